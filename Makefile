@@ -1,0 +1,47 @@
+# Two commands do everything: `make demo` and `make test`. Both make .venv first, with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: .venv/lab.stamp  ## train the toy model on the embedded corpus and look at what it leaves behind (about a minute)
+	@$(BIN)/sealegs train --preset demo --run demo-$$(date -u +%Y%m%d-%H%M%S)
+
+test: .venv/test.stamp  ## everything: format, lint, types, import contracts, tests, doctests, README snippets
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+format: .venv/test.stamp  ## mend what can be mended by machine
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/test.stamp  ## the measurements behind docs/benchmarks
+	$(BIN)/python bench/recording.py
+	$(BIN)/python bench/reading.py
+
+clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sealegs needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+
+# torch first and by its exact version: anything else lets a dependency choose a build of several gigabytes.
+.venv/lab.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing sealegs[lab] into .venv (about a minute the first time)"
+	$(PIP) torch
+	$(PIP) --editable '.[lab]'
+	@touch $@
+
+.venv/test.stamp: .venv/lab.stamp
+	@echo "installing the test tools into .venv (about two minutes the first time)"
+	$(PIP) --editable '.[test]'
+	@touch $@

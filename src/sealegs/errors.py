@@ -1,0 +1,44 @@
+"""The errors that Sealegs raises, all of them the user's to mend.
+
+    SealegsError
+    ├── ConfigError         a setting: names the field, the value and the cure
+    ├── SourceError         something to read: data, a tokenizer, a run folder, a checkpoint
+    │   ├── RunExists       a run of that name is there already
+    │   └── RunBusy         another process is writing that run
+    ├── StorageError        something to write: full disk, read-only folder
+    └── MissingExtra        a library that an extra installs: carries the install line
+
+A mistake of ours is an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
+"""
+
+
+class SealegsError(Exception):
+    """The root: catch this to catch all of them."""
+
+
+class ConfigError(SealegsError):
+    """A setting is misspelt, of the wrong type or impossible."""
+
+
+class SourceError(SealegsError):
+    """Something that was to be read is missing, damaged or from the future."""
+
+
+class RunExists(SourceError):
+    """A new run was asked for under a name that is taken."""
+
+
+class RunBusy(SourceError):
+    """Two processes must not write one run folder."""
+
+
+class StorageError(SealegsError):
+    """Something could not be written; what was half-written has been taken back."""
+
+
+class MissingExtra(SealegsError):
+    """A library is missing that one of the extras brings."""
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(f"{what} needs {library}, which is not installed: pip install 'sealegs[{extra}]'")
+        self.extra = extra

@@ -1,0 +1,235 @@
+"""``metrics.jsonl`` in, numpy columns out, through a cache that is never trusted over the file.
+
+The cache is an uncompressed ``.npz`` beside the file: its zip directory shows a torn one, the digests of its members a
+damaged one. It says which bytes of which file it was made from; when the file is not what it was, those bytes are
+checked whole before the cache is believed, and only what was appended since is read.
+"""
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.record.files import whole_file
+from sealegs.record.schema import COLUMN_CACHE, TEXT_SIGNALS
+
+Column: TypeAlias = NDArray[Any]
+Mask: TypeAlias = NDArray[np.bool_]
+
+CACHE_FROM_BYTES = 1 << 20
+"""A smaller file is read faster than a cache is worth."""
+
+_CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: 40 % faster than 4 MiB
+_SAMPLE_BYTES = 64 << 10
+_CACHE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """All rows of a metrics file in the order they were written, a column a signal."""
+
+    values: dict[str, Column]
+    """Floats with NaN where a row has no such signal, or fixed-width byte strings."""
+    logged: dict[str, Mask]
+    """Where a row has the signal: tells a NaN that was measured from one that is only missing."""
+    rows: int = 0
+    damaged_lines: int = 0
+    """Lines that are not JSON objects with a step: torn by a kill, mostly. They are left out."""
+    covered_bytes: int = 0
+    """How much of the file this is: up to its last newline."""
+
+
+def read_columns(path: Path) -> Columns:
+    """The columns of a metrics file; from the cache beside it where that is sound."""
+    cache = path.with_name(COLUMN_CACHE)
+    with path.open("rb") as file:
+        cached = _load_cache(cache, file)
+        columns = _parse_from(file, cached.covered_bytes if cached else 0)
+        appended = columns.covered_bytes - (cached.covered_bytes if cached else 0)
+        if cached:
+            columns = _joined([cached, columns]) if appended else cached
+        if appended > CACHE_FROM_BYTES:
+            _save_cache(cache, columns, file)
+    return columns
+
+
+def _parse_from(file: BinaryIO, start: int) -> Columns:
+    """Read whole lines from a byte on. A last line without its newline is still being written: not ours yet."""
+    file.seek(start)
+    keys: tuple[str, ...] = ("step",)
+    parts: list[Columns] = []
+    covered = start
+    while chunk := file.read(_CHUNK_BYTES):
+        chunk += file.readline()
+        if not chunk.endswith(b"\n"):
+            chunk = chunk[: chunk.rfind(b"\n") + 1]
+        if not chunk:
+            break
+        rows, keys, damaged = _decode(chunk, keys)
+        covered += len(chunk)
+        parts.append(replace(_transposed(rows, keys), damaged_lines=damaged))
+    return replace(_joined(parts), covered_bytes=covered)
+
+
+@lru_cache
+def _decoder(keys: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """Decodes rows with these keys, the first of which they must have, into structs: twice as fast as into dicts."""
+    step, *others = keys
+    columns: list[Any] = [("c0", float, msgspec.field(name=step))]
+    columns += [(f"c{i}", float | str | None, msgspec.field(name=key, default=None)) for i, key in enumerate(others, 1)]
+    return msgspec.json.Decoder(msgspec.defstruct("Row", columns, forbid_unknown_fields=True, gc=False))
+
+
+def _decode(chunk: bytes, keys: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...], int]:
+    """Rows of a chunk, the keys they have (which may have grown) and the number of lines that are no rows."""
+    try:
+        return _decoder(keys).decode_lines(chunk), keys, 0
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # a new signal or a torn line: look at this chunk line by line
+    sound = []
+    lines = [line for line in chunk.split(b"\n") if line.strip()]
+    seen = dict.fromkeys(keys)
+    plain = msgspec.json.Decoder(dict[str, float | str | None])
+    for line in lines:
+        try:
+            row = plain.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if isinstance(row.get("step"), float):
+            seen.update(dict.fromkeys(row))
+            sound.append(line)
+    keys = tuple(seen)
+    decoder = _decoder(keys)
+    return [decoder.decode(line) for line in sound], keys, len(lines) - len(sound)
+
+
+def _transposed(rows: list[Any], keys: Sequence[str]) -> Columns:
+    values, logged = {}, {}
+    for key, cells in zip(keys, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=False):
+        column = _as_array(key, cells)
+        may_miss = column.dtype.kind == "S" or np.isnan(column).any()  # looking at each cell is the slow way
+        present = np.array([cell is not None for cell in cells]) if may_miss and None in cells else _all(len(rows))
+        if present.any():
+            values[key], logged[key] = column, present
+    return Columns(values, logged, rows=len(rows))
+
+
+def _all(rows: int) -> Mask:
+    return np.ones(rows, np.bool_)
+
+
+def _as_array(key: str, cells: Sequence[Any]) -> Column:
+    if key not in TEXT_SIGNALS:
+        with suppress(ValueError):
+            return np.array(cells, dtype=np.float64)  # "NaN" and "Infinity" are read as numbers, None as NaN
+    try:
+        return np.array(["" if cell is None else cell for cell in cells], dtype=np.bytes_)
+    except UnicodeEncodeError:
+        return np.array(["" if cell is None else str(cell).encode() for cell in cells], dtype=np.bytes_)
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    rows = sum(part.rows for part in parts)
+    values: dict[str, Column] = {}
+    logged: dict[str, Mask] = {}
+    for key in dict.fromkeys(key for part in parts for key in part.values):
+        pieces = [part.values.get(key, np.full(part.rows, np.nan)) for part in parts]
+        if any(piece.dtype.kind == "S" for piece in pieces):
+            pieces = [_as_text(piece) for piece in pieces]
+        values[key] = np.concatenate(pieces)
+        logged[key] = np.concatenate([part.logged.get(key, np.zeros(part.rows, np.bool_)) for part in parts])
+    return Columns(
+        values,
+        logged,
+        rows=rows,
+        damaged_lines=sum(part.damaged_lines for part in parts),
+        covered_bytes=max((part.covered_bytes for part in parts), default=0),
+    )
+
+
+def _as_text(piece: Column) -> Column:
+    """A stretch of numbers in a column that turned out to be text."""
+    if piece.dtype.kind == "S":
+        return piece
+    return np.array([b"" if np.isnan(cell) else repr(float(cell)).encode() for cell in piece])
+
+
+# The cache.
+
+
+def _load_cache(path: Path, file: BinaryIO) -> Columns | None:
+    """The cache, if it was made from the first bytes of this file; else nothing, and it will be made anew."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            about = json.loads(stored["about"].tobytes())
+            if about["format"] != _CACHE_FORMAT or not _same_bytes(file, about):
+                return None
+            values = {key: stored[f"values/{key}"] for key in about["keys"]}
+            logged = {key: np.unpackbits(stored[f"logged/{key}"], count=about["rows"]).view(np.bool_) for key in values}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+    return Columns(
+        values,
+        logged,
+        rows=about["rows"],
+        damaged_lines=about["damaged_lines"],
+        covered_bytes=about["covered_bytes"],
+    )
+
+
+def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
+    about = {
+        "format": _CACHE_FORMAT,
+        "keys": list(columns.values),
+        "rows": columns.rows,
+        "damaged_lines": columns.damaged_lines,
+        "covered_bytes": columns.covered_bytes,
+        "stat": _stat(file),
+        "sample": _sample(file, columns.covered_bytes),
+        "crc": _crc(file, columns.covered_bytes),
+    }
+    arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    arrays |= {f"values/{key}": column for key, column in columns.values.items()}
+    arrays |= {f"logged/{key}": np.packbits(mask) for key, mask in columns.logged.items()}
+    # a reader may look at a folder that it may not write, or at a full disk: the cache only saves time
+    with suppress(OSError), whole_file(path, durable=False) as cache:
+        np.savez(cache, allow_pickle=False, **arrays)
+
+
+def _same_bytes(file: BinaryIO, about: dict[str, Any]) -> bool:
+    covered = about["covered_bytes"]
+    if os.fstat(file.fileno()).st_size < covered or _sample(file, covered) != about["sample"]:
+        return False
+    return bool(_stat(file) == about["stat"] or _crc(file, covered) == about["crc"])
+
+
+def _stat(file: BinaryIO) -> list[int]:
+    now = os.fstat(file.fileno())
+    return [now.st_size, now.st_mtime_ns, now.st_ino]
+
+
+def _sample(file: BinaryIO, covered: int) -> int:
+    """A digest of the first and last bytes that the cache covers."""
+    file.seek(0)
+    head = file.read(min(_SAMPLE_BYTES, covered))
+    file.seek(max(0, covered - _SAMPLE_BYTES))
+    return zlib.crc32(file.read(min(_SAMPLE_BYTES, covered)), zlib.crc32(head))
+
+
+def _crc(file: BinaryIO, covered: int) -> int:
+    file.seek(0)
+    crc = 0
+    while covered and (chunk := file.read(min(1 << 20, covered))):
+        crc = zlib.crc32(chunk, crc)
+        covered -= len(chunk)
+    return crc

@@ -1,0 +1,88 @@
+"""Bytes in, files out that are whole or not there: the ways in which Sealegs writes to disk."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from sealegs.errors import StorageError
+
+_CURES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "choose a folder that you may write",
+    errno.EPERM: "choose a folder that you may write",
+}
+
+
+@contextmanager
+def writing(what: str | Path) -> Iterator[None]:
+    """Turn the system's refusal to write into one sentence that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        cure = _CURES.get(error.errno or 0, "see to the disk")
+        raise StorageError(f"{what}: cannot be written ({reason}): {cure} and try again") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to fill, of which readers see the old one or the new one, never a part.
+
+    What is not ``durable`` may be torn by a power cut: for files that carry their own check.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+@contextmanager
+def folder_aside(target: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its name only when everything in it is on disk; else it is removed.
+
+    A folder of that name is replaced. Whoever is killed in between leaves a name that starts with a dot and ends in
+    ``.partial``; it is not a ``target`` to anyone, and the next attempt clears it away.
+    """
+    aside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        sync_folder(aside)
+        if target.exists():
+            old = target.with_name(f".{target.name}.replaced.partial")
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+            aside.rename(target)
+            shutil.rmtree(old)
+        else:
+            aside.rename(target)
+        sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise

@@ -1,0 +1,110 @@
+"""What a run was: read from and written to ``manifest.json``."""
+
+import json
+import os
+import platform
+import subprocess
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sealegs.errors import SourceError
+from sealegs.record.files import whole_file
+from sealegs.record.schema import MANIFEST, SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything that is known of a run before its first step."""
+
+    schema: int = SCHEMA
+    run_id: str
+    created: str = ""
+    """UTC, ISO 8601."""
+    seed: int | None = None
+    dtype: str | None = None
+    """The precision regime: ``fp32``, ``bf16`` (autocast, fp32 master weights) or ``fp16`` (with loss scaling)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The run's settings, nested by group: model, data, optimizer, ..."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the data turned out to be: documents, tokens, fingerprints, unigram entropy."""
+    price_per_hour: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git: Mapping[str, Any] | None = None
+    """Commit and whether the tree had changes; null outside a repository."""
+    host: Mapping[str, Any] = field(default_factory=dict)
+    tracker: Mapping[str, Any] | None = None
+    """Name, run id and URI of the tracker that has this run too."""
+
+
+def describe(run: str, **known: Any) -> Manifest:
+    """A manifest for a new run called ``run``, with machine, versions and git state filled in."""
+    return Manifest(
+        run_id=f"{run}-{uuid.uuid4().hex[:8]}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=_versions(),
+        git=_git_state(),
+        host={
+            "name": platform.node(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            **known.pop("host", {}),
+        },
+        **known,
+    )
+
+
+def save(manifest: Manifest, folder: Path) -> None:
+    """Write the manifest into a run folder, whole."""
+    with whole_file(folder / MANIFEST) as file:
+        file.write(json.dumps(asdict(manifest), indent=2).encode() + b"\n")
+
+
+def load(folder: Path) -> Manifest:
+    """The manifest of a run folder, or a sentence that says why there is none to be had."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise SourceError(f"{folder}: no such run folder; give the folder that holds {MANIFEST}")
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise SourceError(f"{folder}: not a run folder, there is no {MANIFEST} in it") from None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: cannot be read ({error}); restore it from a copy") from error
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if not isinstance(schema, int) or not isinstance(values.get("run_id"), str):
+        raise SourceError(f"{path}: not a manifest, it names no schema and run_id")
+    if schema > SCHEMA:
+        raise SourceError(f"{path}: schema {schema}, this Sealegs reads up to {SCHEMA}: pip install -U sealegs")
+    known = {entry.name for entry in fields(Manifest)}
+    return Manifest(**{key: value for key, value in values.items() if key in known})
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("sealegs", "torch", "numpy", "tokenizers", "triton"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_state() -> dict[str, Any] | None:
+    def git(*words: str) -> str:
+        return subprocess.run(  # noqa: S603 - fixed words
+            ["git", *words],  # noqa: S607 - the user's own git, as in their shell
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,114 @@
+"""A run folder in, a ``Run`` out: plain numpy, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.errors import SourceError
+from sealegs.record import manifest as manifests
+from sealegs.record.columns import Column, Columns, Mask, read_columns
+from sealegs.record.manifest import Manifest
+from sealegs.record.schema import EVENTS, METRICS, unspell
+from sealegs.vocabulary import Event
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what it was, what was measured at each step, what happened.
+
+    A resumed run repeats the steps after its checkpoint. What the weights went through is the newest row of each step,
+    and that is what ``steps`` and ``column`` give; ``superseded_rows`` counts the others.
+    """
+
+    folder: Path
+    manifest: Manifest
+    steps: NDArray[np.int64]
+    """The logged steps, strictly rising."""
+    segments: NDArray[np.int64]
+    """For each of them, in which stretch of the run it was measured: 0, then one more at each step back."""
+    superseded_rows: int
+    damaged_lines: int
+    _columns: Columns
+    _rows: NDArray[np.int64]
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What was logged at least once, ``step`` apart."""
+        return tuple(key for key in self._columns.values if key != "step")
+
+    def column(self, signal: str) -> Column:
+        """A value a step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
+        values = self._find(signal, self._columns.values)[self._rows]
+        return np.char.decode(values) if values.dtype.kind == "S" else values
+
+    def logged(self, signal: str) -> Mask:
+        """Where the signal was logged: a NaN there was measured, elsewhere it is only missing."""
+        return self._find(signal, self._columns.logged)[self._rows]
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """What happened, in the order it was written."""
+        return _read_events(self.folder / EVENTS)
+
+    def _find(self, signal: str, among: Mapping[str, Any]) -> Any:
+        try:
+            return among[signal]
+        except KeyError:
+            has = ", ".join(self.signals) or "nothing"
+            raise SourceError(f"{self.folder}: no signal {signal!r} was logged; it has {has}") from None
+
+
+def open_run(folder: str | Path) -> Run:
+    """Open the run in a folder, while it is being written or afterwards."""
+    folder = Path(folder)
+    manifest = manifests.load(folder)
+    try:
+        columns = read_columns(folder / METRICS)
+    except FileNotFoundError:
+        columns = Columns({}, {})  # killed before its first row
+    written = columns.values.get("step", np.empty(0)).astype(np.int64)
+    rows = _newest_rows(written)
+    return Run(
+        folder=folder,
+        manifest=manifest,
+        steps=written[rows],
+        segments=np.cumsum(np.diff(written, prepend=written[:1]) < 0)[rows],
+        superseded_rows=len(written) - len(rows),
+        damaged_lines=columns.damaged_lines,
+        _columns=columns,
+        _rows=rows,
+    )
+
+
+def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which rows are the last word on their step: those that no later row goes back to or behind.
+
+    >>> _newest_rows(np.array([0, 1, 2, 3, 2, 3, 4])).tolist()
+    [0, 1, 4, 5, 6]
+    """
+    if not len(steps):
+        return np.empty(0, np.int64)
+    lowest_later = np.minimum.accumulate(steps[::-1])[::-1][1:]
+    return np.flatnonzero(np.append(steps[:-1] < lowest_later, True))
+
+
+def _read_events(path: Path) -> tuple[Event, ...]:
+    events = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    for line in lines:
+        try:
+            values = {key: unspell(value) for key, value in msgspec.json.decode(line).items()}
+            head = {key: values.pop(key) for key in ("kind", "step", "time")}
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError):
+            continue  # torn by a kill
+        events.append(Event(**head, detail=values))
+    return tuple(events)

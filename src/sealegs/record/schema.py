@@ -1,0 +1,87 @@
+"""The promises of a run folder: file names, schema version, signal names, how a number is spelt."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA = 1
+"""Raised when an older Sealegs could misread what a newer one wrote."""
+
+MANIFEST = "manifest.json"
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+COLUMN_CACHE = "metrics.columns.npz"
+CHECKPOINTS = "checkpoints"
+TOKENIZER = "tokenizer.json"
+
+CONTENTS = {
+    MANIFEST: "what was run: settings, versions, machine, git state",
+    METRICS: "a row a step",
+    EVENTS: "what happened: start, resume, checkpoints, end",
+    TOKENIZER: "the vocabulary, so that tokens can be read as text",
+    COLUMN_CACHE: "metrics.jsonl as numpy columns, rebuilt at will",
+    CHECKPOINTS: "everything needed to run a step, by its number",
+}
+"""A line for each thing in a run folder, in the order people look at them."""
+
+SIGNALS = {
+    "loss": "mean loss over the target tokens of the batch, before the update",
+    "eval_loss": "mean loss over the held-out batches, same weights as `loss` of that step",
+    "grad_norm": "L2 norm of all gradients, before clipping",
+    "lr": "learning rate of the update",
+    "loss_scale": "factor on the fp16 loss; absent in other precisions",
+    "batch_index": "which batch of the stream",
+    "batch_hash": "digest of the batch's tokens",
+    "sources": "rows of the batch from each source",
+    "tokens_per_s": "target tokens a second since the last such value",
+    "token_entropy": "entropy of the token frequencies in the batch, in nats",
+}
+"""Signal names: the same in the record, the trackers and the pages."""
+
+TEXT_SIGNALS = frozenset({"batch_hash", "sources"})
+
+_SPELLING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def spell(value: float) -> str:
+    """A number that JSON cannot write, as the string that stands for it.
+
+    >>> spell(float("inf")), spell(float("nan"))
+    ('Infinity', 'NaN')
+    """
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def unspell(value: Any) -> Any:
+    """The number behind such a string; anything else as it is.
+
+    >>> unspell("-Infinity"), unspell("grammar=8"), unspell(2)
+    (-inf, 'grammar=8', 2)
+    """
+    return _SPELLING.get(value, value) if isinstance(value, str) else value
+
+
+def _speakable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return spell(value)
+    if isinstance(value, Mapping):
+        return {key: _speakable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_speakable(item) for item in value]
+    return value
+
+
+def to_line(values: Mapping[str, Any]) -> bytes:
+    """One JSON object and its newline. NaN and Inf become strings: bare NaN is not JSON and null would mean missing.
+
+    >>> to_line({"step": 3, "loss": float("nan")})
+    b'{"step":3,"loss":"NaN"}\\n'
+    """
+    try:
+        text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # rare, so the common row pays nothing for it
+        text = json.dumps(_speakable(values), separators=(",", ":"), allow_nan=False)
+    return text.encode() + b"\n"
