@@ -49,7 +49,8 @@ class Run:
 
     def logged(self, signal: str) -> Mask:
         """Where the signal was logged: a NaN there was measured, elsewhere it is only missing."""
-        return self._find(signal, self._columns.logged)[self._rows]
+        logged: Mask = self._find(signal, self._columns.logged)
+        return logged[self._rows]
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -78,7 +79,7 @@ def open_run(folder: str | Path) -> Run:
         folder=folder,
         manifest=manifest,
         steps=written[rows],
-        segments=np.cumsum(np.diff(written, prepend=written[:1]) < 0)[rows],
+        segments=np.cumsum(np.diff(written, prepend=written[:1]) < 0, dtype=np.int64)[rows],
         superseded_rows=len(written) - len(rows),
         damaged_lines=columns.damaged_lines,
         _columns=columns,

@@ -1,0 +1,269 @@
+"""Token arrays in, batches out: any batch of any epoch by its number alone.
+
+The order is arithmetic, not state. Sample ``k`` of a run belongs to one source, by a shuffled table of the weights, and
+is the n-th draw from it; the n-th draw from a source of w windows is window ``shuffled(n mod w)`` of its epoch
+``n div w``. So a stream resumes at any batch without reading what came before, a source of any size is shuffled
+without a table in memory, and the batch of step 312 can be made again by anyone who knows the settings.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.errors import SourceError
+
+Ints: TypeAlias = NDArray[np.int64]
+
+IGNORED = -100
+"""A target that does not count: padding. ``F.cross_entropy`` leaves it out by default."""
+
+_CYCLE = 1024  # samples after which the weights are met exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Documents of one origin, end to end."""
+
+    name: str
+    tokens: NDArray[Any]
+    """Token ids, possibly a memory map."""
+    starts: Ints
+    """Where each document starts. A file of bare tokens is one document."""
+
+    def split(self, held_out: float) -> tuple["Source", "Source"]:
+        """The part to train on and the part to evaluate on: the last documents, or the last tokens of the only one."""
+        kept = len(self.starts) - max(1, round(len(self.starts) * held_out))
+        cut = int(self.starts[kept]) if kept else round(len(self.tokens) * (1 - held_out))
+        later = self.starts[self.starts >= cut] - cut
+        return (
+            Source(self.name, self.tokens[:cut], self.starts[self.starts < cut]),
+            Source(self.name, self.tokens[cut:], later if len(later) else np.zeros(1, np.int64)),
+        )
+
+    def fingerprint(self) -> str:
+        """Tells whether this is the data it was: size, documents, first and last million tokens."""
+        digest = hashlib.blake2b(f"{len(self.tokens)} {len(self.starts)}".encode(), digest_size=8)
+        for part in (self.tokens[:1_000_000], self.tokens[-1_000_000:]):
+            digest.update(part.astype(np.uint32).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one row of a batch comes from: tokens ``start`` to ``end`` of a source."""
+
+    source: Source
+    start: int
+    end: int
+
+    @property
+    def documents(self) -> range:
+        """The documents that it touches, by their number in the source."""
+        first, last = np.searchsorted(self.source.starts, (self.start, self.end - 1), side="right") - 1
+        return range(int(first), int(last) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step reads."""
+
+    index: int
+    tokens: Ints
+    """(rows, context)"""
+    targets: Ints
+    """The token after each; ``IGNORED`` where there is none."""
+    spans: tuple[Span, ...]
+    """Each row's source and documents."""
+
+    @property
+    def target_count(self) -> int:
+        """How many targets count: the denominator of the mean loss."""
+        return int(np.count_nonzero(self.targets != IGNORED))
+
+    @property
+    def hash(self) -> str:
+        """Equal for equal content, whatever the index."""
+        return hashlib.blake2b(self.tokens.tobytes() + self.targets.tobytes(), digest_size=8).hexdigest()
+
+    @property
+    def sources(self) -> str:
+        """Rows by source, for reading: ``grammar=6 stdlib=2``."""
+        return " ".join(
+            f"{name}={rows}" for name, rows in sorted(Counter(span.source.name for span in self.spans).items())
+        )
+
+    @property
+    def token_entropy(self) -> float:
+        """Entropy of the target tokens' frequencies, in nats: a repeated document shows as a low one."""
+        return entropy(np.bincount(self.targets[self.targets != IGNORED]))
+
+    def micro_batches(self, count: int) -> list[tuple[Ints, Ints]]:
+        """Tokens and targets in so many equal portions."""
+        return list(zip(np.split(self.tokens, count), np.split(self.targets, count), strict=True))
+
+
+class Stream:
+    """Batches of weighted sources, shuffled. ``batch`` is pure; ``next`` walks, and its place is one number."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        weights: Mapping[str, float],
+        *,
+        rows: Literal["packed", "documents"],
+        batch: int,
+        context: int,
+        vocabulary: int,
+        seed: int,
+    ) -> None:
+        self._sources = sources
+        self._packed = rows == "packed"
+        self._batch = batch
+        self._context = context
+        self._vocabulary = vocabulary
+        self._seed = seed
+        self._windows = [self._count_windows(source) for source in sources]
+        self._shares = apportion([weights[source.name] for source in sources], _CYCLE)
+        self._cycle: tuple[int, Ints, Ints] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._next = 0
+
+    def next(self) -> Batch:
+        """The batch at the stream's place, which then moves on."""
+        batch = self.batch(self._next)
+        self._next += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream."""
+        return {"next_batch": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place in the stream."""
+        self._next = int(state["next_batch"])
+
+    def batch(self, index: int) -> Batch:
+        """The batch of a number, wherever the stream is."""
+        tokens = np.zeros((self._batch, self._context), np.int64)
+        targets = np.full((self._batch, self._context), IGNORED, np.int64)
+        spans = tuple(self._span(*self._draw(index * self._batch + row)) for row in range(self._batch))
+        for row, span in enumerate(spans):
+            piece = span.source.tokens[span.start : span.end]
+            tokens[row, : len(piece) - 1] = piece[:-1]
+            targets[row, : len(piece) - 1] = piece[1:]
+        highest = max(tokens.max(), targets.max())
+        if highest >= self._vocabulary:
+            names = ", ".join(sorted({span.source.name for span in spans}))
+            raise SourceError(too_high(names, int(highest), self._vocabulary))
+        return Batch(index, tokens, targets, spans)
+
+    def _count_windows(self, source: Source) -> int:
+        if not self._packed:
+            return len(source.starts)
+        windows = (len(source.tokens) - 1) // self._context
+        if windows < 1:
+            raise SourceError(
+                f"{source.name}: a part of {len(source.tokens)} tokens, too few for one row of "
+                f"model.context={self._context}; give more data, a smaller context or another data.held_out"
+            )
+        return windows
+
+    def _span(self, source: Source, window: int) -> Span:
+        """A row and the target after its last token."""
+        if self._packed:
+            return Span(source, window * self._context, (window + 1) * self._context + 1)
+        start = int(source.starts[window])
+        end = int(source.starts[window + 1]) if window + 1 < len(source.starts) else len(source.tokens)
+        return Span(source, start, min(end, start + self._context + 1))
+
+    def _draw(self, sample: int) -> tuple[Source, int]:
+        cycle, slot = divmod(sample, _CYCLE)
+        if self._cycle[0] != cycle:
+            self._cycle = (cycle, *self._plan(cycle))
+        _, sources, windows = self._cycle
+        return self._sources[sources[slot]], int(windows[slot])
+
+    def _plan(self, cycle: int) -> tuple[Ints, Ints]:
+        """Source and window of every sample of a cycle."""
+        order = shuffled(np.arange(_CYCLE), _CYCLE, self._key("mixture", cycle))
+        sources = np.repeat(np.arange(len(self._sources)), self._shares)[order]
+        windows = np.empty(_CYCLE, np.int64)
+        for i, (source, share, count) in enumerate(zip(self._sources, self._shares, self._windows, strict=True)):
+            epochs, positions = np.divmod(cycle * share + np.arange(share), count)
+            for epoch in np.unique(epochs):
+                here = epochs == epoch
+                positions[here] = shuffled(positions[here], count, self._key(source.name, int(epoch)))
+            windows[sources == i] = positions
+        return sources, windows
+
+    def _key(self, purpose: str, number: int) -> int:
+        text = f"{self._seed} {purpose} {number}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def too_high(name: str, token: int, vocabulary: int) -> str:
+    """The sentence about a token id beyond the vocabulary."""
+    return (
+        f"{name}: token id {token} is beyond model.vocabulary={vocabulary}; "
+        f"set model.vocabulary to at least {token + 1}, or tokenise the data with the right tokenizer"
+    )
+
+
+def apportion(weights: Sequence[float], total: int) -> list[int]:
+    """Whole shares of ``total``, as near to the weights as can be, none of them nothing.
+
+    >>> apportion([0.7, 0.3, 1e-9], 10)
+    [6, 3, 1]
+    """
+    exact = [max(1.0, weight / sum(weights) * total) for weight in weights]
+    scale = total / sum(exact)
+    shares = [max(1, math.floor(share * scale)) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i] * scale)
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def entropy(counts: NDArray[Any]) -> float:
+    """Entropy of a table of counts or weights, in nats.
+
+    >>> round(entropy(np.array([1, 1, 0])), 4)
+    0.6931
+    """
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def shuffled(positions: Ints, size: int, key: int) -> Ints:
+    """A permutation of ``range(size)`` that the key chooses, at some positions; memory and time do not grow with size.
+
+    A Feistel network mixes the bits of a position: it is one-to-one by construction, whatever the mixing function.
+    Where the result is not below ``size``, it goes through again (and must come out, since the way leads back).
+
+    >>> sorted(shuffled(np.arange(10), 10, key=7).tolist()) == list(range(10))
+    True
+    """
+    half = np.uint64((max(size - 1, 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << int(half)) - 1)
+    result = positions.astype(np.uint64)
+    pending = np.ones(len(result), np.bool_)
+    while pending.any():
+        left, right = result[pending] >> half, result[pending] & mask
+        for turn in range(4):
+            left, right = right, left ^ (_mixed(right, key + turn) & mask)
+        result[pending] = (left << half) | right
+        pending = result >= np.uint64(size)
+    return result.astype(np.int64)
+
+
+def _mixed(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64: every bit of the input moves every bit of the output."""
+    x = values + np.uint64(key * 0x9E3779B97F4A7C15 % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
