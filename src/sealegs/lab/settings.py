@@ -190,12 +190,6 @@ class Settings:
         _refuse_unless(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         _refuse_unless(self.threads >= 0, "threads", self.threads, "must not be negative; 0 takes all cores")
         _refuse_unless(self.price_per_hour >= 0, "price_per_hour", self.price_per_hour, "must not be negative")
-        _refuse_unless(
-            self.optimizer.warmup_steps <= self.steps,
-            "optimizer.warmup_steps",
-            self.optimizer.warmup_steps,
-            f"the run ends after steps={self.steps}: the warm-up would never end",
-        )
 
 
 def _sized(layers: int, width: int, heads: int, hidden: int, *, lr: float, **other: Any) -> Settings:

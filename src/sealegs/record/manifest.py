@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -82,6 +82,19 @@ def load(folder: Path) -> Manifest:
         raise SourceError(f"{path}: schema {schema}, this Sealegs reads up to {SCHEMA}: pip install -U sealegs")
     known = {entry.name for entry in fields(Manifest)}
     return Manifest(**{key: value for key, value in values.items() if key in known})
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings one by one, by their dotted names.
+
+    >>> dict(dotted({"seed": 1, "model": {"width": 96}}))
+    {'seed': 1, 'model.width': 96}
+    """
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Words in, an exit code out: finds the command, and turns our errors into one sentence.
+
+0: done. 1: findings. 2: bad input or usage. 130: Ctrl-C, 143: SIGTERM, both after a checkpoint. Results go to stdout,
+progress and errors to stderr.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from sealegs.errors import SealegsError
+
+# A command is a module with `main(arguments) -> exit code`, imported when it is called: --help must not wait for tyro,
+# and nothing but training for torch.
+COMMANDS = {
+    "train": "pretrain a small language model and record everything",
+}
+
+USAGE = f"""\
+usage: sealegs COMMAND [OPTIONS]
+
+Keeps training runs standing: prevent, detect, recover from and explain numerical failure.
+
+commands:
+{chr(10).join(f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items())}
+
+options:
+  -h, --help     this page; `sealegs COMMAND --help` for the options of a command
+  --version      print the version
+
+examples:
+  sealegs train --size toy --steps 400 --run a     train the toy model into experiments/a
+  sealegs train --run a --resume                   go on with it after an interruption
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if words[0] == "--version":
+        print(f"sealegs {metadata.version('sealegs')}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean `sealegs {near[0]}`?" if near else "see `sealegs --help`"
+        print(f"sealegs: no command is called {words[0]!r}; {hint}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(f"sealegs.cli.{words[0]}")
+    try:
+        code: int = command.main(words[1:])
+    except SealegsError as error:
+        print(f"sealegs {words[0]}: {error}", file=sys.stderr)
+        return 2
+    return code

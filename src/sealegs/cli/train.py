@@ -1,0 +1,191 @@
+"""``sealegs train``: words in, a run folder out."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+
+import tyro
+
+from sealegs.errors import ConfigError, MissingExtra, RunExists
+from sealegs.lab import config
+from sealegs.lab.settings import Settings
+from sealegs.report.folder import contents
+from sealegs.report.progress import progress
+from sealegs.vocabulary import Sink
+
+if TYPE_CHECKING:
+    from sealegs.lab.train import Result
+
+DESCRIPTION = """\
+Pretrain a small language model and record everything into experiments/NAME.
+
+Settings come from --preset or --size, then CONFIG.toml, then the flags below; `sealegs train --preset demo --help`
+shows the values of that preset as defaults.
+
+examples:
+  sealegs train                                            the toy model on generated text, 400 steps
+  sealegs train --size nano --steps 200 --run first        smaller, into experiments/first
+  sealegs train --run first --resume                       go on after a kill, a crash or Ctrl-C
+  sealegs train --data.sources grammar=0.7 stdlib=0.3      two sources, weighted
+  sealegs train my.toml --optimizer.lr 1e-3                a file of settings, one of them overridden
+  sealegs train --tracker mlflow                           metrics to MLflow too (MLFLOW_TRACKING_URI, or local SQLite)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    config: tyro.conf.Positional[Path | None] = None
+    """TOML file with settings, named and nested as the flags below; comes first."""
+    run: str | None = None
+    """Name of the run, a folder in experiments/; or a path. Default: size or preset, and the time."""
+    size: Literal["nano", "toy", "small", "x1"] | None = None
+    """Model of about 71k, 0.5M, 10M or 49M parameters, with data and learning rate to suit. Default: toy."""
+    preset: Literal["demo", "x1", "seed-002"] | None = None
+    """A whole run to start from."""
+    resume: bool = False
+    """Go on with the run from its newest intact checkpoint, with the settings that it was started with."""
+    tracker: Literal["mlflow"] | None = None
+    """Send the metrics to a tracker too."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, train, say what came of it."""
+    options = parse(arguments)
+    folder = run_folder(options)
+    if not options.resume and folder.exists():  # asked again, race-free, when the folder is made; here to save the wait
+        raise RunExists(f"{folder}: there is a run of that name; give --resume to go on with it, or another --run")
+    if find_spec("torch") is None:
+        raise MissingExtra("sealegs train", "PyTorch", "lab")
+    from sealegs.lab.sources import open_data
+    from sealegs.lab.train import resolved, train
+
+    settings = resolved(options.settings)
+    data = open_data(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    sinks = [progress(settings.steps), *trackers(options.tracker, folder)]
+    with stop_signals() as should_stop:
+        result = train(settings, data, folder, resume=options.resume, sinks=sinks, should_stop=should_stop)
+    print(summary(result, settings))
+    return EXIT_CODES.get(result.stopped_by or "", 0)
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The options, on top of the settings that preset, size, file or the run to resume bring as defaults."""
+    words = list(arguments)
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--run", "--size", "--preset"):
+        peek.add_argument(name)
+    peek.add_argument("--resume", action="store_true")
+    try:
+        seen, _ = peek.parse_known_args(words)
+    except argparse.ArgumentError:  # a flag without its value: tyro says so below, with the usage
+        seen = peek.parse_args([])
+    file = Path(words[0]) if words and not words[0].startswith("-") else None
+    if seen.resume and seen.run:
+        start = config.of_run(named_folder(seen.run), preset=seen.preset, size=seen.size, config=file)
+    else:
+        start = config.starting_point(preset=seen.preset, size=seen.size, config=file)
+    with _FLAGS:
+        return tyro.cli(
+            Options, args=words, default=Options(settings=start), prog="sealegs train", description=DESCRIPTION
+        )
+
+
+_FLAGS = tyro.constructors.ConstructorRegistry()
+
+
+@_FLAGS.primitive_rule
+def _weights(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, float]] | None:
+    """Weighted sources as ``NAME[=WEIGHT] ...``: tyro would make a flag of each name that is there already."""
+    if get_origin(info.type) is not Mapping:
+        return None
+
+    def parse_weights(words: list[str]) -> dict[str, float]:
+        pairs = [word.rsplit("=", 1) if "=" in word else [word, "1"] for word in words]
+        return {name: float(weight) for name, weight in pairs}
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME[=WEIGHT]",
+        instance_from_str=parse_weights,
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda weights: [f"{name}={weight:g}" for name, weight in weights.items()],
+    )
+
+
+def named_folder(run: str) -> Path:
+    """A bare name is a folder in ``experiments``; anything with a slash is a path."""
+    return Path(run) if "/" in run else Path("experiments") / run
+
+
+def run_folder(options: Options) -> Path:
+    """Where the run is, or will be."""
+    if options.run is not None:
+        if options.run in ("", ".", "..") or options.run.startswith("."):
+            raise ConfigError(f"--run {options.run!r}: give a name that does not start with a dot")
+        return named_folder(options.run)
+    if options.resume:
+        raise ConfigError("--resume: say which run with --run NAME")
+    return Path("experiments") / f"{options.preset or options.size or 'toy'}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def trackers(name: str | None, folder: Path) -> list[Sink]:
+    """The tracker that was asked for, behind its queue."""
+    if name is None:
+        return []
+    if find_spec("mlflow") is None:
+        raise MissingExtra("--tracker mlflow", "MLflow", "mlflow")
+    from sealegs.sinks.mlflow import MlflowSink
+    from sealegs.sinks.queued import Queued
+
+    return [Queued(MlflowSink(folder.name, store=folder.parent))]
+
+
+EXIT_CODES = {"Ctrl-C": 130, "SIGTERM": 143}
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], str | None]]:
+    """Let the step end and a checkpoint be written at Ctrl-C or SIGTERM; a second one stops at once."""
+    asked: list[str] = []
+
+    def ask(number: int, _: object) -> None:
+        asked.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+        print("\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr, flush=True)
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: asked[0] if asked else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def summary(result: "Result", settings: Settings) -> str:
+    """What came of it: numbers, folder, and how to go on."""
+    early = f", stopped by {result.stopped_by}" if result.stopped_by else ""
+    gained = result.unigram_entropy - result.eval_loss
+    lines = [
+        f"{result.steps} of {settings.steps} steps{early}",
+        f"evaluation loss {result.eval_loss:.3f}, "
+        f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}",
+        "",
+        contents(result.folder),
+    ]
+    if result.stopped_by:
+        lines += ["", f"go on with: sealegs train --run {result.folder} --resume"]
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""Settings in, streams of tokens out: finds, tokenises and caches what ``data.sources`` names.
+
+Tokenised files need numpy alone; text needs the ``tokenizers`` library, which is imported when a text source asks.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.errors import ConfigError, SourceError
+from sealegs.lab import corpus
+from sealegs.lab.data import Source, Stream, entropy, too_high
+from sealegs.lab.settings import Settings
+from sealegs.record.files import folder_aside, writing
+from sealegs.record.schema import TOKENIZER
+
+_CORPUS_VERSION = 1  # raise when the generator or the tokenising changes: cached tokens are then made anew
+_CORPUS_SEED = 0  # runs with different seeds read the same sentences, in another order
+_TOKENISED = (".npy", ".bin")
+_SCANNED_TOKENS = 1 << 30  # ids are checked before the start up to here, and in every batch
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a run reads."""
+
+    training: Stream
+    held_out: Stream
+    facts: dict[str, Any]
+    """For the manifest: tokens, documents and fingerprint of each source, and the unigram entropy."""
+    tokenizer: bytes | None
+    """The tokenizer.json that made the tokens, where there is one."""
+
+
+def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Data:
+    """Open every source, cut off what is held out, and line up the streams."""
+    sources, tokenizer = _open_sources(settings, say)
+    for source in sources:
+        _refuse_unknown_ids(source, settings.model.vocabulary)
+    parts = [source.split(settings.data.held_out) for source in sources]
+    training, held_out = [part[0] for part in parts], [part[1] for part in parts]
+
+    def stream(part: Sequence[Source], seed: int) -> Stream:
+        return Stream(
+            part,
+            settings.data.sources,
+            rows=settings.data.rows,
+            batch=settings.data.batch,
+            context=settings.model.context,
+            vocabulary=settings.model.vocabulary,
+            seed=seed,
+        )
+
+    facts = {
+        "sources": {
+            source.name: {
+                "tokens": len(source.tokens),
+                "documents": len(source.starts),
+                "fingerprint": source.fingerprint(),
+            }
+            for source in sources
+        },
+        "unigram_entropy": _unigram_entropy(training, settings),
+    }
+    return Data(stream(training, settings.seed), stream(held_out, 0), facts, tokenizer)
+
+
+def _open_sources(settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes | None]:
+    names = list(settings.data.sources)
+    tokenised = {name: _open_tokenised(name) for name in names if Path(name).suffix in _TOKENISED}
+    texts = [name for name in names if name not in tokenised]
+    if texts and tokenised and settings.data.tokenizer is None:
+        raise ConfigError(
+            f"data.sources mixes text ({texts[0]}) with token ids ({next(iter(tokenised))}): "
+            "give data.tokenizer, the tokenizer.json that made the ids"
+        )
+    folder = _tokenise(texts, settings, say) if texts else None
+    if folder:
+        tokenised |= {name: _load_cached(folder, i, name) for i, name in enumerate(texts)}
+    return [tokenised[name] for name in names], (folder / TOKENIZER).read_bytes() if folder else None
+
+
+def _open_tokenised(name: str) -> Source:
+    path = Path(name)
+    try:
+        if path.suffix == ".bin":
+            size = path.stat().st_size
+            if size % 2:
+                raise SourceError(f"{name}: {size} bytes, not a whole number of uint16 token ids; convert it to .npy")
+            tokens: NDArray[Any] = np.memmap(path, np.uint16, "r") if size else np.empty(0, np.uint16)
+        else:
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise SourceError(f"{name}: cannot be read ({error.strerror or error}); see data.sources") from error
+    except (ValueError, EOFError) as error:
+        raise SourceError(f"{name}: not a numpy array file ({error}); see data.sources") from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise SourceError(f"{name}: {tokens.ndim}-dimensional {tokens.dtype}, token ids are one row of whole numbers")
+    if not len(tokens):
+        raise SourceError(f"{name}: empty; give a file with token ids")
+    beside = path.with_suffix(".starts.npy")
+    starts = np.load(beside, allow_pickle=False) if beside.exists() else np.zeros(1, np.int64)
+    return Source(name, tokens, starts)
+
+
+def _refuse_unknown_ids(source: Source, vocabulary: int) -> None:
+    for start in range(0, min(len(source.tokens), _SCANNED_TOKENS), 1 << 24):
+        part = source.tokens[start : start + (1 << 24)]
+        if part.max() >= vocabulary:
+            raise SourceError(too_high(source.name, int(part.max()), vocabulary))
+        if part.dtype.kind == "i" and part.min() < 0:
+            raise SourceError(f"{source.name}: token id {part.min()} is negative; token ids start at 0")
+
+
+# Text.
+
+
+def _documents(name: str, settings: Settings) -> Iterator[str]:
+    if name == "grammar":
+        yield from corpus.grammar_sentences(_CORPUS_SEED, settings.data.sentences)
+    elif name == "stdlib":
+        yield from (text for _, text in corpus.stdlib_documents())
+    else:
+        yield from corpus.text_documents(Path(name))
+
+
+def _identity(name: str, settings: Settings) -> str:
+    """What a cache of this source's tokens depends on."""
+    if name == "grammar":
+        return f"grammar {settings.data.sentences}"
+    if name == "stdlib":
+        return f"stdlib {sys.version}"
+    if Path(name).suffix != ".txt":
+        raise SourceError(
+            f"{name}: no such source; data.sources takes grammar, stdlib, or the path of a .txt, .npy or .bin file"
+        )
+    try:
+        with Path(name).open("rb") as file:
+            return f"text {hashlib.file_digest(file, 'blake2b').hexdigest()}"
+    except OSError as error:
+        raise SourceError(f"{name}: cannot be read ({error.strerror}); see data.sources") from error
+
+
+def _tokenise(names: Sequence[str], settings: Settings, say: Callable[[str], None]) -> Path:
+    """The folder with the tokens of these text sources: found in the cache, or made."""
+    from sealegs.lab import tokenizer as bpe
+
+    given = Path(settings.data.tokenizer) if settings.data.tokenizer else None
+    parts = [str(_CORPUS_VERSION), *(_identity(name, settings) for name in names)]
+    parts.append(bpe.load(given, settings.model.vocabulary).to_json() if given else str(settings.model.vocabulary))
+    folder = cache_folder() / "tokens" / hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+    if _is_whole(folder, len(names)):
+        return folder
+    say(f"tokenising {', '.join(names)} (kept in {folder} for next time)")
+    everything: Iterable[str] = chain.from_iterable(_documents(name, settings) for name in names)
+    tokenizer = (
+        bpe.load(given, settings.model.vocabulary) if given else bpe.train(everything, settings.model.vocabulary)
+    )
+    with writing(folder), folder_aside(folder) as aside:
+        tokenizer.save(aside / TOKENIZER)
+        for i, name in enumerate(names):
+            tokens, starts = tokenizer.encode_documents(_documents(name, settings))
+            np.save(aside / f"{i}.npy", tokens)
+            np.save(aside / f"{i}.starts.npy", starts)
+    return folder
+
+
+def _is_whole(folder: Path, count: int) -> bool:
+    """Whether a cached folder can be opened; one that was cut short by a full disk or a copy cannot."""
+    try:
+        for i in range(count):
+            _load_cached(folder, i, "")
+        return (folder / TOKENIZER).stat().st_size > 0
+    except (OSError, ValueError, EOFError):
+        return False
+
+
+def _load_cached(folder: Path, number: int, name: str) -> Source:
+    tokens = np.load(folder / f"{number}.npy", mmap_mode="r", allow_pickle=False)
+    return Source(name, tokens, np.load(folder / f"{number}.starts.npy", allow_pickle=False))
+
+
+def cache_folder() -> Path:
+    """Where tokens are kept between runs: SEALEGS_CACHE, or the user's cache folder."""
+    if given := os.environ.get("SEALEGS_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sealegs"
+
+
+def _unigram_entropy(sources: Sequence[Source], settings: Settings) -> float:
+    """The loss of a model that knows how frequent each token is and nothing else: what training has to beat."""
+    shares = np.zeros(settings.model.vocabulary)
+    for source in sources:
+        counts = np.bincount(source.tokens[: 1 << 24], minlength=settings.model.vocabulary)
+        shares += settings.data.sources[source.name] * counts / counts.sum()
+    return entropy(shares)

@@ -1,0 +1,341 @@
+"""Settings and data in, a trained model and its run folder out: a small pretraining job, to be read top to bottom.
+
+Imports torch, numpy and the standard library alone, so that it runs in any training image.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from sealegs.errors import ConfigError, SourceError, StorageError
+from sealegs.guard import Watch
+from sealegs.lab.data import Batch, Ints, Stream
+from sealegs.lab.model import Losses, Transformer
+from sealegs.lab.settings import OptimizerSettings, Settings
+from sealegs.lab.sources import Data
+from sealegs.record import manifest as manifests
+from sealegs.record.files import whole_file, writing
+from sealegs.record.manifest import Manifest
+from sealegs.record.schema import CHECKPOINTS, TOKENIZER
+from sealegs.recovery.checkpoints import Checkpoints
+from sealegs.recovery.state import Trainee
+from sealegs.signals.collect import Signal
+from sealegs.vocabulary import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    steps: int
+    """Steps done, in all."""
+    stopped_by: str | None
+    """What asked the run to stop before its last step, if anything did."""
+    eval_loss: float
+    unigram_entropy: float
+
+
+def train(
+    settings: Settings,
+    data: Data,
+    folder: Path,
+    *,
+    resume: bool = False,
+    sinks: Sequence[Sink] = (),
+    should_stop: Callable[[], str | None] = lambda: None,
+) -> Result:
+    """Train to the last step, or until ``should_stop`` gives a reason; either way leave a checkpoint.
+
+    ``settings`` must be ``resolved``. A resumed run takes its newest intact checkpoint and computes, on the CPU bit for
+    bit, what it would have computed without the interruption.
+    """
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    model = Transformer(settings.model).to(settings.device)
+    optimizer = build_optimizer(model, settings.optimizer)
+    trainee = Trainee(
+        model=model,
+        optimizer=optimizer,
+        scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps)),
+        scaler=GradScaler(settings.device, enabled=settings.dtype == "fp16"),
+        data=data.training,
+    )
+    checkpoints = Checkpoints(folder / CHECKPOINTS, keep=settings.cadence.keep_checkpoints)
+    with Watch(folder, resume=resume, manifest=describe(settings, data, model, folder.name), sinks=sinks) as watch:
+        try:
+            first = go_on(trainee, checkpoints, watch, settings, data) if resume else start(watch, data)
+            result = run_steps(first, settings, data, trainee, checkpoints, watch, should_stop)
+        except BaseException as error:
+            with suppress(StorageError):  # the disk may be what failed; the error itself says more
+                watch.announce("end", reason="failed", error=f"{type(error).__name__}: {error}")
+            raise
+        watch.announce("end", reason=result.stopped_by or "finished", eval_loss=result.eval_loss)
+    return result
+
+
+def run_steps(
+    first: int,
+    settings: Settings,
+    data: Data,
+    trainee: Trainee,
+    checkpoints: Checkpoints,
+    watch: Watch,
+    should_stop: Callable[[], str | None],
+) -> Result:
+    """The loop."""
+    assert isinstance(trainee.model, Transformer)
+    losses = torch.compile(trainee.model.losses) if settings.compile else trainee.model.losses
+    cadence = settings.cadence
+    speed = Speedometer()
+    last_save = time.monotonic()
+    saved = first
+    step = first
+    reason = None
+    while step < settings.steps and not (reason := should_stop()):
+        signals: dict[str, Signal] = {}
+        if cadence.evaluate_steps and step % cadence.evaluate_steps == 0:
+            with speed.paused():
+                signals["eval_loss"] = evaluate(losses, data.held_out, settings)
+
+        batch = data.training.next()
+        signals |= update(trainee, losses, batch, settings)
+        speed.count(batch.target_count)
+
+        signals |= {"batch_index": batch.index, "batch_hash": batch.hash, "sources": batch.sources}
+        if step % cadence.detail_steps == 0:
+            signals |= {"tokens_per_s": speed.read(), "token_entropy": batch.token_entropy}
+        watch.see(step, **signals)
+        step += 1
+
+        due = cadence.checkpoint_steps and step % cadence.checkpoint_steps == 0
+        late = cadence.checkpoint_minutes and time.monotonic() - last_save > 60 * cadence.checkpoint_minutes
+        if due or late:
+            with speed.paused():
+                save(step, trainee, checkpoints, watch)
+            saved, last_save = step, time.monotonic()
+
+    if step > saved:
+        save(step, trainee, checkpoints, watch)
+    eval_loss = evaluate(losses, data.held_out, settings)
+    if not reason:
+        watch.see(step, eval_loss=eval_loss)
+    return Result(
+        folder=watch.record.folder,
+        steps=step,
+        stopped_by=reason,
+        eval_loss=float(eval_loss),
+        unigram_entropy=data.facts["unigram_entropy"],
+    )
+
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Losses]
+
+
+def update(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Settings) -> dict[str, Signal]:
+    """One step of the optimizer on one batch; what it knew before the weights changed.
+
+    Micro-batches may hold different numbers of targets, so their losses are summed and divided by the targets of the
+    whole batch: the mean of the micro-batches' means would weigh a token by the company it is in.
+    """
+    optimizer, scaler, scheduler = trainee.optimizer, trainee.scaler, trainee.scheduler
+    loss = torch.zeros((), device=settings.device)
+    for tokens, targets in batch.micro_batches(settings.data.accumulation):
+        with precision(settings):
+            micro = losses(on_device(tokens, settings), on_device(targets, settings))
+        scaler.scale(micro.total / batch.target_count).backward()  # type: ignore[no-untyped-call]
+        loss += micro.tokens.sum() / batch.target_count
+
+    scaler.unscale_(optimizer)
+    parameters = [parameter for parameter in trainee.model.parameters() if parameter.grad is not None]
+    grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    if settings.optimizer.clip:
+        clip_grads_with_norm_(parameters, settings.optimizer.clip, grad_norm)
+    signals: dict[str, Signal] = {"loss": loss, "grad_norm": grad_norm, "lr": scheduler.get_last_lr()[0]}
+    if scaler.is_enabled():
+        signals["loss_scale"] = scaler.scale(torch.ones((), device=settings.device))  # without waiting for the device
+
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    optimizer.zero_grad()
+    return signals
+
+
+@torch.no_grad()
+def evaluate(losses: LossFunction, held_out: Stream, settings: Settings) -> Tensor:
+    """Mean loss over the first held-out batches, which are the same every time."""
+    total = torch.zeros((), device=settings.device)
+    count = 0
+    for index in range(settings.cadence.evaluate_batches):
+        batch = held_out.batch(index)
+        with precision(settings):
+            micro = losses(on_device(batch.tokens, settings), on_device(batch.targets, settings))
+        total += micro.tokens.sum()
+        count += batch.target_count
+    return total / count
+
+
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
+    """AdamW, with weight decay on matrices only: decay on norms and biases pulls at what sets the scale."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def lr_share(settings: OptimizerSettings, steps: int, step: int) -> float:
+    """The learning rate of a step as a share of the peak: linear warm-up, then cosine down to the last step."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(1, steps - 1 - settings.warmup_steps)
+    floor = settings.final_lr_share
+    return floor + (1 - floor) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def precision(settings: Settings) -> AbstractContextManager[object]:
+    """Autocast for the low precisions; the weights stay in fp32."""
+    if settings.dtype == "fp32":
+        return nullcontext()
+    return torch.autocast(settings.device, torch.bfloat16 if settings.dtype == "bf16" else torch.float16)
+
+
+def on_device(values: Ints, settings: Settings) -> Tensor:
+    """Token ids where the model is; the copy to a GPU runs behind the kernels before it."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(settings.device, non_blocking=True) if settings.device == "cuda" else tensor
+
+
+class Speedometer:
+    """Tokens a second of training, without the pauses for evaluations and checkpoints."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._since = time.perf_counter()
+
+    def count(self, tokens: int) -> None:
+        """Tokens that were trained on."""
+        self._tokens += tokens
+
+    def read(self) -> float:
+        """The speed since the last reading."""
+        now = time.perf_counter()
+        speed = self._tokens / (now - self._since)
+        self._tokens, self._since = 0, now
+        return speed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that does not count."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
+
+
+# Starting, stopping and going on.
+
+
+def resolved(settings: Settings) -> Settings:
+    """The settings with every ``auto`` made definite, for this machine."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch sees no CUDA device here; use device=cpu, or auto")
+    dtype = settings.dtype
+    if dtype == "auto":
+        fast_bf16 = torch.cuda.is_bf16_supported() if device == "cuda" else cpu_has_bf16()
+        dtype = "bf16" if fast_bf16 else "fp32"
+    return replace(settings, device=device, dtype=dtype, threads=settings.threads or len(os.sched_getaffinity(0)))
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 in hardware; emulated, a step takes hundreds of times as long."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+    return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(flags)
+
+
+def describe(settings: Settings, data: Data, model: Transformer, name: str) -> Manifest:
+    """The manifest of a new run."""
+    host: dict[str, object] = {"device": settings.device, "threads": settings.threads}
+    if settings.device == "cuda":
+        host["accelerator"] = torch.cuda.get_device_name()
+    return manifests.describe(
+        name,
+        seed=settings.seed,
+        dtype=settings.dtype,
+        settings=asdict(settings),
+        data=data.facts | {"parameters": model.parameter_count()},
+        price_per_hour=settings.price_per_hour,
+        host=host,
+    )
+
+
+def start(watch: Watch, data: Data) -> int:
+    """Begin at the first step."""
+    if data.tokenizer is not None:
+        with writing(watch.record.folder), whole_file(watch.record.folder / TOKENIZER) as file:
+            file.write(data.tokenizer)
+    watch.announce("start", manifest=watch.record.manifest.run_id)
+    return 0
+
+
+def go_on(trainee: Trainee, checkpoints: Checkpoints, watch: Watch, settings: Settings, data: Data) -> int:
+    """Restore the newest intact checkpoint and give its step; say which ones were passed over, and why."""
+    before = watch.record.manifest
+    for name, facts in before.data.get("sources", {}).items():
+        if data.facts["sources"].get(name) != facts:
+            raise SourceError(f"{name}: not the data that {before.run_id} was trained on; bring that back to resume")
+    step, passed_over = checkpoints.newest_intact()
+    damages = {str(damage.step): damage.reason for damage in passed_over}
+    if step is None and passed_over:
+        raise SourceError(
+            f"{watch.record.folder}: no checkpoint is intact ({damages}); restore one from a copy, or start another run"
+        )
+    changed = settings_changed(before, settings)
+    for name in changed:
+        if name == "seed" or name.startswith("data."):
+            raise ConfigError(
+                f"{name}: changed since the run was started, which would shift its data; start another run"
+            )
+    if step is not None:
+        trainee.restore(checkpoints.load(step))
+    watch.announce("resume", checkpoint=step, passed_over=damages, changed=changed)
+    if changed:
+        watch.record.amend(settings=asdict(settings))
+    return step or 0
+
+
+def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:
+    """Old and new value of each setting that is not what the manifest says, by its dotted name."""
+    old = dict(manifests.dotted(before.settings))
+    new = dict(manifests.dotted(json.loads(json.dumps(asdict(settings)))))
+    return {name: [old.get(name), new.get(name)] for name in old | new if old.get(name) != new.get(name)}
+
+
+def save(step: int, trainee: Trainee, checkpoints: Checkpoints, watch: Watch) -> None:
+    """Put the rows so far on disk, then a checkpoint: everything needed to run ``step``."""
+    began = time.perf_counter()
+    watch.sync()
+    checkpoints.save(step, trainee.capture())
+    watch.announce("checkpoint", checkpoint=step, seconds=round(time.perf_counter() - began, 3))

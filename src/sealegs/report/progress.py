@@ -1,0 +1,155 @@
+"""Rows in, a line on the terminal out: how the run is doing, live or as plain lines."""
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from sealegs.vocabulary import Event, Row, Sink
+
+
+def progress(steps: int, stream: TextIO | None = None) -> Sink:
+    """A live display on a terminal, else plain lines."""
+    stream = stream or sys.stderr
+    return LiveProgress(steps, stream) if stream.isatty() else PlainProgress(steps, stream)
+
+
+class Pace:
+    """Turns rows into the words of a progress line; remembers what is not in every row."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._began: tuple[int, float] | None = None
+        self._speed = ""
+
+    def line(self, row: Row) -> str:
+        """``loss 2.1034  grad norm 0.56  lr 3.0e-03  10.2k tokens/s  0:01:12 left  ok``"""
+        step = int(row["step"])
+        now = time.monotonic()
+        began_step, began = self._began = self._began or (step, now)
+        if "tokens_per_s" in row:
+            self._speed = f"  {readable(float(row['tokens_per_s']))} tokens/s"
+        left = ""
+        if step > began_step:
+            left_s = (now - began) / (step - began_step) * (self._steps - 1 - step)
+            left = f"  {timedelta(seconds=round(left_s))} left"
+        return (
+            f"loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3g}  lr {row['lr']:.1e}"
+            f"{self._speed}{left}  {health(row)}"
+        )
+
+
+def health(row: Row) -> str:
+    """What a row says of the run: ``ok``, or which signal is not a number.
+
+    >>> health({"loss": 2.5, "grad_norm": float("nan")})
+    'grad_norm is nan'
+    """
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(float(row[name])):
+            return f"{name} is {row[name]}"
+    return "ok"
+
+
+def readable(number: float) -> str:
+    """A large number in three or four digits.
+
+    >>> readable(123), readable(10_240), readable(1_260_000)
+    ('123', '10.2k', '1.26M')
+    """
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def remarkable(event: Event) -> str | None:
+    """The events that a person at the terminal should read, as a sentence."""
+    detail = event.detail
+    match event.kind:
+        case "resume":
+            words = [f"passed over checkpoint {step}: {reason}" for step, reason in detail["passed_over"].items()]
+            words += [f"{name} changed from {old} to {new}" for name, (old, new) in detail["changed"].items()]
+            start = detail["checkpoint"]
+            words.append("there is no checkpoint yet: starts anew" if start is None else f"goes on at step {start}")
+            return "; ".join(words)
+        case "sink-failed":
+            return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
+    return None
+
+
+class PlainProgress:
+    """A line every few seconds, for logs and pipes."""
+
+    name = "terminal"
+
+    def __init__(self, steps: int, stream: TextIO, *, every_s: float = 5.0) -> None:
+        self._steps = steps
+        self._stream = stream
+        self._every_s = every_s
+        self._last = -math.inf
+        self._pace = Pace(steps)
+
+    def start(self, manifest: Mapping[str, Any]) -> None:
+        """Nothing to get ready."""
+
+    def row(self, row: Row) -> None:
+        """Write a line, if the last one is old enough or this is the end."""
+        if "loss" not in row:
+            return
+        line = self._pace.line(row)
+        now = time.monotonic()
+        if now - self._last >= self._every_s or row["step"] == self._steps - 1:
+            self._last = now
+            self._write(f"step {row['step']}/{self._steps}  {line}")
+
+    def event(self, event: Event) -> None:
+        """Write what a person should read."""
+        if sentence := remarkable(event):
+            self._write(sentence)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _write(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class LiveProgress:
+    """A bar that stays on one line, with what a person should read above it."""
+
+    name = "terminal"
+
+    def __init__(self, steps: int, stream: TextIO) -> None:
+        self._pace = Pace(steps)
+        self._bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            console=Console(file=stream),
+            refresh_per_second=4,  # each refresh takes time from the training thread
+        )
+        self._task = self._bar.add_task("", total=steps)
+
+    def start(self, manifest: Mapping[str, Any]) -> None:
+        """Show the bar."""
+        self._bar.start()
+
+    def row(self, row: Row) -> None:
+        """Move the bar."""
+        if "loss" in row:
+            self._bar.update(self._task, completed=int(row["step"]) + 1, description=self._pace.line(row))
+
+    def event(self, event: Event) -> None:
+        """Write what a person should read."""
+        if sentence := remarkable(event):
+            self._bar.console.print(sentence, markup=False)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._bar.stop()
