@@ -170,7 +170,7 @@ def _as_text(piece: Column) -> Column:
 def _load_cache(path: Path, file: BinaryIO) -> Columns | None:
     """The cache, if it was made from the first bytes of this file; else nothing, and it will be made anew."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as cache, np.load(cache, allow_pickle=False) as stored:
             about = json.loads(stored["about"].tobytes())
             if about["format"] != _CACHE_FORMAT or not _same_bytes(file, about):
                 return None

@@ -1,0 +1,230 @@
+"""``metrics.jsonl`` in, numpy columns out, through a cache that is never trusted over the file."""
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sealegs.record import columns
+from sealegs.record.columns import Columns, read_columns
+from sealegs.record.schema import COLUMN_CACHE, METRICS, to_line
+
+Rows = list[dict[str, Any]]
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+rows = st.lists(
+    st.dictionaries(st.sampled_from(["loss", "grad_norm", "lr", "param_norm/blocks.0"]), numbers), max_size=40
+).map(lambda found: [{"step": step, **row} for step, row in enumerate(found)])
+
+
+def write(folder: Path, content: Rows, name: str = METRICS) -> Path:
+    path = folder / name
+    path.write_bytes(b"".join(to_line(row) for row in content))
+    return path
+
+
+def check(found: Columns, expected: Rows) -> None:
+    """Value by value: NaN, Inf and missing are three different things."""
+    assert found.rows == len(expected)
+    for name in {key for row in expected for key in row}:
+        assert found.logged[name].tolist() == [name in row for row in expected]
+        for value, row in zip(found.values[name].tolist(), expected, strict=True):
+            wanted = row.get(name, math.nan)
+            assert value == wanted or (math.isnan(value) and math.isnan(wanted))
+
+
+@given(rows)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_was_written_is_what_is_read(tmp_path: Path, content: Rows) -> None:
+    check(read_columns(write(tmp_path, content)), content)
+
+
+@given(rows, st.integers(0, 200), st.binary(max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_torn_tail_costs_only_itself(tmp_path: Path, content: Rows, cut: int, junk: bytes) -> None:
+    path = write(tmp_path, content)
+    whole = path.read_bytes()
+    kept = whole[: max(0, len(whole) - cut)]
+    path.write_bytes(kept + junk.replace(b"\n", b""))
+    check(read_columns(path), content[: kept.count(b"\n")])
+
+
+@given(rows, rows)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path, first: Rows, second: Rows) -> None:
+    path = write(tmp_path, first)
+    with path.open("ab") as file:
+        file.write(b'{"step":7,"lo\n' + b"[1]\n" + b'{"loss":1.0}\n' + b"\xff\xfe\n" + b'{"step":"x"}\n' + b"\n")
+        file.write(b"".join(to_line(row) for row in second))
+    found = read_columns(path)
+    check(found, first + second)
+    assert found.damaged_lines == 5
+
+
+def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 2**63, 20_000).view(np.float64)
+    values = values[np.isfinite(values)]
+    path = write(tmp_path, [{"step": i, "loss": float(value)} for i, value in enumerate(values)])
+    assert read_columns(path).values["loss"].tobytes() == values.tobytes()
+
+
+def test_a_signal_that_starts_late_or_turns_to_text_keeps_its_rows(tmp_path: Path, small_chunks: None) -> None:
+    content: Rows = [{"step": i, "loss": 1.0 * i} for i in range(50)]
+    content += [{"step": 50 + i, "loss": 1.0, "note": 3.0} for i in range(50)]
+    content += [{"step": 100 + i, "loss": 1.0, "note": "später"} for i in range(50)]
+    found = read_columns(write(tmp_path, content))
+    assert found.logged["note"].tolist() == [False] * 50 + [True] * 100
+    assert [found.values["note"][i].decode() for i in (0, 60, 120)] == ["", "3.0", "später"]
+
+
+# The cache.
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files go through the cache and several chunks too."""
+    monkeypatch.setattr(columns, "CACHE_FROM_BYTES", 1000)
+    monkeypatch.setattr(columns, "_CHUNK_BYTES", 700)
+    monkeypatch.setattr(columns, "_SAMPLE_BYTES", 100)
+
+
+def content_of(count: int, loss: float = 1.0) -> Rows:
+    return [
+        {"step": i, "loss": math.nan if i % 7 == 3 else loss + i, "batch_hash": f"{i:016x}"}
+        | ({"eval_loss": 2.0} if i % 10 == 0 else {})
+        for i in range(count)
+    ]
+
+
+def same(a: Columns, b: Columns) -> bool:
+    return (
+        a.values.keys() == b.values.keys()
+        and all(a.values[key].tobytes() == b.values[key].tobytes() for key in a.values)
+        and all(np.array_equal(a.logged[key], b.logged[key]) for key in a.values)
+        and (a.rows, a.damaged_lines, a.covered_bytes) == (b.rows, b.damaged_lines, b.covered_bytes)
+    )
+
+
+def parsed_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes of JSON each later call of ``read_columns`` has to parse."""
+    seen: list[int] = []
+    decode = columns._decode
+
+    def counting(chunk: bytes, keys: tuple[str, ...]) -> Any:
+        seen.append(len(chunk))
+        return decode(chunk, keys)
+
+    monkeypatch.setattr(columns, "_decode", counting)
+    return seen
+
+
+def test_the_second_reading_comes_from_the_cache(
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, content_of(200))
+    first = read_columns(path)
+    parsed = parsed_bytes(monkeypatch)
+    second = read_columns(path)
+    assert parsed == []
+    assert same(first, second)
+    check(
+        Columns({k: v for k, v in second.values.items() if k != "batch_hash"}, second.logged, second.rows),
+        [{k: v for k, v in row.items() if k != "batch_hash"} for row in content_of(200)],
+    )
+
+
+def test_only_what_was_appended_is_parsed(tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = content_of(300)
+    path = write(tmp_path, everything[:200])
+    read_columns(path)
+    parsed = parsed_bytes(monkeypatch)
+    with path.open("ab") as file:
+        added = b"".join(to_line(row) for row in everything[200:])
+        file.write(added)
+    found = read_columns(path)
+    assert sum(parsed) == len(added)
+    (tmp_path / COLUMN_CACHE).unlink()
+    assert same(found, read_columns(path))
+
+
+@pytest.mark.parametrize("keep_time", [True, False])
+@pytest.mark.parametrize(
+    "where", [5, -5, 3000], ids=["first row", "last row", "middle"]
+)  # the middle is in no sample: only the whole digest sees it
+def test_a_file_that_was_edited_in_place_is_read_anew(
+    tmp_path: Path, small_chunks: None, where: int, keep_time: bool
+) -> None:
+    path = write(tmp_path, content_of(200))
+    read_columns(path)
+    stat = path.stat()
+    whole = bytearray(path.read_bytes())
+    at = whole.index(b'"loss":', where if where >= 0 else len(whole) - 80) + 7
+    whole[at : at + 1] = b"9" if whole[at : at + 1] != b"9" else b"8"
+    path.write_bytes(whole)
+    if keep_time and where != 3000:  # same size, same time: the first and last bytes still tell
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    found = read_columns(path)
+    (tmp_path / COLUMN_CACHE).unlink()
+    assert same(found, read_columns(path))
+
+
+def test_the_cache_of_another_file_is_not_believed(tmp_path: Path, small_chunks: None) -> None:
+    (tmp_path / "other").mkdir()
+    read_columns(write(tmp_path / "other", content_of(200, loss=5.0)))
+    path = write(tmp_path, content_of(300))
+    shutil.copy(tmp_path / "other" / COLUMN_CACHE, tmp_path / COLUMN_CACHE)
+    assert np.nanmin(read_columns(path).values["loss"]) == 1.0
+
+
+def test_a_file_that_was_cut_is_read_anew(tmp_path: Path, small_chunks: None) -> None:
+    path = write(tmp_path, content_of(200))
+    read_columns(path)
+    write(tmp_path, content_of(150))
+    assert read_columns(path).rows == 150
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 500, 3000])
+def test_a_torn_cache_is_made_anew(tmp_path: Path, small_chunks: None, cut: int) -> None:
+    path = write(tmp_path, content_of(200))
+    first = read_columns(path)
+    cache = tmp_path / COLUMN_CACHE
+    whole = cache.read_bytes()
+    cache.write_bytes(whole[: len(whole) - cut] if cut else b"")
+    assert same(first, read_columns(path))
+    assert len(cache.read_bytes()) == len(whole)
+
+
+def test_no_flipped_byte_of_a_cache_is_believed(tmp_path: Path, small_chunks: None) -> None:
+    path = write(tmp_path, content_of(60))
+    first = read_columns(path)
+    cache = tmp_path / COLUMN_CACHE
+    whole = cache.read_bytes()
+    for at in range(0, len(whole), 97):
+        cache.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        assert same(first, read_columns(path)), f"byte {at}"
+
+
+def test_a_cache_that_is_a_pickle_is_not_opened(tmp_path: Path, small_chunks: None) -> None:
+    path = write(tmp_path, content_of(200))
+    about = {"format": 1, "keys": ["loss"], "rows": 200, "damaged_lines": 0, "covered_bytes": 0, "stat": []}
+    with (tmp_path / COLUMN_CACHE).open("wb") as file:
+        np.savez(
+            file,
+            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+            **{"values/loss": np.array([object()], dtype=object)},
+        )
+    assert read_columns(path).rows == 200
+
+
+def test_a_folder_that_cannot_be_written_is_still_read(tmp_path: Path, small_chunks: None) -> None:
+    path = write(tmp_path, content_of(200))
+    (tmp_path / COLUMN_CACHE).mkdir()  # stands for any refusal: tests may run as root, who may write everywhere
+    assert read_columns(path).rows == 200
