@@ -216,11 +216,8 @@ def test_a_cache_that_is_a_pickle_is_not_opened(tmp_path: Path, small_chunks: No
     path = write(tmp_path, content_of(200))
     about = {"format": 1, "keys": ["loss"], "rows": 200, "damaged_lines": 0, "covered_bytes": 0, "stat": []}
     with (tmp_path / COLUMN_CACHE).open("wb") as file:
-        np.savez(
-            file,
-            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            **{"values/loss": np.array([object()], dtype=object)},
-        )
+        pickled: Any = {"values/loss": np.array([object()], dtype=object)}
+        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **pickled)
     assert read_columns(path).rows == 200
 
 

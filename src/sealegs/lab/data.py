@@ -38,7 +38,8 @@ class Source:
 
     def split(self, held_out: float) -> tuple["Source", "Source"]:
         """The part to train on and the part to evaluate on: the last documents, or the last tokens of the only one."""
-        kept = len(self.starts) - max(1, round(len(self.starts) * held_out))
+        documents = len(self.starts)
+        kept = documents - min(max(1, round(documents * held_out)), documents - 1) if documents > 1 else 0
         cut = int(self.starts[kept]) if kept else round(len(self.tokens) * (1 - held_out))
         later = self.starts[self.starts >= cut] - cut
         return (

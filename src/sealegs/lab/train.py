@@ -157,7 +157,7 @@ def update(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Setti
     for tokens, targets in batch.micro_batches(settings.data.accumulation):
         with precision(settings):
             micro = losses(on_device(tokens, settings), on_device(targets, settings))
-        scaler.scale(micro.total / batch.target_count).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(micro.total / batch.target_count).backward()
         loss += micro.tokens.sum() / batch.target_count
 
     scaler.unscale_(optimizer)

@@ -118,6 +118,8 @@ class Checkpoints:
 
     def _rotate(self) -> None:
         """Keep the newest so many; but let nothing go while none of those passes its check."""
+        for left_by_a_kill in self._folder.glob(".*.partial"):
+            shutil.rmtree(left_by_a_kill, ignore_errors=True)
         steps = self.steps()
         kept, old = steps[-self._keep :], steps[: -self._keep]
         if old and any(self.check(step) is None for step in reversed(kept)):

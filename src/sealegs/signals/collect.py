@@ -29,7 +29,7 @@ class _Pending:
     arrived: torch.cuda.Event | None = None
 
     def is_here(self) -> bool:
-        return self.arrived is None or bool(self.arrived.query())  # type: ignore[no-untyped-call]
+        return self.arrived is None or bool(self.arrived.query())
 
 
 class Collector:
@@ -57,7 +57,7 @@ class Collector:
         packed = _packed(list(on_device.values()))
         host = self._pinned_like(packed)
         host.copy_(packed, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(packed.device))
         self._pending.append(_Pending(row, tuple(on_device), host, arrived))
 

@@ -1,0 +1,170 @@
+"""Token arrays in, batches out."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sealegs.errors import SourceError
+from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion, shuffled
+
+
+def source(name: str = "a", documents: int = 30, length: int = 7, first_token: int = 1) -> Source:
+    """Documents of equal length, each made of its own token, ended by 0."""
+    tokens = np.repeat(np.arange(first_token, first_token + documents), length)
+    tokens[length - 1 :: length] = 0
+    return Source(name, tokens.astype(np.uint16), np.arange(documents) * length)
+
+
+def stream(*sources: Source, rows: str = "packed", seed: int = 3, batch: int = 4, **weights: float) -> Stream:
+    return Stream(
+        sources,
+        weights or {each.name: 1.0 for each in sources},
+        rows=rows,  # type: ignore[arg-type]
+        batch=batch,
+        context=6,
+        vocabulary=512,
+        seed=seed,
+    )
+
+
+def documents_of(batch: Batch) -> list[int]:
+    return [document for span in batch.spans for document in span.documents]
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
+def test_shuffled_is_a_permutation(size: int, key: int) -> None:
+    assert sorted(shuffled(np.arange(size), size, key).tolist()) == list(range(size))
+
+
+def test_shuffled_mixes() -> None:
+    """Over many keys every position goes everywhere about equally often."""
+    landed = Counter(int(shuffled(np.array([5]), 16, key)[0]) for key in range(4000))
+    assert len(landed) == 16
+    assert max(landed.values()) < 1.4 * 250
+    assert min(landed.values()) > 0.6 * 250
+
+
+def test_a_huge_source_is_shuffled_without_a_table() -> None:
+    positions = shuffled(np.arange(1000), 10**15, key=1)
+    assert len(set(positions.tolist())) == 1000
+    assert 0 <= positions.min() < positions.max() < 10**15
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
+def test_shares_add_up_and_none_is_nothing(weights: list[float]) -> None:
+    shares = apportion(weights, 1024)
+    assert sum(shares) == 1024
+    assert min(shares) >= 1
+
+
+@pytest.mark.parametrize("rows", ["packed", "documents"])
+def test_every_epoch_reads_every_window_once(rows: str) -> None:
+    subject = stream(source(documents=32), rows=rows)
+    windows = 32 if rows == "documents" else (32 * 7 - 1) // 6
+    read = [(span.start, span.end) for index in range(3 * windows // 4) for span in subject.batch(index).spans]
+    for epoch in range(2):
+        assert len(set(read[epoch * windows : (epoch + 1) * windows])) == windows
+    assert read[:windows] != read[windows : 2 * windows]
+
+
+def test_a_stream_resumes_at_any_batch() -> None:
+    whole = stream(source("a"), source("b"), a=0.7, b=0.3)
+    expected = [whole.next().hash for _ in range(700)]
+    assert len(set(expected)) > 600
+    for start in (0, 1, 255, 256, 257, 699):
+        other = stream(source("a"), source("b"), a=0.7, b=0.3)
+        other.load_state_dict({"next_batch": start})
+        assert other.next().hash == expected[start]
+        assert other.state_dict() == {"next_batch": start + 1}
+
+
+def test_weights_are_met_exactly_over_a_cycle() -> None:
+    subject = stream(source("a"), source("b"), source("c"), a=2.0, b=1.0, c=1.0)
+    rows = Counter(span.source.name for index in range(256) for span in subject.batch(index).spans)
+    assert rows == {"a": 512, "b": 256, "c": 256}
+
+
+def test_packed_rows_are_windows_of_the_running_text() -> None:
+    subject = stream(source())
+    batch = subject.batch(0)
+    assert batch.tokens.shape == batch.targets.shape == (4, 6)
+    for row, span in enumerate(batch.spans):
+        assert batch.tokens[row].tolist() == span.source.tokens[span.start : span.end - 1].tolist()
+        assert batch.targets[row].tolist() == span.source.tokens[span.start + 1 : span.end].tolist()
+    assert batch.target_count == 24
+    assert batch.sources == "a=4"
+
+
+def test_a_row_knows_its_documents() -> None:
+    batch = stream(source(documents=40)).batch(2)
+    for row, span in enumerate(batch.spans):
+        seen = {int(token) - 1 for token in [*batch.tokens[row], batch.targets[row, -1]] if token}
+        assert seen <= set(span.documents)
+
+
+def test_document_rows_are_padded_or_cut() -> None:
+    short, long = source("s", length=4), source("l", length=20)
+    batch = stream(short, rows="documents").batch(0)
+    assert (batch.tokens[:, 3:] == 0).all()
+    assert (batch.targets[:, 3:] == IGNORED).all()
+    assert batch.target_count == 4 * 3
+    assert len(set(documents_of(batch))) == 4
+    assert stream(long, rows="documents").batch(0).target_count == 4 * 6
+
+
+def test_equal_content_has_an_equal_hash_and_other_content_another() -> None:
+    subject = stream(source(documents=8), rows="documents", batch=8)
+    first, again = subject.batch(0), subject.batch(0)
+    assert first.hash == again.hash
+    hashes = {subject.batch(index).hash for index in range(20)}
+    assert len(hashes) == 20
+
+
+def test_the_seed_chooses_the_order() -> None:
+    assert stream(source(), seed=1).batch(0).hash != stream(source(), seed=2).batch(0).hash
+
+
+@settings(deadline=None)
+@given(st.integers(2, 60), st.floats(0.01, 0.9))
+def test_a_split_loses_nothing_and_mixes_nothing(documents: int, held_out: float) -> None:
+    whole = source(documents=documents)
+    training, held = whole.split(held_out)
+    assert np.array_equal(np.concatenate([training.tokens, held.tokens]), whole.tokens)
+    assert len(training.starts) + len(held.starts) == documents
+    assert len(held.starts) >= 1
+    assert not set(training.tokens.tolist()) & set(held.tokens.tolist()) - {0}
+
+
+def test_bare_tokens_are_split_too() -> None:
+    training, held = Source("bare", np.arange(100), np.zeros(1, np.int64)).split(0.1)
+    assert (len(training.tokens), len(held.tokens)) == (90, 10)
+    assert held.starts.tolist() == [0]
+
+
+def test_too_little_data_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SourceError, match=r"a: a part of 6 tokens, too few for one row of model.context=6"):
+        stream(source(documents=1, length=6))
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_wherever_it_is() -> None:
+    subject = stream(source(first_token=500, documents=30))
+    with pytest.raises(SourceError, match=r"a: token id 5\d\d is beyond model.vocabulary=512; set model.vocabulary"):
+        [subject.batch(index) for index in range(20)]
+
+
+def test_a_repeated_document_shows_as_low_entropy() -> None:
+    rich = Batch(0, np.arange(24).reshape(4, 6), np.arange(24).reshape(4, 6), ())
+    poor = Batch(0, rich.tokens, np.ones((4, 6), np.int64), ())
+    assert rich.token_entropy == pytest.approx(np.log(24))
+    assert poor.token_entropy == 0
+
+
+def test_fingerprints_tell_data_apart() -> None:
+    other = source()
+    changed = other.tokens.copy()
+    changed[-1] += 1
+    assert source().fingerprint() == other.fingerprint()
+    assert Source("a", changed, other.starts).fingerprint() != other.fingerprint()
