@@ -1,0 +1,86 @@
+"""Rows in, a line on the terminal out."""
+
+import io
+import math
+import re
+from typing import Any
+
+import pytest
+
+from sealegs.report.progress import LiveProgress, PlainProgress, progress, remarkable
+from sealegs.vocabulary import Event
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def row(step: int, **other: Any) -> dict[str, Any]:
+    return {"step": step, "loss": 2.34567, "grad_norm": 0.5612, "lr": 3e-3, **other}
+
+
+def event(kind: str, **detail: Any) -> Event:
+    return Event(kind=kind, step=3, time=0.0, detail=detail)
+
+
+def test_a_terminal_gets_the_bar_and_a_pipe_gets_lines() -> None:
+    assert isinstance(progress(10, Terminal()), LiveProgress)
+    assert isinstance(progress(10, io.StringIO()), PlainProgress)
+
+
+def test_plain_lines_say_everything() -> None:
+    out = io.StringIO()
+    sink = PlainProgress(400, out, every_s=0.0)
+    sink.start({})
+    sink.row(row(0, tokens_per_s=10_240.0))
+    sink.row(row(1))
+    sink.row({"step": 400, "eval_loss": 2.0})
+    sink.close()
+    first, second = out.getvalue().splitlines()
+    assert first == "step 0/400  loss 2.3457  grad norm 0.561  lr 3.0e-03  10.2k tokens/s  ok"
+    assert re.fullmatch(
+        r"step 1/400  loss 2.3457  grad norm 0.561  lr 3.0e-03  10.2k tokens/s  \d:\d\d:\d\d left  ok", second
+    )
+
+
+def test_plain_lines_are_few_and_the_last_step_has_one() -> None:
+    out = io.StringIO()
+    sink = PlainProgress(50, out, every_s=3600)
+    for step in range(50):
+        sink.row(row(step))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["0/50", "49/50"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("loss", math.nan), ("grad_norm", math.inf)])
+def test_what_is_not_a_number_is_seen(name: str, value: float) -> None:
+    out = io.StringIO()
+    PlainProgress(5, out).row(row(0) | {name: value})
+    assert out.getvalue().strip().endswith(f"{name} is {value}")
+
+
+def test_the_bar_shows_the_last_row_and_sentences_above_it() -> None:
+    out = Terminal()
+    sink = LiveProgress(400, out)
+    sink.start({})
+    sink.row(row(41, tokens_per_s=5.0))
+    sink.event(event("sink-failed", sink="mlflow", reason="[no] answer"))
+    sink.event(event("checkpoint", checkpoint=40))
+    sink.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "mlflow is off from here on, the run goes on: [no] answer" in text
+    assert "step 42/400" in text
+    assert "loss 2.3457" in text
+
+
+def test_a_resume_says_where_it_goes_on_and_what_it_passed_over() -> None:
+    sentence = remarkable(
+        event("resume", checkpoint=200, passed_over={"400": "plain.json is missing"}, changed={"steps": [400, 800]})
+    )
+    assert (
+        sentence
+        == "passed over checkpoint 400: plain.json is missing; steps changed from 400 to 800; goes on at step 200"
+    )
+    assert remarkable(event("resume", checkpoint=None, passed_over={}, changed={})) == (
+        "there is no checkpoint yet: starts anew"
+    )
