@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sealegs.errors import MissingExtra
+
 if TYPE_CHECKING:
     from sealegs.guard import Watch
     from sealegs.record.run import Run, open_run
@@ -16,7 +18,12 @@ _HOMES = {"Run": "sealegs.record.run", "Watch": "sealegs.guard", "open_run": "se
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sealegs' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra(f"sealegs.{name}", "PyTorch", "torch") from None
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,248 @@
+"""The lab on one GPU: does it train, what does recording cost there, does it ever wait for the device?
+
+    python bench/lab_on_gpu.py TOKENS.npy [--steps 200] [--out FOLDER] [--size x1] [--device cuda]
+
+TOKENS.npy holds token ids below the size's vocabulary. Needs torch and numpy alone. Writes results.json and the run's
+metrics.jsonl to the folder, and prints a table. `--device cpu --size nano` tries the script itself.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
+
+import sealegs
+from sealegs.lab.data import Batch
+from sealegs.lab.model import Transformer
+from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, Settings
+from sealegs.lab.sources import open_data
+from sealegs.lab.train import build_optimizer, lr_share, resolved, train, update
+from sealegs.recovery.state import Trainee
+from sealegs.vocabulary import Event, Row
+
+
+class Printed:
+    """A sink for machines without a display library."""
+
+    name = "print"
+
+    def start(self, manifest: Mapping[str, Any]) -> None:
+        """Nothing to get ready."""
+
+    def row(self, row: Row) -> None:
+        """Every tenth row."""
+        if int(row["step"]) % 10 == 0:
+            shown = {
+                name: row[name] for name in ("step", "loss", "grad_norm", "tokens_per_s", "eval_loss") if name in row
+            }
+            print(shown, flush=True)
+
+    def event(self, event: Event) -> None:
+        """Every event."""
+        print(event.kind, dict(event.detail), flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run; its own reader wants msgspec."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def train_size(settings: Settings, scratch: Path, out: Path) -> dict[str, Any]:
+    """The run of the issue: so many steps, tokens a second, the loss curve."""
+    began = time.perf_counter()
+    result = train(settings, open_data(settings), scratch / "run", sinks=[Printed()])
+    rows = rows_of(scratch / "run")
+    shutil.copy(scratch / "run" / "metrics.jsonl", out / "metrics.jsonl")
+    shutil.copy(scratch / "run" / "manifest.json", out / "manifest.json")
+    speeds = [row["tokens_per_s"] for row in rows if "tokens_per_s" in row]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    return {
+        "steps": result.steps,
+        "wall_s": time.perf_counter() - began,
+        "tokens_per_s_median_after_warm_up": statistics.median(speeds[len(speeds) // 4 :]),
+        "loss_first": losses[0],
+        "loss_last_10_mean": statistics.mean(losses[-10:]),
+        "eval_loss": result.eval_loss,
+        "unigram_entropy": result.unigram_entropy,
+        "all_finite": all(np.isfinite(losses)),
+    }
+
+
+def same_after_resume(settings: Settings, scratch: Path) -> dict[str, Any]:
+    """Stop after a third, resume; compare with the uninterrupted run."""
+    short = replace(
+        settings, steps=30, cadence=CadenceSettings(evaluate_steps=0, evaluate_batches=2, checkpoint_steps=0)
+    )
+    train(short, open_data(short), scratch / "whole")
+    asked = iter([None] * 10)
+    train(short, open_data(short), scratch / "cut", should_stop=lambda: next(asked, "test"))
+    train(short, open_data(short), scratch / "cut", resume=True)
+    whole, cut = ([row["loss"] for row in rows_of(scratch / name) if "loss" in row] for name in ("whole", "cut"))
+    apart = max(abs(a - b) for a, b in zip(whole, cut, strict=True))
+    return {"steps": 30, "largest_difference": apart, "bitwise": whole == cut}
+
+
+class Loop:
+    """Steps to be timed, with or without recording."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.data = open_data(settings)
+        self.model = Transformer(settings.model).to(settings.device)
+        optimizer = build_optimizer(self.model, settings.optimizer)
+        self.trainee = Trainee(
+            model=self.model,
+            optimizer=optimizer,
+            scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, 10_000)),
+            scaler=GradScaler(settings.device, enabled=False),
+            data=self.data.training,
+        )
+        self.losses = torch.compile(self.model.losses) if settings.compile else self.model.losses
+        self.watch = sealegs.Watch(folder)
+        self.batches = [self.data.training.next() for _ in range(32)]
+        self.step = 0
+
+    def one(self, *, recorded: bool) -> None:
+        """One step."""
+        batch = self.batches[self.step % len(self.batches)]
+        signals = update(self.trainee, self.losses, batch, self.settings)
+        if recorded:
+            self.record(signals, batch)
+        self.step += 1
+
+    def record(self, signals: dict[str, Any], batch: Batch) -> None:
+        """What the trainer does each step besides training."""
+        signals |= {"batch_index": batch.index, "batch_hash": batch.hash, "sources": batch.sources}
+        if self.step % 10 == 0:
+            signals |= {"tokens_per_s": 1.0, "token_entropy": batch.token_entropy}
+        self.watch.see(self.step, **signals)
+
+    def timed(self, steps: int, *, recorded: bool) -> float:
+        """Seconds a step, over a stretch of free-running steps."""
+        synchronize(self.settings)
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.one(recorded=recorded)
+        synchronize(self.settings)
+        return (time.perf_counter() - began) / steps
+
+
+def synchronize(settings: Settings) -> None:
+    """Wait for the device: only around what is timed."""
+    if settings.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def recording_cost(settings: Settings, scratch: Path, blocks: int, steps: int) -> dict[str, Any]:
+    """Stretches with and without recording in turn; medians."""
+    loop = Loop(settings, scratch / "cost")
+    loop.timed(10, recorded=True)
+    without: list[float] = []
+    with_it: list[float] = []
+    for block in range(blocks):
+        order = (True, False) if block % 2 else (False, True)
+        for recorded in order:
+            (with_it if recorded else without).append(loop.timed(steps, recorded=recorded))
+    bare, recorded_ms = statistics.median(without) * 1e3, statistics.median(with_it) * 1e3
+    cost = {
+        "blocks": blocks,
+        "steps_a_block": steps,
+        "ms_without": bare,
+        "ms_with": recorded_ms,
+        "overhead": recorded_ms / bare - 1,
+        "spread_of_blocks_without": (max(without) - min(without)) * 1e3 / bare,
+    }
+    loop.watch.close()
+    return cost
+
+
+def never_waits(settings: Settings, scratch: Path) -> dict[str, Any]:
+    """Whole steps, with the evaluation and recording, where any wait for the device is an error."""
+    loop = Loop(settings, scratch / "waits")
+    for _ in range(5):
+        loop.one(recorded=True)
+    synchronize(settings)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            loop.one(recorded=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    loop.watch.close()
+    rows = rows_of(scratch / "waits")
+    return {
+        "steps": 20,
+        "host_waits": 0,
+        "rows": len(rows),
+        "steps_in_order": [row["step"] for row in rows] == list(range(25)),
+    }
+
+
+def main() -> None:
+    """Measure everything, write and print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tokens")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("lab-on-gpu"))
+    parser.add_argument("--size", default="x1", choices=SIZES)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--blocks", type=int, default=20)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    on_gpu = options.device == "cuda"
+    size = SIZES[options.size]
+    settings = resolved(
+        replace(
+            size,
+            steps=options.steps,
+            device=options.device,
+            compile=on_gpu,
+            data=DataSettings(sources={options.tokens: 1.0}, batch=size.data.batch),
+            cadence=CadenceSettings(evaluate_steps=50, evaluate_batches=8, checkpoint_steps=100),
+        )
+    )
+    eager = replace(settings, compile=False)
+    fp16 = replace(eager, dtype="fp16", steps=40, cadence=CadenceSettings(evaluate_steps=0, checkpoint_steps=0))
+    results: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name() if on_gpu else platform.processor(),
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__},
+        "size": options.size,
+        "dtype": settings.dtype,
+        "tokens_a_step": settings.data.batch * settings.model.context,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        parts: dict[str, Any] = {
+            "training": lambda: train_size(settings, scratch, options.out),
+            "recording, compiled": lambda: recording_cost(settings, scratch / "c", options.blocks, 20),
+            "recording, eager": lambda: recording_cost(eager, scratch / "e", options.blocks, 20),
+            "resume": lambda: same_after_resume(eager, scratch / "r"),
+            "fp16 with loss scaling": lambda: train_size(fp16, scratch / "f", (scratch / "fp16")),
+        }
+        if on_gpu:
+            parts["waits for the device"] = lambda: never_waits(settings, scratch / "w")
+        (scratch / "fp16").mkdir()
+        for name, part in parts.items():
+            results[name] = part()
+            print(f"{name}: {json.dumps(results[name])}", flush=True)
+            (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Words in, an exit code out."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from sealegs.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {command} " in out for command in COMMANDS)
+    assert "examples:" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sealegs {metadata.version('sealegs')}\n"
+
+
+def test_an_unknown_command_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "sealegs: no command is called 'trian'; did you mean `sealegs train`?\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What keeps `sealegs --help` fast, without a clock."""
+    program = (
+        "import sys; from sealegs.cli.main import main; main(['--help']);"
+        "sys.exit(bool({'torch', 'numpy', 'tyro', 'rich', 'msgspec'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL).returncode == 0
+
+
+# Without the extras: a folder that holds links to what `pip install sealegs` brings, and to nothing else.
+
+
+def closure(name: str) -> set[str]:
+    """A distribution and all that it needs, without extras."""
+    needed = {name}
+    for text in metadata.requires(name) or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            needed |= closure(requirement.name)
+    return needed
+
+
+@pytest.fixture(scope="session")
+def base_install(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base-install")
+    for name in sorted(closure("sealegs") - {"sealegs"}):
+        for file in metadata.files(name) or []:
+            top = Path(file.parts[0])
+            if top.name not in ("..", "__pycache__") and not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / top)
+    package = Path(__file__).parents[2] / "src" / "sealegs"
+    (folder / "sealegs").symlink_to(package)
+    return folder
+
+
+def run_in(base: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from sealegs.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-S", "-c", program, *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(base)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_base_install_has_no_torch_and_still_helps(base_install: Path, tmp_path: Path) -> None:
+    assert not (base_install / "torch").exists()
+    for words in (["--help"], ["train", "--help"]):
+        done = run_in(base_install, *words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "train" in done.stdout
+
+
+def test_training_without_torch_says_what_to_install(base_install: Path, tmp_path: Path) -> None:
+    done = run_in(base_install, "train", "--run", "a", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "sealegs train: sealegs train needs PyTorch, which is not installed: pip install 'sealegs[lab]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_watching_without_torch_says_what_to_install(base_install: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import sealegs; sealegs.Watch('a')"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(base_install)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "sealegs.errors.MissingExtra: sealegs.Watch needs PyTorch, which is not installed: pip install 'sealegs[torch]'"
+    )

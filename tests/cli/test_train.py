@@ -1,0 +1,290 @@
+"""``sealegs train``: words in, a run folder out."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sealegs.cli.main import main
+from sealegs.record.run import open_run
+
+Train = Callable[..., tuple[int, str, str]]
+
+SMALL = ("--size", "nano", "--threads", "1", "--cadence.evaluate-batches", "1")
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Train:
+    """`sealegs train ...` in this process and an empty folder; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, data: Path | str = tokens_file) -> tuple[int, str, str]:
+        sources = () if "--resume" in words else ("--data.sources", str(data))
+        code = main(["train", *words, *SMALL, *sources])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def refused(result: tuple[int, str, str], *parts: str) -> None:
+    """One sentence, exit 2."""
+    code, out, err = result
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("sealegs train: ")
+    for part in parts:
+        assert part in err
+
+
+def folders(place: Path) -> list[str]:
+    """What a refused run may not add to."""
+    return sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+
+
+def test_a_run_leaves_its_folder_and_says_what_is_in_it(train: Train, tmp_path: Path) -> None:
+    code, out, err = train("--run", "a", "--steps", "12", "--cadence.checkpoint-steps", "5")
+    assert code == 0
+    assert "12 of 12 steps" in out
+    assert "nats under the unigram entropy of 4.1" in out
+    assert "experiments/a/" in out
+    assert "metrics.jsonl" in out
+    assert err.splitlines()[-1].startswith("step 11/12  loss ")
+    run = open_run(tmp_path / "experiments" / "a")
+    assert run.steps.tolist() == list(range(13))
+    assert {"loss", "grad_norm", "lr", "batch_index", "batch_hash", "sources"} <= set(run.signals)
+    assert [event.kind for event in run.events] == ["start", "checkpoint", "checkpoint", "checkpoint", "end"]
+    assert run.logged("eval_loss").nonzero()[0].tolist() == [0, 12]
+    assert run.logged("token_entropy").nonzero()[0].tolist() == [0, 10]
+    assert not run.logged("loss")[12]
+    assert run.manifest.settings["steps"] == 12
+    assert run.manifest.dtype in ("fp32", "bf16")
+    assert not list((tmp_path / "experiments").rglob("*.partial"))
+
+
+def test_without_a_name_the_run_gets_one(train: Train, tmp_path: Path) -> None:
+    assert train("--steps", "1")[0] == 0
+    (folder,) = (tmp_path / "experiments").iterdir()
+    assert folder.name.startswith("nano-2")
+
+
+def test_a_path_is_taken_as_it_is(train: Train, tmp_path: Path) -> None:
+    assert train("--steps", "1", "--run", "elsewhere/deep/a")[0] == 0
+    assert open_run(tmp_path / "elsewhere" / "deep" / "a").steps.tolist() == [0, 1]
+
+
+def test_config_file_and_flags(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("steps = 2\nseed = 5\n[optimizer]\nlr = 0.01\nwarmup_steps = 0\n")
+    assert train("my.toml", "--run", "a", "--seed", "6")[0] == 0
+    settings = open_run(tmp_path / "experiments" / "a").manifest.settings
+    assert (settings["steps"], settings["seed"], settings["optimizer"]["lr"]) == (2, 6, 0.01)
+
+
+def test_more_steps_can_be_added_at_a_resume(train: Train, tmp_path: Path) -> None:
+    train("--run", "a", "--steps", "4")
+    code, _, err = train("--run", "a", "--resume", "--steps", "6")
+    assert code == 0
+    assert "steps changed from 4 to 6; goes on at step 4" in err
+    run = open_run(tmp_path / "experiments" / "a")
+    assert run.steps.tolist() == list(range(7))
+    assert run.manifest.settings["steps"] == 6
+
+
+def test_a_finished_run_resumed_stays_finished(train: Train, tmp_path: Path) -> None:
+    train("--run", "a", "--steps", "4")
+    before = open_run(tmp_path / "experiments" / "a").column("eval_loss")
+    assert train("--run", "a", "--resume")[0] == 0
+    after = open_run(tmp_path / "experiments" / "a").column("eval_loss")
+    assert np.array_equal(before, after, equal_nan=True)
+
+
+# Bad input: one sentence, exit 2, nothing half-written.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("none.txt", None, ["none.txt", "No such file"]),
+        ("none.npy", None, ["none.npy", "No such file"]),
+        ("none.bin", None, ["none.bin", "No such file"]),
+        ("empty.txt", b"", ["empty.txt", "empty"]),
+        ("empty.npy", b"", ["empty.npy", "not a numpy array file"]),
+        ("empty.bin", b"", ["empty.bin", "empty"]),
+        ("odd.bin", b"123", ["odd.bin", "3 bytes, not a whole number of uint16"]),
+        ("high.bin", np.full(9000, 777, "<u2").tobytes(), ["high.bin", "777 is beyond model.vocabulary=512"]),
+        ("short.bin", np.full(9, 7, "<u2").tobytes(), ["short.bin", "too few for one row of model.context=32"]),
+        ("latin1.txt", "é".encode("latin-1"), ["latin1.txt", "UTF-8"]),
+        ("data.csv", b"1,2", ["data.csv", "no such source", ".txt, .npy or .bin"]),
+    ],
+)
+def test_bad_data_is_refused(train: Train, tmp_path: Path, name: str, content: bytes | None, parts: list[str]) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    before = folders(tmp_path)
+    refused(train("--run", "a", "--steps", "2", data=name), *parts)
+    assert folders(tmp_path) == before
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 3), np.int64), np.zeros(3), np.full(900, -1)])
+def test_an_array_that_is_no_row_of_ids_is_refused(train: Train, tmp_path: Path, array: np.ndarray) -> None:  # type: ignore[type-arg]
+    np.save(tmp_path / "odd.npy", array)
+    refused(train("--run", "a", data="odd.npy"), "odd.npy: ")
+
+
+def test_a_misspelt_key_is_refused(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("[optimizer]\nlearning_rate = 0.1\n")
+    refused(train("my.toml", "--run", "a"), "my.toml", "no setting is called optimizer.learning_rate")
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_an_impossible_flag_is_refused(train: Train, tmp_path: Path) -> None:
+    refused(train("--run", "a", "--optimizer.lr", "-1"), "optimizer.lr=-1.0: must be above 0")
+    refused(train("--run", "a", "--device", "cuda") if not _has_cuda() else (2, "", "sealegs train: \n"))
+    assert not (tmp_path / "experiments").exists()
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def test_a_flag_that_does_not_exist_is_usage(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train("--run", "a", "--stpes", "3")
+    assert caught.value.code == 2
+    assert not (tmp_path / "experiments").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden"])
+def test_an_odd_name_is_refused(train: Train, name: str) -> None:
+    refused(train("--run", name), "give a name")
+
+
+def test_a_taken_name_is_refused_and_left_alone(train: Train, tmp_path: Path) -> None:
+    train("--run", "a", "--steps", "1")
+    before = {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+    refused(train("--run", "a", "--steps", "1"), "experiments/a", "--resume", "another")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+
+
+def test_resuming_what_is_not_there(train: Train, tmp_path: Path) -> None:
+    refused(train("--run", "a", "--resume"), "experiments/a: no such run folder")
+    refused(train("--resume"), "--run NAME")
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_a_manifest_from_the_future_is_refused(train: Train, tmp_path: Path) -> None:
+    train("--run", "a", "--steps", "1")
+    path = tmp_path / "experiments" / "a" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
+    before = folders(tmp_path)
+    refused(train("--run", "a", "--resume"), "schema 99", "pip install -U sealegs")
+    assert folders(tmp_path) == before
+
+
+def test_a_truncated_checkpoint_is_passed_over_and_none_intact_is_refused(train: Train, tmp_path: Path) -> None:
+    words = ("--run", "a", "--cadence.checkpoint-steps", "2")
+    train(*words, "--steps", "6")
+    checkpoints = tmp_path / "experiments" / "a" / "checkpoints"
+    losses = open_run(tmp_path / "experiments" / "a").column("loss")
+
+    def truncate(step: int) -> None:
+        file = checkpoints / str(step) / "__0_0.distcp"
+        file.write_bytes(file.read_bytes()[:-100])
+
+    truncate(6)
+    code, _, err = train(*words, "--resume")
+    assert code == 0
+    assert "passed over checkpoint 6: __0_0.distcp is not what was written; goes on at step 4" in err
+    assert np.array_equal(open_run(tmp_path / "experiments" / "a").column("loss"), losses, equal_nan=True)
+
+    for step in (2, 4, 6):
+        truncate(step)
+    refused(train(*words, "--resume"), "no checkpoint is intact", "__0_0.distcp")
+
+
+def test_other_data_at_a_resume_is_refused(train: Train, tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.arange(5000) % 100)
+    train("--run", "a", "--steps", "2", data="data.npy")
+    np.save(tmp_path / "data.npy", np.arange(5000) % 101)
+    refused(train("--run", "a", "--resume"), "data.npy: not the data that a-")
+    np.save(tmp_path / "data.npy", np.arange(5000) % 100)
+    refused(train("--run", "a", "--resume", "--data.batch", "4"), "data.batch: changed since the run was started")
+    assert train("--run", "a", "--resume")[0] == 0
+
+
+def on_own_disk(mount: str, words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command with a file system of its own at `disk`, which goes with it; what it held is left in `kept`."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
+        pytest.skip("this system lets no one make a mount namespace (unshare -rm), so no small disk can be had")
+    (cwd / "disk").mkdir()
+    script = f'{mount} && "$@"; code=$?; cp -r disk kept; exit $code'
+    program = str(Path(sys.executable).with_name("sealegs"))
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", program, "train", "--run", "disk/a", *SMALL, *words]
+    return subprocess.run(command, cwd=cwd, env=os.environ, capture_output=True, text=True, timeout=120)
+
+
+def test_a_full_disk_is_one_sentence_and_what_is_there_stays_good(
+    train: Train, tmp_path: Path, tokens_file: Path
+) -> None:
+    """The disk holds two checkpoints of nano and not three: the run stops at the third, and can go on elsewhere."""
+    done = on_own_disk(
+        "mount -t tmpfs -o size=2500k tmpfs disk",
+        ["--steps", "16", "--cadence.checkpoint-steps", "5", "--data.sources", str(tokens_file)],
+        tmp_path,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "sealegs train: disk/a/checkpoints/15: cannot be written (No space left on device): "
+        "free some space and try again"
+    )
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in (tmp_path / "kept" / "a" / "checkpoints").iterdir()) == ["10", "5"]
+    assert open_run(tmp_path / "kept" / "a").steps.tolist() == list(range(15))
+    assert train("--run", "kept/a", "--resume")[0] == 0
+    assert open_run(tmp_path / "kept" / "a").steps.tolist() == list(range(17))
+
+
+def test_a_read_only_folder_is_one_sentence(tmp_path: Path, tokens_file: Path) -> None:
+    done = on_own_disk("mount -t tmpfs -o ro tmpfs disk", ["--data.sources", str(tokens_file)], tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "sealegs train: disk/a: cannot be written (Read-only file system): "
+        "choose a folder that can be written and try again\n",
+    )
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+# Signals.
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_a_checkpoint_and_exits_cleanly(
+    tmp_path: Path, tokens_file: Path, number: signal.Signals, code: int
+) -> None:
+    program = str(Path(sys.executable).with_name("sealegs"))
+    words = ["--run", "a", "--steps", "100000", *SMALL, "--data.sources", str(tokens_file)]
+    child = subprocess.Popen(
+        [program, "train", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stderr
+    assert child.stderr.readline().startswith("step 0/100000")
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == code, err
+    assert "Traceback" not in err
+    assert "go on with: sealegs train --run experiments/a --resume" in out
+    run = open_run(tmp_path / "experiments" / "a")
+    done = int(run.steps[-1]) + 1
+    assert (tmp_path / "experiments" / "a" / "checkpoints" / str(done)).is_dir()
+    assert [event.kind for event in run.events][-1] == "end"
+    assert run.events[-1].detail["reason"] == ("Ctrl-C" if number == signal.SIGINT else "SIGTERM")

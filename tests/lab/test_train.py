@@ -1,0 +1,252 @@
+"""Settings and data in, a trained model and its run folder out."""
+
+import math
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from sealegs.lab.model import Transformer
+from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, OptimizerSettings, Settings
+from sealegs.lab.sources import Data, open_data
+from sealegs.lab.train import Result, build_optimizer, lr_share, resolved, train, update
+from sealegs.record.run import Run, open_run
+from sealegs.recovery.state import Trainee
+
+NOT_REPEATED = {"time", "tokens_per_s"}
+
+
+def nano(tokens: Path, steps: int = 20, **other: Any) -> Settings:
+    return resolved(
+        replace(
+            SIZES["nano"],
+            steps=steps,
+            threads=1,
+            **{
+                "dtype": "fp32",
+                "data": DataSettings(sources={str(tokens): 1.0}),
+                "cadence": CadenceSettings(evaluate_steps=5, evaluate_batches=2, checkpoint_steps=4),
+                **other,
+            },
+        )
+    )
+
+
+def run_of(settings: Settings, folder: Path, **other: Any) -> tuple[Result, Run]:
+    result = train(settings, open_data(settings), folder, **other)
+    return result, open_run(folder)
+
+
+def assert_same(run: Run, other: Run) -> None:
+    """Bit for bit, but for what is measured by the clock."""
+    assert run.steps.tolist() == other.steps.tolist()
+    assert run.signals == other.signals
+    for signal_name in set(run.signals) - NOT_REPEATED:
+        assert run.column(signal_name).tobytes() == other.column(signal_name).tobytes(), signal_name
+
+
+def stop_after(steps: int) -> Any:
+    """Ask for a stop before step ``steps``."""
+    asked = iter([None] * steps)
+    return lambda: next(asked, "test")
+
+
+def test_a_repeated_run_is_the_same_bit_for_bit(tmp_path: Path, tokens_file: Path) -> None:
+    settings = nano(tokens_file)
+    assert_same(run_of(settings, tmp_path / "a")[1], run_of(settings, tmp_path / "b")[1])
+    other = run_of(replace(settings, seed=1), tmp_path / "c")[1]
+    assert not np.array_equal(other.column("loss"), open_run(tmp_path / "a").column("loss"))
+
+
+@pytest.mark.parametrize("stops", [[7], [1, 2, 5], [4, 4]], ids=str)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, tokens_file: Path, stops: list[int]
+) -> None:
+    settings = nano(tokens_file)
+    whole, expected = run_of(settings, tmp_path / "whole")
+    for i, steps in enumerate(stops):
+        result, _ = run_of(settings, tmp_path / "cut", resume=i > 0, should_stop=stop_after(steps))
+        assert result.stopped_by == "test"
+    result, run = run_of(settings, tmp_path / "cut", resume=True)
+    assert_same(run, expected)
+    assert result.eval_loss == whole.eval_loss
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so, and computes it all the same
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_low_precision_trains_and_resumes(tmp_path: Path, tokens_file: Path, dtype: str) -> None:
+    """A few tiny steps: CPUs without bf16 and fp16 units emulate them, slowly."""
+    settings = nano(
+        tokens_file,
+        steps=4,
+        dtype=dtype,
+        model=replace(SIZES["nano"].model, context=8),
+        data=DataSettings(sources={str(tokens_file): 1.0}, batch=2),
+        cadence=CadenceSettings(evaluate_steps=0, evaluate_batches=1, checkpoint_steps=0),
+    )
+    _, expected = run_of(settings, tmp_path / "whole")
+    run_of(settings, tmp_path / "cut", should_stop=stop_after(2))
+    _, run = run_of(settings, tmp_path / "cut", resume=True)
+    assert_same(run, expected)
+    assert np.isfinite(run.column("loss")[:4]).all()
+    assert run.manifest.dtype == dtype
+    assert ("loss_scale" in run.signals) == (dtype == "fp16")
+    if dtype == "fp16":
+        assert (run.column("loss_scale")[:4] >= 1).all()
+
+
+def trainee(settings: Settings, data: Data) -> Trainee:
+    torch.manual_seed(0)
+    model = Transformer(settings.model)
+    optimizer = build_optimizer(model, settings.optimizer)
+    return Trainee(
+        model=model,
+        optimizer=optimizer,
+        scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps)),
+        scaler=GradScaler("cpu", enabled=False),
+        data=data.training,
+    )
+
+
+def documents_file(folder: Path) -> Path:
+    """Documents of 3 to 30 tokens: rows with very different numbers of targets."""
+    lengths = np.arange(400) % 28 + 3
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    np.save(folder / "docs.npy", np.arange(lengths.sum()) % 97)
+    np.save(folder / "docs.starts.npy", starts)
+    return folder / "docs.npy"
+
+
+def test_accumulation_has_the_denominator_of_the_whole_batch(tmp_path: Path) -> None:
+    """One step in 1, 2 and 8 portions: the same loss, gradient and weights, up to the order of additions."""
+    results = []
+    for portions in (1, 2, 8):
+        data_settings = DataSettings(
+            sources={str(documents_file(tmp_path)): 1.0}, rows="documents", batch=8, accumulation=portions
+        )
+        settings = nano(tmp_path, data=data_settings)
+        data = open_data(settings)
+        subject = trainee(settings, data)
+        assert isinstance(subject.model, Transformer)
+        batch = data.training.next()
+        counts = [(targets != -100).sum() for _, targets in batch.micro_batches(8)]
+        assert max(counts) > 2 * min(counts)
+        signals = update(subject, subject.model.losses, batch, settings)
+        weights = torch.cat([parameter.detach().flatten() for parameter in subject.model.parameters()])
+        results.append((float(signals["loss"]), float(signals["grad_norm"]), weights))
+    for loss, grad_norm, weights in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-6)
+        assert grad_norm == pytest.approx(results[0][1], rel=1e-5)
+        assert torch.allclose(weights, results[0][2], atol=1e-5)
+
+
+def keep_gradients(into: list[torch.Tensor], optimizer: Optimizer, *_: object) -> None:
+    into += [parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def test_the_norm_is_taken_before_clipping_and_clipping_is_done(tmp_path: Path, tokens_file: Path) -> None:
+    unclipped = nano(tokens_file, optimizer=OptimizerSettings(clip=0.0, warmup_steps=0))
+    clipped = nano(tokens_file, optimizer=OptimizerSettings(clip=0.01, warmup_steps=0))
+    norms, kept = [], []
+    for settings in (unclipped, clipped):
+        data = open_data(settings)
+        subject = trainee(settings, data)
+        assert isinstance(subject.model, Transformer)
+        gradients: list[torch.Tensor] = []
+        subject.optimizer.register_step_pre_hook(partial(keep_gradients, gradients))
+        norms.append(float(update(subject, subject.model.losses, data.training.next(), settings)["grad_norm"]))
+        kept.append(torch.stack([gradient.norm() for gradient in gradients]).norm().item())
+    assert norms[0] == norms[1] == pytest.approx(kept[0], rel=1e-5)
+    assert norms[0] > 0.1
+    assert kept[1] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_weight_decay_is_on_matrices_only() -> None:
+    optimizer = build_optimizer(Transformer(SIZES["nano"].model), OptimizerSettings())
+    decayed, spared = optimizer.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.ndim for parameter in decayed["params"]} == {2}
+    assert {parameter.ndim for parameter in spared["params"]} == {1}
+    assert decayed["fused"] is True
+
+
+def test_the_schedule_is_linear_then_cosine() -> None:
+    settings = OptimizerSettings(warmup_steps=10, final_lr_share=0.1)
+    shares = [lr_share(settings, 111, step) for step in range(111)]
+    assert shares[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert shares[10] == 1.0
+    assert shares[60] == pytest.approx(0.55)
+    assert shares[110] == pytest.approx(0.1)
+    assert all(a >= b for a, b in pairwise(shares[10:]))
+    assert lr_share(settings, 5, 4) == 0.5
+    assert math.isclose(lr_share(OptimizerSettings(warmup_steps=0), 1, 0), 1.0)
+
+
+def test_signals_are_those_of_the_stream(tmp_path: Path, tokens_file: Path) -> None:
+    settings = nano(tokens_file, steps=12)
+    _, run = run_of(settings, tmp_path / "a")
+    stream = open_data(settings).training
+    batches = [stream.batch(index) for index in range(12)]
+    assert run.column("batch_hash")[:12].tolist() == [batch.hash for batch in batches]
+    assert run.column("batch_index")[:12].tolist() == list(range(12))
+    assert run.column("sources")[0] == f"{tokens_file}=8"
+    assert run.column("token_entropy")[10] == batches[10].token_entropy
+    assert run.column("eval_loss")[run.logged("eval_loss")].shape == (4,)  # steps 0, 5, 10 and the end
+    assert (run.column("tokens_per_s")[run.logged("tokens_per_s")] > 0).all()
+
+
+def test_checkpoints_come_by_the_clock_too(tmp_path: Path, tokens_file: Path) -> None:
+    cadence = CadenceSettings(evaluate_steps=0, checkpoint_steps=0, checkpoint_minutes=1e-9, keep_checkpoints=9)
+    run_of(nano(tokens_file, steps=3, cadence=cadence), tmp_path / "a")
+    assert sorted(path.name for path in (tmp_path / "a" / "checkpoints").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_failure_is_written_down(tmp_path: Path, tokens_file: Path) -> None:
+    def broken() -> str | None:
+        raise RuntimeError("the roof fell in")
+
+    with pytest.raises(RuntimeError, match="roof"):
+        run_of(nano(tokens_file), tmp_path / "a", should_stop=broken)
+    last = open_run(tmp_path / "a").events[-1]
+    assert (last.kind, dict(last.detail)) == ("end", {"reason": "failed", "error": "RuntimeError: the roof fell in"})
+
+
+def test_killed_three_times_at_random_steps_and_resumed(tmp_path: Path, tokens_file: Path) -> None:
+    """The whole promise, with the real command and SIGKILL: bit for bit the run that nobody touched."""
+    program = str(Path(sys.executable).with_name("sealegs"))
+    words = [
+        *("train", "--size", "nano", "--steps", "120", "--threads", "1"),
+        *("--data.sources", str(tokens_file), "--cadence.checkpoint-steps", "15", "--cadence.evaluate-steps", "20"),
+    ]
+    subprocess.run([program, *words, "--run", "whole"], cwd=tmp_path, check=True, capture_output=True)
+    metrics = tmp_path / "experiments" / "cut" / "metrics.jsonl"
+    seed = random.randrange(2**32)  # noqa: S311 - any steps will do; printed, so that a failure can be repeated
+    print(f"kill seed {seed}")
+    chance = random.Random(seed)  # noqa: S311
+    resume: list[str] = []
+    for kill in range(3):
+        child = subprocess.Popen([program, *words, "--run", "cut", *resume], cwd=tmp_path, stderr=subprocess.DEVNULL)
+        target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 35)
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < target:
+            assert child.poll() is None, f"ended before kill {kill}"
+            time.sleep(0.002)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        resume = ["--resume"]
+    subprocess.run([program, *words, "--run", "cut", *resume], cwd=tmp_path, check=True, capture_output=True)
+    whole, cut = (open_run(tmp_path / "experiments" / name) for name in ("whole", "cut"))
+    assert cut.segments[-1] >= 1
+    assert_same(cut, whole)
