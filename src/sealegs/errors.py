@@ -6,6 +6,7 @@
     │   ├── RunExists       a run of that name is there already
     │   └── RunBusy         another process is writing that run
     ├── StorageError        something to write: full disk, read-only folder
+    ├── SinkFailed          a tracker that did not take everything; the run goes on without it
     └── MissingExtra        a library that an extra installs: carries the install line
 
 A mistake of ours is an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
@@ -34,6 +35,10 @@ class RunBusy(SourceError):
 
 class StorageError(SealegsError):
     """Something could not be written; what was half-written has been taken back."""
+
+
+class SinkFailed(SealegsError):
+    """A sink did not take everything it was given: which one, why, and how much arrived."""
 
 
 class MissingExtra(SealegsError):

@@ -19,8 +19,9 @@ from unittest import mock
 import pytest
 from mlflow.tracking import MlflowClient
 
+from sealegs.errors import SinkFailed
 from sealegs.sinks.mlflow import MlflowSink
-from sealegs.sinks.queued import Queued, SinkFailed
+from sealegs.sinks.queued import Queued
 from sealegs.vocabulary import Event, Sink
 
 pytestmark = [

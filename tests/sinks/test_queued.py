@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from sealegs.sinks.queued import Queued, SinkFailed
+from sealegs.errors import SinkFailed
+from sealegs.sinks.queued import Queued
 from sealegs.vocabulary import Event, Row, Sink
 
 PATIENCE_S = 10.0
@@ -59,7 +60,7 @@ def happened(kind: str) -> Event:
 
 
 def started(inner: Inner, **options: Any) -> Queued:
-    sink = Queued(inner, **options)
+    sink = Queued(inner, gather_s=0.0, **options)
     sink.start({"run_id": "a1"})
     return sink
 
@@ -194,3 +195,21 @@ def test_a_hung_sink_is_given_up_at_close() -> None:
     )
     assert inner.got == []
     inner.door.set()
+
+
+def test_rows_gather_before_they_are_handed_over() -> None:
+    class Counting(Inner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[int] = []
+
+        def rows(self, rows: list[Row]) -> None:
+            self.calls.append(len(rows))
+
+    inner = Counting()
+    sink = Queued(inner, gather_s=PATIENCE_S)
+    sink.start({"run_id": "a1"})
+    for step in range(50):
+        sink.row({"step": step})
+    sink.close()  # ends the gathering
+    assert inner.calls == [50]

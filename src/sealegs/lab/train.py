@@ -84,7 +84,8 @@ def train(
             with suppress(StorageError):  # the disk may be what failed; the error itself says more
                 watch.announce("end", reason="failed", error=f"{type(error).__name__}: {error}")
             raise
-        watch.announce("end", reason=result.stopped_by or "finished", eval_loss=result.eval_loss)
+        reason = "interrupted" if result.stopped_by else "finished"
+        watch.announce("end", reason=reason, by=result.stopped_by, eval_loss=result.eval_loss)
     return result
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
@@ -69,7 +70,7 @@ class Checkpoints:
             with folder_aside(target) as aside:
                 with whole_file(aside / _PLAIN) as file:
                     file.write(json.dumps(state.plain).encode())
-                with _quiet_about_one_process():
+                with _speaking_plainly():
                     save_tensors(dict(state.tensors), storage_writer=FileSystemWriter(aside))
                 digests = {file.name: _digest(file) for file in sorted(aside.iterdir())}
                 with whole_file(aside / _DIGESTS) as file:
@@ -112,7 +113,7 @@ class Checkpoints:
             for name, entry in _table_of_contents(folder).state_dict_metadata.items()
             if isinstance(entry, metadata.TensorStorageMetadata)
         }
-        with _quiet_about_one_process():
+        with _speaking_plainly():
             load_tensors(tensors, storage_reader=FileSystemReader(folder))
         return State(tensors, json.loads((folder / _PLAIN).read_bytes()))
 
@@ -124,7 +125,9 @@ class Checkpoints:
         kept, old = steps[-self._keep :], steps[: -self._keep]
         if old and any(self.check(step) is None for step in reversed(kept)):
             for step in old:
-                shutil.rmtree(self._folder / str(step), ignore_errors=True)
+                # first the name, then the files: a kill in between must not leave a checkpoint with half its files
+                aside = (self._folder / str(step)).rename(self._folder / f".{step}.partial")
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:
@@ -133,11 +136,26 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def _quiet_about_one_process() -> Iterator[None]:
-    """torch warns where there is no process group: one process is a case that we mean."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _speaking_plainly() -> Iterator[None]:
+    """torch wraps a full disk into exceptions of its own, and warns where there is no process group: we mean that."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as wrapper:  # not even an Exception
+        for error, _ in wrapper.failures.values():
+            raise _first_cause(error) from wrapper
+        raise
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What the system said, where an error came of that: it is further down the chain."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link
+        link = link.__cause__ or link.__context__
+    return error
 
 
 class _TableOfContents(pickle.Unpickler):

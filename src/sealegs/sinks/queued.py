@@ -1,0 +1,146 @@
+"""Rows and events in, the same to a slow sink out: later, in another thread, in the same order."""
+
+from collections import deque
+from collections.abc import Mapping
+from threading import Condition, Thread
+from typing import Any, Protocol, runtime_checkable
+
+from sealegs.errors import SealegsError, SinkFailed
+from sealegs.vocabulary import Event, Row, Sink
+
+
+@runtime_checkable
+class TakesManyRows(Protocol):
+    """A sink that is cheaper to call once for many rows."""
+
+    def rows(self, rows: list[Row]) -> None:
+        """Take several steps, oldest first."""
+
+
+class Queued:
+    """A slow sink that never holds the run: ``row`` and ``event`` only put things into a bounded queue.
+
+    What goes wrong in the thread is raised once, by the next call from the training side; after that the sink is deaf.
+    """
+
+    def __init__(
+        self, sink: Sink, *, capacity: int = 10_000, gather_s: float = 1.0, close_within_s: float = 10.0
+    ) -> None:
+        self.name = sink.name
+        self._sink = sink
+        self._capacity = capacity
+        self._gather_s = gather_s
+        self._close_within_s = close_within_s
+        self._thread: Thread | None = None
+        # Guards all that follows, and is never held while the inner sink is at work. Its lock is reentrant: a signal
+        # handler may log an event while the same thread is inside `row`.
+        self._changed = Condition()
+        self._waiting: deque[Row | Event] = deque()
+        self._offered = self._delivered = self._dropped = 0
+        self._failure: BaseException | None = None
+        self._over = False  # closed, or the failure has been told: nothing is taken any more
+
+    def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Start the inner sink here and now, so that a wrong address is known before the first step."""
+        started = self._sink.start(manifest)
+        self._thread = Thread(target=self._deliver, name=f"sealegs-{self.name}", daemon=True)
+        self._thread.start()
+        return started
+
+    def row(self, row: Row) -> None:
+        """Queue one step."""
+        self._offer(row)
+
+    def event(self, event: Event) -> None:
+        """Queue one event."""
+        self._offer(event)
+
+    def close(self) -> None:
+        """Wait for the queue to empty and the inner sink to close, but no longer than ``close_within_s``."""
+        with self._changed:
+            told_already, self._over = self._over, True
+            self._changed.notify()
+        if told_already or self._thread is None:
+            return
+        self._thread.join(self._close_within_s)
+        with self._changed:
+            if self._failure is not None:
+                raise self._told() from self._failure
+            if self._thread.is_alive():
+                raise self._told(f"not done within {self._close_within_s:g} s of the end of the run")
+            if self._dropped:
+                raise self._told("too slow for this run")
+
+    def _offer(self, item: Row | Event) -> None:
+        with self._changed:
+            if self._over:
+                return
+            self._offered += 1
+            if self._failure is not None:
+                self._over = True
+                raise self._told() from self._failure
+            if len(self._waiting) >= self._capacity:
+                self._dropped += 1
+                if not isinstance(item, Event):
+                    return
+                self._waiting.popleft()  # events are few and tell how the run ended: the oldest row makes room
+            self._waiting.append(item)
+            self._changed.notify()
+
+    def _deliver(self) -> None:
+        try:
+            while batch := self._take():
+                self._hand_over(batch)
+            self._sink.close()
+        except BaseException as failure:  # even SystemExit: a thread that ends without a word would lose rows silently
+            with self._changed:
+                self._failure = failure
+
+    def _take(self) -> list[Row | Event]:
+        """What gathers in ``gather_s`` from the first item on; nothing once the queue is closed and empty.
+
+        A request for each row would take its time from the training thread: they share one interpreter.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._over)
+            self._changed.wait_for(lambda: self._over, timeout=self._gather_s)
+            batch = list(self._waiting)
+            self._waiting.clear()
+            return batch
+
+    def _hand_over(self, batch: list[Row | Event]) -> None:
+        rows: list[Row] = []
+        for item in batch:
+            if isinstance(item, Event):
+                self._hand_over_rows(rows)
+                rows = []
+                self._sink.event(item)
+                self._arrived(1)
+            else:
+                rows.append(item)
+        self._hand_over_rows(rows)
+
+    def _hand_over_rows(self, rows: list[Row]) -> None:
+        if rows and isinstance(self._sink, TakesManyRows):
+            self._sink.rows(rows)
+            self._arrived(len(rows))
+            return
+        for row in rows:
+            self._sink.row(row)
+            self._arrived(1)
+
+    def _arrived(self, count: int) -> None:
+        with self._changed:
+            self._delivered += count
+
+    def _told(self, reason: str = "") -> SinkFailed:
+        if isinstance(self._failure, SealegsError):
+            reason = str(self._failure)
+        elif self._failure is not None:
+            reason = f"{type(self._failure).__name__}: {self._failure}".splitlines()[0]
+        told = f"{self.name}: {reason}; {self._delivered} rows and events delivered"
+        if lost := self._offered - self._delivered:
+            told += f", {lost} not"
+        if self._dropped:
+            told += f" ({self._dropped} of them because the queue of {self._capacity} was full)"
+        return SinkFailed(told)
