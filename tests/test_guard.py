@@ -59,6 +59,9 @@ def test_resume_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "a", resume=True) as watch:
         watch.see(1, loss=2.0)
     assert sealegs.open_run(tmp_path / "a").column("loss").tolist() == [1.0, 2.0]
+    with sealegs.Watch(tmp_path / "a", resume=True, settings={"lr": 0.2}):
+        pass
+    assert sealegs.open_run(tmp_path / "a").manifest.settings == {"lr": 0.2}
 
 
 def test_sinks_get_everything_and_the_manifest_keeps_the_tracker(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A run folder in, a picture of its curves out.
 
-    python docs/pictures/run_curves.py experiments/demo docs/pictures/demo.png
+python docs/pictures/run_curves.py experiments/demo docs/pictures/demo.png
 """
 
 import sys

@@ -37,10 +37,16 @@ class Watch:
         settings: dict[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        """Start the run in folder ``run``, or go on with it; ``settings`` or a whole ``manifest`` say what it is."""
+        """Start the run in folder ``run``, or go on with it.
+
+        ``settings``, or a whole ``manifest``, say what it is. At a resume the manifest is there already; settings that
+        are given then replace those in it.
+        """
         folder = Path(run)
         if resume:
             self.record = RunWriter.reopen(folder)
+            if settings is not None and settings != self.record.manifest.settings:
+                self.record.amend(settings=settings)
         else:
             self.record = RunWriter.create(folder, manifest or manifests.describe(folder.name, settings=settings or {}))
         self._collector = Collector()

@@ -250,3 +250,24 @@ def test_killed_three_times_at_random_steps_and_resumed(tmp_path: Path, tokens_f
     whole, cut = (open_run(tmp_path / "experiments" / name) for name in ("whole", "cut"))
     assert cut.segments[-1] >= 1
     assert_same(cut, whole)
+
+
+def test_it_really_learns(tmp_path: Path) -> None:
+    """The smallest model, two hundred steps of real text: far below what token frequencies alone would give."""
+    settings = resolved(replace(SIZES["nano"], steps=200, threads=1))
+    result, run = run_of(settings, tmp_path / "a")
+    print(f"evaluation loss {result.eval_loss:.3f}, unigram entropy {result.unigram_entropy:.3f}")
+    assert result.eval_loss < result.unigram_entropy - 1.0
+    assert run.column("loss")[0] == pytest.approx(math.log(512), abs=0.4)
+    assert (tmp_path / "a" / "tokenizer.json").stat().st_size > 1000
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch, of itself
+def test_the_compiled_model_computes_the_same(tmp_path: Path, tokens_file: Path) -> None:
+    losses = []
+    for compiled in (False, True):
+        model = replace(SIZES["nano"].model, layers=1, context=8)
+        settings = nano(tokens_file, steps=2, compile=compiled, model=model)
+        _, run = run_of(settings, tmp_path / str(compiled))
+        losses.append(run.column("loss")[:2])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

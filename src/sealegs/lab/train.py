@@ -76,9 +76,15 @@ def train(
         data=data.training,
     )
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=settings.cadence.keep_checkpoints)
-    with Watch(folder, resume=resume, manifest=describe(settings, data, model, folder.name), sinks=sinks) as watch:
+    resumption = go_on(trainee, checkpoints, folder, settings, data) if resume else None
+    manifest = describe(settings, data, model, folder.name)
+    with Watch(folder, resume=resume, manifest=manifest, settings=asdict(settings), sinks=sinks) as watch:
         try:
-            first = go_on(trainee, checkpoints, watch, settings, data) if resume else start(watch, data)
+            if resumption:
+                watch.announce("resume", **asdict(resumption))
+            else:
+                start(watch, data)
+            first = (resumption and resumption.checkpoint) or 0
             result = run_steps(first, settings, data, trainee, checkpoints, watch, should_stop)
         except BaseException as error:
             with suppress(StorageError):  # the disk may be what failed; the error itself says more
@@ -292,39 +298,47 @@ def describe(settings: Settings, data: Data, model: Transformer, name: str) -> M
     )
 
 
-def start(watch: Watch, data: Data) -> int:
-    """Begin at the first step."""
+def start(watch: Watch, data: Data) -> None:
+    """Put what a reader will need beside the manifest, and begin."""
     if data.tokenizer is not None:
         with writing(watch.record.folder), whole_file(watch.record.folder / TOKENIZER) as file:
             file.write(data.tokenizer)
     watch.announce("start", manifest=watch.record.manifest.run_id)
-    return 0
 
 
-def go_on(trainee: Trainee, checkpoints: Checkpoints, watch: Watch, settings: Settings, data: Data) -> int:
-    """Restore the newest intact checkpoint and give its step; say which ones were passed over, and why."""
-    before = watch.record.manifest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Where a run goes on, and what is to be said about it."""
+
+    checkpoint: int | None
+    """None where the run was killed before its first one: it then begins anew."""
+    passed_over: dict[str, str]
+    """Newer checkpoints that are damaged, and how."""
+    changed: dict[str, list[object]]
+    """Old and new value of each setting that was changed."""
+
+
+def go_on(trainee: Trainee, checkpoints: Checkpoints, folder: Path, settings: Settings, data: Data) -> Resumption:
+    """Restore the newest intact checkpoint; refuse what would not go on as it began, before anything is written."""
+    before = manifests.load(folder)
     for name, facts in before.data.get("sources", {}).items():
         if data.facts["sources"].get(name) != facts:
             raise SourceError(f"{name}: not the data that {before.run_id} was trained on; bring that back to resume")
-    step, passed_over = checkpoints.newest_intact()
-    damages = {str(damage.step): damage.reason for damage in passed_over}
-    if step is None and passed_over:
-        raise SourceError(
-            f"{watch.record.folder}: no checkpoint is intact ({damages}); restore one from a copy, or start another run"
-        )
     changed = settings_changed(before, settings)
     for name in changed:
         if name == "seed" or name.startswith("data."):
             raise ConfigError(
                 f"{name}: changed since the run was started, which would shift its data; start another run"
             )
+    step, damaged = checkpoints.newest_intact()
+    passed_over = {str(damage.step): damage.reason for damage in damaged}
     if step is not None:
         trainee.restore(checkpoints.load(step))
-    watch.announce("resume", checkpoint=step, passed_over=damages, changed=changed)
-    if changed:
-        watch.record.amend(settings=asdict(settings))
-    return step or 0
+    elif damaged:
+        raise SourceError(
+            f"{folder}: no checkpoint is intact ({passed_over}); restore one from a copy, or start another run"
+        )
+    return Resumption(checkpoint=step, passed_over=passed_over, changed=changed)
 
 
 def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:

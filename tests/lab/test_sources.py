@@ -1,0 +1,148 @@
+"""Settings in, streams of tokens out."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealegs.errors import ConfigError, SourceError
+from sealegs.lab import tokenizer as bpe
+from sealegs.lab.settings import PRESETS, SIZES, DataSettings, Settings
+from sealegs.lab.sources import cache_folder, open_data
+
+
+def nano(sources: dict[str, float], **other: Any) -> Settings:
+    return replace(SIZES["nano"], data=DataSettings(sources=sources, sentences=400, **other))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SEALEGS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def tokenised(settings: Settings) -> list[str]:
+    """What had to be tokenised, and was not in the cache."""
+    said: list[str] = []
+    open_data(settings, say=said.append)
+    return said
+
+
+def text_file(folder: Path, words: str = "The sea is calm.") -> str:
+    path = folder / "sea.txt"
+    path.write_text("\n\n".join(f"{words} Wave {number}." for number in range(300)))
+    return str(path)
+
+
+def test_text_is_tokenised_once(cache: Path) -> None:
+    settings = nano({"grammar": 1.0})
+    assert len(tokenised(settings)) == 1
+    assert tokenised(settings) == []
+    assert tokenised(replace(settings, seed=9)) == []
+    assert len(tokenised(replace(settings, model=replace(settings.model, vocabulary=300)))) == 1
+
+
+def test_a_file_that_changed_is_tokenised_anew(cache: Path, tmp_path: Path) -> None:
+    settings = nano({text_file(tmp_path): 1.0})
+    first = open_data(settings).facts
+    text_file(tmp_path, "The sea is rough.")
+    assert len(tokenised(settings)) == 1
+    assert open_data(settings).facts != first
+
+
+def test_a_damaged_cache_is_made_anew(cache: Path) -> None:
+    settings = nano({"grammar": 1.0})
+    facts = open_data(settings).facts
+    for name in ("0.npy", "0.starts.npy", "tokenizer.json"):
+        (folder,) = (cache / "tokens").iterdir()
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:40] if name.endswith("npy") else b"")
+        assert len(tokenised(settings)) == 1, name
+        assert open_data(settings).facts == facts
+
+
+def test_sources_are_mixed_by_weight_and_share_a_vocabulary(tmp_path: Path) -> None:
+    path = text_file(tmp_path)
+    data = open_data(nano({"grammar": 3.0, path: 1.0}))
+    first, second = data.training.batch(0).sources.split()
+    assert (first.split("=")[0], second.split("=")[0]) == (path, "grammar")
+    assert data.tokenizer is not None
+    (tmp_path / "tokenizer.json").write_bytes(data.tokenizer)
+    tokenizer = bpe.load(tmp_path / "tokenizer.json")
+    rows = [span for index in range(20) for span in data.training.batch(index).spans if span.source.name == path]
+    assert "The sea is calm. Wave" in tokenizer.decode(rows[0].source.tokens[rows[0].start : rows[0].end].tolist())
+
+
+def test_nothing_held_out_is_trained_on(tmp_path: Path) -> None:
+    data = open_data(nano({"grammar": 1.0}, held_out=0.25, rows="documents"))
+    (trained,) = {
+        id(span.source): span.source for index in range(3) for span in data.training.batch(index).spans
+    }.values()
+    (held,) = {id(span.source): span.source for index in range(3) for span in data.held_out.batch(index).spans}.values()
+    assert (len(trained.starts), len(held.starts)) == (300, 100)
+
+    def sentences(source: Any) -> set[bytes]:
+        ends = [*source.starts[1:], len(source.tokens)]
+        return {source.tokens[start:end].tobytes() for start, end in zip(source.starts, ends, strict=True)}
+
+    assert not sentences(trained) & sentences(held)
+
+
+def test_the_unigram_entropy_is_that_of_the_mixture(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(4000) % 4)
+    np.save(tmp_path / "b.npy", np.full(4000, 9))
+    settings = nano({str(tmp_path / "a.npy"): 1.0, str(tmp_path / "b.npy"): 1.0})
+    expected = 4 * -0.125 * math.log(0.125) - 0.5 * math.log(0.5)
+    assert open_data(settings).facts["unigram_entropy"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_text_and_ids_go_together_only_with_their_tokenizer(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.npy"
+    np.save(ids, np.arange(4000) % 300)
+    settings = nano({"grammar": 1.0, str(ids): 1.0})
+    with pytest.raises(ConfigError, match=r"mixes text \(grammar\) with token ids .*: give data.tokenizer"):
+        open_data(settings)
+    made = bpe.train(["a sentence to learn from"] * 20, 300)
+    made.save(tmp_path / "tokenizer.json")
+    given = replace(settings, data=replace(settings.data, tokenizer=str(tmp_path / "tokenizer.json")))
+    data = open_data(given)
+    assert data.tokenizer == made.to_json().encode()
+    with pytest.raises(SourceError, match=r"none.json: cannot be read"):
+        open_data(replace(settings, data=replace(settings.data, tokenizer=str(tmp_path / "none.json"))))
+
+
+def test_bin_files_are_mapped_as_uint16(tmp_path: Path) -> None:
+    (tmp_path / "ids.bin").write_bytes((np.arange(4000) % 500).astype("<u2").tobytes())
+    batch = open_data(nano({str(tmp_path / "ids.bin"): 1.0})).training.batch(0)
+    assert ((batch.targets - batch.tokens) % 500 == 1).all()
+
+
+def test_documents_of_tokenised_files_are_known(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(4000) % 300)
+    np.save(tmp_path / "ids.starts.npy", np.arange(0, 4000, 10))
+    batch = open_data(nano({str(tmp_path / "ids.npy"): 1.0}, rows="documents")).training.batch(0)
+    assert batch.target_count == 8 * 9
+
+
+def test_the_standard_library_is_a_source() -> None:
+    data = open_data(nano({"stdlib": 1.0}))
+    assert data.facts["sources"]["stdlib"]["documents"] > 300
+    assert data.facts["sources"]["stdlib"]["tokens"] > 1_000_000
+
+
+def test_the_worked_example_trains_on_240_sentences() -> None:
+    training = open_data(PRESETS["seed-002"]).training
+    documents = {span.documents.start for index in range(30) for span in training.batch(index).spans}
+    assert documents == set(range(240))
+    assert training.batch(312).tokens.shape == (8, 32)
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEALEGS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_folder() == Path("/x/sealegs")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "sealegs"
