@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealegs.errors import SourceError
-from sealegs.lab import words
+from sealegs.lab import spelling, words
 from sealegs.lab.corpus import grammar_sentences, stdlib_documents, text_documents
 
 # Written down from a grammar book and not from words.py, in the order of the alphabet.
@@ -156,7 +156,7 @@ def test_regular_verbs_are_regular() -> None:
 def test_spelling() -> None:
     spellings = table(SPELLINGS)
     assert spellings == {
-        base: [words.third_person(base), words.ing(base), words.regular_past(base)] for base in spellings
+        base: [spelling.third_person(base), spelling.ing(base), spelling.regular_past(base)] for base in spellings
     }
     rules = {
         "walk": "just takes -ed",
@@ -167,18 +167,18 @@ def test_spelling() -> None:
         "travel": "doubles its last letter",
         "panic": "takes a k before -ed",
     }
-    assert rules == {base: words.spelling_rule(base) for base in rules}
+    assert rules == {base: spelling.spelling_rule(base) for base in rules}
     odd = {
         "go": ("goes", "going"),
         "have": ("has", "having"),
         "lie": ("lies", "lying"),
         "begin": ("begins", "beginning"),
     }
-    assert odd == {base: (words.third_person(base), words.ing(base)) for base in odd}
+    assert odd == {base: (spelling.third_person(base), spelling.ing(base)) for base in odd}
 
 
 def test_degrees_adverbs_and_plurals() -> None:
-    assert [words.degrees(word) for word in ("big", "wide", "happy", "clever", "careful", "good", "dry", "new")] == [
+    assert [spelling.degrees(word) for word in ("big", "wide", "happy", "clever", "careful", "good", "dry", "new")] == [
         ("bigger", "biggest"),
         ("wider", "widest"),
         ("happier", "happiest"),
@@ -188,10 +188,10 @@ def test_degrees_adverbs_and_plurals() -> None:
         ("drier", "driest"),
         ("newer", "newest"),
     ]
-    assert [words.adverb(word) for word in ("slow", "happy", "gentle", "frantic", "careful")] == [
+    assert [spelling.adverb(word) for word in ("slow", "happy", "gentle", "frantic", "careful")] == [
         *("slowly", "happily", "gently", "frantically", "carefully")
     ]
-    assert [words.plural(word) for word in ("cat", "box", "baby", "key", "church", "tomato")] == [
+    assert [spelling.plural(word) for word in ("cat", "box", "baby", "key", "church", "tomato")] == [
         *("cats", "boxes", "babies", "keys", "churches", "tomatoes")
     ]
 
@@ -224,7 +224,7 @@ def test_verbs_agree_with_their_subjects(sentences: list[str]) -> None:
     }
     verbs = "am|is|are|was|were|has|have|does|do"
     bases = {base for base, *_ in heads_of_verbs()}
-    thirds = set(map(words.third_person, bases))
+    thirds = set(map(spelling.third_person, bases))
     seen = Counter[str]()
     for sentence in sentences:
         told = sentence.split("Right: ")[-1]  # what is wrong is wrong on purpose

@@ -18,7 +18,7 @@ from types import SimpleNamespace as Forms
 from typing import Any
 
 from sealegs.errors import SourceError
-from sealegs.lab import words
+from sealegs.lab import spelling, words
 
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
@@ -168,12 +168,18 @@ def _verb(line: str) -> Forms:
     head, sign, things = re.split(" ([:@>]) ", line)
     marked, *irregular = head.split()
     base = marked.rstrip("!=")
-    wrong = words.regular_past(base)
+    wrong = spelling.regular_past(base)
     past, done = irregular or (wrong, wrong)
-    forms = {"base": base, "third": words.third_person(base), "past": past, "done": done, "doing": words.ing(base)}
+    forms = {
+        "base": base,
+        "third": spelling.third_person(base),
+        "past": past,
+        "done": done,
+        "doing": spelling.ing(base),
+    }
     marks = sign + marked[len(base) :] + ("irregular" if irregular else "")
     things_said = _Ranked(map(_thing, _listed(things)))
-    return Forms(**forms, wrong=wrong, rule=words.spelling_rule(base), marks=marks, things=things_said)
+    return Forms(**forms, wrong=wrong, rule=spelling.spelling_rule(base), marks=marks, things=things_said)
 
 
 def _thing(entry: str) -> Forms:
@@ -190,23 +196,23 @@ def _thing(entry: str) -> Forms:
 
 def _noun(entry: str) -> Forms:
     one, _, irregular = entry.partition(" ")
-    return Forms(a=words.article(one), one=one, many=irregular or words.plural(one))
+    return Forms(a=spelling.article(one), one=one, many=irregular or spelling.plural(one))
 
 
 def _adjective(line: str) -> Forms:
     """An adjective in its degrees, and the nouns of which it may be said; an ``@`` among them stands for people."""
     pair, _, nouns = line.partition(" : ")
     adjective, opposite = pair.split()
-    more, most = words.degrees(adjective)
+    more, most = spelling.degrees(adjective)
     said_of = _Ranked(
-        Forms(noun=noun, a=words.article(f"{adjective} {noun}")) for noun in _listed(nouns) if noun != "@"
+        Forms(noun=noun, a=spelling.article(f"{adjective} {noun}")) for noun in _listed(nouns) if noun != "@"
     )
     return Forms(adjective=adjective, opposite=opposite, more=more, most=most, nouns=said_of, of_people="@" in nouns)
 
 
 def _manner(entry: str) -> Forms:
     adjective, _, irregular = entry.partition(" ")
-    return Forms(adjective=adjective, adverb=irregular or words.adverb(adjective))
+    return Forms(adjective=adjective, adverb=irregular or spelling.adverb(adjective))
 
 
 def _outcome(entry: str) -> Forms:
