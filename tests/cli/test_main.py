@@ -30,6 +30,15 @@ def test_an_unknown_command_is_a_sentence(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "sealegs: no command is called 'trian'; did you mean `sealegs train`?\n"
 
 
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sealegs.cli.train.main", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "sealegs train: interrupted\n"
+
+
 def test_help_imports_nothing_heavy() -> None:
     """What keeps `sealegs --help` fast, without a clock."""
     program = (

@@ -50,10 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean `sealegs {near[0]}`?" if near else "see `sealegs --help`"
         print(f"sealegs: no command is called {words[0]!r}; {hint}", file=sys.stderr)
         return 2
-    command = importlib.import_module(f"sealegs.cli.{words[0]}")
     try:
-        code: int = command.main(words[1:])
+        code: int = importlib.import_module(f"sealegs.cli.{words[0]}").main(words[1:])
     except SealegsError as error:
         print(f"sealegs {words[0]}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the training loop could take it, or twice
+        print(f"sealegs {words[0]}: interrupted", file=sys.stderr)
+        return 130
     return code

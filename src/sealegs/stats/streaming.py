@@ -1,0 +1,251 @@
+"""A stream of numbers in, how surprising each one is out: about twenty floats of state, every influence bounded.
+
+The signal is the logarithm of something positive: log loss, log gradient norm. A value is judged against the level,
+slope and scale of its own past first, and learned from after; what a single value can move is bounded, so an outlier
+cannot hide the next one, and never zero, so a new level is accepted in the end.
+
+    e = x - (level + slope)          what was not expected
+    r = e / scale                    in units of the usual
+    p = P(r or more)                 from tracked quantiles, and a generalised Pareto tail beyond the last of them
+
+The device gate (``signals/gate.py``) computes the same formulas; ``tests/stats`` holds the two together.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+START = 32
+"""Values that the first level and scale are taken from. Until then nothing is judged."""
+SETTLED = 118
+"""Values after the start from which quantiles and tail are learned: before, the level is still catching up with a loss
+that falls fast, and its residuals say nothing about noise (learned from them, a tail stayed ten times too wide)."""
+
+LEVEL_RATE = 1 / 32
+SLOPE_RATE = 1 / 2048
+"""Slow, and from zero: a slope taken from the first steep steps overshoots, and the level is lost for hundreds."""
+SCALE_RATE = 0.01
+QUANTILE_RATE = 0.02
+TAIL_RATE = 1 / 64
+"""Per value beyond the last quantile: 64 of them are about 3200 steps."""
+
+PATIENCE = 100
+"""How many values in a row may be condemned before the scale learns from them: a burst, and then a new level."""
+WINSOR = 3.0
+"""Residuals count for no more than this many scales in level and slope; in a burst, for no more than one."""
+LARGEST_EXCESS = 20.0
+SMALLEST_SCALE = 1e-6
+HEAVIEST_TAIL = 0.35
+"""Largest shape of the Pareto tail."""
+MEDIAN_OF_NORMAL = 0.6745
+"""The median of |z| for a normal z: makes ``scale`` a standard deviation where the noise is normal."""
+
+LEVELS = (0.2, 0.1, 0.02)
+"""Upper probabilities of the tracked quantiles."""
+LOG_LEVELS = (math.log(0.2), math.log(0.1), math.log(0.02))
+# A run begins with the quantiles and tail of Student's t with 4 degrees of freedom, in units of its own scale: training
+# losses have tails, and from the normal ones there were a third more false gates.
+FIRST_QUANTILES = (0.87, 1.42, 2.8)
+FIRST_EXCESS = (0.9, 2 * 0.9**2 * 1.3)
+QUANTILE_GAP = 0.05
+
+
+def level_rate(age: int) -> float:
+    """Faster while young: from a quarter down to the final rate within 112 values."""
+    return max(LEVEL_RATE, 1 / (age / 4 + 4))
+
+
+def scale_rate(age: int) -> float:
+    """Faster while young, down to the final rate within 90 values."""
+    return max(SCALE_RATE, 1 / (age + 10))
+
+
+def quantile_rate(age: int) -> float:
+    """Faster when first learned, down to the final rate within 30 values."""
+    return max(QUANTILE_RATE, 1 / (age - SETTLED + 20))
+
+
+def tail_rate(beyond: int) -> float:
+    """By how many values beyond the last quantile there have been; the first tail counts as sixteen."""
+    return max(TAIL_RATE, 1 / (beyond + 17))
+
+
+class State(NamedTuple):
+    """What is remembered of a stream."""
+
+    age: int = 0
+    """Values learned since the start."""
+    early: tuple[float, ...] = ()
+    """The first values, until there are enough to begin with."""
+    level: float = 0.0
+    slope: float = 0.0
+    scale: float = 1.0
+    q80: float = FIRST_QUANTILES[0]
+    q90: float = FIRST_QUANTILES[1]
+    q98: float = FIRST_QUANTILES[2]
+    excess: float = FIRST_EXCESS[0]
+    excess_squared: float = FIRST_EXCESS[1]
+    beyond: int = 0
+    """How many values the tail has been learned from."""
+    burst: int = 0
+    """How many values in a row were condemned, up to the last: a burst teaches scale and tail once only."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether values can be judged yet."""
+        return len(self.early) >= START
+
+
+class Reading(NamedTuple):
+    """How surprising one value is."""
+
+    r: float
+    """In scales above what was expected."""
+    p: float
+    """Probability of such a value or a higher one, if nothing is wrong. 1 while there is nothing to compare with."""
+
+
+NOTHING_YET = Reading(0.0, 1.0)
+
+
+def look(state: State, x: float) -> Reading:
+    """Judge a finite value against what is remembered; change nothing."""
+    if not state.has_started:
+        return NOTHING_YET
+    r = (x - (state.level + state.slope)) / state.scale
+    return Reading(r, probability(state, r))
+
+
+def probability(state: State, r: float) -> float:
+    """P(r or more): log-linear between the tracked quantiles, Pareto beyond the last."""
+    if r <= 0:
+        return 1.0
+    if r <= state.q80:
+        return math.exp(LOG_LEVELS[0] * r / state.q80)
+    if r <= state.q90:
+        return math.exp(LOG_LEVELS[0] + (LOG_LEVELS[1] - LOG_LEVELS[0]) * (r - state.q80) / (state.q90 - state.q80))
+    if r <= state.q98:
+        return math.exp(LOG_LEVELS[1] + (LOG_LEVELS[2] - LOG_LEVELS[1]) * (r - state.q90) / (state.q98 - state.q90))
+    return _beyond(r - state.q98, state.excess, state.excess_squared)
+
+
+def _beyond(y: float, excess: float, excess_squared: float) -> float:
+    """The Pareto tail: P(more than y beyond the last quantile), its shape and spread by moments."""
+    variance = excess_squared - excess * excess
+    shape = 0.5 * (1 - excess * excess / variance) if variance > 0 else 0.0
+    shape = min(max(shape, 0.0), HEAVIEST_TAIL)
+    y /= max(excess * (1 - shape), SMALLEST_SCALE)
+    return LEVELS[2] * (math.exp(-y) if shape == 0 else (1 + shape * y) ** (-1 / shape))
+
+
+def learn(state: State, x: float, *, condemned: bool = False) -> State:
+    """What is remembered after a finite value."""
+    if not state.has_started:
+        early = (*state.early, x)
+        return begun(early) if len(early) == START else state._replace(early=early)
+    e = x - (state.level + state.slope)
+    r = e / state.scale
+    surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * state.scale else -0.5
+    in_burst = condemned and state.burst > 0
+    holds_still = in_burst and state.burst < PATIENCE
+    bounded = (1.0 if holds_still else min(max(r, -WINSOR), WINSOR)) * state.scale
+    moved = state._replace(
+        age=state.age + 1,
+        level=state.level + state.slope + level_rate(state.age) * bounded,
+        slope=state.slope + SLOPE_RATE * bounded,
+        scale=state.scale
+        if holds_still
+        else max(state.scale * math.exp(scale_rate(state.age) * surprised), SMALLEST_SCALE),
+        burst=state.burst + 1 if condemned else 0,
+    )
+    return moved if in_burst or state.age < SETTLED else _learn_tail(moved, r, quantile_rate(state.age))
+
+
+def _learn_tail(state: State, r: float, rate: float) -> State:
+    if r > state.q98:
+        y = min(r - state.q98, LARGEST_EXCESS)
+        speed = tail_rate(state.beyond)
+        state = state._replace(
+            beyond=state.beyond + 1,
+            excess=state.excess + speed * (y - state.excess),
+            excess_squared=state.excess_squared + speed * (y * y - state.excess_squared),
+        )
+    q80 = max(state.q80 + rate * ((r > state.q80) - LEVELS[0]), QUANTILE_GAP)
+    q90 = max(state.q90 + rate * ((r > state.q90) - LEVELS[1]), q80 + QUANTILE_GAP)
+    q98 = max(state.q98 + rate * ((r > state.q98) - LEVELS[2]), q90 + QUANTILE_GAP)
+    return state._replace(q80=q80, q90=q90, q98=q98)
+
+
+def begun(early: Sequence[float]) -> State:
+    """The first level and scale: medians, and the scale by differences, which neither trend nor outlier moves."""
+    differences = [after - before for before, after in pairwise(early)]
+    drift = median(differences)
+    spread = median(abs(difference - drift) for difference in differences) / MEDIAN_OF_NORMAL
+    return State(early=tuple(early), level=median(early[-9:]), scale=max(spread / math.sqrt(2), SMALLEST_SCALE))
+
+
+def scan(values: NDArray[np.float64], *, gate: float) -> tuple[NDArray[np.float64], State]:
+    """p of each value of a finished stream, and the state after it: ``look`` and ``learn`` written out in one loop.
+
+    Values whose p is below ``gate`` are condemned; those that are not finite are left out, and have p = 0. Ten times as
+    fast as the fold, and equal to it (tests/stats/test_streaming.py).
+    """
+    p_of = np.ones(len(values))
+    state = State()
+    stream = iter(enumerate(values.tolist()))
+    for i, x in stream:
+        if not math.isfinite(x):
+            p_of[i] = 0.0
+            continue
+        state = learn(state, x)
+        if state.has_started:
+            break
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst = state
+    low, middle, high = LEVELS
+    exp = math.exp
+    log_low, log_middle, log_high = LOG_LEVELS
+    for i, x in stream:
+        if not math.isfinite(x):
+            p_of[i] = 0.0
+            continue
+        e = x - (level + slope)
+        r = e / scale
+        if r <= 0:
+            p = 1.0
+        elif r <= q80:
+            p = exp(log_low * r / q80)
+        elif r <= q90:
+            p = exp(log_low + (log_middle - log_low) * (r - q80) / (q90 - q80))
+        elif r <= q98:
+            p = exp(log_middle + (log_high - log_middle) * (r - q90) / (q98 - q90))
+        else:
+            p = _beyond(r - q98, excess, squared)
+        p_of[i] = p
+        condemned = p < gate
+
+        in_burst = condemned and burst > 0
+        holds_still = in_burst and burst < PATIENCE
+        bounded = (1.0 if holds_still else min(max(r, -WINSOR), WINSOR)) * scale
+        level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
+        if not holds_still:
+            surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5
+            scale = max(scale * exp(scale_rate(age) * surprised), SMALLEST_SCALE)
+        if age >= SETTLED and not in_burst:
+            rate = quantile_rate(age)
+            if r > q98:
+                y = min(r - q98, LARGEST_EXCESS)
+                speed = tail_rate(beyond)
+                beyond += 1
+                excess += speed * (y - excess)
+                squared += speed * (y * y - squared)
+            q80 = max(q80 + rate * ((r > q80) - low), QUANTILE_GAP)
+            q90 = max(q90 + rate * ((r > q90) - middle), q80 + QUANTILE_GAP)
+            q98 = max(q98 + rate * ((r > q98) - high), q90 + QUANTILE_GAP)
+        burst = burst + 1 if condemned else 0
+        age += 1
+    return p_of, State(age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)
