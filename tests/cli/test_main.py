@@ -6,6 +6,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
@@ -37,6 +38,17 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("sealegs.cli.train.main", interrupted)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "sealegs train: interrupted\n"
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "| head -c 1"])
+def test_closed_outputs_are_no_traceback(closed: str, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("sealegs")
+    words = "train --run a --size nano --steps 1 --threads 1 --data.sources counter.npy --cadence.evaluate-batches 1"
+    np.save(tmp_path / "counter.npy", np.arange(3000) % 64)
+    done = subprocess.run(f"{program} {words} {closed}", shell=True, cwd=tmp_path, capture_output=True, text=True)  # noqa: S602
+    assert done.returncode in (0, 1)
+    assert "Traceback" not in done.stderr + done.stdout
+    assert (tmp_path / "experiments" / "a" / "checkpoints" / "1").is_dir()
 
 
 def test_help_imports_nothing_heavy() -> None:

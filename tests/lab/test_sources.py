@@ -127,6 +127,21 @@ def test_documents_of_tokenised_files_are_known(tmp_path: Path) -> None:
     assert batch.target_count == 8 * 9
 
 
+@pytest.mark.parametrize("starts", [[], [5, 9], [0, 9, 9], [0, 4000], [[0]]], ids=str)
+def test_starts_that_cannot_be_are_refused(tmp_path: Path, starts: list[int]) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(4000) % 300)
+    np.save(tmp_path / "ids.starts.npy", np.array(starts))
+    with pytest.raises(SourceError, match=r"ids.starts.npy: not the starts of documents"):
+        open_data(nano({str(tmp_path / "ids.npy"): 1.0}))
+
+
+def test_documents_of_one_token_are_refused_when_nothing_else_is_there(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(400) % 300)
+    np.save(tmp_path / "ids.starts.npy", np.arange(400))
+    with pytest.raises(SourceError, match="batch 0 has no target"):
+        open_data(nano({str(tmp_path / "ids.npy"): 1.0}, rows="documents")).training.next()
+
+
 def test_the_standard_library_is_a_source() -> None:
     data = open_data(nano({"stdlib": 1.0}))
     assert data.facts["sources"]["stdlib"]["documents"] > 300

@@ -6,9 +6,11 @@ progress and errors to stderr.
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from sealegs.errors import SealegsError
 
@@ -39,6 +41,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # either is None where it was closed: `2>&-`  # noqa: SIM115 - for good
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -55,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SealegsError as error:
         print(f"sealegs {words[0]}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it ends
+        return 1
     except KeyboardInterrupt:  # before the training loop could take it, or twice
         print(f"sealegs {words[0]}: interrupted", file=sys.stderr)
         return 130

@@ -161,6 +161,8 @@ class Stream:
         if highest >= self._vocabulary:
             names = ", ".join(sorted({span.source.name for span in spans}))
             raise SourceError(too_high(names, int(highest), self._vocabulary))
+        if not (targets != IGNORED).any():
+            raise SourceError(f"batch {index} has no target: every document in it is a single token; see data.rows")
         return Batch(index, tokens, targets, spans)
 
     def _count_windows(self, source: Source) -> int:

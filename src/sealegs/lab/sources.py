@@ -106,9 +106,21 @@ def _open_tokenised(name: str) -> Source:
         raise SourceError(f"{name}: {tokens.ndim}-dimensional {tokens.dtype}, token ids are one row of whole numbers")
     if not len(tokens):
         raise SourceError(f"{name}: empty; give a file with token ids")
-    beside = path.with_suffix(".starts.npy")
-    starts = np.load(beside, allow_pickle=False) if beside.exists() else np.zeros(1, np.int64)
-    return Source(name, tokens, starts)
+    return Source(name, tokens, _document_starts(path, len(tokens)))
+
+
+def _document_starts(tokens: Path, count: int) -> NDArray[np.int64]:
+    path = tokens.with_suffix(".starts.npy")
+    if not path.exists():
+        return np.zeros(1, np.int64)
+    try:
+        starts: NDArray[np.int64] = np.load(path, allow_pickle=False).astype(np.int64)
+        rises = starts.ndim == 1 and len(starts) > 0 and starts[0] == 0 and bool((np.diff(starts) > 0).all())
+    except (OSError, ValueError, EOFError) as error:
+        raise SourceError(f"{path}: cannot be read ({error}); remove it, or save document starts in it") from error
+    if not rises or starts[-1] >= count:
+        raise SourceError(f"{path}: not the starts of documents: whole numbers that rise from 0 to below {count}")
+    return starts
 
 
 def _refuse_unknown_ids(source: Source, vocabulary: int) -> None:
