@@ -41,7 +41,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # either is None where it was closed: `2>&-`  # noqa: SIM115 - for good
+    # either is None where it was closed (`2>&-`), and everything below may print
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
