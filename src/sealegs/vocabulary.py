@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
 
 Number: TypeAlias = float | int
@@ -20,6 +21,80 @@ class Event:
     """Seconds since 1970, UTC."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """The particulars, as JSON values."""
+
+
+class Severity(IntEnum):
+    """What a finding asks for, from least to most."""
+
+    WATCH = 1
+    """Look at it; nothing is done."""
+    GATE = 2
+    """Do not apply this update."""
+    ALARM = 3
+    """Open an incident; a sudden one does not apply this update either."""
+    HALT = 4
+    """Stop: going on would train on nothing, or on garbage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a detector saw at one step."""
+
+    detector: str
+    step: int
+    severity: Severity
+    signal: str
+    value: float
+    limit: float
+    """What the value should not have passed."""
+    p: float | None = None
+    """Probability of such a value if nothing is wrong, where the detector has one."""
+    spoils_update: bool = True
+    """Whether the step's update should not be applied; a slow drift is no fault of this step."""
+    note: str = ""
+    """What it is, in a few words: ``loss spike``."""
+
+    def __str__(self) -> str:
+        """``loss spike: 6.93, expected below 3.41 (p 2e-09)``"""
+        chance = f" (p {self.p:.0e})" if self.p is not None else ""
+        return f"{self.note or self.detector}: {self.value:.4g}, expected below {self.limit:.4g}{chance}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to become of one step, and why."""
+
+    step: int
+    findings: tuple[Finding, ...] = ()
+    skips_in_a_row: int = 0
+    """How many steps have been skipped without a break, this one included."""
+    skip_limit: int = 0
+    """How many may be."""
+
+    @property
+    def severity(self) -> Severity | None:
+        """The gravest of the findings."""
+        return max((finding.severity for finding in self.findings), default=None)
+
+    @property
+    def go(self) -> bool:
+        """Whether the update should be applied."""
+        return not any(f.severity >= Severity.GATE and f.spoils_update for f in self.findings)
+
+    @property
+    def word(self) -> str:
+        """The verdict in one word: ``GO``, ``SKIP``, ``ALARM`` or ``HALT``."""
+        severity = self.severity
+        if severity is None or severity < Severity.GATE:
+            return "GO"
+        return {Severity.GATE: "SKIP"}.get(severity, severity.name)
+
+    def __str__(self) -> str:
+        """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``"""
+        parts = [f"step {self.step}", self.word, *map(str, self.findings)]
+        if not self.go:
+            parts.append(f"skipped {self.skips_in_a_row} of {self.skip_limit}")
+        return "  ".join(parts)
 
 
 class Sink(Protocol):

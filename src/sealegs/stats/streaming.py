@@ -134,12 +134,32 @@ def probability(state: State, r: float) -> float:
     return _beyond(r - state.q98, state.excess, state.excess_squared)
 
 
-def _beyond(y: float, excess: float, excess_squared: float) -> float:
-    """The Pareto tail: P(more than y beyond the last quantile), its shape and spread by moments."""
+def limit(state: State, p: float) -> float:
+    """The value that is surprising by just ``p``, for p up to the last quantile's: what ``look`` is asked backwards.
+
+    >>> state = State(early=(0.0,) * START)
+    >>> round(look(state, limit(state, 1e-5)).p, 9)
+    1e-05
+    """
+    assert 0 < p <= LEVELS[2]
+    shape, spread = _tail(state.excess, state.excess_squared)
+    odds = LEVELS[2] / p
+    y = spread * (math.log(odds) if shape == 0 else (odds**shape - 1) / shape)
+    return state.level + state.slope + state.scale * (state.q98 + y)
+
+
+def _tail(excess: float, excess_squared: float) -> tuple[float, float]:
+    """Shape and spread of the Pareto tail, by moments."""
     variance = excess_squared - excess * excess
     shape = 0.5 * (1 - excess * excess / variance) if variance > 0 else 0.0
     shape = min(max(shape, 0.0), HEAVIEST_TAIL)
-    y /= max(excess * (1 - shape), SMALLEST_SCALE)
+    return shape, max(excess * (1 - shape), SMALLEST_SCALE)
+
+
+def _beyond(y: float, excess: float, excess_squared: float) -> float:
+    """P(more than y beyond the last quantile)."""
+    shape, spread = _tail(excess, excess_squared)
+    y /= spread
     return LEVELS[2] * (math.exp(-y) if shape == 0 else (1 + shape * y) ** (-1 / shape))
 
 

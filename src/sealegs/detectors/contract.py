@@ -1,0 +1,27 @@
+"""What every detector is: a frozen value whose state is a plain value passed through it."""
+
+from typing import Protocol, TypeVar
+
+from sealegs.vocabulary import Finding, Row
+
+S = TypeVar("S")
+
+
+class Detector(Protocol[S]):
+    """Looks first and learns after; holds no reference to a model, and keeps nothing in itself.
+
+    States are tuples of plain values, so that they can be saved with a checkpoint and compared bit for bit.
+    """
+
+    @property
+    def name(self) -> str:
+        """What findings are signed with."""
+
+    def init(self) -> S:
+        """The state before the first step."""
+
+    def look(self, state: S, now: Row) -> Finding | None:
+        """Judge a step; change nothing."""
+
+    def learn(self, state: S, now: Row) -> S:
+        """The state after a step. What is not finite never enters it."""

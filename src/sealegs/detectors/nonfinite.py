@@ -1,0 +1,82 @@
+"""Rows in, Findings out: numbers that are none, and how often."""
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sealegs.errors import ConfigError
+from sealegs.vocabulary import Finding, Row, Severity
+
+State: TypeAlias = tuple[int, ...]
+"""The steps that were not finite, as far back as is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """A loss or gradient that is NaN or infinite spoils its step; often, it is the state that is spoilt."""
+
+    in_a_row: int = 3
+    """So many steps one after the other are an alarm."""
+    window: int = 500
+    share: float = 0.01
+    """More than this share of the last ``window`` steps is an alarm too."""
+    name: str = "nonfinite"
+
+    def __post_init__(self) -> None:
+        if self.in_a_row < 1 or self.window < 1 or not 0 < self.share <= 1:
+            raise ConfigError(
+                f"NonFinite(in_a_row={self.in_a_row}, window={self.window}, share={self.share}): "
+                "whole numbers from 1, and a share above 0 and up to 1"
+            )
+
+    def init(self) -> State:
+        """Nothing yet."""
+        return ()
+
+    def look(self, state: State, now: Row) -> Finding | None:
+        """A parameter that is not finite halts: every later step would start from it."""
+        signal = broken(now)
+        if signal is None:
+            return None
+        step = int(now["step"])
+        value = float(now[signal])
+        if signal == "params_finite":
+            return self._finding(step, Severity.HALT, signal, value, "a parameter is not finite")
+        before = self._recent(state, step)
+        row = self.in_a_row - 1
+        is_often = before[-row:] == tuple(range(step - row, step)) if row else True
+        is_often |= len(before) + 1 > self.share * self.window
+        severity = Severity.ALARM if is_often else Severity.GATE
+        note = f"{signal} is not finite" + (f", {len(before) + 1} times in {self.window} steps" if is_often else "")
+        return self._finding(step, severity, signal, value, note)
+
+    def learn(self, state: State, now: Row) -> State:
+        """Remember the step, if it was one."""
+        step = int(now["step"])
+        recent = self._recent(state, step)
+        return (*recent, step) if broken(now) else recent
+
+    def _recent(self, state: State, step: int) -> State:
+        return tuple(earlier for earlier in state if step - self.window < earlier < step)
+
+    def _finding(self, step: int, severity: Severity, signal: str, value: float, note: str) -> Finding:
+        return Finding(
+            detector=self.name,
+            step=step,
+            severity=severity,
+            signal=signal,
+            value=value,
+            limit=math.inf,
+            note=note,
+        )
+
+
+def broken(now: Row) -> str | None:
+    """The gravest signal of a row that is not finite, or whose flag says that something is not."""
+    for signal in ("params_finite", "grads_finite"):
+        if signal in now and float(now[signal]) != 1.0:  # NaN too
+            return signal
+    for signal in ("loss", "grad_norm"):
+        if signal in now and not math.isfinite(float(now[signal])):
+            return signal
+    return None

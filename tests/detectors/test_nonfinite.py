@@ -1,0 +1,62 @@
+"""Numbers that are none, and how often."""
+
+import math
+from typing import Any
+
+import pytest
+
+from sealegs.detectors.nonfinite import NonFinite
+from sealegs.errors import ConfigError
+from sealegs.vocabulary import Severity
+
+GATE, ALARM, HALT = Severity.GATE, Severity.ALARM, Severity.HALT
+
+
+def severities(broken: dict[int, dict[str, float]], steps: int, **options: Any) -> dict[int, Severity]:
+    detector = NonFinite(**options)
+    state, out = detector.init(), {}
+    for step in range(steps):
+        row = {"step": step, "loss": 2.0, "grad_norm": 0.5, "grads_finite": 1.0, "params_finite": 1.0}
+        row |= broken.get(step, {})
+        if finding := detector.look(state, row):
+            out[step] = finding.severity
+        state = detector.learn(state, row)
+    return out
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss": math.nan},
+        {"loss": math.inf},
+        {"grad_norm": -math.inf},
+        {"grads_finite": 0.0},
+        {"grads_finite": math.nan},
+    ],
+    ids=str,
+)
+def test_one_spoils_its_step(values: dict[str, float]) -> None:
+    assert severities({5: values}, 10) == {5: GATE}
+
+
+def test_three_in_a_row_are_an_alarm_and_three_apart_are_not() -> None:
+    nan = {"loss": math.nan}
+    assert severities({5: nan, 6: nan, 7: nan}, 10) == {5: GATE, 6: GATE, 7: ALARM}
+    assert severities({5: nan, 7: nan, 9: nan}, 12) == {5: GATE, 7: GATE, 9: GATE}
+
+
+def test_one_percent_of_the_last_500_is_an_alarm() -> None:
+    every_90 = {step: {"loss": math.nan} for step in range(0, 1000, 90)}
+    assert set(severities(every_90, 1000).values()) == {GATE, ALARM}
+    every_130 = {step: {"loss": math.nan} for step in range(0, 3000, 130)}
+    assert set(severities(every_130, 3000).values()) == {GATE}
+
+
+def test_a_parameter_halts_at_once() -> None:
+    assert severities({5: {"params_finite": 0.0, "loss": math.nan}}, 6) == {5: HALT}
+
+
+@pytest.mark.parametrize("options", [{"in_a_row": 0}, {"window": 0}, {"share": 0.0}, {"share": math.nan}], ids=str)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        NonFinite(**options)
