@@ -1,14 +1,16 @@
 """The shell around the user's loop."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import sealegs
-from sealegs.errors import RunExists
+from sealegs.errors import RunExists, StorageError
 from sealegs.vocabulary import Event, Row
 
 
@@ -88,8 +90,62 @@ def test_a_sink_that_breaks_costs_one_event_and_no_step(tmp_path: Path, moment: 
     assert failures == [{"sink": "remembering", "reason": "no answer"}]
     assert [item for item in sound.got if isinstance(item, int)] == [0, 1, 2, 3]
     assert sound.got[-1] == "closed"
-    if moment != "close":
+    if moment in ("row", "event"):
         assert "sink-failed" in sound.got
+
+
+def test_two_sinks_that_break_at_once_cost_two_events(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a", sinks=[Remembering("row"), Remembering("event"), Remembering("row")]) as watch:
+        watch.see(0, loss=1.0)
+        watch.see(1, loss=1.0)
+    run = sealegs.open_run(tmp_path / "a")
+    assert run.steps.tolist() == [0, 1]
+    assert [event.kind for event in run.events] == ["sink-failed"] * 3
+
+
+def test_a_sink_that_breaks_is_closed(tmp_path: Path) -> None:
+    broken = Remembering("row")
+    with sealegs.Watch(tmp_path / "a", sinks=[broken]) as watch:
+        watch.see(0, loss=1.0)
+        assert broken.got[-1] == "closed"
+
+
+def test_closing_twice_is_no_error_and_seeing_afterwards_touches_no_other_file(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch:
+        watch.see(0, loss=1.0)
+        watch.close()
+    with (tmp_path / "mine.txt").open("w+") as mine:
+        with pytest.raises(StorageError, match="the run is closed"):
+            watch.see(1, loss=2.0)
+        watch.close()
+        assert mine.read() == ""
+    assert (tmp_path / "mine.txt").read_text() == ""
+
+
+def test_numbers_of_any_kind_are_taken(tmp_path: Path) -> None:
+    signals = {
+        "loss": np.float32(1.5),
+        "grad_norm": np.float64("nan"),
+        "count": np.int64(7),
+        "grads_finite": True,
+        "params_finite": torch.tensor(False),
+    }
+    with sealegs.Watch(tmp_path / "a", settings={"lr": np.float32(0.5), "clip": math.inf}) as watch:
+        watch.see(np.int64(3), **signals)  # type: ignore[arg-type]
+    run = sealegs.open_run(tmp_path / "a")
+    assert run.steps.tolist() == [3]
+    values = {name: run.column(name)[0] for name in signals}
+    assert math.isnan(values.pop("grad_norm"))
+    assert values == {"loss": 1.5, "count": 7, "grads_finite": 1, "params_finite": 0}
+    assert run.manifest.settings == {"lr": 0.5, "clip": "Infinity"}
+    assert run.damaged_lines == 0
+
+
+def test_an_event_says_its_own_step_and_keeps_its_head(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch:
+        watch.announce("lr-drop", step=3, time="noon", kind_of="rule")
+    (event,) = sealegs.open_run(tmp_path / "a").events
+    assert (event.kind, event.step, event.detail) == ("lr-drop", 3, {"kind_of": "rule"})
 
 
 def test_an_exception_in_the_loop_passes_and_leaves_a_sound_folder(tmp_path: Path) -> None:

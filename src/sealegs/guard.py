@@ -4,13 +4,13 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from sealegs.record import manifest as manifests
-from sealegs.record.manifest import Manifest
 from sealegs.record.writer import RunWriter
 from sealegs.signals.collect import Collector, Signal
 from sealegs.vocabulary import Row, Sink
@@ -30,30 +30,30 @@ class Watch:
 
     def __init__(
         self,
-        run: str | Path,
+        run: str | Path | RunWriter,
         *,
         resume: bool = False,
-        manifest: Manifest | None = None,
         settings: dict[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        """Start the run in folder ``run``, or go on with it.
+        """Start the run in folder ``run``, or go on with it; a ``RunWriter`` is taken as it is.
 
-        ``settings``, or a whole ``manifest``, say what it is. At a resume the manifest is there already; settings that
-        are given then replace those in it.
+        ``settings`` say what the run is; at a resume, what it is from now on.
         """
-        folder = Path(run)
-        if resume:
-            self.record = RunWriter.reopen(folder)
-            if settings is not None and settings != self.record.manifest.settings:
-                self.record.amend(settings=settings)
+        if isinstance(run, RunWriter):
+            self.record = run
+        elif resume:
+            self.record = RunWriter.reopen(Path(run))
         else:
-            self.record = RunWriter.create(folder, manifest or manifests.describe(folder.name, settings=settings or {}))
+            self.record = RunWriter.create(Path(run), manifests.describe(Path(run).name))
+        if settings is not None:
+            self.record.amend(settings=settings)
         self._collector = Collector()
-        self._sinks = list(sinks)
         self._step = 0
+        self._sinks: list[Sink] = []
         for sink in sinks:
-            self._start(sink)
+            self._sinks.append(sink)
+            self._tell(sink, partial(self._start, sink))
 
     def see(self, step: int, **signals: Signal) -> None:
         """Take what a step knows, by signal name: numbers, or tensors with one element, read when they are there.
@@ -64,9 +64,9 @@ class Watch:
         self._collector.put(step, signals)
         self._write(self._collector.ready())
 
-    def announce(self, kind: str, **detail: Any) -> None:
-        """Put something that happened into the record."""
-        event = self.record.event(kind, self._step, **detail)
+    def announce(self, kind: str, /, *, step: int | None = None, **detail: Any) -> None:
+        """Put something that happened into the record, at the last step that was seen or at the one given."""
+        event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
 
@@ -97,16 +97,17 @@ class Watch:
                 self._tell(sink, partial(sink.row, row))
 
     def _start(self, sink: Sink) -> None:
-        def start() -> None:
-            if tracker := sink.start(asdict(self.record.manifest)):
-                self.record.amend(tracker=tracker)
-
-        self._tell(sink, start)
+        if tracker := sink.start(asdict(self.record.manifest)):
+            self.record.amend(tracker=tracker)
 
     def _tell(self, sink: Sink, call: Callable[[], None]) -> None:
         """Observing fails open: a sink that breaks costs one event and its place, never a step."""
+        if sink not in self._sinks:  # it broke while another one's failure was told
+            return
         try:
             call()
         except Exception as error:
             self._sinks.remove(sink)
             self.announce("sink-failed", sink=sink.name, reason=str(error) or type(error).__name__)
+            with suppress(Exception):  # let go of what it holds, a terminal or a socket; it has failed already
+                sink.close()

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sealegs.cli.main import main
+from sealegs.cli.train import summary
+from sealegs.lab.settings import Settings
+from sealegs.lab.train import Result
 from sealegs.record.run import open_run
 
 Train = Callable[..., tuple[int, str, str]]
@@ -58,7 +62,7 @@ def test_a_run_leaves_its_folder_and_says_what_is_in_it(train: Train, tmp_path: 
     assert "nats under the unigram entropy of 4.1" in out
     assert "experiments/a/" in out
     assert "metrics.jsonl" in out
-    assert err.splitlines()[-1].startswith("step 11/12  loss ")
+    assert err.splitlines()[-1].startswith("step 11/12  ok  loss ")
     run = open_run(tmp_path / "experiments" / "a")
     assert run.steps.tolist() == list(range(13))
     assert {"loss", "grad_norm", "lr", "batch_index", "batch_hash", "sources"} <= set(run.signals)
@@ -80,6 +84,15 @@ def test_without_a_name_the_run_gets_one(train: Train, tmp_path: Path) -> None:
 def test_a_path_is_taken_as_it_is(train: Train, tmp_path: Path) -> None:
     assert train("--steps", "1", "--run", "elsewhere/deep/a")[0] == 0
     assert open_run(tmp_path / "elsewhere" / "deep" / "a").steps.tolist() == [0, 1]
+    assert train("--steps", "1", "--run", "./here/a")[0] == 0
+    assert open_run(tmp_path / "here" / "a").steps.tolist() == [0, 1]
+
+
+def test_the_hint_to_go_on_can_be_pasted() -> None:
+    result = Result(
+        folder=Path("experiments/my run"), steps=3, stopped_by="Ctrl-C", eval_loss=None, unigram_entropy=1.0
+    )
+    assert "sealegs train --run 'experiments/my run' --resume" in summary(result, Settings())
 
 
 def test_config_file_and_flags(train: Train, tmp_path: Path) -> None:
@@ -87,6 +100,64 @@ def test_config_file_and_flags(train: Train, tmp_path: Path) -> None:
     assert train("my.toml", "--run", "a", "--seed", "6")[0] == 0
     settings = open_run(tmp_path / "experiments" / "a").manifest.settings
     assert (settings["steps"], settings["seed"], settings["optimizer"]["lr"]) == (2, 6, 0.01)
+
+
+def test_a_config_file_that_does_not_come_first_is_refused(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("steps = 2")
+    refused(train("--run", "a", "my.toml"), "my.toml: give the file of settings first")
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_settings_that_change_at_a_resume_are_used(train: Train, tmp_path: Path) -> None:
+    words = ("--run", "a", "--optimizer.warmup-steps", "0", "--optimizer.final-lr-share", "1.0")
+    train(*words, "--steps", "4")
+    changes = ("--optimizer.lr", "1e-6", "--optimizer.weight-decay", "0.3", "--price-per-hour", "3", "--steps", "6")
+    assert train("--run", "a", "--resume", *changes)[0] == 0
+    run = open_run(tmp_path / "experiments" / "a")
+    assert run.column("lr")[:6].tolist() == [0.003] * 4 + [1e-6] * 2
+    assert (run.manifest.price_per_hour, run.manifest.settings["optimizer"]["weight_decay"]) == (3.0, 0.3)
+    saved = json.loads((tmp_path / "experiments" / "a" / "checkpoints" / "6" / "plain.json").read_text())["optimizer"]
+    assert {value for name, value in saved.items() if name.endswith(".weight_decay")} == {0.3, 0.0}
+    (resume,) = (event for event in run.events if event.kind == "resume")
+    assert resume.step == 4
+    assert resume.detail["changed"]["optimizer.lr"] == [0.003, 1e-6]
+    assert {"versions", "git", "host"} <= resume.detail.keys()
+
+
+def test_more_steps_take_the_new_schedule_from_the_first_one_on(train: Train, tmp_path: Path) -> None:
+    words = ("--optimizer.warmup-steps", "0")
+    train("--run", "a", "--steps", "4", *words)
+    train("--run", "a", "--resume", "--steps", "9")
+    train("--run", "b", "--steps", "9", *words)
+    long = open_run(tmp_path / "experiments" / "b").column("lr")
+    assert open_run(tmp_path / "experiments" / "a").column("lr")[4:9].tolist() == long[4:9].tolist()
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (("--model.context", "16"), "model.context: changed since the run was started"),
+        (("--model.heads", "2"), "model.heads: changed since the run was started"),
+        (("--seed", "3"), "seed: changed since the run was started"),
+        (("--steps", "2"), "steps=2: the run has done 4 already"),
+    ],
+)
+def test_what_would_be_another_run_is_refused_at_a_resume(
+    train: Train, tmp_path: Path, flags: tuple[str, ...], part: str
+) -> None:
+    train("--run", "a", "--steps", "4")
+    before = {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+    refused(train("--run", "a", "--resume", *flags), part)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+
+
+def test_the_precision_may_change_at_a_resume(train: Train, tmp_path: Path) -> None:
+    train("--run", "a", "--steps", "2", "--dtype", "fp32")
+    assert train("--run", "a", "--resume", "--steps", "3", "--dtype", "fp16")[0] == 0
+    assert train("--run", "a", "--resume", "--steps", "4", "--dtype", "fp32")[0] == 0
+    run = open_run(tmp_path / "experiments" / "a")
+    assert run.logged("loss_scale").tolist() == [False, False, True, False, False]
+    assert run.manifest.dtype == "fp32"
 
 
 def test_more_steps_can_be_added_at_a_resume(train: Train, tmp_path: Path) -> None:
@@ -124,6 +195,8 @@ def test_a_finished_run_resumed_stays_finished(train: Train, tmp_path: Path) -> 
         ("short.bin", np.full(9, 7, "<u2").tobytes(), ["short.bin", "too few for one row of model.context=32"]),
         ("latin1.txt", "é".encode("latin-1"), ["latin1.txt", "UTF-8"]),
         ("data.csv", b"1,2", ["data.csv", "no such source", ".txt, .npy or .bin"]),
+        ("zip.npy", b"PK\x03\x04 and so on", ["zip.npy", "not a numpy array file"]),
+        ("x" * 300 + ".npy", None, ["File name too long"]),
     ],
 )
 def test_bad_data_is_refused(train: Train, tmp_path: Path, name: str, content: bytes | None, parts: list[str]) -> None:
@@ -148,14 +221,13 @@ def test_a_misspelt_key_is_refused(train: Train, tmp_path: Path) -> None:
 
 def test_an_impossible_flag_is_refused(train: Train, tmp_path: Path) -> None:
     refused(train("--run", "a", "--optimizer.lr", "-1"), "optimizer.lr=-1.0: must be above 0")
-    refused(train("--run", "a", "--device", "cuda") if not _has_cuda() else (2, "", "sealegs train: \n"))
     assert not (tmp_path / "experiments").exists()
 
 
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there; here it is")
+def test_a_device_that_is_not_there_is_refused(train: Train, tmp_path: Path) -> None:
+    refused(train("--run", "a", "--device", "cuda"), "device='cuda': torch sees no CUDA device here")
+    assert not (tmp_path / "experiments").exists()
 
 
 def test_a_flag_that_does_not_exist_is_usage(train: Train, tmp_path: Path) -> None:
@@ -266,6 +338,42 @@ def test_a_read_only_folder_is_one_sentence(tmp_path: Path, tokens_file: Path) -
 
 
 # Signals.
+
+
+def test_a_terminal_that_has_gone_does_not_cost_the_checkpoint(tmp_path: Path, tokens_file: Path) -> None:
+    program = str(Path(sys.executable).with_name("sealegs"))
+    words = ["--run", "a", "--steps", "100000", *SMALL, "--data.sources", str(tokens_file)]
+    child = subprocess.Popen(
+        [program, "train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert child.stderr
+    child.stderr.readline()
+    child.stderr.close()
+    child.terminate()
+    assert child.wait(60) == 143
+    assert [event.detail["reason"] for event in open_run(tmp_path / "experiments" / "a").events[-1:]] == ["interrupted"]
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, tokens_file: Path) -> None:
+    """The first one waits for the end of a step; here the step never ends."""
+    program = (
+        "import sys, time; import sealegs.lab.train as train; from sealegs.cli.main import main;"
+        "train.update = lambda *_: print('in the step', flush=True) or time.sleep(600);"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["train", "--run", "a", *SMALL, "--data.sources", str(tokens_file)]
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout
+    assert child.stderr
+    assert child.stdout.readline() == "in the step\n"
+    child.send_signal(signal.SIGINT)
+    assert child.stderr.readline() == "\n"
+    assert child.stderr.readline().startswith("stopping after this step")
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (130, "sealegs train: interrupted\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

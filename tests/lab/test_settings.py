@@ -78,6 +78,21 @@ def test_every_number_has_an_impossible_value_here() -> None:
     assert set(numbers(Settings())) <= IMPOSSIBLE.keys() | {"model.init_std"}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float32"),
+        ("device", "gpu"),
+        ("model.norm", "batchnorm"),
+        ("data.rows", "x"),
+        ("model.init_std", "wide"),
+    ],
+)
+def test_a_word_that_is_no_choice_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='{value}'"):
+        with_value(Settings(), name, value)
+
+
 def test_a_weight_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.sources.stdlib=0.0: a weight above 0"):
         with_value(Settings(), "data.sources", {"grammar": 1.0, "stdlib": 0.0})

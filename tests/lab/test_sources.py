@@ -1,6 +1,9 @@
 """Settings in, streams of tokens out."""
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,8 +141,35 @@ def test_starts_that_cannot_be_are_refused(tmp_path: Path, starts: list[int]) ->
 def test_documents_of_one_token_are_refused_when_nothing_else_is_there(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(400) % 300)
     np.save(tmp_path / "ids.starts.npy", np.arange(400))
-    with pytest.raises(SourceError, match="batch 0 has no target"):
-        open_data(nano({str(tmp_path / "ids.npy"): 1.0}, rows="documents")).training.next()
+    with pytest.raises(SourceError, match=r"tokens in 392 documents, too few for one row"):
+        open_data(nano({str(tmp_path / "ids.npy"): 1.0}, rows="documents"))
+    np.save(tmp_path / "ids.starts.npy", np.array([0, 1, 2, 3, 23, 24, 25, 45, 46, 390]))
+    training = open_data(nano({str(tmp_path / "ids.npy"): 1.0}, rows="documents")).training
+    assert all(training.batch(index).target_count >= 8 * 19 for index in range(5))
+
+
+def test_two_runs_may_tokenise_at_once(tmp_path: Path) -> None:
+    """As the runs of a sweep do on a fresh machine."""
+    program = (
+        "import sys; from dataclasses import replace; from sealegs.lab.settings import SIZES, DataSettings;"
+        "from sealegs.lab.sources import open_data; sys.stdin.readline();"
+        "print(open_data(replace(SIZES['nano'], data=DataSettings(sentences=300))).facts)"
+    )
+    environment = os.environ | {"SEALEGS_CACHE": str(tmp_path / "cold")}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    for child in children:
+        assert child.stdin
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    answers = [child.communicate(timeout=60)[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert len(set(answers)) == 1
+    assert len(list((tmp_path / "cold" / "tokens").iterdir())) == 1
 
 
 def test_the_standard_library_is_a_source() -> None:

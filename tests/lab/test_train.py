@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from sealegs.lab.data import IGNORED, Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import Data, open_data
-from sealegs.lab.train import Result, build_optimizer, lr_share, resolved, train, update
+from sealegs.lab.train import Result, build_optimizer, evaluate, lr_share, resolved, train, update
 from sealegs.record.run import Run, open_run
 from sealegs.recovery.state import Trainee
 
@@ -153,6 +155,46 @@ def test_accumulation_has_the_denominator_of_the_whole_batch(tmp_path: Path) -> 
         assert torch.allclose(weights, results[0][2], atol=1e-5)
 
 
+def test_the_loss_is_the_mean_over_targets_that_count(tmp_path: Path) -> None:
+    """Padding is in no denominator, neither of the loss, nor of its gradient, nor of the evaluation."""
+    data_settings = DataSettings(
+        sources={str(documents_file(tmp_path)): 1.0}, rows="documents", batch=8, accumulation=4, held_out=0.3
+    )
+    settings = nano(tmp_path, data=data_settings, optimizer=OptimizerSettings(clip=0.0))
+    data = open_data(settings)
+    subject = trainee(settings, data)
+    assert isinstance(subject.model, Transformer)
+
+    def mean_loss(batch: Batch) -> torch.Tensor:
+        logits = subject.model(torch.from_numpy(batch.tokens)).flatten(0, 1)
+        return F.cross_entropy(logits, torch.from_numpy(batch.targets).flatten(), ignore_index=IGNORED)
+
+    held_out = [data.held_out.batch(index) for index in range(settings.cadence.evaluate_batches)]
+    weights = np.array([batch.target_count for batch in held_out])
+    with torch.no_grad():
+        expected = np.average([mean_loss(batch).item() for batch in held_out], weights=weights)
+    assert evaluate(subject.model.losses, data.held_out, settings).item() == pytest.approx(expected, rel=1e-5)
+
+    batch = data.training.next()
+    loss = mean_loss(batch)
+    gradients = torch.autograd.grad(loss, list(subject.model.parameters()))
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
+    signals = update(subject, subject.model.losses, batch, settings)
+    assert float(signals["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    assert float(signals["grad_norm"]) == pytest.approx(norm, rel=1e-4)
+
+
+def test_the_evaluation_reads_what_is_held_out(tmp_path: Path, tokens_file: Path) -> None:
+    settings = nano(tokens_file, steps=1)
+    result, run = run_of(settings, tmp_path / "a")
+    torch.manual_seed(settings.seed)
+    data = open_data(settings)
+    fresh = Transformer(settings.model)
+    assert run.column("eval_loss")[0] == evaluate(fresh.losses, data.held_out, settings).item()
+    assert run.column("eval_loss")[0] != evaluate(fresh.losses, data.training, settings).item()
+    assert result.eval_loss == run.column("eval_loss")[-1]
+
+
 def keep_gradients(into: list[torch.Tensor], optimizer: Optimizer, *_: object) -> None:
     into += [parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -256,6 +298,7 @@ def test_it_really_learns(tmp_path: Path) -> None:
     """The smallest model, two hundred steps of real text: far below what token frequencies alone would give."""
     settings = resolved(replace(SIZES["nano"], steps=200, threads=1))
     result, run = run_of(settings, tmp_path / "a")
+    assert result.eval_loss is not None
     print(f"evaluation loss {result.eval_loss:.3f}, unigram entropy {result.unigram_entropy:.3f}")
     assert result.eval_loss < result.unigram_entropy - 1.0
     assert run.column("loss")[0] == pytest.approx(math.log(512), abs=0.4)

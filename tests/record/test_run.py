@@ -81,6 +81,7 @@ def test_a_torn_event_is_left_out(resumed: Path) -> None:
         ("[]", "not a manifest"),
         ('{"run_id": "a"}', "not a manifest"),
         ('{"schema": "1", "run_id": "a"}', "not a manifest"),
+        ('{"schema": 1, "run_id": "a", "settings": null}', "settings is not a table"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_refused_in_a_sentence(resumed: Path, content: str, sentence: str) -> None:

@@ -49,10 +49,46 @@ def test_every_line_is_json_that_any_reader_takes(tmp_path: Path) -> None:
 def test_a_taken_name_is_refused_and_left_alone(tmp_path: Path) -> None:
     new(tmp_path / "a").close()
     before = (tmp_path / "a" / MANIFEST).read_bytes()
-    with pytest.raises(RunExists, match="--resume"):
+    with pytest.raises(RunExists, match="resume it"):
         new(tmp_path / "a")
     assert (tmp_path / "a" / MANIFEST).read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_of_many_that_start_at_once_one_gets_the_name(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from sealegs.errors import RunExists
+        from sealegs.record import manifest
+        from sealegs.record.writer import RunWriter
+        about = manifest.describe("a")
+        for folder in sys.stdin.read().split():
+            try:
+                writer = RunWriter.create(Path(folder), about)
+                writer.row({"step": 0, "loss": 1.0})
+                print(folder)
+            except RunExists:
+                pass
+    """)
+    folders = [str(tmp_path / f"run{i}") for i in range(100)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for child in children:
+        assert child.stdin
+        child.stdin.write("\n".join(folders))
+        child.stdin.close()
+    made = []
+    for child in children:
+        assert child.stdout
+        made += child.stdout.read().split()
+        child.stdout.close()
+        assert child.wait() == 0
+    assert sorted(made) == sorted(folders)
+    assert all(open_run(folder).steps.tolist() == [0] for folder in folders)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(Path(folder).name for folder in folders)
 
 
 def test_two_writers_are_refused(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def test_plain_lines_say_everything() -> None:
     sink.row({"step": 400, "eval_loss": 2.0})
     sink.close()
     first, second = out.getvalue().splitlines()
-    assert first == "step 0/400  loss 2.3457  grad norm 0.561  lr 3.0e-03  10.2k tokens/s  ok"
+    assert first == "step 0/400  ok  loss 2.3457  grad norm 0.561  lr 3.0e-03  10.2k tokens/s"
     assert re.fullmatch(
-        r"step 1/400  loss 2.3457  grad norm 0.561  lr 3.0e-03  10.2k tokens/s  \d:\d\d:\d\d left  ok", second
+        r"step 1/400  ok  loss 2.3457  grad norm 0.561  lr 3.0e-03  10.2k tokens/s  \d:\d\d:\d\d left", second
     )
 
 
@@ -56,7 +56,18 @@ def test_plain_lines_are_few_and_the_last_step_has_one() -> None:
 def test_what_is_not_a_number_is_seen(name: str, value: float) -> None:
     out = io.StringIO()
     PlainProgress(5, out).row(row(0) | {name: value})
-    assert out.getvalue().strip().endswith(f"{name} is {value}")
+    assert out.getvalue().startswith(f"step 0/5  {name} is {value}  loss ")
+
+
+def test_a_narrow_terminal_still_shows_step_and_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    sink = LiveProgress(100_000, out)
+    sink.start({})
+    sink.row(row(23_456, tokens_per_s=5.0) | {"loss": math.nan})
+    sink.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "step 23456/100000  loss is nan" in text
 
 
 def test_the_bar_shows_the_last_row_and_sentences_above_it() -> None:
@@ -69,7 +80,7 @@ def test_the_bar_shows_the_last_row_and_sentences_above_it() -> None:
     sink.close()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
     assert "mlflow is off from here on, the run goes on: [no] answer" in text
-    assert "step 42/400" in text
+    assert "step 41/400  ok" in text
     assert "loss 2.3457" in text
 
 

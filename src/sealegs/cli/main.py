@@ -39,11 +39,23 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command."""
+    """Run one command, and keep what goes wrong to one sentence."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # either is None where it was closed (`2>&-`), and everything below may print
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    try:
+        try:
+            return run(words)
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone can still be forgiven
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it ends
+        return 0
+
+
+def run(words: Sequence[str]) -> int:
+    """One command, by its words."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -57,13 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         code: int = importlib.import_module(f"sealegs.cli.{words[0]}").main(words[1:])
-    except SealegsError as error:
-        print(f"sealegs {words[0]}: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it ends
-        return 1
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:  # before the training loop could take it, or twice
         print(f"sealegs {words[0]}: interrupted", file=sys.stderr)
         return 130
+    except (SealegsError, OSError, MemoryError) as error:
+        print(f"sealegs {words[0]}: {error or 'out of memory'}", file=sys.stderr)
+        return 2
     return code

@@ -1,21 +1,24 @@
 """``sealegs train``: words in, a run folder out."""
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import tyro
 
-from sealegs.errors import ConfigError, MissingExtra, RunExists
+from sealegs.errors import ConfigError, MissingExtra
 from sealegs.lab import config
 from sealegs.lab.settings import Settings
+from sealegs.record.writer import refuse_taken
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress
 from sealegs.vocabulary import Sink
@@ -46,7 +49,7 @@ class Options:
     config: tyro.conf.Positional[Path | None] = None
     """TOML file with settings, named and nested as the flags below; comes first."""
     run: str | None = None
-    """Name of the run, a folder in experiments/; or a path. Default: size or preset, and the time."""
+    """Name of the run, a folder in experiments/; or a path, with a slash. Default: preset or size, and the time."""
     size: Literal["nano", "toy", "small", "x1"] | None = None
     """Model of about 71k, 0.5M, 10M or 49M parameters, with data and learning rate to suit. Default: toy."""
     preset: Literal["demo", "x1", "seed-002"] | None = None
@@ -62,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, train, say what came of it."""
     options = parse(arguments)
     folder = run_folder(options)
-    if not options.resume and folder.exists():  # asked again, race-free, when the folder is made; here to save the wait
-        raise RunExists(f"{folder}: there is a run of that name; give --resume to go on with it, or another --run")
+    if not options.resume:
+        refuse_taken(folder)  # asked again when the folder is made; here to save the wait
     if find_spec("torch") is None:
         raise MissingExtra("sealegs train", "PyTorch", "lab")
     from sealegs.lab.sources import open_data
@@ -74,7 +77,8 @@ def main(arguments: Sequence[str]) -> int:
     sinks = [progress(settings.steps), *trackers(options.tracker, folder)]
     with stop_signals() as should_stop:
         result = train(settings, data, folder, resume=options.resume, sinks=sinks, should_stop=should_stop)
-    print(summary(result, settings))
+    with suppress(BrokenPipeError):  # the run is done, whoever reads this
+        print(summary(result, settings), flush=True)
     return EXIT_CODES.get(result.stopped_by or "", 0)
 
 
@@ -95,9 +99,12 @@ def parse(arguments: Sequence[str]) -> Options:
     else:
         start = config.starting_point(preset=seen.preset, size=seen.size, config=file)
     with _FLAGS:
-        return tyro.cli(
+        options = tyro.cli(
             Options, args=words, default=Options(settings=start), prog="sealegs train", description=DESCRIPTION
         )
+    if options.config != file:
+        raise ConfigError(f"{options.config}: give the file of settings first: sealegs train {options.config} ...")
+    return options
 
 
 _FLAGS = tyro.constructors.ConstructorRegistry()
@@ -132,12 +139,13 @@ def named_folder(run: str) -> Path:
 def run_folder(options: Options) -> Path:
     """Where the run is, or will be."""
     if options.run is not None:
-        if options.run in ("", ".", "..") or options.run.startswith("."):
+        if not Path(options.run).name or Path(options.run).name.startswith("."):
             raise ConfigError(f"--run {options.run!r}: give a name that does not start with a dot")
         return named_folder(options.run)
     if options.resume:
         raise ConfigError("--resume: say which run with --run NAME")
-    return Path("experiments") / f"{options.preset or options.size or 'toy'}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{token_hex(2)}"  # two may start in one second
+    return Path("experiments") / f"{options.preset or options.size or 'run'}-{now}"
 
 
 def trackers(name: str | None, folder: Path) -> list[Sink]:
@@ -162,8 +170,11 @@ def stop_signals() -> Iterator[Callable[[], str | None]]:
 
     def ask(number: int, _: object) -> None:
         asked.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
-        print("\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr, flush=True)
         signal.signal(number, before[number])
+        with suppress(OSError):  # a terminal that has gone must not cost the checkpoint
+            print(
+                "\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr, flush=True
+            )
 
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -178,14 +189,14 @@ def stop_signals() -> Iterator[Callable[[], str | None]]:
 def summary(result: "Result", settings: Settings) -> str:
     """What came of it: numbers, folder, and how to go on."""
     early = f", stopped by {result.stopped_by}" if result.stopped_by else ""
-    gained = result.unigram_entropy - result.eval_loss
-    lines = [
-        f"{result.steps} of {settings.steps} steps{early}",
-        f"evaluation loss {result.eval_loss:.3f}, "
-        f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}",
-        "",
-        contents(result.folder),
-    ]
+    lines = [f"{result.steps} of {settings.steps} steps{early}"]
+    if result.eval_loss is not None:
+        gained = result.unigram_entropy - result.eval_loss
+        lines.append(
+            f"evaluation loss {result.eval_loss:.3f}, "
+            f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}"
+        )
+    lines += ["", contents(result.folder)]
     if result.stopped_by:
-        lines += ["", f"go on with: sealegs train --run {result.folder} --resume"]
+        lines += ["", f"go on with: sealegs train --run {shlex.quote(str(result.folder))} --resume"]
     return "\n".join(lines)

@@ -48,9 +48,9 @@ class Source:
         )
 
     def fingerprint(self) -> str:
-        """Tells whether this is the data it was: size, documents, first and last million tokens."""
+        """Tells whether this is the data it was: size, document starts, first and last million tokens."""
         digest = hashlib.blake2b(f"{len(self.tokens)} {len(self.starts)}".encode(), digest_size=8)
-        for part in (self.tokens[:1_000_000], self.tokens[-1_000_000:]):
+        for part in (self.tokens[:1_000_000], self.tokens[-1_000_000:], self.starts):
             digest.update(part.astype(np.uint32).tobytes())
         return digest.hexdigest()
 
@@ -129,7 +129,9 @@ class Stream:
         self._context = context
         self._vocabulary = vocabulary
         self._seed = seed
-        self._windows = [self._count_windows(source) for source in sources]
+        # documents of one token have no target
+        self._documents = [np.flatnonzero(np.diff(source.starts, append=len(source.tokens)) > 1) for source in sources]
+        self._windows = [self._count_windows(i) for i in range(len(sources))]
         self._shares = apportion([weights[source.name] for source in sources], _CYCLE)
         self._cycle: tuple[int, Ints, Ints] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
         self._next = 0
@@ -161,18 +163,15 @@ class Stream:
         if highest >= self._vocabulary:
             names = ", ".join(sorted({span.source.name for span in spans}))
             raise SourceError(too_high(names, int(highest), self._vocabulary))
-        if not (targets != IGNORED).any():
-            raise SourceError(f"batch {index} has no target: every document in it is a single token; see data.rows")
         return Batch(index, tokens, targets, spans)
 
-    def _count_windows(self, source: Source) -> int:
-        if not self._packed:
-            return len(source.starts)
-        windows = (len(source.tokens) - 1) // self._context
+    def _count_windows(self, number: int) -> int:
+        source = self._sources[number]
+        windows = (len(source.tokens) - 1) // self._context if self._packed else len(self._documents[number])
         if windows < 1:
             raise SourceError(
-                f"{source.name}: a part of {len(source.tokens)} tokens, too few for one row of "
-                f"model.context={self._context}; give more data, a smaller context or another data.held_out"
+                f"{source.name}: a part of {len(source.tokens)} tokens in {len(source.starts)} documents, too few for "
+                f"one row of model.context={self._context}; give more data, a smaller context or another data.held_out"
             )
         return windows
 
@@ -189,7 +188,8 @@ class Stream:
         if self._cycle[0] != cycle:
             self._cycle = (cycle, *self._plan(cycle))
         _, sources, windows = self._cycle
-        return self._sources[sources[slot]], int(windows[slot])
+        window = windows[slot] if self._packed else self._documents[sources[slot]][windows[slot]]
+        return self._sources[sources[slot]], int(window)
 
     def _plan(self, cycle: int) -> tuple[Ints, Ints]:
         """Source and window of every sample of a cycle."""
@@ -223,10 +223,9 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
     >>> apportion([0.7, 0.3, 1e-9], 10)
     [6, 3, 1]
     """
-    exact = [max(1.0, weight / sum(weights) * total) for weight in weights]
-    scale = total / sum(exact)
-    shares = [max(1, math.floor(share * scale)) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i] * scale)
+    exact = [weight / sum(weights) * (total - len(weights)) for weight in weights]
+    shares = [1 + math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: math.floor(exact[i]) - exact[i])
     for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares

@@ -6,7 +6,7 @@ Standard library only, so that ``sealegs train --help`` need not wait for torch.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sealegs.errors import ConfigError
 
@@ -14,6 +14,14 @@ from sealegs.errors import ConfigError
 def _refuse_unless(sound: bool, name: str, value: Any, cure: str) -> None:
     if not sound:
         raise ConfigError(f"{name}={value!r}: {cure}")
+
+
+def _refuse_unknown_choices(settings: Any, group: str = "") -> None:
+    """Fields that are a choice of words take no other word."""
+    for name, kind in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            _refuse_unless(False, f"{group}{name}", value, f"one of {', '.join(get_args(kind))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +62,7 @@ class ModelSettings:
     rotary_base: float = 10_000.0
 
     def __post_init__(self) -> None:
+        _refuse_unknown_choices(self, "model.")
         for name in ("vocabulary", "context", "layers", "width", "heads", "hidden"):
             _refuse_unless(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "must be at least 1")
         _refuse_unless(
@@ -65,8 +74,8 @@ class ModelSettings:
         _refuse_unless(self.norm_eps >= 0, "model.norm_eps", self.norm_eps, "must not be negative")
         _refuse_unless(self.z_loss >= 0, "model.z_loss", self.z_loss, "must not be negative; 0 is off")
         _refuse_unless(self.rotary_base > 1, "model.rotary_base", self.rotary_base, "must be above 1")
-        if not isinstance(self.init_std, str):
-            _refuse_unless(0 < self.init_std < 10, "model.init_std", self.init_std, 'between 0 and 10, or "from width"')
+        is_sound = self.init_std == "from width" if isinstance(self.init_std, str) else 0 < self.init_std < 10
+        _refuse_unless(is_sound, "model.init_std", self.init_std, 'between 0 and 10, or "from width"')
 
     @property
     def initial_std(self) -> float:
@@ -95,7 +104,8 @@ class DataSettings:
     """A tokenizer.json to use; without one, a byte-level BPE is trained on the text sources and cached."""
 
     def __post_init__(self) -> None:
-        _refuse_unless(bool(self.sources), "data.sources", self.sources, "name at least one source")
+        _refuse_unknown_choices(self, "data.")
+        _refuse_unless(0 < len(self.sources) <= 512, "data.sources", self.sources, "name 1 to 512 sources")
         for name, weight in self.sources.items():
             _refuse_unless(
                 0 < weight < math.inf, f"data.sources.{name}", weight, "a weight above 0; leave a source out to drop it"
@@ -186,6 +196,7 @@ class Settings:
     cadence: CadenceSettings = field(default_factory=CadenceSettings)
 
     def __post_init__(self) -> None:
+        _refuse_unknown_choices(self)
         _refuse_unless(self.steps >= 1, "steps", self.steps, "must be at least 1")
         _refuse_unless(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         _refuse_unless(self.threads >= 0, "threads", self.threads, "must not be negative; 0 takes all cores")

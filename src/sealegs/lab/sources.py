@@ -5,21 +5,23 @@ Tokenised files need numpy alone; text needs the ``tokenizers`` library, which i
 
 import hashlib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab import corpus
 from sealegs.lab.data import Source, Stream, entropy, too_high
 from sealegs.lab.settings import Settings
-from sealegs.record.files import folder_aside, writing
+from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.schema import TOKENIZER
 
 _CORPUS_VERSION = 1  # raise when the generator or the tokenising changes: cached tokens are then made anew
@@ -75,17 +77,18 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
 
 def _open_sources(settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes | None]:
     names = list(settings.data.sources)
-    tokenised = {name: _open_tokenised(name) for name in names if Path(name).suffix in _TOKENISED}
-    texts = [name for name in names if name not in tokenised]
-    if texts and tokenised and settings.data.tokenizer is None:
+    opened = {name: _open_tokenised(name) for name in names if Path(name).suffix in _TOKENISED}
+    texts = [name for name in names if name not in opened]
+    if not texts:
+        return [opened[name] for name in names], None
+    if opened and settings.data.tokenizer is None:
         raise ConfigError(
-            f"data.sources mixes text ({texts[0]}) with token ids ({next(iter(tokenised))}): "
+            f"data.sources mixes text ({texts[0]}) with token ids ({next(iter(opened))}): "
             "give data.tokenizer, the tokenizer.json that made the ids"
         )
-    folder = _tokenise(texts, settings, say) if texts else None
-    if folder:
-        tokenised |= {name: _load_cached(folder, i, name) for i, name in enumerate(texts)}
-    return [tokenised[name] for name in names], (folder / TOKENIZER).read_bytes() if folder else None
+    made, tokenizer = _tokenised(texts, settings, say)
+    opened |= {source.name: source for source in made}
+    return [opened[name] for name in names], tokenizer
 
 
 def _open_tokenised(name: str) -> Source:
@@ -97,10 +100,10 @@ def _open_tokenised(name: str) -> Source:
                 raise SourceError(f"{name}: {size} bytes, not a whole number of uint16 token ids; convert it to .npy")
             tokens: NDArray[Any] = np.memmap(path, np.uint16, "r") if size else np.empty(0, np.uint16)
         else:
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+            tokens = open_memmap(path, mode="r")  # .npy and nothing else: no archive, no pickle
     except OSError as error:
         raise SourceError(f"{name}: cannot be read ({error.strerror or error}); see data.sources") from error
-    except (ValueError, EOFError) as error:
+    except ValueError as error:
         raise SourceError(f"{name}: not a numpy array file ({error}); see data.sources") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise SourceError(f"{name}: {tokens.ndim}-dimensional {tokens.dtype}, token ids are one row of whole numbers")
@@ -114,9 +117,9 @@ def _document_starts(tokens: Path, count: int) -> NDArray[np.int64]:
     if not path.exists():
         return np.zeros(1, np.int64)
     try:
-        starts: NDArray[np.int64] = np.load(path, allow_pickle=False).astype(np.int64)
+        starts: NDArray[np.int64] = open_memmap(path, mode="r").astype(np.int64)
         rises = starts.ndim == 1 and len(starts) > 0 and starts[0] == 0 and bool((np.diff(starts) > 0).all())
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         raise SourceError(f"{path}: cannot be read ({error}); remove it, or save document starts in it") from error
     if not rises or starts[-1] >= count:
         raise SourceError(f"{path}: not the starts of documents: whole numbers that rise from 0 to below {count}")
@@ -161,50 +164,58 @@ def _identity(name: str, settings: Settings) -> str:
         raise SourceError(f"{name}: cannot be read ({error.strerror}); see data.sources") from error
 
 
-def _tokenise(names: Sequence[str], settings: Settings, say: Callable[[str], None]) -> Path:
-    """The folder with the tokens of these text sources: found in the cache, or made."""
+def _tokenised(names: Sequence[str], settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes]:
+    """The tokens of these text sources and the tokenizer that made them: found in the cache, or made."""
     from sealegs.lab import tokenizer as bpe
 
-    given = Path(settings.data.tokenizer) if settings.data.tokenizer else None
+    vocabulary = settings.model.vocabulary
+    given = bpe.load(Path(settings.data.tokenizer), vocabulary) if settings.data.tokenizer else None
     parts = [str(_CORPUS_VERSION), *(_identity(name, settings) for name in names)]
-    parts.append(bpe.load(given, settings.model.vocabulary).to_json() if given else str(settings.model.vocabulary))
+    parts.append(given.to_json() if given else str(vocabulary))
     folder = cache_folder() / "tokens" / hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
-    if _is_whole(folder, len(names)):
-        return folder
-    say(f"tokenising {', '.join(names)} (kept in {folder} for next time)")
-    everything: Iterable[str] = chain.from_iterable(_documents(name, settings) for name in names)
-    tokenizer = (
-        bpe.load(given, settings.model.vocabulary) if given else bpe.train(everything, settings.model.vocabulary)
-    )
-    with writing(folder), folder_aside(folder) as aside:
-        tokenizer.save(aside / TOKENIZER)
-        for i, name in enumerate(names):
-            tokens, starts = tokenizer.encode_documents(_documents(name, settings))
-            np.save(aside / f"{i}.npy", tokens)
-            np.save(aside / f"{i}.starts.npy", starts)
-    return folder
-
-
-def _is_whole(folder: Path, count: int) -> bool:
-    """Whether a cached folder can be opened; one that was cut short by a full disk or a copy cannot."""
     try:
-        for i in range(count):
-            _load_cached(folder, i, "")
-        return (folder / TOKENIZER).stat().st_size > 0
-    except (OSError, ValueError, EOFError):
-        return False
+        return _load_cached(folder, names)
+    except (OSError, ValueError):  # not there yet; or cut short by a full disk, or a copy
+        say(f"tokenising {', '.join(names)} (kept in {folder} for next time)")
+    tokenizer = given or bpe.train(chain.from_iterable(_documents(name, settings) for name in names), vocabulary)
+    shutil.rmtree(folder, ignore_errors=True)
+    with writing(f"{folder} (SEALEGS_CACHE names another place)"):
+        try:
+            with folder_aside(folder) as aside:
+                tokenizer.save(aside / TOKENIZER)
+                for i, name in enumerate(names):
+                    tokens, starts = tokenizer.encode_documents(_documents(name, settings))
+                    np.save(aside / f"{i}.npy", tokens)
+                    np.save(aside / f"{i}.starts.npy", starts)
+        except OSError as error:
+            if not is_taken(error):  # another run was quicker with the same tokens: use those
+                raise
+        return _load_cached(folder, names)
 
 
-def _load_cached(folder: Path, number: int, name: str) -> Source:
-    tokens = np.load(folder / f"{number}.npy", mmap_mode="r", allow_pickle=False)
-    return Source(name, tokens, np.load(folder / f"{number}.starts.npy", allow_pickle=False))
+def _load_cached(folder: Path, names: Sequence[str]) -> tuple[list[Source], bytes]:
+    tokenizer = (folder / TOKENIZER).read_bytes()
+    if not tokenizer:
+        raise ValueError("cut short")
+    sources = [
+        Source(
+            name,
+            open_memmap(folder / f"{i}.npy", mode="r"),
+            open_memmap(folder / f"{i}.starts.npy", mode="r"),
+        )
+        for i, name in enumerate(names)
+    ]
+    return sources, tokenizer
 
 
 def cache_folder() -> Path:
     """Where tokens are kept between runs: SEALEGS_CACHE, or the user's cache folder."""
     if given := os.environ.get("SEALEGS_CACHE"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sealegs"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sealegs"
+    except RuntimeError:
+        raise ConfigError("no home folder is known for this user: set SEALEGS_CACHE to a folder for tokens") from None
 
 
 def _unigram_entropy(sources: Sequence[Source], settings: Settings) -> float:

@@ -31,6 +31,7 @@ from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.manifest import Manifest
 from sealegs.record.schema import CHECKPOINTS, TOKENIZER
+from sealegs.record.writer import RunWriter
 from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.state import Trainee
 from sealegs.signals.collect import Signal
@@ -46,7 +47,8 @@ class Result:
     """Steps done, in all."""
     stopped_by: str | None
     """What asked the run to stop before its last step, if anything did."""
-    eval_loss: float
+    eval_loss: float | None
+    """Of the last weights; none where the run was stopped."""
     unigram_entropy: float
 
 
@@ -76,22 +78,20 @@ def train(
         data=data.training,
     )
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=settings.cadence.keep_checkpoints)
-    resumption = go_on(trainee, checkpoints, folder, settings, data) if resume else None
     manifest = describe(settings, data, model, folder.name)
-    with Watch(folder, resume=resume, manifest=manifest, settings=asdict(settings), sinks=sinks) as watch:
-        try:
-            if resumption:
-                watch.announce("resume", **asdict(resumption))
-            else:
-                start(watch, data)
-            first = (resumption and resumption.checkpoint) or 0
-            result = run_steps(first, settings, data, trainee, checkpoints, watch, should_stop)
-        except BaseException as error:
-            with suppress(StorageError):  # the disk may be what failed; the error itself says more
-                watch.announce("end", reason="failed", error=f"{type(error).__name__}: {error}")
-            raise
-        reason = "interrupted" if result.stopped_by else "finished"
-        watch.announce("end", reason=reason, by=result.stopped_by, eval_loss=result.eval_loss)
+    with RunWriter.reopen(folder) if resume else RunWriter.create(folder, manifest) as record:
+        resumption = go_on(trainee, checkpoints, record, settings, data) if resume else None
+        record.amend(settings=manifest.settings, dtype=manifest.dtype, price_per_hour=manifest.price_per_hour)
+        with Watch(record, sinks=sinks) as watch:
+            try:
+                first = begin(watch, manifest, data, resumption)
+                result = run_steps(first, settings, data, trainee, checkpoints, watch, should_stop)
+            except BaseException as error:
+                with suppress(StorageError):  # the disk may be what failed; the error itself says more
+                    watch.announce("end", reason="failed", error=f"{type(error).__name__}: {error}")
+                raise
+            reason = "interrupted" if result.stopped_by else "finished"
+            watch.announce("end", reason=reason, by=result.stopped_by, eval_loss=result.eval_loss)
     return result
 
 
@@ -138,14 +138,16 @@ def run_steps(
 
     if step > saved:
         save(step, trainee, checkpoints, watch)
-    eval_loss = evaluate(losses, data.held_out, settings)
-    if not reason:
-        watch.see(step, eval_loss=eval_loss)
+    eval_loss = None
+    if not reason:  # whoever asked for a stop is waiting
+        last = evaluate(losses, data.held_out, settings)
+        watch.see(step, eval_loss=last)
+        eval_loss = float(last)
     return Result(
         folder=watch.record.folder,
         steps=step,
         stopped_by=reason,
-        eval_loss=float(eval_loss),
+        eval_loss=eval_loss,
         unigram_entropy=data.facts["unigram_entropy"],
     )
 
@@ -172,7 +174,7 @@ def update(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Setti
     grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if settings.optimizer.clip:
         clip_grads_with_norm_(parameters, settings.optimizer.clip, grad_norm)
-    signals: dict[str, Signal] = {"loss": loss, "grad_norm": grad_norm, "lr": scheduler.get_last_lr()[0]}
+    signals: dict[str, Signal] = {"loss": loss, "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"]}
     if scaler.is_enabled():
         signals["loss_scale"] = scaler.scale(torch.ones((), device=settings.device))  # without waiting for the device
 
@@ -202,10 +204,15 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in zip((matrices, vectors), decays(settings), strict=True)
     ]
     return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def decays(settings: OptimizerSettings) -> tuple[float, float]:
+    """Weight decay of the two groups."""
+    return settings.weight_decay, 0.0
 
 
 def lr_share(settings: OptimizerSettings, steps: int, step: int) -> float:
@@ -270,7 +277,12 @@ def resolved(settings: Settings) -> Settings:
     if dtype == "auto":
         fast_bf16 = torch.cuda.is_bf16_supported() if device == "cuda" else cpu_has_bf16()
         dtype = "bf16" if fast_bf16 else "fp32"
-    return replace(settings, device=device, dtype=dtype, threads=settings.threads or len(os.sched_getaffinity(0)))
+    return replace(settings, device=device, dtype=dtype, threads=settings.threads or cpu_count())
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_has_bf16() -> bool:
@@ -298,14 +310,6 @@ def describe(settings: Settings, data: Data, model: Transformer, name: str) -> M
     )
 
 
-def start(watch: Watch, data: Data) -> None:
-    """Put what a reader will need beside the manifest, and begin."""
-    if data.tokenizer is not None:
-        with writing(watch.record.folder), whole_file(watch.record.folder / TOKENIZER) as file:
-            file.write(data.tokenizer)
-    watch.announce("start", manifest=watch.record.manifest.run_id)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """Where a run goes on, and what is to be said about it."""
@@ -318,27 +322,67 @@ class Resumption:
     """Old and new value of each setting that was changed."""
 
 
-def go_on(trainee: Trainee, checkpoints: Checkpoints, folder: Path, settings: Settings, data: Data) -> Resumption:
-    """Restore the newest intact checkpoint; refuse what would not go on as it began, before anything is written."""
-    before = manifests.load(folder)
+MAY_CHANGE_IN_MODEL = {
+    "model.z_loss",
+    "model.norm_eps",
+    "model.naive_softmax",
+    "model.naive_log_loss",
+    "model.init_std",
+}
+"""Margins. Anything else in the model would go on as another function of the same weights."""
+
+
+def go_on(trainee: Trainee, checkpoints: Checkpoints, record: RunWriter, settings: Settings, data: Data) -> Resumption:
+    """Restore the newest intact checkpoint; refuse what would not go on as it began, before anything is changed."""
+    before = record.manifest
     for name, facts in before.data.get("sources", {}).items():
         if data.facts["sources"].get(name) != facts:
             raise SourceError(f"{name}: not the data that {before.run_id} was trained on; bring that back to resume")
     changed = settings_changed(before, settings)
     for name in changed:
-        if name == "seed" or name.startswith("data."):
-            raise ConfigError(
-                f"{name}: changed since the run was started, which would shift its data; start another run"
-            )
+        in_model = name.startswith("model.") and name not in MAY_CHANGE_IN_MODEL
+        if name == "seed" or name.startswith("data.") or in_model:
+            raise ConfigError(f"{name}: changed since the run was started; it would be another run, so start another")
     step, damaged = checkpoints.newest_intact()
     passed_over = {str(damage.step): damage.reason for damage in damaged}
-    if step is not None:
-        trainee.restore(checkpoints.load(step))
-    elif damaged:
+    if step is None and damaged:
         raise SourceError(
-            f"{folder}: no checkpoint is intact ({passed_over}); restore one from a copy, or start another run"
+            f"{record.folder}: no checkpoint is intact ({passed_over}); restore one from a copy, or start another run"
         )
+    if step is not None:
+        if settings.steps < step:
+            raise ConfigError(f"steps={settings.steps}: the run has done {step} already; give at least as many")
+        trainee.restore(checkpoints.load(step))
+        take_settings(trainee, settings, step)
     return Resumption(checkpoint=step, passed_over=passed_over, changed=changed)
+
+
+def take_settings(trainee: Trainee, settings: Settings, step: int) -> None:
+    """A checkpoint brings back the optimizer's settings of its time: put those that the run has now in their place."""
+    wanted = settings.optimizer
+    rate = wanted.lr * lr_share(wanted, settings.steps, step)
+    for group, decay in zip(trainee.optimizer.param_groups, decays(wanted), strict=True):
+        group.update(betas=wanted.betas, eps=wanted.eps, weight_decay=decay, initial_lr=wanted.lr, lr=rate)
+    trainee.scheduler.base_lrs = [wanted.lr for _ in trainee.optimizer.param_groups]
+
+
+def begin(watch: Watch, manifest: Manifest, data: Data, resumption: Resumption | None) -> int:
+    """Put what a reader will need beside the manifest, say how it begins, and give the first step."""
+    tokenizer = watch.record.folder / TOKENIZER
+    if data.tokenizer is not None and not tokenizer.exists():
+        with writing(tokenizer), whole_file(tokenizer) as file:
+            file.write(data.tokenizer)
+    if resumption is None:
+        watch.announce("start", run_id=manifest.run_id)
+        return 0
+    first = resumption.checkpoint or 0
+    here = {
+        "versions": manifest.versions,
+        "git": manifest.git,
+        "host": manifest.host,
+    }  # may be others than at the start
+    watch.announce("resume", step=first, **asdict(resumption), **here)
+    return first
 
 
 def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:

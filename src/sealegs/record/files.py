@@ -62,21 +62,20 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def folder_aside(target: Path) -> Iterator[Path]:
+def folder_aside(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder to fill, which takes its name only when everything in it is on disk; else it is removed.
 
-    A folder of that name is replaced. Whoever is killed in between leaves a name that starts with a dot and ends in
-    ``.partial``; it is not a ``target`` to anyone, and the next attempt clears it away.
+    Without ``replace`` a folder of that name is an error (``is_taken``), also one that another process has made in the
+    meantime. Whoever is killed in between leaves a name that starts with a dot and ends in ``.partial``.
     """
-    aside = target.with_name(f".{target.name}.partial")
+    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
         sync_folder(aside)
-        if target.exists():
-            old = target.with_name(f".{target.name}.replaced.partial")
-            shutil.rmtree(old, ignore_errors=True)
+        if replace and target.exists():
+            old = target.with_name(f".{target.name}.{os.getpid()}.replaced.partial")
             target.rename(old)
             aside.rename(target)
             shutil.rmtree(old)
@@ -86,3 +85,8 @@ def folder_aside(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def is_taken(error: OSError) -> bool:
+    """Whether a folder could not take its name because there is one of that name."""
+    return error.errno in (errno.ENOTEMPTY, errno.EEXIST)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sealegs.errors import SourceError
 from sealegs.record.files import whole_file
-from sealegs.record.schema import MANIFEST, SCHEMA
+from sealegs.record.schema import MANIFEST, SCHEMA, speakable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,12 @@ def describe(run: str, **known: Any) -> Manifest:
 def save(manifest: Manifest, folder: Path) -> None:
     """Write the manifest into a run folder, whole."""
     with whole_file(folder / MANIFEST) as file:
-        file.write(json.dumps(asdict(manifest), indent=2).encode() + b"\n")
+        file.write(to_json(manifest))
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """The manifest as it stands in its file."""
+    return json.dumps(speakable(asdict(manifest)), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def load(folder: Path) -> Manifest:
@@ -80,6 +85,9 @@ def load(folder: Path) -> Manifest:
         raise SourceError(f"{path}: not a manifest, it names no schema and run_id")
     if schema > SCHEMA:
         raise SourceError(f"{path}: schema {schema}, this Sealegs reads up to {SCHEMA}: pip install -U sealegs")
+    for name in ("settings", "data", "host", "versions"):
+        if not isinstance(values.get(name, {}), dict):
+            raise SourceError(f"{path}: {name} is not a table; restore the manifest from a copy")
     known = {entry.name for entry in fields(Manifest)}
     return Manifest(**{key: value for key, value in values.items() if key in known})
 

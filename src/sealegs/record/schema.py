@@ -64,14 +64,19 @@ def unspell(value: Any) -> Any:
     return _SPELLING.get(value, value) if isinstance(value, str) else value
 
 
-def _speakable(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return spell(value)
+def speakable(value: Any) -> Any:
+    """A value as JSON can write it: NaN and Inf spelt out, numpy's numbers made plain.
+
+    >>> speakable({"clip": float("inf"), "betas": (0.9, 0.95)})
+    {'clip': 'Infinity', 'betas': [0.9, 0.95]}
+    """
     if isinstance(value, Mapping):
-        return {key: _speakable(item) for key, item in value.items()}
+        return {str(key): speakable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_speakable(item) for item in value]
-    return value
+        return [speakable(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return spell(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def to_line(values: Mapping[str, Any]) -> bytes:
@@ -82,6 +87,6 @@ def to_line(values: Mapping[str, Any]) -> bytes:
     """
     try:
         text = json.dumps(values, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # rare, so the common row pays nothing for it
-        text = json.dumps(_speakable(values), separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError):  # rare, so the common row pays nothing for it
+        text = json.dumps(speakable(values), separators=(",", ":"), allow_nan=False)
     return text.encode() + b"\n"

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from sealegs.errors import RunBusy, RunExists
+from sealegs.errors import RunBusy, RunExists, StorageError
 from sealegs.record import manifest as manifests
-from sealegs.record.files import folder_aside, writing
+from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.manifest import Manifest
 from sealegs.record.schema import EVENTS, METRICS, to_line
 from sealegs.vocabulary import Event, Row
@@ -30,10 +30,15 @@ class RunWriter:
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> "RunWriter":
         """Make the folder of a new run. It appears whole, with its manifest, or not at all."""
-        if folder.exists():
-            raise RunExists(f"{folder}: there is a run of that name; give --resume to go on with it, or another name")
-        with writing(folder), folder_aside(folder) as aside:
-            manifests.save(manifest, aside)
+        with writing(folder):
+            try:
+                refuse_taken(folder)
+                with folder_aside(folder) as aside:
+                    manifests.save(manifest, aside)
+            except OSError as error:
+                if is_taken(error):  # by another process, just now
+                    refuse_taken(folder)
+                raise
         return cls(folder, manifest)
 
     @classmethod
@@ -45,17 +50,20 @@ class RunWriter:
         """Append what is known of one step; on return the row survives the death of this process."""
         self._metrics.append({**row, "time": round(time.time(), 3)})
 
-    def event(self, kind: str, step: int, **detail: Any) -> Event:
+    def event(self, kind: str, step: int, /, **detail: Any) -> Event:
         """Append something that happened, and return it as it was written."""
         event = Event(kind=kind, step=step, time=round(time.time(), 3), detail=detail)
-        self._events.append({"time": event.time, "step": step, "kind": kind, **detail})
+        head = {"time": event.time, "step": step, "kind": kind}
+        self._events.append({**head, **detail, **head})  # first in the line, and not to be overwritten
         return event
 
     def amend(self, **changes: Any) -> None:
-        """Write the manifest anew with some fields changed."""
-        self.manifest = replace(self.manifest, **changes)
-        with writing(self.folder):
-            manifests.save(self.manifest, self.folder)
+        """Change some fields of the manifest, where they are not so already."""
+        amended = replace(self.manifest, **changes)
+        if manifests.to_json(amended) != manifests.to_json(self.manifest):
+            self.manifest = amended
+            with writing(self.folder):
+                manifests.save(self.manifest, self.folder)
 
     def sync(self) -> None:
         """Make everything appended so far survive a power cut too; costs milliseconds."""
@@ -63,9 +71,23 @@ class RunWriter:
         self._events.sync()
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the folder. Closing twice is no error."""
         self._metrics.close()
         self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_taken(folder: Path) -> None:
+    """A name is given once."""
+    if folder.exists():
+        raise RunExists(
+            f"{folder}: there is a run of that name; resume it (--resume, or resume=True), or give another name"
+        )
 
 
 class _Lines:
@@ -82,6 +104,8 @@ class _Lines:
         self._end_torn_line()
 
     def append(self, values: Mapping[str, Any]) -> None:
+        if self._handle < 0:
+            raise StorageError(f"{self._path}: the run is closed; open it again with resume=True")
         line = to_line(values)
         before = os.fstat(self._handle).st_size
         with writing(self._path):
@@ -97,7 +121,9 @@ class _Lines:
             os.fsync(self._handle)
 
     def close(self) -> None:
-        os.close(self._handle)
+        handle, self._handle = self._handle, -1  # the number may soon be another file's
+        if handle >= 0:
+            os.close(handle)
 
     def _end_torn_line(self) -> None:
         """A writer killed inside a line leaves it open: end it, so that the next line is its own. Readers drop it."""

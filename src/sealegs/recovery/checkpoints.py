@@ -67,7 +67,7 @@ class Checkpoints:
         target = self._folder / str(step)
         with writing(target):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with folder_aside(target) as aside:
+            with folder_aside(target, replace=True) as aside:
                 with whole_file(aside / _PLAIN) as file:
                     file.write(json.dumps(state.plain).encode())
                 with _speaking_plainly():

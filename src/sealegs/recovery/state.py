@@ -66,7 +66,8 @@ class Trainee:
             options=_OPTIONS,
         )
         self.scheduler.load_state_dict(dict(state.plain["scheduler"]))
-        self.scaler.load_state_dict(dict(state.plain["scaler"]))
+        if self.scaler.is_enabled() and state.plain["scaler"]:  # a run may have changed to fp16, or away from it
+            self.scaler.load_state_dict(dict(state.plain["scaler"]))
         self.data.load_state_dict(state.plain["data"])
         _restore_rng(state)
 

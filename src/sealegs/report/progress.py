@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from sealegs.vocabulary import Event, Row, Sink
 
@@ -28,7 +29,7 @@ class Pace:
         self._speed = ""
 
     def line(self, row: Row) -> str:
-        """``loss 2.1034  grad norm 0.56  lr 3.0e-03  10.2k tokens/s  0:01:12 left  ok``"""
+        """``step 41/400  ok  loss 2.1034  grad norm 0.56  lr 3.0e-03  10.2k tokens/s  0:01:12 left``"""
         step = int(row["step"])
         now = time.monotonic()
         began_step, began = self._began = self._began or (step, now)
@@ -39,8 +40,8 @@ class Pace:
             left_s = (now - began) / (step - began_step) * (self._steps - 1 - step)
             left = f"  {timedelta(seconds=round(left_s))} left"
         return (
-            f"loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3g}  lr {row['lr']:.1e}"
-            f"{self._speed}{left}  {health(row)}"
+            f"step {step}/{self._steps}  {health(row)}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3g}  lr {row['lr']:.1e}"
+            f"{self._speed}{left}"
         )
 
 
@@ -106,7 +107,7 @@ class PlainProgress:
         now = time.monotonic()
         if now - self._last >= self._every_s or row["step"] == self._steps - 1:
             self._last = now
-            self._write(f"step {row['step']}/{self._steps}  {line}")
+            self._write(line)
 
     def event(self, event: Event) -> None:
         """Write what a person should read."""
@@ -127,11 +128,12 @@ class LiveProgress:
 
     def __init__(self, steps: int, stream: TextIO) -> None:
         self._pace = Pace(steps)
+        console = Console(file=stream)
+        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # words first
         self._bar = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            console=Console(file=stream),
+            *bar,
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            console=console,
             refresh_per_second=4,  # each refresh takes time from the training thread
         )
         self._task = self._bar.add_task("", total=steps)

@@ -41,16 +41,14 @@ class Collector:
 
     def put(self, step: int, signals: Mapping[str, Signal]) -> None:
         """Send a step on its way. Tensors must hold one number; they are read as they are now."""
-        row: dict[str, Number | str] = {"step": step}
+        row: dict[str, Number | str] = {"step": int(step)}
         on_device: dict[str, Tensor] = {}
         for name, signal in signals.items():
-            if not isinstance(signal, Tensor):
-                row[name] = signal
-            elif signal.is_cuda:
+            if isinstance(signal, Tensor) and signal.is_cuda:
                 row[name] = 0.0  # keeps the place
                 on_device[name] = signal.detach()
             else:
-                row[name] = signal.item()
+                row[name] = _plain(signal)
         if not on_device:
             self._pending.append(_Pending(row))
             return
@@ -86,6 +84,12 @@ class Collector:
             pending.row.update(zip(pending.names, pending.host.tolist(), strict=True))
             self._spare.append(pending.host)
         return pending.row
+
+
+def _plain(signal: Signal) -> Number | str:
+    """A number of Python's own, also from numpy and CPU tensors; a flag as 0.0 or 1.0."""
+    value: Number | str = signal.item() if hasattr(signal, "item") else signal
+    return float(value) if isinstance(value, bool) else value
 
 
 def _packed(scalars: list[Tensor]) -> Tensor:
