@@ -46,9 +46,9 @@ examples:
 class Options:
     """What the command line can say."""
 
-    config: tyro.conf.Positional[Path | None] = None
+    config: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="CONFIG.toml")] = None
     """TOML file with settings, named and nested as the flags below; comes first."""
-    run: str | None = None
+    run: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Name of the run, a folder in experiments/; or a path, with a slash. Default: preset or size, and the time."""
     size: Literal["nano", "toy", "small", "x1"] | None = None
     """Model of about 71k, 0.5M, 10M or 49M parameters, with data and learning rate to suit. Default: toy."""

@@ -33,8 +33,11 @@ class ModelSettings:
     context: int = 64
     """Tokens that one row of a batch spans."""
     layers: int = 4
+    """Blocks of attention and MLP."""
     width: int = 96
+    """Width of the residual stream."""
     heads: int = 4
+    """Attention heads; they share the width."""
     hidden: int = 256
     """Width inside the MLP; 8/3 of `width` gives SwiGLU the parameters of a classic 4x MLP."""
     tied_head: bool = True
@@ -60,6 +63,7 @@ class ModelSettings:
     init_std: float | Literal["from width"] = "from width"
     """Spread of the initial weights; "from width" is sqrt(1 / (3 width)). A wider one takes margin from step 0."""
     rotary_base: float = 10_000.0
+    """The slowest pair of a head turns once in about 6 times this many tokens."""
 
     def __post_init__(self) -> None:
         _refuse_unknown_choices(self, "model.")
@@ -130,11 +134,13 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     """beta2 0.95 averages about 20 steps and damps a rare large gradient soon; 0.999 averages 1000 and stays stale."""
     eps: float = 1e-8
+    """Keeps AdamW's division from a second moment of zero."""
     weight_decay: float = 0.1
     """On matrices only. Below 0.01 weights drift upwards, above 0.5 the model cannot fit."""
     clip: float = 1.0
     """Largest global L2 norm of the gradients; 0 is off, and takes the first line of defence."""
     warmup_steps: int = 50
+    """Steps in which the learning rate rises from nearly nothing to its peak."""
     final_lr_share: float = 0.1
     """What is left of the peak at the last step."""
 
@@ -159,6 +165,7 @@ class CadenceSettings:
     evaluate_steps: int = 100
     """Steps between evaluations; 0 evaluates only at the end."""
     evaluate_batches: int = 8
+    """Held-out batches that an evaluation reads: the same ones each time."""
     checkpoint_steps: int = 200
     """Steps between checkpoints; 0 is off. The last step always leaves one."""
     checkpoint_minutes: float = 30.0
@@ -180,10 +187,13 @@ class Settings:
     """A whole run."""
 
     steps: int = 400
+    """Updates of the weights, in all; the schedule ends there."""
     seed: int = 0
+    """Chooses the initial weights and the order of the data."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """`auto`: bf16 autocast with fp32 master weights on hardware that has bf16, else fp32. `fp16` scales the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: CUDA where torch sees it."""
     compile: bool = False
     """Run the model through torch.compile."""
     threads: int = 0
