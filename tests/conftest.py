@@ -6,8 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
+
+# No example is timed: machines are noisy, and a slow one is not wrong.
+hypothesis.settings.register_profile("sealegs", deadline=None)
+hypothesis.settings.load_profile("sealegs")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

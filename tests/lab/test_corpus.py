@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealegs.errors import SourceError
@@ -88,7 +88,6 @@ def test_a_hundred_thousand_different_sentences(sentences: list[str]) -> None:
     assert len(set(sentences)) == len(sentences) == 100_000
 
 
-@settings(deadline=None)
 @given(st.integers(), st.integers(0, 300), st.integers(0, 300))
 def test_fewer_sentences_are_the_first_of_more(seed: int, some: int, others: int) -> None:
     fewer, more = sorted((some, others))
@@ -283,7 +282,6 @@ def test_python_without_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 line = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(line, min_size=1), min_size=1),
     st.sampled_from(["\n", "\r\n"]),

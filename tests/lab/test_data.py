@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealegs.errors import SourceError
@@ -127,7 +127,6 @@ def test_the_seed_chooses_the_order() -> None:
     assert stream(source(), seed=1).batch(0).hash != stream(source(), seed=2).batch(0).hash
 
 
-@settings(deadline=None)
 @given(st.integers(2, 60), st.floats(0.01, 0.9))
 def test_a_split_loses_nothing_and_mixes_nothing(documents: int, held_out: float) -> None:
     whole = source(documents=documents)

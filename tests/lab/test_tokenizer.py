@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sealegs.errors import ConfigError, MissingExtra, SourceError, StorageError
@@ -38,14 +38,12 @@ def documents_of(tokenizer: Tokenizer, documents: list[str]) -> list[str]:
 text = st.lists(st.text() | st.sampled_from([END, " ", "\r\n", "the ", "👩‍🚀", "e\u0301"])).map("".join)
 
 
-@settings(deadline=None)
 @given(st.lists(text))
 @example(["", f"a{END}b", f"{END}{END}", "", " lead and trail ", "\x00", "née\tﬁ", "don't  \n\n x"])
 def test_what_was_encoded_comes_back(tutor: Tokenizer, documents: list[str]) -> None:
     assert documents_of(tutor, documents) == documents
 
 
-@settings(deadline=None)
 @given(st.lists(text), st.integers(1, 9))
 def test_long_documents_are_encoded_in_pieces(tutor: Tokenizer, documents: list[str], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -186,7 +184,6 @@ def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
         load(path, 512)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_damage_is_refused_or_does_no_harm(tutor: Tokenizer, tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("damaged") / "tokenizer.json"

@@ -41,13 +41,13 @@ def check(found: Columns, expected: Rows) -> None:
 
 
 @given(rows)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_written_is_what_is_read(tmp_path: Path, content: Rows) -> None:
     check(read_columns(write(tmp_path, content)), content)
 
 
 @given(rows, st.integers(0, 200), st.binary(max_size=12))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_torn_tail_costs_only_itself(tmp_path: Path, content: Rows, cut: int, junk: bytes) -> None:
     path = write(tmp_path, content)
     whole = path.read_bytes()
@@ -57,7 +57,7 @@ def test_a_torn_tail_costs_only_itself(tmp_path: Path, content: Rows, cut: int, 
 
 
 @given(rows, rows)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path, first: Rows, second: Rows) -> None:
     path = write(tmp_path, first)
     with path.open("ab") as file:

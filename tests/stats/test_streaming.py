@@ -66,7 +66,7 @@ def test_the_loop_equals_the_fold(noise: str) -> None:
     assert state_fold == state_scan
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-1e3, 1e3) | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=300))
 def test_no_stream_breaks_it(values: list[float]) -> None:
     p_of, state = scan(np.array(values, np.float64), gate=GATE)
