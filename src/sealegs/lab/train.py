@@ -286,7 +286,7 @@ def cpu_count() -> int:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 in hardware; emulated, a step takes hundreds of times as long."""
+    """Whether the CPU multiplies bf16 in hardware; emulated, a step takes many times as long."""
     try:
         flags = Path("/proc/cpuinfo").read_text().split()
     except OSError:

@@ -30,7 +30,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 CACHE_FROM_BYTES = 1 << 20
 """A smaller file is read faster than a cache is worth."""
 
-_CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: 40 % faster than 4 MiB
+_CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: a tenth faster than 4 MiB
 _SAMPLE_BYTES = 64 << 10
 _CACHE_FORMAT = 1
 
@@ -84,7 +84,7 @@ def _parse_from(file: BinaryIO, start: int) -> Columns:
 
 @lru_cache
 def _decoder(keys: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Decodes rows with these keys, the first of which they must have, into structs: twice as fast as into dicts."""
+    """Decodes rows with these keys, the first of which they must have, into structs: a tenth of all reading faster than dicts."""
     step, *others = keys
     columns: list[Any] = [("c0", float, msgspec.field(name=step))]
     columns += [(f"c{i}", float | str | None, msgspec.field(name=key, default=None)) for i, key in enumerate(others, 1)]
