@@ -1,13 +1,18 @@
 """Rows in, Verdicts out."""
 
+import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sealegs.judge import begin, decide, fold, standard
-from sealegs.vocabulary import Finding, Severity, Verdict
+from sealegs import judge
+from sealegs.errors import ConfigError
+from sealegs.judge import COOL_DOWN, Budget, Tally, begin, fold, standard, thaw
+from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 
 def finding(severity: Severity, **other: Any) -> Finding:
@@ -15,13 +20,24 @@ def finding(severity: Severity, **other: Any) -> Finding:
     return Finding(**values | {"severity": severity, "p": 2e-9, "note": "loss spike"} | other)
 
 
-def verdicts(rows: list[dict[str, float]]) -> list[Verdict]:
+def decide(step: int, findings: tuple[Finding, ...]) -> Verdict:
+    return judge.decide(Tally(), {"step": step}, findings, Budget())[1]
+
+
+def verdicts(rows: Sequence[Row], budget: Budget | None = None) -> list[Verdict]:
     detectors = standard()
-    states, out = begin(detectors), []
+    state, out = begin(detectors), []
     for row in rows:
-        states, verdict = fold(detectors, states, row)
+        state, verdict = fold(detectors, state, row, budget or Budget())
         out.append(verdict)
     return out
+
+
+def healthy(steps: int, seed: int = 0) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    loss = 2.5 * np.exp(0.01 * random.standard_t(5, steps))
+    norm = 0.5 * np.exp(0.2 * random.standard_t(5, steps))
+    return [{"step": i, "loss": float(loss[i]), "grad_norm": float(norm[i])} for i in range(steps)]
 
 
 def test_a_verdict_prints_as_one_line() -> None:
@@ -80,3 +96,110 @@ def test_nan_is_skipped_becomes_an_alarm_and_disables_nothing() -> None:
 def test_a_parameter_that_is_not_finite_halts() -> None:
     (verdict,) = verdicts([{"step": 0, "loss": 2.0, "params_finite": 0.0}])
     assert (verdict.word, verdict.go) == ("HALT", False)
+
+
+def test_alarms_close_together_are_one_incident() -> None:
+    rows = healthy(2400)
+    for at in (1500, 1501, 1560, 2000):
+        rows[at]["loss"] = 9.0
+    out = verdicts(rows)
+    assert [(out[at].incident, out[at].opens_incident) for at in (1500, 1501, 1560, 2000)] == [
+        (1, True),
+        (1, False),
+        (1, False),
+        (2, True),
+    ]
+    assert 2000 - 1560 > COOL_DOWN
+    assert out[1600].incident is None
+
+
+def test_too_many_skips_in_a_row_halt() -> None:
+    rows = healthy(1000)
+    for row in rows[500:]:
+        row["loss"] = 9.0
+    out = verdicts(rows, Budget(in_a_row=20))
+    assert [v.word == "HALT" for v in out[500:521]] == [False] * 20 + [True]
+    assert str(out[520]).startswith("step 520  HALT  steps skipped in a row: 21, expected below 20")
+
+
+def test_too_many_steps_that_are_not_finite_halt() -> None:
+    rows = healthy(400)
+    for row in rows[300:]:
+        row["loss"] = math.nan
+    out = verdicts(rows)
+    assert [v.step for v in out if v.word == "HALT"][0] == 310
+
+
+def test_too_many_skips_in_all_halt() -> None:
+    rows = healthy(3000)
+    for row in rows[200::20]:
+        row["loss"] = math.nan
+    words = [v.word for v in verdicts(rows, Budget(total=30, share=0.0))]
+    assert words.index("HALT") == 200 + 30 * 20
+    # a share of a long run is more than the fixed number
+    assert "HALT" not in [v.word for v in verdicts(rows, Budget(total=30, share=0.06))]
+
+
+def test_a_level_that_is_accepted_is_not_accepted_silently() -> None:
+    rows = healthy(1500)
+    for row in rows[800:]:
+        row["loss"] *= 1.4
+    out = verdicts(rows)
+    said = [v for v in out if any("accepted" in f.note for f in v.findings)]
+    assert said[0].go
+    assert 100 < said[0].step - 800 < 250
+    assert all(not v.go for v in out[800 : said[0].step])
+    assert all(v.go for v in out[1050:])
+    assert "HALT" not in [v.word for v in out]
+
+
+def test_a_scaler_that_looks_for_its_scale_spends_no_budget() -> None:
+    overflow = finding(Severity.GATE, detector="overflow", p=None)
+    tally, verdict = judge.decide(Tally(skips_in_a_row=9, skips=9), {"step": 3}, (overflow,), Budget(in_a_row=9))
+    assert (verdict.word, verdict.go, tally.skips) == ("SKIP", False, 9)
+    _, verdict = judge.decide(
+        Tally(skips=9), {"step": 3}, (replace(overflow, severity=Severity.ALARM),), Budget(total=9)
+    )
+    assert verdict.word == "HALT"
+
+
+def test_a_remark_is_not_made_at_every_step() -> None:
+    tally, made = Tally(), []
+    for step in range(300):
+        remark = finding(Severity.WATCH, detector="drift/loss", step=step)
+        tally, verdict = judge.decide(tally, {"step": step}, (remark,), Budget())
+        made += [f.step for f in verdict.findings]
+    assert made == [0, 101, 202]
+
+
+def test_what_the_device_decided_stands() -> None:
+    spoilt = finding(Severity.ALARM)
+    open_, closed = {"step": 5000, "gate_closed": 0.0}, {"step": 5000, "gate_closed": 1.0, "culprit": "head.weight"}
+    _, verdict = judge.decide(Tally(), open_, (spoilt,), Budget())
+    assert (verdict.go, verdict.word) == (True, "ALARM")
+    _, verdict = judge.decide(Tally(), closed, (), Budget())
+    assert (verdict.go, verdict.word, verdict.skips_in_a_row) == (False, "SKIP", 1)
+    assert str(verdict).endswith("in head.weight  skipped 1 of 150")
+    _, verdict = judge.decide(Tally(), closed, (spoilt,), Budget())
+    assert len(verdict.findings) == 1
+
+
+def test_a_state_survives_being_written() -> None:
+    rows = healthy(1200)
+    rows[700]["loss"] = 9.0
+    rows[900]["announced"] = "lr decay"
+    detectors = standard()
+    state = begin(detectors)
+    for row in rows[:1100]:
+        state, _ = fold(detectors, state, row)
+    restored = thaw(begin(detectors), json.loads(json.dumps(state)))
+    assert restored == state
+    assert repr(restored) == repr(state)  # the types too
+    for row in rows[1100:]:
+        assert fold(detectors, restored, row) == fold(detectors, state, row)
+
+
+@pytest.mark.parametrize("option", [{"in_a_row": 0}, {"nonfinite_in_a_row": 0}, {"total": 0}, {"share": 1.5}], ids=str)
+def test_impossible_budgets_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        Budget(**option)

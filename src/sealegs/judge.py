@@ -1,26 +1,69 @@
 """Rows in, Verdicts out: every detector looks, one verdict is given, every detector learns.
 
-    states, verdict = fold(detectors, states, row)
+    state, verdict = fold(detectors, state, row)
 
 The same fold judges live, in replay and offline: same numbers in, same verdicts out.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from sealegs.detectors.contract import Detector
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.spike import Spike
+from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 Detectors: TypeAlias = Sequence[Detector[Any]]
-States: TypeAlias = tuple[Any, ...]
 
 YOUNG_STEPS = 1000
 """Steps in which the statistic knows its tail only roughly: one signal alone must then be surprising by ..."""
 YOUNG_ALARM = 1e-6
 """... this much to be an alarm."""
+COOL_DOWN = 100
+"""Steps after an alarm in which another one belongs to its incident, and after a remark in which it is not repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much may be skipped before the run is halted: never an unlimited freeze, never a silent accept."""
+
+    in_a_row: int = 150
+    """Steps one after the other. A new level of loss is accepted by then, and said to be."""
+    nonfinite_in_a_row: int = 10
+    """Of those, steps that were not finite: no level to get used to."""
+    total: int = 200
+    """Steps in all ..."""
+    share: float = 0.01
+    """... or this share of all steps, whichever is more."""
+
+    def __post_init__(self) -> None:
+        if not (self.in_a_row >= 1 and self.nonfinite_in_a_row >= 1 and self.total >= 1 and 0 <= self.share <= 1):
+            raise ConfigError(
+                f"Budget(in_a_row={self.in_a_row}, nonfinite_in_a_row={self.nonfinite_in_a_row}, total={self.total}, "
+                f"share={self.share}): whole numbers from 1, and a share from 0 to 1"
+            )
+
+
+class Tally(NamedTuple):
+    """What the judge remembers beside what the detectors do."""
+
+    steps: int = 0
+    skips: int = 0
+    skips_in_a_row: int = 0
+    nonfinite_in_a_row: int = 0
+    incidents: int = 0
+    last_alarm: int = -COOL_DOWN - 1
+    remarks: tuple[tuple[str, int], ...] = ()
+    """Remarks that were made, and when."""
+
+
+class State(NamedTuple):
+    """Everything that the next verdict depends on, besides its row."""
+
+    detectors: tuple[Any, ...]
+    tally: Tally = Tally()
 
 
 def standard() -> tuple[Detector[Any], ...]:
@@ -32,25 +75,120 @@ def standard() -> tuple[Detector[Any], ...]:
     )
 
 
-def begin(detectors: Detectors) -> States:
-    """The states before the first step."""
-    return tuple(detector.init() for detector in detectors)
+def begin(detectors: Detectors) -> State:
+    """The state before the first step."""
+    return State(tuple(detector.init() for detector in detectors))
 
 
-def fold(detectors: Detectors, states: States, now: Row) -> tuple[States, Verdict]:
+def fold(detectors: Detectors, state: State, now: Row, budget: Budget = Budget()) -> tuple[State, Verdict]:  # noqa: B008
     """One step: look, decide, learn."""
-    findings = tuple(f for d, s in zip(detectors, states, strict=True) if (f := d.look(s, now)))
-    verdict = decide(int(now["step"]), findings)
-    return tuple(d.learn(s, now) for d, s in zip(detectors, states, strict=True)), verdict
+    findings = tuple(f for d, s in zip(detectors, state.detectors, strict=True) if (f := d.look(s, now)))
+    tally, verdict = decide(state.tally, now, findings, budget)
+    return State(tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True)), tally), verdict
 
 
-def decide(step: int, findings: tuple[Finding, ...]) -> Verdict:
-    """One verdict of all findings, the gravest first."""
+def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:
+    """One verdict of all findings, the gravest first, within the budget."""
+    step = int(now["step"])
+    findings = as_the_gate_decided(now, sure_if_young(step, findings))
+    spoilt = any(f.spoils_update and f.severity >= Severity.GATE for f in findings)
+    # A scaler that looks for its scale skips by design, and halts by its own rule when it finds none.
+    counts = spoilt and any(
+        f.spoils_update and (f.detector != "overflow" or f.severity > Severity.GATE) for f in findings
+    )
+    is_nonfinite = counts and any(f.detector == "nonfinite" for f in findings)
+    tally = tally._replace(
+        steps=tally.steps + 1,
+        skips=tally.skips + counts,
+        skips_in_a_row=tally.skips_in_a_row + 1 if counts else 0,
+        nonfinite_in_a_row=tally.nonfinite_in_a_row + 1 if is_nonfinite else 0,
+    )
+    findings += overdrawn(tally, step, budget) if counts else ()
+    tally, findings = without_repetition(tally, step, findings)
+    is_alarm = any(f.severity >= Severity.ALARM for f in findings)
+    opens = is_alarm and step - tally.last_alarm > COOL_DOWN
+    if is_alarm:
+        tally = tally._replace(incidents=tally.incidents + opens, last_alarm=step)
+    return tally, Verdict(
+        step=step,
+        findings=tuple(sorted(findings, key=lambda f: -f.severity)),
+        skips_in_a_row=tally.skips_in_a_row,
+        skip_limit=budget.nonfinite_in_a_row if is_nonfinite else budget.in_a_row,
+        incident=tally.incidents if is_alarm else None,
+        opens_incident=opens,
+        culprit=str(now.get("culprit", "")) if spoilt else "",
+    )
+
+
+def sure_if_young(step: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """In a young run one surprised signal alone is an alarm only if it is very surprised."""
     surprised = [f for f in findings if f.p is not None and f.severity == Severity.ALARM]
-    if step < YOUNG_STEPS and len(surprised) == 1 and not _is_certain(surprised[0]):
-        findings = tuple(replace(f, severity=Severity.GATE) if f is surprised[0] else f for f in findings)
-    return Verdict(step=step, findings=tuple(sorted(findings, key=lambda f: -f.severity)))
+    if step >= YOUNG_STEPS or len(surprised) != 1 or (surprised[0].p or 0.0) < YOUNG_ALARM:
+        return findings
+    return tuple(replace(f, severity=Severity.GATE) if f is surprised[0] else f for f in findings)
 
 
-def _is_certain(finding: Finding) -> bool:
-    return finding.p is not None and finding.p < YOUNG_ALARM
+def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """A device that has a gate has applied the update by now, or not: that stands, whatever is found here."""
+    if "gate_closed" not in now:
+        return findings
+    closed = float(now["gate_closed"]) != 0.0
+    if not closed:
+        return tuple(replace(f, spoils_update=False) for f in findings)
+    if any(f.spoils_update and f.severity >= Severity.GATE for f in findings):
+        return findings
+    by_gate = Finding(
+        detector="gate",
+        step=int(now["step"]),
+        severity=Severity.GATE,
+        signal="gate_closed",
+        value=1.0,
+        limit=0.5,
+        note="closed on the device",
+    )
+    return (by_gate, *findings)
+
+
+def overdrawn(tally: Tally, step: int, budget: Budget) -> tuple[Finding, ...]:
+    """What halts the run, if this skip was one too many."""
+    for note, value, limit in (
+        ("steps skipped in a row", tally.skips_in_a_row, budget.in_a_row),
+        ("steps in a row not finite", tally.nonfinite_in_a_row, budget.nonfinite_in_a_row),
+        ("steps skipped in all", tally.skips, max(budget.total, int(budget.share * tally.steps))),
+    ):
+        if value > limit:
+            return (
+                Finding(
+                    detector="budget",
+                    step=step,
+                    severity=Severity.HALT,
+                    signal="skips",
+                    value=value,
+                    limit=limit,
+                    note=note,
+                ),
+            )
+    return ()
+
+
+def without_repetition(tally: Tally, step: int, findings: tuple[Finding, ...]) -> tuple[Tally, tuple[Finding, ...]]:
+    """A remark on the same signal is made once in a while, not at every step."""
+    made = {name: at for name, at in tally.remarks if step - at <= COOL_DOWN}
+    kept = []
+    for finding in findings:
+        name = f"{finding.detector}:{finding.signal}"
+        if finding.severity > Severity.WATCH or name not in made:
+            kept.append(finding)
+        if finding.severity == Severity.WATCH:
+            made.setdefault(name, step)
+    return tally._replace(remarks=tuple(made.items())), tuple(kept)
+
+
+def thaw(like: Any, saved: Any) -> Any:
+    """A state that was written as JSON, which has no tuples, in the types of ``like``: the state before a first step."""
+    if hasattr(like, "_fields"):
+        return type(like)(*(thaw(a, b) for a, b in zip(like, saved, strict=True)))
+    if not isinstance(saved, list):
+        return saved
+    likes = like if isinstance(like, tuple) and len(like) == len(saved) else (None,) * len(saved)
+    return tuple(thaw(a, b) for a, b in zip(likes, saved, strict=True))

@@ -1,5 +1,6 @@
 """The words that the stages speak to each other: frozen values and protocols, standard library only."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -57,7 +58,8 @@ class Finding:
     def __str__(self) -> str:
         """``loss spike: 6.93, expected below 3.41 (p 2e-09)``"""
         chance = f" (p {self.p:.0e})" if self.p is not None else ""
-        return f"{self.note or self.detector}: {self.value:.4g}, expected below {self.limit:.4g}{chance}"
+        limit = f", expected below {self.limit:.4g}" if math.isfinite(self.limit) else ""
+        return f"{self.note or self.detector}: {self.value:.4g}{limit}{chance}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,12 @@ class Verdict:
     """How many steps have been skipped without a break, this one included."""
     skip_limit: int = 0
     """How many may be."""
+    incident: int | None = None
+    """Number of the incident that an alarm belongs to, from 1."""
+    opens_incident: bool = False
+    """Whether this is the alarm that the incident began with."""
+    culprit: str = ""
+    """Where the worst gradient of a spoilt step was: the tensor, and the rank where there are several."""
 
     @property
     def severity(self) -> Severity | None:
@@ -92,6 +100,8 @@ class Verdict:
     def __str__(self) -> str:
         """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``"""
         parts = [f"step {self.step}", self.word, *map(str, self.findings)]
+        if self.culprit:
+            parts.append(f"in {self.culprit}")
         if not self.go:
             parts.append(f"skipped {self.skips_in_a_row} of {self.skip_limit}")
         return "  ".join(parts)

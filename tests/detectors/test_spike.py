@@ -8,6 +8,7 @@ import pytest
 
 from sealegs.detectors.spike import YOUNG, Spike, State
 from sealegs.errors import ConfigError
+from sealegs.stats.audit import Audit
 from sealegs.vocabulary import Finding, Severity
 
 
@@ -101,3 +102,47 @@ def test_what_has_no_logarithm_is_left_to_others(value: float) -> None:
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Spike(**options)  # type: ignore[arg-type]
+
+
+def test_an_announced_change_is_not_condemned_and_a_real_spike_still_is() -> None:
+    values = steep(2500) * 1.0
+    values[1500:] *= 1.4
+    detector, state, gated = Spike(), State(), []
+    values[1650] = 30.0
+    for step, value in enumerate(values):
+        row: dict[str, Any] = {"step": step, "loss": float(value)}
+        if step == 1500:
+            row["announced"] = "data mixture"
+        if detector.look(state, row):
+            gated.append(step)
+        state = detector.learn(state, row)
+    assert 1650 in gated
+    assert len(gated) <= 2
+    # 500 steps later the statistic judges again, and finds what the coarse rule does not
+    assert detector.look(state, {"step": 2500, "loss": 1.4 * 1.4 * 2.5}) is not None
+    assert detector.look(state._replace(coarse_until=2501), {"step": 2500, "loss": 1.4 * 1.4 * 2.5}) is None
+
+
+def test_what_the_device_found_is_not_judged_again() -> None:
+    _, state = run(steep(1500))
+    row: dict[str, Any] = {"step": 1500, "loss": 9.0}
+    detector = Spike()
+    assert detector.look(state, row | {"loss_p": 0.5}) is None
+    assert detector.learn(state, row | {"loss_p": 0.5}).stream.burst == 0
+    found = detector.look(state, {"step": 1500, "loss": 2.5, "loss_p": 3e-5})
+    assert found is not None
+    assert (found.severity, found.p) == (Severity.GATE, 3e-5)
+
+
+def test_a_stream_with_tails_it_does_not_know_makes_it_careful() -> None:
+    """Skewed far beyond any loss curve: p is small more often than it says, and the gate is tightened for that."""
+    values = 2.5 * np.exp(0.005 * np.exp(1.5 * np.random.default_rng(0).standard_normal(20_000)))
+    audited, state = run(values)
+    assert state.audit.correction > 2
+    detector = Spike()
+    trusting, gates = detector.init(), 0
+    for step, value in enumerate(values):
+        row = {"step": step, "loss": float(value)}
+        gates += detector.look(trusting, row) is not None
+        trusting = detector.learn(trusting, row)._replace(audit=Audit())
+    assert sum(finding is not None for finding in audited) < 0.8 * gates

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
+from sealegs.stats.audit import Audit
 from sealegs.vocabulary import Finding, Row, Severity
 
 FIRST_JUDGED = 8
@@ -14,6 +15,10 @@ FIRST_JUDGED = 8
 YOUNG = streaming.START + streaming.SETTLED
 """Values from which the statistic judges: 150."""
 RECENT = 32
+LONG_BURST = 10
+"""Condemned values in a row after which it is worth saying that the next one is let through though it is no lower."""
+WIDENED_STEPS = 500
+"""Steps after an announced change in which only the coarse rule of the young phase judges."""
 
 
 class State(NamedTuple):
@@ -21,7 +26,11 @@ class State(NamedTuple):
 
     stream: streaming.State = streaming.State()
     recent: tuple[float, ...] = ()
-    """The last values of the young phase, none of them above the limit that it was judged by."""
+    """The last values that were not condemned; in the coarse phases, condemned ones cut to the limit."""
+    audit: Audit = Audit()
+    """Whether the statistic keeps its promise on this stream."""
+    coarse_until: int = 0
+    """Step from which the statistic judges again after an announced change."""
 
     @property
     def seen(self) -> int:
@@ -69,36 +78,65 @@ class Spike:
         value = usable(now, self.signal)
         if value is None:
             return None
-        if state.seen < YOUNG:
-            limit = self._young_limit(state)
-            return None if value <= limit else self._finding(now, Severity.GATE, value, limit, None)
-        p = streaming.look(state.stream, math.log(value)).p
-        if p >= self.gate:
-            return None
-        limit = math.exp(streaming.limit(state.stream, self.gate))
-        return self._finding(now, Severity.ALARM if p < self.alarm else Severity.GATE, value, limit, p)
+        state = heeding(state, now)
+        p = self.p(state, now, value)
+        if p >= self.gate / state.audit.correction:
+            return self._accepted(state, now, value)
+        if is_coarse(state, now):
+            return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
+        limit = math.exp(streaming.limit(state.stream, self.gate / state.audit.correction))
+        is_alarm = p < self.alarm / state.audit.correction
+        return self._finding(now, Severity.ALARM if is_alarm else Severity.GATE, value, limit, p)
 
     def learn(self, state: State, now: Row) -> State:
         """Take the value in, with bounded influence."""
+        state = heeding(state, now)
         value = usable(now, self.signal)
         if value is None:
             return state
-        if state.seen < YOUNG:
-            limit = self._young_limit(state)
-            bounded = min(value, limit)
-            return State(streaming.learn(state.stream, math.log(bounded)), (*state.recent, bounded)[-RECENT:])
-        x = math.log(value)
-        condemned = streaming.look(state.stream, x).p < self.gate
-        return State(streaming.learn(state.stream, x, condemned=condemned))
+        p = self.p(state, now, value)
+        condemned = p < self.gate / state.audit.correction
+        if is_coarse(state, now):
+            bounded = min(value, self._coarse_limit(state))
+            return state._replace(
+                stream=streaming.learn(state.stream, math.log(bounded)), recent=(*state.recent, bounded)[-RECENT:]
+            )
+        in_burst = condemned and state.stream.burst > 0  # counts once
+        return state._replace(
+            stream=streaming.learn(state.stream, math.log(value), condemned=condemned),
+            recent=state.recent if condemned else (*state.recent, value)[-RECENT:],
+            audit=state.audit if in_burst else state.audit.count(p),
+        )
 
-    def _young_limit(self, state: State) -> float:
+    def p(self, state: State, now: Row, value: float) -> float:
+        """The chance of such a value; 0 or 1 where the coarse rule judges.
+
+        The device has decided already where it has a gate: what it found is in the row, and is not judged again.
+        """
+        if (decided := now.get(f"{self.signal}_p")) is not None:
+            return float(decided)
+        if is_coarse(state, now):
+            return 1.0 if value <= self._coarse_limit(state) else 0.0
+        return streaming.look(state.stream, math.log(value)).p
+
+    def _accepted(self, state: State, now: Row, value: float) -> Finding | None:
+        """A burst that ends because the statistic has got used to it, not because it is over, is said aloud."""
+        stream = state.stream
+        if stream.burst < LONG_BURST or streaming.look(stream, math.log(value)).r <= stream.q98:
+            return None
+        note = f"{self.signal} stays high: accepted after {stream.burst} steps"
+        return self._finding(now, Severity.WATCH, value, math.inf, None, note)
+
+    def _coarse_limit(self, state: State) -> float:
         if len(state.recent) < FIRST_JUDGED:
             return math.inf
         middle = median(state.recent)
         deviation = median(abs(value - middle) for value in state.recent)
         return max(self.young_factor * middle, middle + self.young_deviations * deviation)
 
-    def _finding(self, now: Row, severity: Severity, value: float, limit: float, p: float | None) -> Finding:
+    def _finding(
+        self, now: Row, severity: Severity, value: float, limit: float, p: float | None, note: str = ""
+    ) -> Finding:
         return Finding(
             detector=self.name,
             step=int(now["step"]),
@@ -107,8 +145,22 @@ class Spike:
             value=value,
             limit=limit,
             p=p,
-            note=f"{self.signal} spike",
+            spoils_update=severity > Severity.WATCH,
+            note=note or f"{self.signal} spike",
         )
+
+
+def heeding(state: State, now: Row) -> State:
+    """An announced change begins the statistic anew; what the coarse rule goes by stays."""
+    if "announced" not in now:
+        return state
+    until = int(now["step"]) + WIDENED_STEPS
+    return state._replace(stream=streaming.State(), coarse_until=until)
+
+
+def is_coarse(state: State, now: Row) -> bool:
+    """Whether the coarse rule judges: too little is known, or a change was announced."""
+    return state.seen < YOUNG or int(now["step"]) < state.coarse_until
 
 
 def usable(now: Row, signal: str) -> float | None:
