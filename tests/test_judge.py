@@ -109,7 +109,7 @@ def test_alarms_close_together_are_one_incident() -> None:
         (1, False),
         (2, True),
     ]
-    assert 2000 - 1560 > COOL_DOWN
+    assert COOL_DOWN < 2000 - 1560
     assert out[1600].incident is None
 
 
@@ -127,7 +127,7 @@ def test_too_many_steps_that_are_not_finite_halt() -> None:
     for row in rows[300:]:
         row["loss"] = math.nan
     out = verdicts(rows)
-    assert [v.step for v in out if v.word == "HALT"][0] == 310
+    assert next(v.step for v in out if v.word == "HALT") == 310
 
 
 def test_too_many_skips_in_all_halt() -> None:
@@ -174,7 +174,8 @@ def test_a_remark_is_not_made_at_every_step() -> None:
 
 def test_what_the_device_decided_stands() -> None:
     spoilt = finding(Severity.ALARM)
-    open_, closed = {"step": 5000, "gate_closed": 0.0}, {"step": 5000, "gate_closed": 1.0, "culprit": "head.weight"}
+    open_: Row = {"step": 5000, "gate_closed": 0.0}
+    closed: Row = {"step": 5000, "gate_closed": 1.0, "culprit": "head.weight"}
     _, verdict = judge.decide(Tally(), open_, (spoilt,), Budget())
     assert (verdict.go, verdict.word) == (True, "ALARM")
     _, verdict = judge.decide(Tally(), closed, (), Budget())

@@ -185,7 +185,7 @@ def without_repetition(tally: Tally, step: int, findings: tuple[Finding, ...]) -
 
 
 def thaw(like: Any, saved: Any) -> Any:
-    """A state that was written as JSON, which has no tuples, in the types of ``like``: the state before a first step."""
+    """A state that was written as JSON, which has no tuples, in the types of ``like``: of ``begin``."""
     if hasattr(like, "_fields"):
         return type(like)(*(thaw(a, b) for a, b in zip(like, saved, strict=True)))
     if not isinstance(saved, list):

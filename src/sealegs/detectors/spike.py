@@ -105,7 +105,7 @@ class Spike:
         return state._replace(
             stream=streaming.learn(state.stream, math.log(value), condemned=condemned),
             recent=state.recent if condemned else (*state.recent, value)[-RECENT:],
-            audit=state.audit if in_burst else state.audit.count(p),
+            audit=state.audit if in_burst else state.audit.after(p),
         )
 
     def p(self, state: State, now: Row, value: float) -> float:

@@ -24,7 +24,7 @@ class Audit(NamedTuple):
     hundredths: float = 0.0
     thousandths: float = 0.0
 
-    def count(self, p: float) -> "Audit":
+    def after(self, p: float) -> "Audit":
         """After one more value that was judged."""
         low, lower = CHECKED
         return Audit(

@@ -39,8 +39,8 @@ PATIENCE = 100
 WINSOR = 3.0
 """Residuals count for no more than this many scales in level and slope; in a burst, for no more than one."""
 LARGEST_EXCESS = 8.0
-"""What one value can teach the tail. With 20 the first value of a burst in a young run taught it that such things happen:
-of 40 shifts of +40 % at step 800 half were let through within 83 steps, the first at once."""
+"""What one value can teach the tail. With 20 the first value of a burst taught a young one that such things happen: of
+40 shifts of +40 % at step 800 half were let through within 83 steps, the first at once."""
 SMALLEST_SCALE = 1e-6
 HEAVIEST_TAIL = 0.35
 """Largest shape of the Pareto tail."""

@@ -1,0 +1,239 @@
+"""Loss and gradient norm in, on the device; whether to apply the update out, on the device.
+
+The same test as ``detectors/spike.py`` on the same statistic as ``stats/streaming.py``, in float64, for both signals at
+once; ``tests/signals/test_gate.py`` holds them together. The host is never asked: it reads afterwards what was decided,
+and with which p. On CUDA one kernel does it (``signals/kernel.py``), or, where Triton is missing, one captured graph.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sealegs.detectors.spike import FIRST_JUDGED, RECENT, YOUNG, Spike
+from sealegs.stats import audit, streaming
+
+SCALARS = (
+    *("age", "early", "level", "slope", "scale", "q80", "q90", "q98", "excess", "excess_squared", "beyond", "burst"),
+    *("values", "hundredths", "thousandths", "held"),
+)
+"""What is remembered of a signal besides its recent values: streaming.State, Audit, how many recent values are held."""
+WIDTH = len(SCALARS) + RECENT
+FIRST_STATE = (
+    *(0.0, 0.0, 0.0, 0.0, 1.0, *streaming.FIRST_QUANTILES, *streaming.FIRST_EXCESS, 0.0, 0.0),
+    *(0.0,) * (4 + RECENT),
+)
+STREAM = 12
+"""How many of the scalars an announced change sets back."""
+ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p")
+"""What ``decide`` gives, in this order."""
+
+Decide = Callable[[Tensor, Tensor], None]
+
+
+class Gate:
+    """The test of a step before its update. All tensors stay where they are: CUDA graphs and kernels keep addresses."""
+
+    def __init__(self, device: torch.device, detectors: Sequence[Spike], *, act: bool = True) -> None:
+        """``detectors`` judge loss and gradient norm; without ``act`` everything is decided, and nothing is skipped."""
+        assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
+        double: Any = {"dtype": torch.float64, "device": device}
+        limits = [(d.gate, d.young_factor, d.young_deviations) for d in detectors]
+        self.limits = torch.tensor(limits, **double)
+        self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
+        self.first = self.state[:, :STREAM].clone()
+        self.announced = torch.zeros(2, **double)
+        """Whether a change is announced at this step, and whether the coarse rule judges because of one."""
+        self.row = torch.zeros(len(ROW), **double)
+        self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
+        """What fused optimizers read: 1 where the update is not to be applied."""
+        self.act = torch.tensor(float(act), **double)
+        self._announced_before = (False, False)
+        self._decide: Decide = _quickest(self)
+
+    def decide(self, loss: Tensor, grad_norm: Tensor, *, announced: bool = False, coarse: bool = False) -> Tensor:
+        """Judge a step and learn from it. The row that is given is the same tensor every time."""
+        if (announced, coarse) != self._announced_before:
+            self._announced_before = announced, coarse
+            self.announced[0].fill_(announced)  # item assignment would wait for the device
+            self.announced[1].fill_(coarse)
+        self._decide(loss.detach(), grad_norm.detach())
+        return self.row
+
+
+def _quickest(gate: Gate) -> Decide:
+    if gate.state.is_cuda:
+        try:
+            from sealegs.signals.kernel import launch
+        except ImportError:
+            return _captured(gate)
+        return lambda loss, grad_norm: launch(gate, loss, grad_norm)
+    return lambda loss, grad_norm: decide_in_torch(gate, loss, grad_norm)
+
+
+def _captured(gate: Gate) -> Decide:
+    """The operations below as one launch. They run once before, on copies: capturing needs them loaded."""
+    loss = torch.ones((), dtype=torch.float64, device=gate.state.device)
+    grad_norm = loss.clone()
+    kept = gate.state.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        decide_in_torch(gate, loss, grad_norm)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decide_in_torch(gate, loss, grad_norm)
+    gate.state.copy_(kept)
+
+    def decide(loss_now: Tensor, grad_norm_now: Tensor) -> None:
+        loss.copy_(loss_now.reshape(()))
+        grad_norm.copy_(grad_norm_now.reshape(()))
+        graph.replay()
+
+    return decide
+
+
+@torch.no_grad()
+def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor) -> None:
+    """One step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
+    state, ring = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
+    state[:, :STREAM] = torch.where(gate.announced[0] > 0, gate.first, state[:, :STREAM])
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, *counts, held = state.unbind(1)
+    values, hundredths, thousandths = counts
+    gate_p, factor, deviations = gate.limits.unbind(1)
+
+    value = torch.stack((loss.reshape(()).double(), grad_norm.reshape(()).double()))
+    finite = torch.isfinite(value)
+    usable = finite & (value > 0)
+    value_or_one = torch.where(usable, value, 1.0)
+    coarse = (age + early < YOUNG) | (gate.announced[1] > 0)
+
+    limit = _coarse_limit(ring, held, factor, deviations)
+    correction = _correction(values, hundredths, thousandths)
+    e = torch.log(value_or_one) - (level + slope)
+    p = torch.where(coarse, (value_or_one <= limit).double(), _probability(e / scale, q80, q90, q98, excess, squared))
+    condemned = usable & (p < gate_p / correction)
+
+    bounded = torch.where(coarse, torch.minimum(value_or_one, limit), value_or_one)
+    x = torch.log(bounded)
+    taken = torch.cat((ring[:, 1:], bounded[:, None]), 1)
+    in_burst = condemned & ~coarse & (burst > 0)
+    next_stream = _learned(state, x, condemned & ~coarse, in_burst, taken)
+    counted = usable & ~coarse & ~in_burst
+    next_counts = (
+        torch.where(counted, values * audit.MEMORY + 1.0, values),
+        torch.where(counted, hundredths * audit.MEMORY + (p < audit.CHECKED[0]), hundredths),
+        torch.where(counted, thousandths * audit.MEMORY + (p < audit.CHECKED[1]), thousandths),
+    )
+    kept = usable & (coarse | ~condemned)
+    next_held = torch.where(kept, torch.clamp(held + 1, max=RECENT), held)
+    next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_counts, next_held), 1)
+    next_ring = torch.where(kept[:, None], taken, ring)
+
+    closed = (condemned.any() | ~finite.all()).double()
+    gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0))))
+    gate.found_inf.copy_(closed * gate.act)
+    gate.state.copy_(torch.cat((next_state, next_ring), 1))
+
+
+def _learned(
+    state: Tensor, x: Tensor, condemned: Tensor, in_burst: Tensor, taken: Tensor
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """streaming.learn: each scalar of the stream after the value, and before."""
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, *_ = state.unbind(1)
+    started = early >= streaming.START
+    begins = early == streaming.START - 1
+    begun_level, begun_scale = _begun(torch.log(torch.where(taken > 0, taken, 1.0)))
+
+    e = x - (level + slope)
+    r = e / scale
+    surprised = torch.where(e.abs() > streaming.MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
+    holds_still = in_burst & (burst < streaming.PATIENCE)
+    bounded = torch.where(holds_still, 1.0, r.clamp(-streaming.WINSOR, streaming.WINSOR)) * scale
+    level_rate = torch.clamp(1 / (age / 4 + 4), min=streaming.LEVEL_RATE)
+    scale_rate = torch.clamp(1 / (age + 10), min=streaming.SCALE_RATE)
+    scaled = torch.clamp(scale * torch.exp(scale_rate * surprised), min=streaming.SMALLEST_SCALE)
+
+    learns_tail = started & ~in_burst & (age >= streaming.SETTLED)
+    rate = torch.clamp(1 / (age - streaming.SETTLED + 20).clamp(min=1), min=streaming.QUANTILE_RATE)
+    is_beyond = learns_tail & (r > q98)
+    y = torch.clamp(r - q98, max=streaming.LARGEST_EXCESS)
+    speed = torch.clamp(1 / (beyond + 17), min=streaming.TAIL_RATE)
+    low, middle, high = streaming.LEVELS
+    next_q80 = torch.clamp(q80 + rate * ((r > q80).double() - low), min=streaming.QUANTILE_GAP)
+    next_q90 = torch.maximum(q90 + rate * ((r > q90).double() - middle), next_q80 + streaming.QUANTILE_GAP)
+    next_q98 = torch.maximum(q98 + rate * ((r > q98).double() - high), next_q90 + streaming.QUANTILE_GAP)
+    where = torch.where
+    return (
+        (where(started, age + 1, age), age),
+        (where(started, early, early + 1), early),
+        (where(started, level + slope + level_rate * bounded, where(begins, begun_level, level)), level),
+        (where(started, slope + streaming.SLOPE_RATE * bounded, slope), slope),
+        (where(started, where(holds_still, scale, scaled), where(begins, begun_scale, scale)), scale),
+        (where(learns_tail, next_q80, q80), q80),
+        (where(learns_tail, next_q90, q90), q90),
+        (where(learns_tail, next_q98, q98), q98),
+        (where(is_beyond, excess + speed * (y - excess), excess), excess),
+        (where(is_beyond, squared + speed * (y * y - squared), squared), squared),
+        (where(is_beyond, beyond + 1, beyond), beyond),
+        (where(started, where(condemned, burst + 1, 0.0), burst), burst),
+    )
+
+
+def _probability(r: Tensor, q80: Tensor, q90: Tensor, q98: Tensor, excess: Tensor, squared: Tensor) -> Tensor:
+    """streaming.probability."""
+    low, middle, high = streaming.LOG_LEVELS
+    variance = squared - excess * excess
+    shape = torch.where(variance > 0, 0.5 * (1 - excess * excess / torch.where(variance > 0, variance, 1.0)), 0.0)
+    shape = shape.clamp(0.0, streaming.HEAVIEST_TAIL)
+    spread = torch.clamp(excess * (1 - shape), min=streaming.SMALLEST_SCALE)
+    y = torch.clamp(r - q98, min=0.0) / spread
+    is_heavy = shape > 0
+    safe = torch.where(is_heavy, shape, 1.0)
+    beyond = streaming.LEVELS[2] * torch.where(is_heavy, (1 + shape * y) ** (-1 / safe), torch.exp(-y))
+    p = torch.where(r <= q98, torch.exp(middle + (high - middle) * (r - q90) / (q98 - q90)), beyond)
+    p = torch.where(r <= q90, torch.exp(low + (middle - low) * (r - q80) / (q90 - q80)), p)
+    p = torch.where(r <= q80, torch.exp(low * r / q80), p)
+    return torch.where(r <= 0, 1.0, p)
+
+
+def _correction(values: Tensor, hundredths: Tensor, thousandths: Tensor) -> Tensor:
+    """Audit.correction."""
+
+    def excess(seen: Tensor, expected: Tensor) -> Tensor:
+        certain = torch.clamp(torch.sqrt(seen) - 1.0, min=0.0) ** 2
+        return torch.where(
+            certain > audit.TOLERANCE * expected, certain / torch.where(expected > 0, expected, 1.0), 1.0
+        )
+
+    low, lower = audit.CHECKED
+    largest = torch.maximum(excess(hundredths, low * values), excess(thousandths, lower * values))
+    return torch.clamp(largest, max=audit.LARGEST_CORRECTION)
+
+
+def _coarse_limit(ring: Tensor, held: Tensor, factor: Tensor, deviations: Tensor) -> Tensor:
+    """Spike._coarse_limit. The newest value is the last of the ring; the first ones may be empty places."""
+    is_held = torch.arange(RECENT, device=ring.device) >= RECENT - held[:, None]
+    middle = _median(ring, is_held, held)
+    deviation = _median((ring - middle[:, None]).abs(), is_held, held)
+    limit = torch.maximum(factor * middle, middle + deviations * deviation)
+    return torch.where(held >= FIRST_JUDGED, limit, math.inf)
+
+
+def _begun(early: Tensor) -> tuple[Tensor, Tensor]:
+    """streaming.begun: level and scale of the first values."""
+    differences = early[:, 1:] - early[:, :-1]
+    drift = differences.median(1).values
+    spread = (differences - drift[:, None]).abs().median(1).values / streaming.MEDIAN_OF_NORMAL
+    return early[:, -9:].median(1).values, torch.clamp(spread / math.sqrt(2), min=streaming.SMALLEST_SCALE)
+
+
+def _median(values: Tensor, is_held: Tensor, held: Tensor) -> Tensor:
+    """Of the values that are held; with an even number of them, the mean of the two in the middle."""
+    rising = torch.where(is_held, values, math.inf).sort(1).values
+    count = held.long().clamp(min=1)
+    low, high = rising.gather(1, ((count - 1) // 2)[:, None]), rising.gather(1, (count // 2)[:, None])
+    return ((low + high) / 2)[:, 0]

@@ -1,0 +1,235 @@
+"""The gate as one kernel: ``gate.decide_in_torch`` written for Triton, a few microseconds for what is ninety launches.
+
+Imported only where there is a CUDA device and Triton. One program of one warp does both signals; everything is float64.
+``tests/gpu/test_gate_on_cuda.py`` holds it to the detectors on the host.
+"""
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sealegs.detectors import spike
+from sealegs.stats import audit, streaming
+
+if TYPE_CHECKING:
+    from sealegs.signals.gate import Gate
+
+# Triton reads globals only as its own constants.
+_START = tl.constexpr(streaming.START)
+_SETTLED = tl.constexpr(streaming.SETTLED)
+_PATIENCE = tl.constexpr(streaming.PATIENCE)
+_WINSOR = tl.constexpr(streaming.WINSOR)
+_LEVEL_RATE = tl.constexpr(streaming.LEVEL_RATE)
+_SLOPE_RATE = tl.constexpr(streaming.SLOPE_RATE)
+_SCALE_RATE = tl.constexpr(streaming.SCALE_RATE)
+_QUANTILE_RATE = tl.constexpr(streaming.QUANTILE_RATE)
+_TAIL_RATE = tl.constexpr(streaming.TAIL_RATE)
+_LARGEST_EXCESS = tl.constexpr(streaming.LARGEST_EXCESS)
+_SMALLEST_SCALE = tl.constexpr(streaming.SMALLEST_SCALE)
+_HEAVIEST_TAIL = tl.constexpr(streaming.HEAVIEST_TAIL)
+_MEDIAN_OF_NORMAL = tl.constexpr(streaming.MEDIAN_OF_NORMAL)
+_QUANTILE_GAP = tl.constexpr(streaming.QUANTILE_GAP)
+_P80, _P90, _P98 = (tl.constexpr(level) for level in streaming.LEVELS)
+_LOG80, _LOG90, _LOG98 = (tl.constexpr(level) for level in streaming.LOG_LEVELS)
+_FIRST_Q80, _FIRST_Q90, _FIRST_Q98 = (tl.constexpr(q) for q in streaming.FIRST_QUANTILES)
+_FIRST_EXCESS, _FIRST_SQUARED = (tl.constexpr(moment) for moment in streaming.FIRST_EXCESS)
+_MEMORY = tl.constexpr(audit.MEMORY)
+_TOLERANCE = tl.constexpr(audit.TOLERANCE)
+_LARGEST_CORRECTION = tl.constexpr(audit.LARGEST_CORRECTION)
+_LOW, _LOWER = (tl.constexpr(p) for p in audit.CHECKED)
+_YOUNG = tl.constexpr(spike.YOUNG)
+_FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
+_RECENT = tl.constexpr(spike.RECENT)
+_SCALARS = tl.constexpr(16)
+_INF = tl.constexpr(float("inf"))
+_SQRT2 = tl.constexpr(2.0**0.5)
+
+
+def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor) -> None:
+    """Judge a step. Nothing is waited for."""
+    _decide[(1,)](
+        loss,
+        grad_norm,
+        gate.state,
+        gate.limits,
+        gate.announced,
+        gate.act,
+        gate.row,
+        gate.found_inf,
+        num_warps=1,
+        enable_fp_fusion=False,  # the host does not fuse either
+    )
+
+
+@triton.jit
+def _decide(  # type: ignore[no-untyped-def]
+    loss_at, grad_norm_at, state_at, limits_at, announced_at, act_at, row_at, found_inf_at
+):
+    announced = tl.load(announced_at) > 0
+    widened = tl.load(announced_at + 1) > 0
+    closed = tl.zeros([], tl.float64)
+    for signal in tl.static_range(2):
+        value = tl.load(loss_at if signal == 0 else grad_norm_at).to(tl.float64)
+        is_finite = tl.abs(value) < _INF  # false for NaN
+        condemned, p = _judge(
+            value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 3, announced, widened
+        )
+        closed = tl.where(condemned | (is_finite == 0), 1.0, closed)
+        tl.store(row_at + signal, value)
+        tl.store(row_at + 3 + signal, p)
+    tl.store(row_at + 2, closed)
+    tl.store(found_inf_at, (closed * tl.load(act_at)).to(tl.float32))
+
+
+@triton.jit
+def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-untyped-def]
+    """Look at one signal, then learn from it: whether it is condemned, and its p."""
+    gate_p = tl.load(limits_at)
+    factor = tl.load(limits_at + 1)
+    deviations = tl.load(limits_at + 2)
+    age = tl.where(announced, 0.0, tl.load(state_at))
+    early = tl.where(announced, 0.0, tl.load(state_at + 1))
+    level = tl.where(announced, 0.0, tl.load(state_at + 2))
+    slope = tl.where(announced, 0.0, tl.load(state_at + 3))
+    scale = tl.where(announced, 1.0, tl.load(state_at + 4))
+    q80 = tl.where(announced, _f64(_FIRST_Q80), tl.load(state_at + 5))
+    q90 = tl.where(announced, _f64(_FIRST_Q90), tl.load(state_at + 6))
+    q98 = tl.where(announced, _f64(_FIRST_Q98), tl.load(state_at + 7))
+    excess = tl.where(announced, _f64(_FIRST_EXCESS), tl.load(state_at + 8))
+    squared = tl.where(announced, _f64(_FIRST_SQUARED), tl.load(state_at + 9))
+    beyond = tl.where(announced, 0.0, tl.load(state_at + 10))
+    burst = tl.where(announced, 0.0, tl.load(state_at + 11))
+    values = tl.load(state_at + 12)
+    hundredths = tl.load(state_at + 13)
+    thousandths = tl.load(state_at + 14)
+    held = tl.load(state_at + 15)
+    place = tl.arange(0, _RECENT)
+    recent = tl.load(state_at + _SCALARS + place)
+    after = tl.load(state_at + _SCALARS + place + 1, mask=place < _RECENT - 1, other=1.0)
+    after_next = tl.load(state_at + _SCALARS + place + 2, mask=place < _RECENT - 2, other=1.0)
+
+    usable = (value > 0) & (value < _INF)
+    safe = tl.where(usable, value, 1.0)
+    coarse = (age + early < _YOUNG) | widened
+    limit = _f64(_INF)
+    if coarse:
+        if held >= _FIRST_JUDGED:
+            is_held = place >= _RECENT - held
+            middle = _median(recent, is_held, held)
+            deviation = _median(tl.abs(recent - middle), is_held, held)
+            limit = tl.maximum(factor * middle, middle + deviations * deviation)
+
+    correction = tl.minimum(
+        tl.maximum(_too_often(hundredths, _LOW * values), _too_often(thousandths, _LOWER * values)),
+        _f64(_LARGEST_CORRECTION),
+    )
+    p = _probability((tl.log(safe) - (level + slope)) / scale, q80, q90, q98, excess, squared)
+    p = tl.where(coarse, tl.where(safe <= limit, 1.0, 0.0), p)
+    condemned = usable & (p < gate_p / correction)
+    bounded = tl.where(coarse, tl.minimum(safe, limit), safe)
+    x = tl.log(bounded)
+    was_condemned = condemned & (coarse == 0)
+    in_burst = was_condemned & (burst > 0)
+
+    if usable:
+        if early >= _START:
+            e = x - (level + slope)
+            r = e / scale
+            holds_still = in_burst & (burst < _PATIENCE)
+            moved = tl.where(holds_still, 1.0, tl.minimum(tl.maximum(r, -_f64(_WINSOR)), _f64(_WINSOR))) * scale
+            tl.store(state_at, age + 1)
+            tl.store(state_at + 1, early)
+            tl.store(state_at + 2, level + slope + tl.maximum(1 / (age / 4 + 4), _f64(_LEVEL_RATE)) * moved)
+            tl.store(state_at + 3, slope + _SLOPE_RATE * moved)
+            surprised = tl.where(tl.abs(e) > _MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
+            scaled = scale * tl.exp(tl.maximum(1 / (age + 10), _f64(_SCALE_RATE)) * surprised)
+            tl.store(state_at + 4, tl.where(holds_still, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE))))
+            tl.store(state_at + 11, tl.where(was_condemned, burst + 1, 0.0))
+            learns_tail = (age >= _SETTLED) & (in_burst == 0)
+            is_beyond = learns_tail & (r > q98)
+            y = tl.minimum(r - q98, _f64(_LARGEST_EXCESS))
+            speed = tl.maximum(1 / (beyond + 17), _f64(_TAIL_RATE))
+            rate = tl.maximum(1 / tl.maximum(age - _SETTLED + 20, 1.0), _f64(_QUANTILE_RATE))
+            next_q80 = tl.maximum(q80 + rate * (tl.where(r > q80, _f64(1), 0.0) - _P80), _f64(_QUANTILE_GAP))
+            next_q90 = tl.maximum(q90 + rate * (tl.where(r > q90, _f64(1), 0.0) - _P90), next_q80 + _QUANTILE_GAP)
+            next_q98 = tl.maximum(q98 + rate * (tl.where(r > q98, _f64(1), 0.0) - _P98), next_q90 + _QUANTILE_GAP)
+            tl.store(state_at + 5, tl.where(learns_tail, next_q80, q80))
+            tl.store(state_at + 6, tl.where(learns_tail, next_q90, q90))
+            tl.store(state_at + 7, tl.where(learns_tail, next_q98, q98))
+            tl.store(state_at + 8, tl.where(is_beyond, excess + speed * (y - excess), excess))
+            tl.store(state_at + 9, tl.where(is_beyond, squared + speed * (y * y - squared), squared))
+            tl.store(state_at + 10, tl.where(is_beyond, beyond + 1, beyond))
+        else:
+            if early == _START - 1:
+                logs = tl.log(tl.where(place == _RECENT - 1, bounded, after))
+                nexts = tl.log(tl.where(place == _RECENT - 2, bounded, after_next))
+                differences = nexts - logs
+                is_pair = place < _RECENT - 1
+                drift = _median(differences, is_pair, _f64(_RECENT - 1))
+                spread = _median(tl.abs(differences - drift), is_pair, _f64(_RECENT - 1)) / _MEDIAN_OF_NORMAL
+                level = _median(logs, place >= _RECENT - 9, _f64(9))
+                scale = tl.maximum(spread / _SQRT2, _f64(_SMALLEST_SCALE))
+            tl.store(state_at, age)
+            tl.store(state_at + 1, early + 1)
+            tl.store(state_at + 2, level)
+            tl.store(state_at + 3, slope)
+            tl.store(state_at + 4, scale)
+            tl.store(state_at + 5, q80)
+            tl.store(state_at + 6, q90)
+            tl.store(state_at + 7, q98)
+            tl.store(state_at + 8, excess)
+            tl.store(state_at + 9, squared)
+            tl.store(state_at + 10, beyond)
+            tl.store(state_at + 11, burst)
+        if (coarse == 0) & (in_burst == 0):
+            tl.store(state_at + 12, values * _MEMORY + 1.0)
+            tl.store(state_at + 13, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
+            tl.store(state_at + 14, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
+        if coarse | (condemned == 0):
+            tl.store(state_at + 15, tl.minimum(held + 1, _RECENT))
+            tl.store(state_at + _SCALARS + place, tl.where(place == _RECENT - 1, bounded, after))
+    return condemned, tl.where(usable, p, 1.0)
+
+
+@triton.jit
+def _f64(number):  # type: ignore[no-untyped-def]
+    """A constant as it is: beside another tensor Triton would round it to float32 first."""
+    return tl.full([], number, tl.float64)
+
+
+@triton.jit
+def _probability(r, q80, q90, q98, excess, squared):  # type: ignore[no-untyped-def]
+    variance = squared - excess * excess
+    shape = tl.where(variance > 0, 0.5 * (1 - excess * excess / tl.where(variance > 0, variance, 1.0)), 0.0)
+    shape = tl.minimum(tl.maximum(shape, 0.0), _f64(_HEAVIEST_TAIL))
+    y = tl.maximum(r - q98, 0.0) / tl.maximum(excess * (1 - shape), _f64(_SMALLEST_SCALE))
+    is_heavy = shape > 0
+    heavy = tl.exp(-tl.log(1 + shape * y) / tl.where(is_heavy, shape, 1.0))
+    p = _P98 * tl.where(is_heavy, heavy, tl.exp(-y))
+    p = tl.where(r <= q98, tl.exp(_LOG90 + (_LOG98 - _LOG90) * (r - q90) / (q98 - q90)), p)
+    p = tl.where(r <= q90, tl.exp(_LOG80 + (_LOG90 - _LOG80) * (r - q80) / (q90 - q80)), p)
+    p = tl.where(r <= q80, tl.exp(_LOG80 * r / q80), p)
+    return tl.where(r <= 0, 1.0, p)
+
+
+@triton.jit
+def _too_often(seen, expected):  # type: ignore[no-untyped-def]
+    root = tl.maximum(tl.sqrt(seen) - 1.0, 0.0)
+    certain = root * root
+    return tl.where(certain > _TOLERANCE * expected, certain / tl.where(expected > 0, expected, 1.0), 1.0)
+
+
+@triton.jit
+def _median(numbers, is_held, held):  # type: ignore[no-untyped-def]
+    """By rank: each number is compared with each, which a warp does faster than it sorts."""
+    place = tl.arange(0, _RECENT)
+    known = tl.where(is_held, numbers, _INF)
+    mine, other = tl.expand_dims(known, 1), tl.expand_dims(known, 0)
+    is_before = (other < mine) | ((other == mine) & (tl.expand_dims(place, 0) < tl.expand_dims(place, 1)))
+    rank = tl.sum(is_before.to(tl.int32), 1)
+    count = held.to(tl.int32)
+    low = tl.sum(tl.where(rank == (count - 1) // 2, known, 0.0), 0)
+    high = tl.sum(tl.where(rank == count // 2, known, 0.0), 0)
+    return (low + high) / 2

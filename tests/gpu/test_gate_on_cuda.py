@@ -1,0 +1,65 @@
+"""The gate as a kernel and as a captured graph: the decisions of the detectors on the host, and no waiting."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sealegs.signals import gate as gates
+from sealegs.signals.gate import Gate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch sees none here"),
+]
+
+_spec = importlib.util.spec_from_file_location("host_side", Path(__file__).parents[1] / "signals" / "test_gate.py")
+assert _spec is not None
+assert _spec.loader is not None
+host_side: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(host_side)
+
+
+@pytest.fixture(params=["kernel", "graph"])
+def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    if request.param == "graph":
+        monkeypatch.setitem(sys.modules, "sealegs.signals.kernel", None)  # as where there is no Triton
+    made = Gate(torch.device("cuda"), host_side.DETECTORS)
+    assert ("_captured" in repr(made._decide)) == (request.param == "graph")
+    return made
+
+
+def test_it_decides_as_the_detectors_do(gate: Gate) -> None:
+    values, announced = host_side.troubled(2500, 0)
+    expected, states = host_side.on_host(values, announced)
+    rows = torch.empty(len(values), len(gates.ROW), dtype=torch.float64, device="cuda")
+    on_device = torch.tensor(values, dtype=torch.float64, device="cuda")
+    for step in range(len(values)):
+        coarse = any(at <= step < at + host_side.WIDENED_STEPS for at in announced)
+        rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], announced=step in announced, coarse=coarse)
+    found = rows.cpu().numpy()
+    assert (found[:, 2] == [row[0] for row in expected]).all()
+    np.testing.assert_allclose(found[:, 3:], [row[1:] for row in expected], rtol=1e-9)
+    for scalars, state in zip(gate.state.tolist(), states, strict=True):
+        stream = state.stream
+        flat = (stream.age, len(stream.early), *stream[2:], *state.audit, len(state.recent))
+        np.testing.assert_allclose(scalars[: len(gates.SCALARS)], flat, rtol=1e-9)
+        np.testing.assert_allclose(scalars[len(gates.SCALARS) :], state.recent, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_the_host_waits_for_nothing(gate: Gate) -> None:
+    loss, norm = torch.full((), 2.0, device="cuda"), torch.full((), 0.5, device="cuda", dtype=torch.bfloat16)
+    gate.decide(loss, norm)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gate.decide(loss, norm)
+        gate.decide(loss, norm, announced=True, coarse=True)
+        gate.decide(loss * float("nan"), norm)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert gate.found_inf.item() == 1.0

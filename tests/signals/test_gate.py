@@ -1,0 +1,130 @@
+"""The gate on the device decides what the detectors on the host decide, of the same numbers."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sealegs.detectors.spike import WIDENED_STEPS, Spike, State
+from sealegs.judge import standard
+from sealegs.signals.gate import FIRST_STATE, ROW, SCALARS, Gate
+from sealegs.stats.streaming import PATIENCE, START
+
+DETECTORS = [d for d in standard() if isinstance(d, Spike)]
+CPU = torch.device("cpu")
+
+
+def troubled(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[int]]:
+    """A run with everything in it: a steep start, heavy tails, spikes, bursts, a new level, NaN, Inf, announcements."""
+    random = np.random.default_rng(seed)
+    loss = (2.5 + 8.5 * np.exp(-np.arange(steps) / 60)) * np.exp(0.01 * random.standard_t(5, steps))
+    norm = 0.5 * np.exp(0.2 * random.standard_t(5, steps))
+    for at in random.integers(5, steps, 8):
+        loss[at] *= random.uniform(1.1, 4)
+        norm[at] *= random.uniform(2, 1000)
+    for at in random.integers(5, steps, 12):
+        loss[at] = random.choice([math.nan, math.inf, 0.0, -1.0])
+    for at in random.integers(5, steps, 12):
+        norm[at] = random.choice([math.nan, math.inf, 0.0])
+    loss[750:790] *= 2.5
+    loss[1000:] *= 1.5
+    norm[1400 : 1400 + PATIENCE + 50] *= 1000
+    return list(zip(loss.tolist(), norm.tolist(), strict=True)), {170, 1700}
+
+
+def on_host(values: Sequence[tuple[float, float]], announced: set[int]) -> tuple[list[tuple[float, ...]], list[State]]:
+    """(closed, p of loss, p of norm) of each step by the detectors, and their states after the last."""
+    states, out = [d.init() for d in DETECTORS], []
+    for step, (loss, norm) in enumerate(values):
+        row: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm}
+        if step in announced:
+            row["announced"] = "lr decay"
+        found = [d.look(s, row) for d, s in zip(DETECTORS, states, strict=True)]
+        closed = any(f is not None and f.spoils_update for f in found) or not math.isfinite(loss + norm)
+        next_states = []
+        ps = []
+        for detector, state, value in zip(DETECTORS, states, (loss, norm), strict=True):
+            heeded = (
+                state._replace(stream=type(state.stream)(), coarse_until=step + 500) if step in announced else state
+            )
+            ps.append(detector.p(heeded, row, value) if 0 < value < math.inf else 1.0)
+            next_states.append(detector.learn(state, row))
+        states = next_states
+        out.append((float(closed), *ps))
+    return out, states
+
+
+def on_device(
+    gate: Gate, values: Sequence[tuple[float, float]], announced: set[int], first: int = 0
+) -> list[list[float]]:
+    out = []
+    for step, (loss, norm) in enumerate(values, first):
+        coarse = any(at <= step < at + WIDENED_STEPS for at in announced)
+        row = gate.decide(
+            torch.tensor(loss, dtype=torch.float64),
+            torch.tensor(norm, dtype=torch.float64),
+            announced=step in announced,
+            coarse=coarse,
+        )
+        out.append(row.tolist())
+    return out
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_it_decides_as_the_detectors_do(seed: int) -> None:
+    values, announced = troubled(2500, seed)
+    expected, states = on_host(values, announced)
+    gate = Gate(CPU, DETECTORS)
+    rows = on_device(gate, values, announced)
+    assert ROW == ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p")
+    assert 100 < sum(row[0] for row in expected) < 800, "something is condemned, and not everything"
+    np.testing.assert_allclose([row[2:] for row in rows], expected, rtol=1e-9, atol=0)
+    assert [row[2] for row in rows] == [row[0] for row in expected]
+    for scalars, state in zip(gate.state.tolist(), states, strict=True):
+        stream, audit = state.stream, state.audit
+        flat = (stream.age, len(stream.early), *stream[2:], *audit, len(state.recent))
+        np.testing.assert_allclose(scalars[: len(SCALARS)], flat, rtol=1e-9)
+        np.testing.assert_allclose(scalars[len(SCALARS) :], state.recent, rtol=1e-12)
+
+
+def test_a_closed_gate_is_what_optimizers_read() -> None:
+    for act, expected in ((True, 1.0), (False, 0.0)):
+        gate = Gate(CPU, DETECTORS, act=act)
+        assert gate.decide(torch.tensor(2.0), torch.tensor(0.5))[2] == 0.0
+        assert gate.found_inf == 0.0
+        address = gate.found_inf.data_ptr()
+        assert gate.decide(torch.tensor(math.nan), torch.tensor(0.5))[2] == 1.0
+        assert (gate.found_inf.item(), gate.found_inf.dtype, gate.found_inf.shape) == (expected, torch.float32, ())
+        assert gate.found_inf.data_ptr() == address
+
+
+def test_what_is_not_finite_leaves_the_state_as_it_was() -> None:
+    gate = Gate(CPU, DETECTORS)
+    on_device(gate, troubled(400)[0], set())
+    before = gate.state.clone()
+    for value in (math.nan, math.inf, -math.inf):
+        gate.decide(torch.tensor(value), torch.tensor(value))
+    assert torch.equal(gate.state, before)
+
+
+def test_its_state_goes_through_json_bit_for_bit() -> None:
+    values, _ = troubled(1000)
+    whole, first = Gate(CPU, DETECTORS), Gate(CPU, DETECTORS)
+    expected = on_device(whole, values, set())
+    on_device(first, values[:700], set())
+    second = Gate(CPU, DETECTORS)
+    second.state.copy_(torch.tensor(json.loads(json.dumps(first.state.tolist())), dtype=torch.float64))
+    rest = on_device(second, values[700:], set(), 700)
+    np.testing.assert_array_equal(rest, expected[700:])
+    assert torch.equal(second.state, whole.state)
+
+
+def test_its_first_state_is_that_of_the_detectors() -> None:
+    state = DETECTORS[0].init()
+    flat = (state.stream.age, len(state.stream.early), *state.stream[2:], *state.audit, len(state.recent))
+    assert FIRST_STATE[: len(SCALARS)] == flat
+    assert len(FIRST_STATE) == len(SCALARS) + START
