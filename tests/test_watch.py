@@ -46,7 +46,7 @@ def test_a_loop_is_recorded(tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "a", settings={"lr": 0.1}) as watch:
         for step in range(5):
             watch.see(step, loss=torch.tensor(1.0 / (step + 1)), grad_norm=0.5)
-        watch.announce("note", text="hello")
+        watch.note("note", text="hello")
     run = sealegs.open_run(tmp_path / "a")
     assert run.column("loss").tolist() == [torch.tensor(1.0 / (step + 1)).item() for step in range(5)]
     assert run.manifest.settings == {"lr": 0.1}
@@ -70,7 +70,7 @@ def test_sinks_get_everything_and_the_manifest_keeps_the_tracker(tmp_path: Path)
     sink = Remembering()
     with sealegs.Watch(tmp_path / "a", sinks=[sink]) as watch:
         watch.see(0, loss=1.0)
-        watch.announce("note")
+        watch.note("note")
         watch.see(1, loss=1.0)
     run = sealegs.open_run(tmp_path / "a")
     assert sink.got == [run.manifest.run_id, 0, "note", 1, "closed"]
@@ -83,7 +83,7 @@ def test_a_sink_that_breaks_costs_one_event_and_no_step(tmp_path: Path, moment: 
     with sealegs.Watch(tmp_path / "a", sinks=[broken, sound]) as watch:
         for step in range(4):
             watch.see(step, loss=1.0)
-            watch.announce("note")
+            watch.note("note")
     run = sealegs.open_run(tmp_path / "a")
     assert run.steps.tolist() == [0, 1, 2, 3]
     failures = [dict(event.detail) for event in run.events if event.kind == "sink-failed"]
@@ -143,7 +143,7 @@ def test_numbers_of_any_kind_are_taken(tmp_path: Path) -> None:
 
 def test_an_event_says_its_own_step_and_keeps_its_head(tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "a") as watch:
-        watch.announce("lr-drop", step=3, time="noon", kind_of="rule")
+        watch.note("lr-drop", step=3, time="noon", kind_of="rule")
     (event,) = sealegs.open_run(tmp_path / "a").events
     assert (event.kind, event.step, event.detail) == ("lr-drop", 3, {"kind_of": "rule"})
 

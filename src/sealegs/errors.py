@@ -6,11 +6,15 @@
     │   ├── RunExists       a run of that name is there already
     │   └── RunBusy         another process is writing that run
     ├── StorageError        something to write: full disk, read-only folder
+    ├── RunHalted           the run is stopped rather than trained on garbage: carries the verdict
+    ├── RankMissing         a rank did not come to a step: names it
     ├── SinkFailed          a tracker that did not take everything; the run goes on without it
     └── MissingExtra        a library that an extra installs: carries the install line
 
 A mistake of ours is an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
 """
+
+from sealegs.vocabulary import Verdict
 
 
 class SealegsError(Exception):
@@ -35,6 +39,19 @@ class RunBusy(SourceError):
 
 class StorageError(SealegsError):
     """Something could not be written; what was half-written has been taken back."""
+
+
+class RunHalted(SealegsError):
+    """Going on would train on nothing, or on garbage. ``verdict`` is the last one, ``incident`` what led to it."""
+
+    def __init__(self, message: str, verdict: Verdict, incident: tuple[Verdict, ...] = ()) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.incident = incident
+
+
+class RankMissing(SealegsError):
+    """The ranks of a run could not exchange their signals in time: who did not come, and to which step."""
 
 
 class SinkFailed(SealegsError):

@@ -1,88 +1,217 @@
-"""The shell around the user's loop: takes what a step knows, passes it through the stages, owns the state.
+"""The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down."""
 
-``Watch`` is the first rung: it records, and cannot change the run.
-"""
-
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
+import hashlib
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from sealegs.record import manifest as manifests
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sealegs.detectors.spike import WIDENED_STEPS, Spike
+from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
-from sealegs.signals.collect import Collector, Signal
-from sealegs.vocabulary import Row, Sink
+from sealegs.recovery.update import Update
+from sealegs.signals import agree
+from sealegs.signals.agree import MERGED, NormsBefore, Ranks
+from sealegs.signals.collect import Block, Signal
+from sealegs.signals.gate import ROW, Gate
+from sealegs.signals.norms import GradientReader, Gradients
+from sealegs.signals.weights import WeightSampler, local, replicas
+from sealegs.vocabulary import Row, Severity, Verdict
+from sealegs.watch import Watch
+
+CHECKSUM_STEPS = 100
+"""How often the ranks compare their weights."""
+CULPRIT_EXCESS = 3.0
+"""How many times the median of the ranks a rank's own gradient norm must be for it to be named."""
+
+T = TypeVar("T")
 
 
-class Watch:
-    """Records a training run into a folder.
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is known of a step before it is decided, on the device."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    gradients: Gradients | None
+    blocks: tuple[Block, ...]
+
+
+class Guard:
+    """Keeps a training loop from applying updates that would damage it. Wraps neither model nor optimizer.
 
     >>> import sealegs, tempfile, torch
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with sealegs.Watch(f"{folder}/a1", settings={"lr": 3e-4}) as watch:
-    ...         for step in range(3):
-    ...             watch.see(step, loss=torch.tensor(2.5), grad_norm=0.5)
-    ...     sealegs.open_run(f"{folder}/a1").column("loss").tolist()
-    [2.5, 2.5, 2.5]
+    ...     with sealegs.Guard(model, optimizer, run=f"{folder}/a1", clip=1.0) as guard:
+    ...         for batch in guard.batches(torch.randn(10, 8, 4)):
+    ...             loss = model(batch).square().mean() + (float("nan") if guard.number == 6 else 0.0)
+    ...             loss.backward()
+    ...             verdict = guard.step(loss)
+    ...             if not verdict.go:
+    ...                 print(verdict)
+    step 6  SKIP  loss is not finite: nan  in weight  skipped 1 of 10
     """
 
     def __init__(
         self,
-        run: str | Path | RunWriter,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
+        run: str | Path | RunWriter | Watch | None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+        clip: float | None = None,
+        scaler: GradScaler | None = None,
+        act: bool = True,
+        sample_every: int = 10,
         resume: bool = False,
-        settings: dict[str, Any] | None = None,
-        sinks: Sequence[Sink] = (),
+        ranks: Ranks | None = None,
     ) -> None:
-        """Start the run in folder ``run``, or go on with it; a ``RunWriter`` is taken as it is.
+        """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
 
-        ``settings`` say what the run is; at a resume, what it is from now on.
+        Several optimizers are updated together or not at all. ``clip`` is the largest global gradient norm; leave it
+        out to clip yourself, and hand the norm to ``step``. ``act=False`` is shadow mode: everything is decided and
+        written down, nothing is skipped or halted. Every ``sample_every`` steps weights, moments, updates and
+        activations are measured too; 0 never does. In a process group make one on every rank.
         """
-        if isinstance(run, RunWriter):
-            self.record = run
-        elif resume:
-            self.record = RunWriter.reopen(Path(run))
-        else:
-            self.record = RunWriter.create(Path(run), manifests.describe(Path(run).name))
-        if settings is not None:
-            self.record.amend(settings=settings)
-        self._collector = Collector()
-        self._step = 0
-        self._sinks: list[Sink] = []
-        for sink in sinks:
-            self._sinks.append(sink)
-            self._tell(sink, partial(self._start, sink))
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"clip={clip}: the largest gradient norm, above 0; leave it out to clip nothing")
+        if sample_every < 0:
+            raise ConfigError(f"sample_every={sample_every}: a number of steps, or 0 for never")
+        self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume)
+        self.watch.acts = act
+        self.watch.complete = self._named
+        self.number = 0
+        """The number of the step that comes next."""
+        self._model = model
+        self._update = Update(_several(optimizer), _several(scheduler), scaler)
+        self._clip = clip
+        self._act = act
+        self._reader = GradientReader(model, self._update.optimizers)
+        self._ranks = ranks or Ranks()
+        self._before = NormsBefore(model) if self._ranks.world > 1 else None
+        self._weights = WeightSampler(model, self._update.optimizers, world=self._ranks.world)
+        self._sample_every = sample_every
+        self._of_last_update: tuple[Block, ...] = ()
+        self._gate: Gate | None = None
+        self._saved_gate: list[list[float]] | None = None
+        self._announced = False
+        self._coarse_until = 0
+        self._batch: dict[str, Signal] = {}
+        self._next_batch = 0
+        self._last_step_at: float | None = None
+        self._tokens, self._tokens_since = 0, time.perf_counter()
+        self._say_what_is_guarded()
 
-    def see(self, step: int, **signals: Signal) -> None:
-        """Take what a step knows, by signal name: numbers, or tensors with one element, read when they are there.
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """The batches of a loader; the record then says which of them a step saw."""
+        for batch in loader:
+            self._batch = {"batch_index": self._next_batch}
+            if digest := digest_of(batch):
+                self._batch["batch_hash"] = digest
+            self._next_batch += 1
+            yield batch
 
-        Steps go up by what you like; going back starts a new segment, and the newest row of a step counts.
+    def step(
+        self,
+        loss: Tensor,
+        *,
+        grad_norm: Tensor | float | None = None,
+        tokens: int | None = None,
+        token_losses: Tensor | None = None,
+        **signals: Signal,
+    ) -> Verdict:
+        """End a step: norms, verdict, clipping, optimizer, scheduler, zeroed gradients.
+
+        ``loss`` is that of the whole step, already backpropagated; with accumulation, the sum of what was
+        backpropagated. ``grad_norm`` is for those who clip themselves: the norm *before* clipping. ``tokens`` were
+        trained on in this step; ``token_losses`` are theirs, for a histogram. Further ``signals`` go into the record.
+
+        Gives the newest verdict that is known: of this step on the CPU, of one or two steps before on a GPU, where
+        this step's has been decided on the device (``verdict.step`` says which). Raises ``RunHalted`` when the budget
+        of skips is spent or the weights are not finite.
         """
-        self._step = step
-        self._collector.put(step, signals)
-        self._write(self._collector.ready())
+        with torch.no_grad():
+            if grad_norm is None:
+                self._update.unscale()
+            seen = self._see(_number(loss, self._device()), grad_norm)
+            known = self._known(tokens) | self._batch | signals
+            blocks = (*seen.blocks, *self._of_last_update)
+            is_sampled = self._sample_every > 0 and self.number % self._sample_every == 0
+            if is_sampled:
+                self._weights.before_update()
+            if seen.loss.is_cuda and self._act and self._update.can_be_decided_on_the_device():
+                self._decide_on_device(seen, known, blocks)
+            else:
+                self._decide_on_host(seen, known, blocks)
+            self._of_last_update = (self._weights.after_update(),) if is_sampled else ()
+        self._batch = {}
+        self.number += 1
+        verdict = self.watch.verdict
+        if self._act and verdict.severity == Severity.HALT:
+            raise RunHalted(f"the run is halted: {verdict}", verdict, self.watch.incident)
+        return verdict
 
-    def announce(self, kind: str, /, *, step: int | None = None, **detail: Any) -> None:
-        """Put something that happened into the record, at the last step that was seen or at the one given."""
-        event = self.record.event(kind, self._step if step is None else step, **detail)
-        for sink in tuple(self._sinks):
-            self._tell(sink, partial(sink.event, event))
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is no training, an evaluation or a checkpoint: its time does not count as the step's."""
+        began = time.perf_counter()
+        yield
+        pause = time.perf_counter() - began
+        self._tokens_since += pause
+        if self._last_step_at is not None:
+            self._last_step_at += pause
 
-    def sync(self) -> None:
-        """Wait for every row so far and put it on disk, safe against a power cut: before a checkpoint."""
-        self._write(self._collector.drain())
-        self.record.sync()
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Around each micro-batch but the last: gradients add up, and ranks do not exchange them."""
+        with _without_exchange(self._model):
+            yield
+
+    def announce(self, change: str) -> None:
+        """Say that the run is about to change by intention; see ``Watch.announce``."""
+        self.watch.announce(change)
+        self._announced = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next verdicts depend on, as JSON values: to be saved in the user's checkpoints."""
+        watch = self.watch.state_dict()
+        gate = self._gate.state.tolist() if self._gate else self._saved_gate
+        return {
+            "watch": watch,
+            "number": self.number,
+            "next_batch": self._next_batch,
+            "gate": gate,
+            "announced": self._announced,
+            "coarse_until": self._coarse_until,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, bit for bit."""
+        self.watch.load_state_dict(state["watch"])
+        self.number, self._next_batch = state["number"], state["next_batch"]
+        self._announced, self._coarse_until = state["announced"], state["coarse_until"]
+        self._gate, self._saved_gate = None, state["gate"]
+
+    def go_on(self, number: int, state: Mapping[str, Any] | None = None) -> None:
+        """Go on at a step, with the state of a guard that was there, or without one."""
+        if state is not None:
+            self.load_state_dict(state)
+        self.number = number
 
     def close(self) -> None:
-        """Write what is still under way and let go of the folder."""
-        try:
-            self._write(self._collector.drain())
-            for sink in tuple(self._sinks):
-                self._tell(sink, sink.close)
-        finally:
-            self.record.close()
+        """Wait for the last verdicts, write them, let go of the folder."""
+        self.watch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -90,24 +219,193 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, rows: list[Row]) -> None:
-        for row in rows:
-            self.record.row(row)
-            for sink in tuple(self._sinks):
-                self._tell(sink, partial(sink.row, row))
+    def _see(self, loss: Tensor, grad_norm: Tensor | float | None) -> _Seen:
+        """Norms, and what the other ranks saw."""
+        gradients = self._reader.read() if grad_norm is None else None
+        if gradients is None:
+            assert grad_norm is not None
+            total, worst = (
+                _number(grad_norm, loss.device).double(),
+                torch.zeros((), dtype=torch.long, device=loss.device),
+            )
+        else:
+            total, worst = gradients.total(), gradients.worst()
+        if self._ranks.world == 1:
+            names: tuple[Block, ...] = ((("worst_tensor",), worst),) if gradients else ()
+            return _Seen(loss, total, gradients, names)
+        merged = self._exchanged(loss, total, worst, gradients)
+        places = range(2, 5 if self.number % CHECKSUM_STEPS else len(MERGED))
+        extra = (tuple(MERGED[i] for i in places), merged[places.start : places.stop])
+        return _Seen(merged[0], merged[1], gradients, (extra,))
 
-    def _start(self, sink: Sink) -> None:
-        if tracker := sink.start(asdict(self.record.manifest)):
-            self.record.amend(tracker=tracker)
+    def _exchanged(self, loss: Tensor, total: Tensor, worst: Tensor, gradients: Gradients | None) -> Tensor:
+        world = self._ranks.world
+        if gradients is None:
+            square, worst_norm = total.square() / world, total
+        else:
+            share = [1 / replicas(p, world) for p in self._reader.parameters() if p.grad is not None]
+            square = (gradients.norms.square() * torch.tensor(share, dtype=gradients.norms.dtype)).sum()
+            worst_norm = gradients.norms[worst]
+        checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
+        if self.number % CHECKSUM_STEPS == 0:
+            checksum = agree.checksum_of([local(p) for p in self._model.parameters() if replicas(p, world) == world])
+        before = self._before.take() if self._before else None
+        return agree.merge(
+            self._ranks.gather(agree.contribution(loss, square, worst_norm, worst, before, checksum), self.number)
+        )
 
-    def _tell(self, sink: Sink, call: Callable[[], None]) -> None:
-        """Observing fails open: a sink that breaks costs one event and its place, never a step."""
-        if sink not in self._sinks:  # it broke while another one's failure was told
+    def _decide_on_device(self, seen: _Seen, known: dict[str, Signal], blocks: Sequence[Block]) -> None:
+        gate = self._gate or self._make_gate(seen.loss.device)
+        if self._announced:
+            self._coarse_until = self.number + WIDENED_STEPS
+        row = gate.decide(seen.loss, seen.grad_norm, announced=self._announced, coarse=self.number < self._coarse_until)
+        self._announced = False
+        self.watch.take(self.number, known, ((ROW, row), *blocks))
+        if self._clip is not None and seen.gradients is not None:
+            seen.gradients.clip(self._clip, seen.grad_norm)
+        self._update.apply_unless(gate.found_inf)
+
+    def _decide_on_host(self, seen: _Seen, known: dict[str, Signal], blocks: Sequence[Block]) -> None:
+        """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
+        self._gate = None  # made anew from what the host knows, if the device is ever to decide
+        self._announced = False
+        late = self.watch.take(self.number, {"loss": seen.loss, "grad_norm": seen.grad_norm, **known}, blocks)
+        if not self._act:
+            self._clip_all(seen)
+            self._update.apply_as_ever()
             return
-        try:
-            call()
-        except Exception as error:
-            self._sinks.remove(sink)
-            self.announce("sink-failed", sink=sink.name, reason=str(error) or type(error).__name__)
-            with suppress(Exception):  # let go of what it holds, a terminal or a socket; it has failed already
-                sink.close()
+        if go := late.go:
+            self._clip_all(seen)
+        self._update.apply(go)
+
+    def _clip_all(self, seen: _Seen) -> None:
+        if self._clip is not None and seen.gradients is not None:
+            seen.gradients.clip(self._clip, seen.grad_norm)
+
+    def _make_gate(self, device: torch.device) -> Gate:
+        spikes = self.watch.states_of(Spike)
+        self._gate = Gate(device, [detector for detector, _ in spikes])
+        if self._saved_gate is not None:
+            self._gate.load(self._saved_gate)
+            self._saved_gate = None
+        else:
+            self._gate.begin_from([state for _, state in spikes])
+        return self._gate
+
+    def _known(self, tokens: int | None) -> dict[str, Signal]:
+        """What the host knows of a step without asking anyone."""
+        now = time.perf_counter()
+        known: dict[str, Signal] = {"lr": self._update.optimizers[0].param_groups[0]["lr"]}
+        if self._update.scaler is not None:
+            known["loss_scale"] = self._update.scaler.scale(torch.ones((), device=self._device()))
+        if self._last_step_at is not None:
+            known["step_s"] = now - self._last_step_at
+        self._last_step_at = now
+        if tokens is not None:
+            self._tokens += tokens
+            if self._sample_every and self.number % self._sample_every == 0:
+                known["tokens_per_s"] = self._tokens / (now - self._tokens_since)
+                self._tokens, self._tokens_since = 0, now
+        return known
+
+    def _named(self, row: Row) -> Row:
+        """Numbers of tensors and ranks as names."""
+        named = dict(row)
+        culprit = []
+        if (place := named.pop("worst_tensor", None)) is not None:
+            names = self._reader.names
+            culprit.append(names[int(place)] if int(place) < len(names) else f"tensor {int(place)}")
+        if (rank := named.pop("culprit_rank", None)) is not None:
+            excess = float(named.pop("culprit_excess"))
+            if not excess <= CULPRIT_EXCESS:
+                culprit.append(f"rank {int(rank)}")
+        if culprit:
+            named["culprit"] = " on ".join(culprit)
+        return named
+
+    def _device(self) -> torch.device:
+        first = next(iter(self._reader.parameters()), None)
+        return first.device if first is not None else torch.device("cpu")
+
+    def _say_what_is_guarded(self) -> None:
+        """What a skip can do here, and what it cannot: said once, before it matters."""
+        self.watch.note(
+            "guard",
+            step=self.number,
+            act=self._act,
+            clip=self._clip,
+            optimizers=[type(optimizer).__name__ for optimizer in self._update.optimizers],
+            skips_on_the_device=self._update.can_be_decided_on_the_device(),
+            not_undone_by_a_skip=not_undone(self._model),
+            ranks=self._ranks.world,
+            norms_of_each_rank=self._before.attached_to if self._before else None,
+        )
+
+
+def not_undone(model: nn.Module) -> list[str]:
+    """What a forward pass changes besides gradients, which no skip of an update takes back."""
+    kinds: dict[str, int] = {}
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            kinds["running statistics of " + type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    return list(kinds)
+
+
+def digest_of(batch: object) -> str:
+    """A few digits that tell batches apart, from evenly spaced elements of their tensors; empty for what has none.
+
+    Tensors on a device are left out: to read them would be to wait.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    found = False
+    for tensor in _tensors_in(batch):
+        if tensor.device.type == "cpu" and tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            stride = max(1, math.ceil(flat.numel() / 4096))
+            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+            digest.update(flat[::stride].contiguous().view(torch.uint8).numpy().tobytes())
+            found = True
+    return digest.hexdigest() if found else ""
+
+
+def _tensors_in(batch: object) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _tensors_in(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from _tensors_in(value)
+
+
+def _number(value: Tensor | float, device: torch.device) -> Tensor:
+    """A loss or norm as a tensor of one number."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(float(value), dtype=torch.float64, device=device)
+    if value.numel() != 1:
+        raise ConfigError(f"loss of shape {tuple(value.shape)}: give one number, the mean over the batch")
+    return local(value).reshape(())
+
+
+def _several(one_or_more: Any) -> tuple[Any, ...]:
+    if one_or_more is None:
+        return ()
+    return tuple(one_or_more) if isinstance(one_or_more, Sequence) else (one_or_more,)
+
+
+@contextmanager
+def _fsdp_without_exchange(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    if hasattr(model, "set_requires_gradient_sync"):
+        return _fsdp_without_exchange(model)
+    return nullcontext()

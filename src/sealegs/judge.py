@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sealegs.detectors.contract import Detector
 from sealegs.detectors.nonfinite import NonFinite
+from sealegs.detectors.replicas import Replicas
 from sealegs.detectors.spike import Spike
+from sealegs.detectors.textbook import textbook
 from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
@@ -72,7 +74,16 @@ def standard() -> tuple[Detector[Any], ...]:
         NonFinite(),
         Spike(signal="loss", gate=0.5e-4, alarm=0.5e-5),
         Spike(signal="grad_norm", gate=0.5e-4, alarm=0.5e-5, young_factor=20.0, young_deviations=0.0),
+        Replicas(),
     )
+
+
+def rules(name: str) -> tuple[Detector[Any], ...]:
+    """A set of detectors by its name."""
+    sets = {"calibrated": standard, "textbook": textbook}
+    if name not in sets:
+        raise ConfigError(f"rules={name!r}: one of {', '.join(sets)}")
+    return sets[name]()
 
 
 def begin(detectors: Detectors) -> State:

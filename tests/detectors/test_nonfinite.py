@@ -56,6 +56,15 @@ def test_a_parameter_halts_at_once() -> None:
     assert severities({5: {"params_finite": 0.0, "loss": math.nan}}, 6) == {5: HALT}
 
 
+def test_gradients_that_overflow_under_a_loss_scale_are_left_to_the_scaler() -> None:
+    overflow = {"grads_finite": 0.0, "grad_norm": math.inf, "loss_scale": 65536.0}
+    assert severities(dict.fromkeys(range(6), overflow) | {6: {"loss": math.nan}}, 10) == {6: GATE}
+    assert severities({5: overflow | {"loss": math.nan}}, 10) == {5: GATE}
+    assert severities({5: overflow | {"params_finite": 0.0}}, 10) == {5: HALT}
+    for scale in (0.5, math.nan, math.inf):
+        assert severities({5: overflow | {"loss_scale": scale}}, 10) == {5: GATE}
+
+
 @pytest.mark.parametrize("options", [{"in_a_row": 0}, {"window": 0}, {"share": 0.0}, {"share": math.nan}], ids=str)
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

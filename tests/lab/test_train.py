@@ -20,13 +20,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from sealegs.guard import Guard
 from sealegs.lab.data import IGNORED, Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import Data, open_data
-from sealegs.lab.train import Result, build_optimizer, evaluate, lr_share, resolved, train, update
+from sealegs.lab.train import LossFunction, Result, backward, build_optimizer, evaluate, lr_share, resolved, train
 from sealegs.record.run import Run, open_run
 from sealegs.recovery.state import Trainee
+from sealegs.vocabulary import Row
 
 NOT_REPEATED = {"time", "tokens_per_s"}
 
@@ -130,6 +132,23 @@ def documents_file(folder: Path) -> Path:
     np.save(folder / "docs.npy", np.arange(lengths.sum()) % 97)
     np.save(folder / "docs.starts.npy", starts)
     return folder / "docs.npy"
+
+
+def update(subject: Trainee, losses: LossFunction, batch: Batch, settings: Settings) -> Row:
+    """One step as the loop takes it; what it recorded."""
+    rows: list[Row] = []
+    guard = Guard(
+        subject.model,
+        subject.optimizer,
+        run=None,
+        scheduler=subject.scheduler,
+        clip=settings.optimizer.clip or None,
+        scaler=subject.scaler,
+        sample_every=0,
+    )
+    guard.watch.complete = lambda row: rows.append(row) or row  # type: ignore[func-returns-value]
+    guard.step(backward(subject, losses, batch, settings)[0])
+    return rows[0]
 
 
 def test_accumulation_has_the_denominator_of_the_whole_batch(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -15,15 +16,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import tyro
 
-from sealegs.errors import ConfigError, MissingExtra
+from sealegs.errors import ConfigError, MissingExtra, RunHalted
+from sealegs.faults.spec import Fault
+from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config
 from sealegs.lab.settings import Settings
+from sealegs.record.run import open_run
+from sealegs.record.schema import EVENTS
 from sealegs.record.writer import refuse_taken
 from sealegs.report.folder import contents
-from sealegs.report.progress import progress
+from sealegs.report.progress import progress, remarkable
 from sealegs.vocabulary import Sink
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from sealegs.lab.train import Result
 
 DESCRIPTION = """\
@@ -38,6 +45,7 @@ examples:
   sealegs train --run first --resume                       go on after a kill, a crash or Ctrl-C
   sealegs train --data.sources grammar=0.7 stdlib=0.3      two sources, weighted
   sealegs train my.toml --optimizer.lr 1e-3                a file of settings, one of them overridden
+  sealegs train --inject nan-gradient@120                  practise: see one step skipped, and the run go on
   sealegs train --tracker mlflow                           metrics to MLflow too (MLFLOW_TRACKING_URI, or local SQLite)
 """
 
@@ -58,6 +66,8 @@ class Options:
     """Go on with the run from its newest intact checkpoint, with the settings that it was started with."""
     tracker: Literal["mlflow"] | None = None
     """Send the metrics to a tracker too."""
+    inject: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAULT@STEP"), tyro.conf.UseAppendAction] = ()
+    """Practise: nan-gradient@120, gradient-scale:factor=1000@200, bit-flip@50; may be given several times."""
     settings: Annotated[Settings, tyro.conf.arg(name="")]
 
 
@@ -73,13 +83,43 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.lab.train import resolved, train
 
     settings = resolved(options.settings)
+    faults = [parse_fault(text) for text in options.inject]
     data = open_data(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     sinks = [progress(settings.steps), *trackers(options.tracker, folder)]
     with stop_signals() as should_stop:
-        result = train(settings, data, folder, resume=options.resume, sinks=sinks, should_stop=should_stop)
+        try:
+            result = train(
+                settings,
+                data,
+                folder,
+                resume=options.resume,
+                sinks=sinks,
+                should_stop=should_stop,
+                inject=partial(injecting, faults),
+            )
+        except RunHalted as halt:
+            print(f"sealegs train: {halt}", file=sys.stderr)
+            print(halted(folder), flush=True)
+            return 1
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
         print(summary(result, settings), flush=True)
     return EXIT_CODES.get(result.stopped_by or "", 0)
+
+
+@contextmanager
+def injecting(
+    faults: Sequence[Fault], model: "nn.Module", clock: Callable[[], int], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Disturb a model with faults, and say at the end which of them never struck."""
+    if not faults:
+        yield
+        return
+    from sealegs.faults.gradient import inject
+
+    with inject(faults, model, clock=clock, say=say) as injector:
+        yield
+        for fault in injector.pending():
+            say(f"{fault} has not struck: its step did not come, or its tensor had no gradient then")
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -186,6 +226,28 @@ def stop_signals() -> Iterator[Callable[[], str | None]]:
             signal.signal(number, handler)
 
 
+SHOWN = 20
+
+
+def what_happened(folder: Path) -> list[str]:
+    """Every step that was skipped and every remark, as lines; the last of them, where there are many."""
+    kinds = ("fault", "skip", "alarm", "halt", "remark", "stalled")
+    events = [event for event in open_run(folder).events if event.kind in kinds]
+    skips = sum(bool(event.detail.get("acted")) for event in events)
+    if not events:
+        return ["no step was skipped", ""]
+    lines = [remarkable(event) or event.kind for event in events]
+    if len(lines) > SHOWN:
+        lines = [f"... {len(lines) - SHOWN} earlier ones in {folder / EVENTS}", *lines[-SHOWN:]]
+    return [f"{skips} step{'s' * (skips != 1)} skipped", *(f"  {line}" for line in lines), ""]
+
+
+def halted(folder: Path) -> str:
+    """What led to a halt, and what is there to go on from."""
+    again = f"go on from the last checkpoint with: sealegs train --run {shlex.quote(str(folder))} --resume"
+    return "\n".join([*what_happened(folder), contents(folder), "", again])
+
+
 def summary(result: "Result", settings: Settings) -> str:
     """What came of it: numbers, folder, and how to go on."""
     early = f", stopped by {result.stopped_by}" if result.stopped_by else ""
@@ -196,7 +258,7 @@ def summary(result: "Result", settings: Settings) -> str:
             f"evaluation loss {result.eval_loss:.3f}, "
             f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}"
         )
-    lines += ["", contents(result.folder)]
+    lines += ["", *what_happened(result.folder), contents(result.folder)]
     if result.stopped_by:
         lines += ["", f"go on with: sealegs train --run {shlex.quote(str(result.folder))} --resume"]
     return "\n".join(lines)

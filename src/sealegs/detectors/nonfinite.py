@@ -36,7 +36,7 @@ class NonFinite:
     def look(self, state: State, now: Row) -> Finding | None:
         """A parameter that is not finite halts: every later step would start from it."""
         signal = broken(now)
-        if signal is None:
+        if signal is None or overflows(now):
             return None
         step = int(now["step"])
         value = float(now[signal])
@@ -54,7 +54,7 @@ class NonFinite:
         """Remember the step, if it was one."""
         step = int(now["step"])
         recent = self._recent(state, step)
-        return (*recent, step) if broken(now) else recent
+        return (*recent, step) if broken(now) and not overflows(now) else recent
 
     def _recent(self, state: State, step: int) -> State:
         return tuple(earlier for earlier in state if step - self.window < earlier < step)
@@ -80,3 +80,13 @@ def broken(now: Row) -> str | None:
         if signal in now and not math.isfinite(float(now[signal])):
             return signal
     return None
+
+
+def overflows(now: Row) -> bool:
+    """Whether only the gradients are not finite, under a loss scale that can be halved: a scaler looking for its scale.
+
+    From 2**24 that takes six steps in a row and more, and is health; the overflow detector judges it.
+    """
+    scale = float(now.get("loss_scale", 0.0))
+    loss = float(now.get("loss", 0.0))
+    return broken(now) in ("grads_finite", "grad_norm") and 1 <= scale < math.inf and math.isfinite(loss)

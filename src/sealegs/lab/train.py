@@ -7,22 +7,21 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from sealegs.errors import ConfigError, SourceError, StorageError
-from sealegs.guard import Watch
+from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
+from sealegs.guard import Guard
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import OptimizerSettings, Settings
@@ -32,10 +31,13 @@ from sealegs.record.files import whole_file, writing
 from sealegs.record.manifest import Manifest
 from sealegs.record.schema import CHECKPOINTS, TOKENIZER
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.checkpoints import Checkpoints
+from sealegs.recovery.checkpoints import Checkpoints, State
 from sealegs.recovery.state import Trainee
-from sealegs.signals.collect import Signal
 from sealegs.vocabulary import Sink
+from sealegs.watch import Watch
+
+Inject: TypeAlias = Callable[[nn.Module, Callable[[], int], Callable[[str], None]], AbstractContextManager[object]]
+"""Something that disturbs a model while it is open: told how to ask for the number of the step, and whom to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ def train(
     resume: bool = False,
     sinks: Sequence[Sink] = (),
     should_stop: Callable[[], str | None] = lambda: None,
+    inject: Inject = lambda model, number, say: nullcontext(),
 ) -> Result:
     """Train to the last step, or until ``should_stop`` gives a reason; either way leave a checkpoint.
 
@@ -80,72 +83,80 @@ def train(
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=settings.cadence.keep_checkpoints)
     manifest = describe(settings, data, model, folder.name)
     with RunWriter.reopen(folder) if resume else RunWriter.create(folder, manifest) as record:
-        resumption = go_on(trainee, checkpoints, record, settings, data) if resume else None
+        resumption, guarded = go_on(trainee, checkpoints, record, settings, data) if resume else (None, None)
         record.amend(settings=manifest.settings, dtype=manifest.dtype, price_per_hour=manifest.price_per_hour)
         with Watch(record, sinks=sinks) as watch:
             try:
-                first = begin(watch, manifest, data, resumption)
-                result = run_steps(first, settings, data, trainee, checkpoints, watch, should_stop)
+                first = begin(folder, watch, manifest, data, resumption)
+                guard = Guard(
+                    model,
+                    optimizer,
+                    run=watch,
+                    scheduler=trainee.scheduler,
+                    clip=settings.optimizer.clip or None,
+                    scaler=trainee.scaler,
+                    sample_every=settings.cadence.detail_steps,
+                )
+                guard.go_on(first, guarded)
+                with inject(model, lambda: guard.number, lambda text: watch.note("fault", text=text)):
+                    result = run_steps(settings, data, trainee, checkpoints, guard, folder, should_stop)
             except BaseException as error:
                 with suppress(StorageError):  # the disk may be what failed; the error itself says more
-                    watch.announce("end", reason="failed", error=f"{type(error).__name__}: {error}")
+                    reason = "halted" if isinstance(error, RunHalted) else "failed"
+                    watch.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
                 raise
             reason = "interrupted" if result.stopped_by else "finished"
-            watch.announce("end", reason=reason, by=result.stopped_by, eval_loss=result.eval_loss)
+            watch.note("end", reason=reason, by=result.stopped_by, eval_loss=result.eval_loss, skips=watch.skips)
     return result
 
 
 def run_steps(
-    first: int,
     settings: Settings,
     data: Data,
     trainee: Trainee,
     checkpoints: Checkpoints,
-    watch: Watch,
+    guard: Guard,
+    folder: Path,
     should_stop: Callable[[], str | None],
 ) -> Result:
     """The loop."""
     assert isinstance(trainee.model, Transformer)
     losses = torch.compile(trainee.model.losses) if settings.compile else trainee.model.losses
     cadence = settings.cadence
-    speed = Speedometer()
     last_save = time.monotonic()
-    saved = first
-    step = first
+    saved = guard.number
     reason = None
-    while step < settings.steps and not (reason := should_stop()):
-        signals: dict[str, Signal] = {}
-        if cadence.evaluate_steps and step % cadence.evaluate_steps == 0:
-            with speed.paused():
+    while guard.number < settings.steps and not (reason := should_stop()):
+        signals: dict[str, Any] = {}
+        if cadence.evaluate_steps and guard.number % cadence.evaluate_steps == 0:
+            with guard.paused():
                 signals["eval_loss"] = evaluate(losses, data.held_out, settings)
-
         batch = data.training.next()
-        signals |= update(trainee, losses, batch, settings)
-        speed.count(batch.target_count)
-
         signals |= {"batch_index": batch.index, "batch_hash": batch.hash, "sources": batch.sources}
-        if step % cadence.detail_steps == 0:
-            signals |= {"tokens_per_s": speed.read(), "token_entropy": batch.token_entropy}
-        watch.see(step, **signals)
-        step += 1
+        if guard.number % cadence.detail_steps == 0:
+            signals["token_entropy"] = batch.token_entropy
 
+        loss, token_losses = backward(trainee, losses, batch, settings)
+        guard.step(loss, tokens=batch.target_count, token_losses=token_losses, **signals)
+
+        step = guard.number
         due = cadence.checkpoint_steps and step % cadence.checkpoint_steps == 0
         late = cadence.checkpoint_minutes and time.monotonic() - last_save > 60 * cadence.checkpoint_minutes
         if due or late:
-            with speed.paused():
-                save(step, trainee, checkpoints, watch)
+            with guard.paused():
+                save(trainee, checkpoints, guard)
             saved, last_save = step, time.monotonic()
 
-    if step > saved:
-        save(step, trainee, checkpoints, watch)
+    if guard.number > saved:
+        save(trainee, checkpoints, guard)
     eval_loss = None
     if not reason:  # whoever asked for a stop is waiting
         last = evaluate(losses, data.held_out, settings)
-        watch.see(step, eval_loss=last)
+        guard.watch.see(guard.number, eval_loss=last)
         eval_loss = float(last)
     return Result(
-        folder=watch.record.folder,
-        steps=step,
+        folder=folder,
+        steps=guard.number,
         stopped_by=reason,
         eval_loss=eval_loss,
         unigram_entropy=data.facts["unigram_entropy"],
@@ -155,34 +166,21 @@ def run_steps(
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Losses]
 
 
-def update(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Settings) -> dict[str, Signal]:
-    """One step of the optimizer on one batch; what it knew before the weights changed.
+def backward(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Gradients of one batch; its mean loss, and the loss of each of its tokens.
 
     Micro-batches may hold different numbers of targets, so their losses are summed and divided by the targets of the
     whole batch: the mean of the micro-batches' means would weigh a token by the company it is in.
     """
-    optimizer, scaler, scheduler = trainee.optimizer, trainee.scaler, trainee.scheduler
     loss = torch.zeros((), device=settings.device)
+    of_tokens = []
     for tokens, targets in batch.micro_batches(settings.data.accumulation):
         with precision(settings):
             micro = losses(on_device(tokens, settings), on_device(targets, settings))
-        scaler.scale(micro.total / batch.target_count).backward()
-        loss += micro.tokens.sum() / batch.target_count
-
-    scaler.unscale_(optimizer)
-    parameters = [parameter for parameter in trainee.model.parameters() if parameter.grad is not None]
-    grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    if settings.optimizer.clip:
-        clip_grads_with_norm_(parameters, settings.optimizer.clip, grad_norm)
-    signals: dict[str, Signal] = {"loss": loss, "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"]}
-    if scaler.is_enabled():
-        signals["loss_scale"] = scaler.scale(torch.ones((), device=settings.device))  # without waiting for the device
-
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-    optimizer.zero_grad()
-    return signals
+        trainee.scaler.scale(micro.total / batch.target_count).backward()
+        of_tokens.append(micro.tokens.detach())
+        loss += of_tokens[-1].sum() / batch.target_count
+    return loss, torch.cat(of_tokens)
 
 
 @torch.no_grad()
@@ -235,32 +233,6 @@ def on_device(values: Ints, settings: Settings) -> Tensor:
     """Token ids where the model is; the copy to a GPU runs behind the kernels before it."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(settings.device, non_blocking=True) if settings.device == "cuda" else tensor
-
-
-class Speedometer:
-    """Tokens a second of training, without the pauses for evaluations and checkpoints."""
-
-    def __init__(self) -> None:
-        self._tokens = 0
-        self._since = time.perf_counter()
-
-    def count(self, tokens: int) -> None:
-        """Tokens that were trained on."""
-        self._tokens += tokens
-
-    def read(self) -> float:
-        """The speed since the last reading."""
-        now = time.perf_counter()
-        speed = self._tokens / (now - self._since)
-        self._tokens, self._since = 0, now
-        return speed
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that does not count."""
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
 
 
 # Starting, stopping and going on.
@@ -332,8 +304,13 @@ MAY_CHANGE_IN_MODEL = {
 """Margins. Anything else in the model would go on as another function of the same weights."""
 
 
-def go_on(trainee: Trainee, checkpoints: Checkpoints, record: RunWriter, settings: Settings, data: Data) -> Resumption:
-    """Restore the newest intact checkpoint; refuse what would not go on as it began, before anything is changed."""
+def go_on(
+    trainee: Trainee, checkpoints: Checkpoints, record: RunWriter, settings: Settings, data: Data
+) -> tuple[Resumption, dict[str, Any] | None]:
+    """Restore the newest intact checkpoint; refuse what would not go on as it began, before anything is changed.
+
+    Gives the guard's state too, for when there is a guard.
+    """
     before = record.manifest
     for name, facts in before.data.get("sources", {}).items():
         if data.facts["sources"].get(name) != facts:
@@ -349,12 +326,15 @@ def go_on(trainee: Trainee, checkpoints: Checkpoints, record: RunWriter, setting
         raise SourceError(
             f"{record.folder}: no checkpoint is intact ({passed_over}); restore one from a copy, or start another run"
         )
+    guarded = None
     if step is not None:
         if settings.steps < step:
             raise ConfigError(f"steps={settings.steps}: the run has done {step} already; give at least as many")
-        trainee.restore(checkpoints.load(step))
+        state = checkpoints.load(step)
+        trainee.restore(state)
+        guarded = state.plain.get("guard")
         take_settings(trainee, settings, step)
-    return Resumption(checkpoint=step, passed_over=passed_over, changed=changed)
+    return Resumption(checkpoint=step, passed_over=passed_over, changed=changed), guarded
 
 
 def take_settings(trainee: Trainee, settings: Settings, step: int) -> None:
@@ -366,14 +346,14 @@ def take_settings(trainee: Trainee, settings: Settings, step: int) -> None:
     trainee.scheduler.base_lrs = [wanted.lr for _ in trainee.optimizer.param_groups]
 
 
-def begin(watch: Watch, manifest: Manifest, data: Data, resumption: Resumption | None) -> int:
+def begin(folder: Path, watch: Watch, manifest: Manifest, data: Data, resumption: Resumption | None) -> int:
     """Put what a reader will need beside the manifest, say how it begins, and give the first step."""
-    tokenizer = watch.record.folder / TOKENIZER
+    tokenizer = folder / TOKENIZER
     if data.tokenizer is not None and not tokenizer.exists():
         with writing(tokenizer), whole_file(tokenizer) as file:
             file.write(data.tokenizer)
     if resumption is None:
-        watch.announce("start", run_id=manifest.run_id)
+        watch.note("start", run_id=manifest.run_id)
         return 0
     first = resumption.checkpoint or 0
     here = {
@@ -381,7 +361,7 @@ def begin(watch: Watch, manifest: Manifest, data: Data, resumption: Resumption |
         "git": manifest.git,
         "host": manifest.host,
     }  # may be others than at the start
-    watch.announce("resume", step=first, **asdict(resumption), **here)
+    watch.note("resume", step=first, **asdict(resumption), **here)
     return first
 
 
@@ -392,9 +372,10 @@ def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[obj
     return {name: [old.get(name), new.get(name)] for name in old | new if old.get(name) != new.get(name)}
 
 
-def save(step: int, trainee: Trainee, checkpoints: Checkpoints, watch: Watch) -> None:
-    """Put the rows so far on disk, then a checkpoint: everything needed to run ``step``."""
+def save(trainee: Trainee, checkpoints: Checkpoints, guard: Guard) -> None:
+    """Put the rows so far on disk, then a checkpoint: everything needed to run the next step."""
     began = time.perf_counter()
-    watch.sync()
-    checkpoints.save(step, trainee.capture())
-    watch.announce("checkpoint", checkpoint=step, seconds=round(time.perf_counter() - began, 3))
+    guard.watch.sync()
+    state = trainee.capture()
+    checkpoints.save(guard.number, State(state.tensors, {**state.plain, "guard": guard.state_dict()}))
+    guard.watch.note("checkpoint", checkpoint=guard.number, seconds=round(time.perf_counter() - began, 3))

@@ -31,6 +31,12 @@ SIGNALS = {
     "grad_norm": "L2 norm of all gradients, before clipping",
     "lr": "learning rate of the update",
     "loss_scale": "factor on the fp16 loss; absent in other precisions",
+    "gate_closed": "1 where the device decided not to apply the update; absent where the host decides",
+    "loss_p": "probability of such a loss or a higher one if nothing is wrong, as the device found it",
+    "grad_norm_p": "the same of the gradient norm",
+    "culprit": "where the largest gradient of a skipped step was: the tensor, and the rank",
+    "announced": "a change of the run that its user announced with this step",
+    "step_s": "seconds since the step before",
     "batch_index": "which batch of the stream",
     "batch_hash": "digest of the batch's tokens",
     "sources": "rows of the batch from each source",
@@ -39,7 +45,7 @@ SIGNALS = {
 }
 """Signal names: the same in the record, the trackers and the pages."""
 
-TEXT_SIGNALS = frozenset({"batch_hash", "sources"})
+TEXT_SIGNALS = frozenset({"announced", "batch_hash", "culprit", "sources", "token_loss_histogram"})
 
 _SPELLING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

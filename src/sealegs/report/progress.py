@@ -27,6 +27,11 @@ class Pace:
         self._steps = steps
         self._began: tuple[int, float] | None = None
         self._speed = ""
+        self._skips = 0
+
+    def count(self, event: Event) -> None:
+        """Remember a step that was skipped."""
+        self._skips += bool(event.detail.get("acted"))
 
     def line(self, row: Row) -> str:
         """``step 41/400  ok  loss 2.1034  grad norm 0.56  lr 3.0e-03  10.2k tokens/s  0:01:12 left``"""
@@ -40,21 +45,20 @@ class Pace:
             left_s = (now - began) / (step - began_step) * (self._steps - 1 - step)
             left = f"  {timedelta(seconds=round(left_s))} left"
         return (
-            f"step {step}/{self._steps}  {health(row)}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3g}"
+            f"step {step}/{self._steps}  {health(row, self._skips)}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3g}"
             f"  lr {row['lr']:.1e}{self._speed}{left}"
         )
 
 
-def health(row: Row) -> str:
-    """What a row says of the run: ``ok``, or which signal is not a number.
+def health(row: Row, skips: int = 0) -> str:
+    """How the run is: ``ok``, which signal is not a number, and how many steps were skipped so far.
 
-    >>> health({"loss": 2.5, "grad_norm": float("nan")})
-    'grad_norm is nan'
+    >>> health({"loss": 2.5, "grad_norm": float("nan")}), health({"loss": 2.5, "grad_norm": 0.5}, skips=2)
+    ('grad_norm is nan', 'ok, 2 skipped')
     """
-    for name in ("loss", "grad_norm"):
-        if not math.isfinite(float(row[name])):
-            return f"{name} is {row[name]}"
-    return "ok"
+    broken = [name for name in ("loss", "grad_norm") if not math.isfinite(float(row[name]))]
+    word = f"{broken[0]} is {row[broken[0]]}" if broken else "ok"
+    return f"{word}, {skips} skipped" if skips else word
 
 
 def readable(number: float) -> str:
@@ -81,6 +85,10 @@ def remarkable(event: Event) -> str | None:
             return "; ".join(words)
         case "sink-failed":
             return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
+        case "skip" | "alarm" | "halt" | "remark" | "fault":
+            return str(detail["text"])
+        case "stalled":
+            return f"no step for {detail['seconds']:.0f} s, waiting in {detail['where']}"
     return None
 
 
@@ -111,6 +119,7 @@ class PlainProgress:
 
     def event(self, event: Event) -> None:
         """Write what a person should read."""
+        self._pace.count(event)
         if sentence := remarkable(event):
             self._write(sentence)
 
@@ -149,6 +158,7 @@ class LiveProgress:
 
     def event(self, event: Event) -> None:
         """Write what a person should read."""
+        self._pace.count(event)
         if sentence := remarkable(event):
             self._bar.console.print(sentence, markup=False)
 

@@ -6,8 +6,9 @@ its event has passed, so it never waits for the device. On the CPU there is noth
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -16,15 +17,18 @@ from torch import Tensor
 from sealegs.vocabulary import Number, Row
 
 Signal: TypeAlias = Tensor | Number | str
+"""A tensor holds one number, or several that belong together, which are written as text."""
+Block: TypeAlias = tuple[tuple[str, ...], Tensor]
+"""Names, and a tensor with a number for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step in line. Without device scalars there is nothing to wait for, but its turn."""
+    """A step in line. Without device tensors there is nothing to wait for, but its turn."""
 
     row: dict[str, Number | str]
-    names: tuple[str, ...] = ()
-    """Which entries of the row are still zeros, to be filled from ``host``."""
+    layout: tuple[tuple[tuple[str, ...], int], ...] = ()
+    """What the numbers of ``host`` are: names, and how many numbers there are for them. Their entries hold places."""
     host: Tensor | None = None
     arrived: torch.cuda.Event | None = None
 
@@ -39,25 +43,28 @@ class Collector:
         self._pending: deque[_Pending] = deque()
         self._spare: list[Tensor] = []
 
-    def put(self, step: int, signals: Mapping[str, Signal]) -> None:
-        """Send a step on its way. Tensors must hold one number; they are read as they are now."""
+    def put(self, step: int, signals: Mapping[str, Signal], blocks: Sequence[Block] = ()) -> None:
+        """Send a step on its way. Tensors are read as they are now."""
         row: dict[str, Number | str] = {"step": int(step)}
-        on_device: dict[str, Tensor] = {}
-        for name, signal in signals.items():
+        on_device: list[Block] = []
+        for names, signal in [*(((name,), signal) for name, signal in signals.items()), *blocks]:
             if isinstance(signal, Tensor) and signal.is_cuda:
-                row[name] = 0.0  # keeps the place
-                on_device[name] = signal.detach()
+                row.update(dict.fromkeys(names, 0.0))  # keeps the places
+                on_device.append((names, signal.detach().reshape(-1)))
+            elif isinstance(signal, Tensor):
+                _fill(row, names, signal.detach().reshape(-1).tolist())
             else:
-                row[name] = _plain(signal)
+                row[names[0]] = _plain(signal)
         if not on_device:
             self._pending.append(_Pending(row))
             return
-        packed = _packed(list(on_device.values()))
+        packed = _packed([tensor for _, tensor in on_device])
         host = self._pinned_like(packed)
         host.copy_(packed, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(packed.device))
-        self._pending.append(_Pending(row, tuple(on_device), host, arrived))
+        layout = tuple((names, tensor.numel()) for names, tensor in on_device)
+        self._pending.append(_Pending(row, layout, host, arrived))
 
     def ready(self) -> list[Row]:
         """The rows that have arrived since the last call. Never waits."""
@@ -81,22 +88,31 @@ class Collector:
 
     def _complete(self, pending: _Pending) -> Row:
         if pending.host is not None:
-            pending.row.update(zip(pending.names, pending.host.tolist(), strict=True))
+            numbers = iter(pending.host.tolist())
+            for names, count in pending.layout:
+                _fill(pending.row, names, list(islice(numbers, count)))
             self._spare.append(pending.host)
         return pending.row
 
 
-def _plain(signal: Signal) -> Number | str:
-    """A number of Python's own, also from numpy and CPU tensors; a flag as 0.0 or 1.0."""
+def _fill(row: dict[str, Number | str], names: tuple[str, ...], numbers: list[Number]) -> None:
+    if len(names) == 1 and len(numbers) != 1:
+        row[names[0]] = " ".join(f"{number:g}" for number in numbers)
+    else:
+        row.update(zip(names, map(_plain, numbers), strict=True))
+
+
+def _plain(signal: Number | str) -> Number | str:
+    """A number of Python's own, also from numpy; a flag as 0.0 or 1.0."""
     value: Number | str = signal.item() if hasattr(signal, "item") else signal
     return float(value) if isinstance(value, bool) else value
 
 
-def _packed(scalars: list[Tensor]) -> Tensor:
-    """One tensor of all scalars: float32 where that holds them all exactly, else float64."""
-    exact = all(scalar.dtype in _FIT_FLOAT32 for scalar in scalars)
+def _packed(parts: list[Tensor]) -> Tensor:
+    """One tensor of all: float32 where that holds them exactly, else float64."""
+    exact = all(part.dtype in _FIT_FLOAT32 for part in parts)
     dtype = torch.float32 if exact else torch.float64
-    return torch.stack([scalar.reshape(()).to(dtype) for scalar in scalars])
+    return torch.cat([part.to(dtype) for part in parts])
 
 
 _FIT_FLOAT32 = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.bool})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import FIRST_JUDGED, RECENT, YOUNG, Spike
+from sealegs.detectors.spike import FIRST_JUDGED, RECENT, YOUNG, Spike, State
 from sealegs.stats import audit, streaming
 
 SCALARS = (
@@ -62,6 +62,21 @@ class Gate:
         self._decide(loss.detach(), grad_norm.detach())
         return self.row
 
+    def begin_from(self, states: Sequence[State]) -> None:
+        """Go on from what the detectors on the host have learned."""
+        self.load([_flat(state) for state in states])
+
+    def load(self, state: Sequence[Sequence[float]]) -> None:
+        """Go on from ``state.tolist()`` of another time."""
+        self.state.copy_(torch.tensor(state, dtype=torch.float64))
+
+
+def _flat(state: State) -> list[float]:
+    stream = state.stream
+    held = len(state.recent)
+    scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, held)
+    return [*map(float, scalars), *(0.0,) * (RECENT - held), *state.recent]
+
 
 def _quickest(gate: Gate) -> Decide:
     if gate.state.is_cuda:
@@ -101,7 +116,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor) -> None:
     """One step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
     state, ring = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
     state[:, :STREAM] = torch.where(gate.announced[0] > 0, gate.first, state[:, :STREAM])
-    age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, *counts, held = state.unbind(1)
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *counts, held = state.unbind(1)
     values, hundredths, thousandths = counts
     gate_p, factor, deviations = gate.limits.unbind(1)
 

@@ -114,7 +114,7 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     safe = tl.where(usable, value, 1.0)
     coarse = (age + early < _YOUNG) | widened
     limit = _f64(_INF)
-    if coarse:
+    if coarse:  # noqa: SIM102 - Triton has no `and` of tensors
         if held >= _FIRST_JUDGED:
             is_held = place >= _RECENT - held
             middle = _median(recent, is_held, held)

@@ -1,0 +1,40 @@
+"""Rows in, Findings out: ranks that no longer hold the same weights."""
+
+from dataclasses import dataclass
+
+from sealegs.vocabulary import Finding, Row, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Copies of the weights that differ between ranks: a flipped bit, a missed update, another order of arithmetic.
+
+    From there on each rank trains another model on the mean of all gradients; it does not heal by itself.
+    """
+
+    name: str = "replicas"
+
+    def init(self) -> tuple[()]:
+        """Nothing to remember."""
+        return ()
+
+    def look(self, state: tuple[()], now: Row) -> Finding | None:
+        """Asked where the ranks have compared their weights."""
+        differing = now.get("ranks_differ")
+        if differing is None or float(differing) == 0.0:
+            return None
+        who = f"rank {int(now['differing_rank'])}" if "differing_rank" in now else "a rank"
+        return Finding(
+            detector=self.name,
+            step=int(now["step"]),
+            severity=Severity.ALARM,
+            signal="ranks_differ",
+            value=float(differing),
+            limit=1.0,
+            spoils_update=False,
+            note=f"{who} holds other weights than the others; ranks that differ",
+        )
+
+    def learn(self, state: tuple[()], now: Row) -> tuple[()]:
+        """Nothing to learn."""
+        return ()

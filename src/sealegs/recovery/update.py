@@ -1,0 +1,101 @@
+"""Gradients and a decision in, new weights out, or exactly the old ones.
+
+A step is skipped in one of two ways. Decided on the device, fused optimizers are called with ``found_inf``, a tensor
+that their kernels read: at 1 they leave weights, moments and step counters as they are, and the host never knew.
+Decided on the host, ``optimizer.step()`` is not called at all, which is exact for any optimizer. Either way the
+schedule counts the attempt: a skip on the device cannot hold it back without the host waiting for it.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
+"""Whose fused kernels read ``found_inf``. Not their subclasses, which may do anything; not RMSprop, NAdam or Muon,
+which ignore it silently."""
+
+
+class Update:
+    """The end of a step: scaler, optimizers, schedulers, zeroed gradients. Several optimizers: all of them or none."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler] = (),
+        scaler: GradScaler | None = None,
+    ) -> None:
+        self.optimizers = tuple(optimizers)
+        self.schedulers = tuple(schedulers)
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._has_updated = False
+
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients, so that their norms are their own."""
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+
+    def can_be_decided_on_the_device(self) -> bool:
+        """Asked at every step: loading a checkpoint can turn ``fused`` off, as can the user."""
+        return all(reads_found_inf(optimizer) for optimizer in self.optimizers)
+
+    def apply(self, go: bool) -> None:
+        """Update the weights, or not, as the host decided."""
+        if go:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        self._finish(updated=go)
+
+    def apply_unless(self, found_inf: Tensor) -> None:
+        """Update the weights unless the tensor says 1 when the device comes to it."""
+        for optimizer in self.optimizers:
+            readable: Any = optimizer
+            readable.found_inf = found_inf
+            try:
+                optimizer.step()
+            finally:
+                del readable.found_inf  # a step of the user's own must not read it
+        self._finish(updated=True)
+
+    def apply_as_ever(self) -> None:
+        """Update the weights as they would be without Sealegs: only the scaler skips, and only for itself."""
+        for optimizer in self.optimizers:
+            if self.scaler is not None:
+                self.scaler.step(optimizer)
+            else:
+                optimizer.step()
+        self._finish(updated=True)
+
+    def _finish(self, *, updated: bool) -> None:
+        if self.scaler is not None:
+            self.scaler.update()
+        self._has_updated |= updated
+        with warnings.catch_warnings():
+            if not self._has_updated:  # torch takes it for a mistake that the schedule begins before the optimizer
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            for scheduler in self.schedulers:
+                scheduler.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+
+def reads_found_inf(optimizer: Optimizer) -> bool:
+    """Whether the next step of an optimizer can be skipped on the device."""
+    if type(optimizer) not in READ_FOUND_INF or not all(group.get("fused") for group in optimizer.param_groups):
+        return False
+    return not (isinstance(optimizer, SGD) and _begins_momentum(optimizer))
+
+
+def _begins_momentum(optimizer: SGD) -> bool:
+    """A first step with momentum allocates the buffers and, skipped on the device, leaves in them what memory held."""
+    return any(
+        group["momentum"] and optimizer.state[parameter].get("momentum_buffer") is None
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    )

@@ -1,0 +1,339 @@
+"""Forward passes, gradients and token losses in, small device tensors out: what sampled steps look at."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sealegs.signals.groups import group_of, plain_name
+from sealegs.signals.weights import MOST_SAMPLED, flat, local, spacing
+
+
+class QueryKey(NamedTuple):
+    """What an attention module multiplies: its logits are query times key, over sqrt(width), plus the mask."""
+
+    query: Tensor
+    """(rows, heads, queries, width), with positions and norms in it. A few rows of the batch are enough."""
+    key: Tensor
+    """(rows, heads, keys, width)."""
+    mask: Tensor | None = None
+    """-inf where a query does not see a key, else what is added; broadcasts to (rows, heads, queries, keys)."""
+    causal: bool = False
+    """A query sees no later key."""
+
+
+Reader: TypeAlias = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], QueryKey]
+"""An attention module and the arguments of a call in, what it multiplies out."""
+
+
+class ActivationSampler:
+    """Sizes of activations, layer by layer, on the steps that ask for them; other steps pay nothing.
+
+    - ``activation_norm/<layer>``: the L2 norm of a token's vector in the layer's output, as root mean square over
+      tokens: sqrt(sum of squares / number of vectors), over all micro-batches of the step. The vector is the last
+      dimension; in outputs of four or five dimensions (images, videos) the second. Accumulated in float32.
+    - ``attention_logit_max/<layer>``, only for types of module that ``attention`` has a reader for (``MULTIHEAD``:
+      torch's own): the largest logit of up to 16 evenly spaced queries of each row that the reader gives. Logits live
+      inside fused kernels, so queries and keys are computed a second time.
+
+    Layers are the members of the outermost numbered containers (``blocks.0``, ``transformer.h.11``); of a model without
+    any, its children. Hooks are there from ``arm`` to ``disarm`` only. They pass over evaluations (gradients off) and
+    over the second run of checkpointed layers, change nothing and keep no activation. Inside selective checkpointing,
+    or under any other dispatch mode, they look away: there one operation more could go into the mode's books.
+
+    **torch.compile** (seen with 2.13). What was compiled without hooks ignores those that come later: nothing is
+    compiled again, nothing is seen. What is compiled while hooks are there is compiled once more when they have gone.
+    So layers inside compiled modules get none (``left_out`` names them), and hooks do nothing while they are traced.
+    A compiled *function* cannot be known from here: arm from the second step on, and it costs nothing. Blocks that were
+    each replaced by ``torch.compile(block)`` are seen, from outside. ``force_eager`` sees all: armed steps then
+    run without compiled code. Nothing is compiled again, but such a step is slow and may need more memory.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, attention: Mapping[type[nn.Module], Reader] | None = None, force_eager: bool = False
+    ) -> None:
+        self._model = model
+        self._readers = dict(attention or {})
+        self._force_eager = force_eager
+        self._stance: Any = None
+        self._handles: list[RemovableHandle] = []
+        self._norms: dict[str, list[Tensor]] = {}
+        self._vectors: dict[str, int] = {}
+        self._logits: dict[str, list[Tensor]] = {}
+        self._run_forward: set[nn.Module] = set()
+        self.left_out: dict[str, str] = {}
+        """Modules that were not looked at since last armed, and why."""
+
+    def arm(self) -> None:
+        """Look at the forward passes from here on, and forget what was seen before."""
+        self.disarm()
+        self.take()
+        self.left_out = {}
+        for name, layer in self._outside_compiled(find_layers(self._model).items()):
+            self._handles.append(layer.register_forward_hook(self._layer_hook(plain_name(name))))
+        for reader, found in self._attention_modules():
+            for name, module in self._outside_compiled(found):
+                hook = self._attention_hook(group_of(name), reader)
+                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        if self._force_eager:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def disarm(self) -> None:
+        """Take the hooks away. What they saw stays until it is taken."""
+        while self._handles:
+            self._handles.pop().remove()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Armed inside."""
+        self.arm()
+        try:
+            yield
+        finally:
+            self.disarm()
+
+    @torch.no_grad()
+    def take(self) -> tuple[tuple[str, ...], Tensor]:
+        """Names and values, in float32, of what was seen since ``arm``; none where nothing was. Forgets it."""
+        norms, vectors, logits = self._norms, self._vectors, self._logits
+        self._norms, self._vectors, self._logits, self._run_forward = {}, {}, {}, set()
+        values = []
+        if norms:
+            calls = [norm for of_layer in norms.values() for norm in of_layer]
+            shares = [1 / math.sqrt(vectors[layer]) for layer, of_layer in norms.items() for _ in of_layer]
+            scaled = iter(torch._foreach_mul(calls, shares))
+            rows = [[next(scaled) for _ in of_layer] for of_layer in norms.values()]
+            values.append(torch.linalg.vector_norm(_rectangle(rows, torch.zeros_like(calls[0])), dim=1))
+        if logits:
+            rows = list(logits.values())
+            values.append(_rectangle(rows, torch.full_like(rows[0][0], -math.inf)).amax(dim=1))
+        names = [f"activation_norm/{layer}" for layer in norms] + [f"attention_logit_max/{layer}" for layer in logits]
+        return tuple(names), torch.cat(values) if values else torch.empty(0)
+
+    def _attention_modules(self) -> Iterator[tuple[Reader, list[tuple[str, nn.Module]]]]:
+        for kind, reader in self._readers.items():
+            yield reader, [(name, module) for name, module in self._model.named_modules() if isinstance(module, kind)]
+
+    def _outside_compiled(self, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in modules:
+            if self._force_eager or not _is_inside_compiled(self._model, name):
+                yield name, module
+            else:
+                self.left_out[plain_name(name)] = "compiled: only force_eager could look inside"
+
+    def _layer_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.compiler.is_compiling() or not self._counts(module, layer):
+                return
+            tensor = _first_tensor(output)
+            if tensor is not None:
+                with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):  # which would copy it to fp32
+                    norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+                width = tensor.shape[1] if tensor.ndim in (4, 5) else tensor.shape[-1]
+                if self._keep(self._norms, layer, norm):
+                    self._vectors[layer] = self._vectors.get(layer, 0) + tensor.numel() // width
+
+        return hook
+
+    def _attention_hook(self, layer: str, reader: Reader) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if torch.compiler.is_compiling() or not self._counts(module, layer):
+                return
+            with torch.no_grad():
+                self._keep(self._logits, layer, largest_logit(reader(module, args, kwargs)))
+
+        return hook
+
+    def _counts(self, module: nn.Module, layer: str) -> bool:
+        """Whether this run of a module is one to look at.
+
+        A checkpointed module runs twice: reentrant, first without gradients and then inside backward; not reentrant,
+        first with gradients and then inside backward once more.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        if torch._C._len_torch_dispatch_stack():
+            self.left_out[layer] = "under a dispatch mode (selective checkpointing, for one)"
+            return False
+        if torch._C._current_graph_task_id() >= 0:  # inside backward
+            return module not in self._run_forward
+        self._run_forward.add(module)
+        return True
+
+    def _keep(self, seen: dict[str, list[Tensor]], layer: str, value: Tensor) -> bool:
+        home = next(iter(seen.values()))[0].device if seen else value.device
+        if value.device != home:
+            self.left_out[layer] = f"on {value.device}, where the first one is on {home}"
+            return False
+        seen.setdefault(layer, []).append(value.float())
+        return True
+
+
+def find_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The members of the outermost numbered containers, by name; of a model without any, its children."""
+    layers = dict(_numbered(model, ""))
+    prefix = ""
+    while not layers:
+        layers = {prefix + name: child for name, child in model.named_children()}
+        if list(map(plain_name, layers)) != [""]:
+            break
+        ((name, model),) = layers.items()  # a wrapper
+        layers, prefix = {}, f"{name}."
+    return layers
+
+
+def _numbered(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    children = dict(module.named_children())
+    is_container = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+    if is_container and len(children) >= 2 and all(name.isdecimal() for name in children):
+        yield from ((prefix + name, child) for name, child in children.items())
+    else:
+        for name, child in children.items():
+            yield from _numbered(child, f"{prefix}{name}.")
+
+
+def _is_inside_compiled(model: nn.Module, name: str) -> bool:
+    """Whether a hook on this module would run inside compiled code."""
+    words = name.split(".")
+    owners = (model.get_submodule(".".join(words[:depth])) for depth in range(len(words) + 1))
+    return "_orig_mod" in words or any(owner._compiled_call_impl is not None for owner in owners)
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """The first tensor of activations in what a module returned."""
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    for value in output if isinstance(output, tuple | list) else (output,):
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and _is_plain(value)
+            and value.numel()
+            and value.ndim
+        ):
+            return local(value)
+    return None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _rectangle(rows: list[list[Tensor]], filler: Tensor) -> Tensor:
+    """Rows of scalars as a matrix, short rows filled up. Stacked, for an index would have to be sent to the device."""
+    longest = max(map(len, rows))
+    filled = [scalar for row in rows for scalar in (*row, *[filler] * (longest - len(row)))]
+    return torch.stack(filled).view(len(rows), longest)
+
+
+# Attention.
+
+_BATCH_ROWS = 4
+_QUERIES = 16
+
+
+def largest_logit(multiplied: QueryKey) -> Tensor:
+    """The largest attention logit of up to 16 evenly spaced queries, the last among them, which sees the most keys."""
+    query, key, mask, causal = multiplied
+    queries, keys = query.shape[-2], key.shape[-2]
+    step = math.ceil(queries / _QUERIES)
+    first = (queries - 1) % step
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query[..., first::step, :].float() @ key.float().mT / math.sqrt(query.shape[-1])
+        if mask is not None:
+            logits = logits + (mask if mask.shape[-2] == 1 else mask[..., first::step, :])
+        if causal:
+            newest_seen = torch.arange(first, queries, step, device=query.device) + (keys - queries)
+            later = torch.arange(keys, device=query.device) > newest_seen[:, None]
+            logits = logits.masked_fill(later, -math.inf)
+        return logits.amax()
+
+
+def read_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> QueryKey:
+    """Queries and keys of torch's own attention, for up to 4 rows of the batch."""
+    given = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs).arguments
+    query, key, mask, padding = given["query"], given["key"], given.get("attn_mask"), given.get("key_padding_mask")
+    if query.ndim == 2:  # no batch
+        query, key, padding = query[None], key[None], None if padding is None else padding[None]
+    elif not module.batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    if mask is not None and mask.ndim == 3:
+        mask = mask.unflatten(0, (len(query), module.num_heads))
+    some = slice(None, None, math.ceil(len(query) / _BATCH_ROWS))
+    masks = [] if mask is None else [_additive(mask[some] if mask.ndim == 4 else mask)]
+    if padding is not None:
+        masks.append(_additive(padding[some][:, None, None]))
+    packed: Tensor | None = module.in_proj_weight
+    weights = (module.q_proj_weight, module.k_proj_weight) if packed is None else packed.chunk(3)[:2]
+    biases = (None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[:2]
+    query, key = (
+        F.linear(side[some], weight, bias).unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
+        for side, weight, bias in zip((query, key), weights, biases, strict=True)
+    )
+    return QueryKey(query, key, sum(masks[1:], masks[0]) if masks else None)
+
+
+MULTIHEAD: Mapping[type[nn.Module], Reader] = {nn.MultiheadAttention: read_multihead}
+
+
+def _additive(mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf)
+
+
+# Gradients and losses.
+
+_RUN = 32
+_LOST = 2.0**-25
+
+_NATS_A_BIN = 0.5
+_BINS = 32
+
+
+@torch.no_grad()
+def underflow_share(grads: Iterable[Tensor], scale: Tensor | float = 1.0) -> Tensor:
+    """Share of gradient elements that fp16 loses: ``|grad| * scale`` of at most 2**-25 becomes 0.
+
+    ``grads`` are as the optimizer will see them, after the loss scale has been divided out; ``scale`` is that scale.
+    A gradient that is exactly 0 counts as lost where it was to be expected otherwise: rows of zeros (tokens that the
+    batch has none of, dead units) say nothing. So the sample of each tensor is up to 512 evenly spaced runs of 32
+    neighbours, and runs of nothing but zeros are left out - unless all are, which is 1.0. Beyond a share of about 0.9,
+    where whole runs begin to be lost, the value bends towards 31/32. Tensors of fewer than 32 elements are passed over;
+    without any other the share is 0.
+    """
+    runs = []
+    for grad in grads:
+        if _is_plain(grad) and local(grad).numel() >= _RUN:
+            elements = flat(local(grad))
+            whole = elements[: len(elements) // _RUN * _RUN].view(-1, _RUN)
+            runs.append(whole[:: spacing(len(whole), MOST_SAMPLED // _RUN)])
+    if not runs:
+        return torch.zeros(())
+    sample = torch.cat(runs).float()
+    is_telling = (sample != 0).any(dim=1, keepdim=True)
+    lost = (sample.abs() * scale <= _LOST).logical_and_(is_telling).sum()
+    telling = is_telling.sum() * _RUN
+    return (lost / telling).masked_fill(telling == 0, 1.0)
+
+
+@torch.no_grad()
+def token_loss_histogram(token_losses: Tensor, counted: Tensor | None = None) -> Tensor:
+    """How many tokens have which loss: 33 counts in float32.
+
+    Bins of half a nat from 0 to 16, of which the last takes everything above; then the count of NaN and Inf.
+    ``counted`` is False where a position has no target. Not ``bincount``, whose size waits for the device.
+    """
+    losses = token_losses.flatten().float()
+    bins = (losses / _NATS_A_BIN).clamp(0, _BINS - 1).masked_fill(~losses.isfinite(), _BINS).long()
+    ones = torch.ones_like(bins) if counted is None else counted.flatten().long()
+    return torch.zeros(_BINS + 1, dtype=torch.long, device=losses.device).index_add_(0, bins, ones).float()

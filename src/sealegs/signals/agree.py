@@ -1,0 +1,190 @@
+"""What each rank saw in, what all of them saw out: one small collective a step, the same on every path.
+
+Signals are gathered, not verdicts: equal numbers give equal verdicts on all ranks, and the row of each rank says which
+one the trouble came from. The group is Sealegs' own and has a timeout: a rank that does not come becomes an error that
+names it, never a hang.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sealegs.errors import RankMissing
+from sealegs.signals.groups import plain_name
+
+# Under their new names where torch has them: the old ones warn at every call.
+_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+ROLL_CALL_S = 5.0
+"""How long the ranks that noticed wait for each other before they name those that did not answer."""
+FIELDS = ("loss", "weight", "square", "worst_norm", "worst_tensor", "norm_before", "checksum_high", "checksum_low")
+"""What a rank contributes. ``norm_before`` is that of its own gradients before they were mixed; -1 is unknown."""
+MERGED = ("loss", "grad_norm", "worst_tensor", "culprit_rank", "culprit_excess", "ranks_differ", "differing_rank")
+"""What ``merge`` makes of it."""
+
+
+class Ranks:
+    """The ranks of a run; one, where there is no process group."""
+
+    def __init__(self, timeout_s: float = 600.0) -> None:
+        self.timeout_s = timeout_s
+        self.world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self.rank = dist.get_rank() if self.world > 1 else 0
+        self._group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.world > 1 else None
+
+    def gather(self, mine: Tensor, step: int) -> Tensor:
+        """The rows of all ranks, by rank."""
+        if self._group is None:
+            return mine[None]
+        rows = torch.empty(self.world * mine.numel(), dtype=mine.dtype, device=mine.device)
+        try:
+            _gather_into(rows, mine, group=self._group)
+        except RuntimeError as error:
+            raise RankMissing(self._roll_call(step, error)) from error
+        return rows.view(self.world, -1)
+
+    def _roll_call(self, step: int, error: RuntimeError) -> str:
+        """Who is still here. The store is the one that the ranks found each other through."""
+        began = f"step {step}: the ranks could not exchange their signals within {self.timeout_s:g} s"
+        try:
+            store: Any = dist.distributed_c10d._get_default_store()
+            store.set(_present(step, self.rank), "here")
+            deadline = time.monotonic() + ROLL_CALL_S
+            missing = list(range(self.world))
+            while missing and time.monotonic() < deadline:
+                missing = [rank for rank in missing if not store.check([_present(step, rank)])]
+                time.sleep(0.1)
+        except Exception as silence:
+            return f"{began}, and their store does not answer ({silence}): the machine that holds it may be gone"
+        if not missing:
+            return f"{began}, though all of them are running: {str(error).splitlines()[0]}"
+        names = ", ".join(map(str, missing))
+        return f"{began}: rank {names} did not come; look at the log of that rank, and restart from a checkpoint"
+
+
+def _present(step: int, rank: int) -> str:
+    return f"sealegs/step-{step}/rank-{rank}"
+
+
+def contribution(
+    loss: Tensor, square: Tensor, worst_norm: Tensor, worst_tensor: Tensor, norm_before: Tensor | None, checksum: Tensor
+) -> Tensor:
+    """A rank's row, in the order of FIELDS."""
+    before = torch.full_like(square, -1.0) if norm_before is None else norm_before
+    numbers = (loss, torch.ones_like(loss), square, worst_norm, worst_tensor, before, *checksum)
+    return torch.stack([number.detach().reshape(()).to(torch.float64) for number in numbers])
+
+
+@torch.no_grad()
+def merge(rows: Tensor) -> Tensor:
+    """What the ranks saw together, in the order of MERGED.
+
+    The culprit is the rank whose gradients were the largest before they were mixed, or whose loss is not finite; its
+    excess is how many times the median of all ranks that is.
+    """
+    loss, weight, square, worst_norm, worst_tensor, norm_before = rows[:, :6].unbind(1)
+    suspicion = torch.where(torch.isfinite(loss), norm_before, torch.nan)  # NaN is the largest of all to argmax
+    culprit = suspicion.argmax()
+    usual = norm_before.nan_to_num(posinf=torch.finfo(torch.float64).max).median()
+    excess = (suspicion[culprit] / usual).nan_to_num(nan=torch.inf)
+    differs = (rows[:, 6:] != rows[0, 6:]).any(1)
+    # The minority is wrong; of two, who knows.
+    first_is_odd = differs.sum() > len(rows) / 2
+    return torch.stack(
+        (
+            (loss * weight).sum() / weight.sum(),
+            square.sum().sqrt(),
+            worst_tensor[worst_norm.argmax()],
+            culprit.double(),
+            torch.where((norm_before >= 0).all() | suspicion.isnan().any(), excess, 0.0),
+            torch.where(first_is_odd, (~differs).sum(), differs.sum()).double(),
+            torch.where(first_is_odd, 0, differs.double().argmax()).double(),
+        )
+    )
+
+
+@torch.no_grad()
+def checksum_of(parameters: list[Tensor]) -> Tensor:
+    """Two numbers that change with any bit of the weights: their sum as integers, in halves that float64 holds."""
+    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device if parameters else None)
+    for place, parameter in enumerate(parameters):
+        whole = parameter.detach().contiguous().view(_INTEGER[parameter.element_size()]).sum(dtype=torch.int64)
+        total = total + whole * (2 * place + 1)  # the same flip in two tensors does not cancel
+    return torch.stack((total >> 32, total & 0xFFFFFFFF))
+
+
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class NormsBefore:
+    """The norm of this rank's own gradients, taken as they leave for the reduction that mixes them with others'.
+
+    DDP lets one communication hook in: where the user has one, there are no such norms. FSDP2 hands its reduce-scatter
+    over, unit by unit.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._squares: list[Tensor] = []
+        self.units: list[str] = []
+        self.attached_to = _attach(self, model)
+
+    def note(self, gradients: Tensor) -> None:
+        """A bucket of gradients that is about to be reduced."""
+        self._squares.append(torch.linalg.vector_norm(gradients, dtype=torch.float64).square())
+
+    def take(self) -> Tensor | None:
+        """The norm since the last call, or None where nothing was reduced or nothing could be seen."""
+        if not self._squares:
+            return None
+        squares, self._squares = self._squares, []
+        return torch.stack(squares).sum().sqrt()
+
+
+def _attach(norms: NormsBefore, model: nn.Module) -> str | None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        try:
+            model.register_comm_hook(norms, _reduce_noting)
+        except RuntimeError:  # torch takes one hook, and the user has one
+            return None
+        return "DDP"
+    units = [(name, module) for name, module in model.named_modules() if hasattr(module, "set_custom_reduce_scatter")]
+    for name, unit in units:
+        hand_over: Callable[[Any], None] = unit.set_custom_reduce_scatter
+        hand_over(_ScatterNoting(norms))
+        norms.units.append(plain_name(name))
+    return "FSDP2" if units else None
+
+
+def _reduce_noting(
+    norms: NormsBefore,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP insists on the annotation
+) -> torch.futures.Future[Tensor]:
+    """What DDP does without a hook, after a look."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    norms.note(bucket.buffer())
+    everyone: Any = None  # the group of all ranks
+    reduced: torch.futures.Future[Tensor] = allreduce_hook(everyone, bucket)
+    return reduced
+
+
+class _ScatterNoting:
+    """FSDP2's own reduce-scatter, after a look."""
+
+    def __init__(self, norms: NormsBefore) -> None:
+        self._norms = norms
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Any:
+        self._norms.note(input_tensor)
+        return _scatter_into(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -1,0 +1,96 @@
+"""Gradients in, the norm of each of them out, before anything clips or mixes them: one pass, on the device."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sealegs.signals.groups import plain_name
+from sealegs.signals.weights import local
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The gradients of one step, where they are, and their L2 norms.
+
+    Norms are accumulated in float64: a finite gradient of 1e25 has a finite norm then, so a norm that is not finite
+    means a gradient that is not. To ``argmax`` NaN is the largest of all, then infinity: the worst is the culprit.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    """What this rank holds of them; changed in place by ``clip``."""
+    norms: Tensor
+    """Of each tensor, float64; of this rank's shard where it is sharded."""
+
+    def total(self) -> Tensor:
+        """The norm of them all together."""
+        total: Tensor = torch.linalg.vector_norm(self.norms)
+        return total
+
+    def worst(self) -> Tensor:
+        """Which tensor has the largest norm."""
+        return self.norms.argmax() if len(self.names) else torch.zeros((), dtype=torch.long, device=self.norms.device)
+
+    def clip(self, largest: float, total: Tensor) -> None:
+        """Scale them so that their norm, which is ``total``, is at most ``largest``."""
+        factor = torch.clamp(largest / (total + 1e-6), max=1.0)
+        for tensors in _alike(self.tensors):
+            torch._foreach_mul_(tensors, factor.to(tensors[0].device, tensors[0].dtype))
+
+
+class GradientReader:
+    """Finds the gradients of a model's parameters: those that the optimizers will use."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = tuple(optimizers)
+        self.names: tuple[str, ...] = ()
+        """Of the gradients that were read last."""
+        self._names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def read(self) -> Gradients:
+        """The gradients as they are now."""
+        names, tensors = [], []
+        for place, parameter in enumerate(self.parameters()):
+            if parameter.grad is not None:
+                names.append(self._names.get(id(parameter)) or f"parameter {place}")
+                tensors.append(_elements(parameter))
+        self.names = tuple(names)
+        return Gradients(self.names, tuple(tensors), norms_of(tensors))
+
+    def parameters(self) -> Iterable[Tensor]:
+        """All that the optimizers hold."""
+        return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of each, as one float64 vector on the device of the first."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    exact = torch.float32 if tensors[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    if all(t.dtype == tensors[0].dtype and t.device == tensors[0].device for t in tensors):
+        return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=exact))
+    norms: dict[int, Tensor] = {}
+    for alike in _alike(tensors):
+        norms.update(zip(map(id, alike), torch._foreach_norm(alike, 2, dtype=exact), strict=True))
+    return torch.stack([norms[id(tensor)].to(tensors[0].device) for tensor in tensors])
+
+
+def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """By device and dtype: foreach operations are quick only on tensors that are alike."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(kinds.values())
+
+
+def _elements(parameter: Tensor) -> Tensor:
+    """The numbers of a gradient that this rank holds: of a sparse one, those that are there."""
+    assert parameter.grad is not None
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.coalesce()  # parts that meet in one element add up: only then has it a norm
+        return parameter.grad.values()
+    return local(parameter.grad)

@@ -1,0 +1,349 @@
+"""A model and its optimizers in, sizes of weights, moments and updates out: on the device, without waiting for it.
+
+Meant for every tenth step or so: one pass over weights and moments, and a sample of the weights around the update.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sealegs.signals.groups import Groups, Sums, sent
+
+MOST_SAMPLED = 16_384
+"""Elements of one tensor that are looked at where a sample is enough."""
+
+FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+"""What the optimizers of torch call them; ``sum`` is Adagrad's."""
+
+_MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What follows from the set of parameters."""
+
+    parameters: tuple[nn.Parameter, ...]
+    """Those that are measured; the trained ones come first."""
+    groups: Groups
+    trained: int
+    """How many of them updates change."""
+    trained_groups: Groups
+    spaced: "_SpacedElements"
+    device: torch.device
+    left_out: Mapping[str, str]
+    everything: tuple[Tensor, ...]
+    """All parameters of the model and of the optimizers; held, so that no other object can take their identities."""
+    fingerprint: tuple[object, ...]
+    sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
+    """By how many moments of each kind there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was measured before an update."""
+
+    plan: _Plan
+    norms: Tensor
+    """Of the parameters, then of the first moments, then of the second."""
+    moments: tuple[int, int]
+    """How many tensors of each."""
+    sample: list[Tensor]
+    """Elements of the trained parameters."""
+
+
+class WeightSampler:
+    """Norms of weights and moments as they are before an update, and the size of the update.
+
+    - ``param_norm``, ``param_norm/<group>``: L2 norm of the weights; frozen ones count, tied ones count once
+    - ``params_finite``: 1.0, or 0.0 when a weight is NaN or infinite
+    - ``update_rms``: root mean square change of a trained weight in this update
+    - ``update_ratio/<group>``: L2 norm of the change over that of the weights, both of the trained ones
+    - ``moment1_norm``, ``moment2_norm``: L2 norms of the optimizers' running means of gradients and of their squares;
+      absent where an optimizer has none, or has none yet
+
+    The norms are exact: accumulated in float64, so that a finite weight of 1e25, whose square float32 cannot hold, is
+    not taken for an infinite one. (Weights that are float64 themselves: up to 1e154.)
+
+    The change is *estimated* from up to ``MOST_SAMPLED`` evenly spaced elements of each tensor, copied before the
+    update and compared after it; to compare all would take the memory of a second model. Their spacing shares no
+    divisor with the number of elements, hence none with any dimension: rows and columns are met alike. The relative
+    standard error of a norm from n elements is sqrt((kurtosis - 1) / n) / 2: 0.6 % of one large tensor whose changes
+    are normally distributed, less under Adam, whose changes are much of one size, and less for a group of tensors.
+    Small tensors are compared whole. Where few rows change by much (plain SGD on an embedding: the tokens of one
+    batch), the error is larger, about 1 / (2 sqrt(rows met)). A skipped update gives exactly 0.
+
+    **Ranks.** ``squares`` gives sums of squares, which may be summed over ranks before ``finish`` makes values of them.
+    What several ranks hold is to count once in such a sum, so each rank divides it by ``replicas``: say in ``world``
+    how many ranks sum. With 1, the default, the values are of what this rank holds. The shards of DTensors (FSDP2) are
+    measured where they lie.
+
+    Parameters are those of the model. What an optimizer alone knows (master copies of the weights, weights of a loss)
+    counts in the moments only. ``add_param_group``, freezing and thawing are noticed at the next ``before_update``.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, world: int = 1) -> None:
+        self._model = model
+        self._optimizers = tuple(optimizers)
+        self._world = world
+        self._plan: _Plan | None = None
+        self._before: _Before | None = None
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Parameters that are not measured, and why: on another device than most, or of no common floating type."""
+        return self._current_plan().left_out
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Measure what the step begins with, and keep a sample of the weights."""
+        plan = self._current_plan()
+        first, second = self._moments(plan)
+        measured = [*((parameter, local(parameter)) for parameter in plan.parameters), *first, *second]
+        norms = _norms([tensor for _, tensor in measured], plan.device)
+        if self._world > 1 and norms:
+            shares = [1 / math.sqrt(replicas(owner, self._world)) for owner, _ in measured]
+            norms = list(torch._foreach_mul(norms, shares))
+        self._before = _Before(
+            plan=plan,
+            norms=_stacked(norms, plan.device),
+            moments=(len(first), len(second)),
+            sample=plan.spaced.copied(),
+        )
+
+    def after_update(self) -> tuple[tuple[str, ...], Tensor]:
+        """Names and values, in float32, of the step whose update has just been made."""
+        return self.names, self.finish(self.squares())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What ``finish`` gives, in its order, from one ``before_update`` to the next."""
+        before = self._measured()
+        ratios = [f"update_ratio/{group}" for group in before.plan.trained_groups.names]
+        moments = zip(("moment1_norm", "moment2_norm"), before.moments, strict=True)
+        return (
+            "param_norm",
+            *(f"param_norm/{group}" for group in before.plan.groups.names),
+            *(["update_rms", *ratios] if ratios else []),
+            *(name for name, count in moments if count),
+            "params_finite",
+        )
+
+    @torch.no_grad()
+    def squares(self) -> Tensor:
+        """Sums of squares: those of ``names``, as far as they are norms, and of the trained weights by group."""
+        before = self._measured()
+        plan = before.plan
+        changes = [now - earlier for now, earlier in zip(plan.spaced.copied(), before.sample, strict=True)]
+        norms = _stacked(_norms(plan.spaced.split(changes), plan.device), plan.device) * plan.spaced.scales
+        if before.moments not in plan.sums:
+            plan.sums[before.moments] = Sums(_members(plan, before.moments))
+        return plan.sums[before.moments](torch.cat((before.norms, norms)).square())
+
+    @torch.no_grad()
+    def finish(self, squares: Tensor) -> Tensor:
+        """The values of ``names``, in float32, from sums of squares."""
+        plan = self._measured().plan
+        ratios = len(plan.trained_groups.names)
+        values = squares[: len(squares) - ratios].clone()
+        if ratios:
+            rms = 1 + len(plan.groups.names)
+            values[rms : rms + 1].div_(sum(parameter.numel() for parameter in plan.parameters[: plan.trained]))
+            nothing = torch.finfo(squares.dtype).tiny  # where all weights are 0, a change of 0 is 0 and any other inf
+            values[rms + 1 : rms + 1 + ratios].div_(squares[-ratios:].clamp(min=nothing))
+        return torch.cat((values.sqrt_().float(), (squares[:1] < math.inf).float()))
+
+    def _measured(self) -> _Before:
+        assert self._before is not None, "before_update comes first"
+        return self._before
+
+    def _moments(self, plan: _Plan) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+        """Parameters with their first moments, and with their second."""
+        first: list[tuple[Tensor, Tensor]] = []
+        second: list[tuple[Tensor, Tensor]] = []
+        for optimizer in self._optimizers:
+            for parameter in _parameters_of(optimizer):
+                state = optimizer.state.get(parameter, {})
+                for key, value in state.items():
+                    kind = first if key in FIRST_MOMENTS else second if key in SECOND_MOMENTS else None
+                    if kind is not None and isinstance(value, Tensor):
+                        moment = local(value)
+                        if moment.device == plan.device and moment.dtype in _MEASURED:
+                            kind.append((parameter, moment))
+        return first, second
+
+    def _current_plan(self) -> _Plan:
+        """Looks for changes where they show without a walk through the model."""
+        held = [parameter for optimizer in self._optimizers for parameter in _parameters_of(optimizer)]
+        if self._plan is None or _fingerprint(held, self._plan.everything) != self._plan.fingerprint:
+            self._plan = _plan(dict(self._model.named_parameters()), held, self._world)
+        return self._plan
+
+
+class _SpacedElements:
+    """Evenly spaced elements of some parameters, copied at will: one concatenation a dtype."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], world: int, device: torch.device) -> None:
+        self._parameters = tuple(parameters)
+        elements = [local(parameter).numel() for parameter in parameters]
+        self._counts = [len(range(0, count, spacing(count))) for count in elements]
+        shares = zip(parameters, elements, self._counts, strict=True)
+        scales = [math.sqrt(all_ / (count or 1) / replicas(parameter, world)) for parameter, all_, count in shares]
+        self.scales = sent(torch.tensor(scales, dtype=_exact(device)), device)
+        """Norm of a whole over that of its sample, shared among those that hold it."""
+        self._places: list[list[int]] = []
+        self._views: list[Tensor | None] = []
+        self._pointers: list[int] = []
+
+    def copied(self) -> list[Tensor]:
+        """As they are now: a tensor a dtype, of float32 or wider."""
+        tensors = [local(parameter) for parameter in self._parameters]
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if pointers != self._pointers:  # made, or moved
+            self._places, self._pointers = _by_dtype(tensors), pointers
+            self._views = [view if _is_view(view := _spaced(tensor), tensor) else None for tensor in tensors]
+        samples = []
+        for places in self._places:
+            pairs = [(self._views[place], tensors[place]) for place in places]
+            sample = torch.cat([_spaced(tensor) if view is None else view for view, tensor in pairs])
+            samples.append(sample.to(torch.promote_types(sample.dtype, torch.float32)))
+        return samples
+
+    def split(self, samples: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors like those of ``copied``, cut up: one for each parameter."""
+        pieces: dict[int, Tensor] = {}
+        for places, sample in zip(self._places, samples, strict=True):
+            pieces.update(zip(places, sample.split([self._counts[place] for place in places]), strict=True))
+        return [pieces[place] for place in range(len(self._parameters))]
+
+
+def replicas(parameter: Tensor, world: int) -> int:
+    """On how many of ``world`` ranks the same elements lie: all for a plain tensor, those without a shard of their own
+    for a DTensor."""
+    mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
+    shards = (
+        math.prod(mesh.size(axis) for axis, kind in enumerate(placements) if not kind.is_replicate()) if mesh else 1
+    )
+    return max(1, world // shards)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: the shard of a DTensor, else all of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The elements in the order in which they lie in memory: a view, except where memory has gaps between them."""
+    outermost_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor.permute(outermost_first).reshape(-1)
+
+
+def spacing(elements: int, most: int = MOST_SAMPLED) -> int:
+    """The closest spacing that meets at most ``most`` of the elements and shares no divisor with their number.
+
+    >>> spacing(1000), spacing(768 * 768), spacing(50257 * 768)
+    (1, 37, 2357)
+    """
+    step = max(1, -(-elements // most))
+    while math.gcd(step, elements) > 1:
+        step += 1
+    return step
+
+
+def _plan(named: Mapping[str, nn.Parameter], held: Sequence[Tensor], world: int) -> _Plan:
+    where = Counter[torch.device]()
+    for parameter in named.values():
+        if not parameter.is_meta:
+            where[parameter.device] += parameter.numel()
+    device = where.most_common(1)[0][0] if where else torch.device("cpu")
+    left_out = {name: reason for name, parameter in named.items() if (reason := _why_not(parameter, device))}
+    in_optimizers = set(map(id, held))
+    if in_optimizers.isdisjoint(map(id, named.values())):  # they hold master copies of the weights
+        in_optimizers = set(map(id, named.values()))
+
+    def is_trained(name: str) -> bool:
+        return named[name].requires_grad and id(named[name]) in in_optimizers
+
+    trained = [name for name in named if name not in left_out and is_trained(name)]
+    frozen = [name for name in named if name not in left_out and not is_trained(name)]
+    everything = (*named.values(), *held)
+    return _Plan(
+        parameters=tuple(named[name] for name in trained + frozen),
+        groups=Groups(trained + frozen),
+        trained=len(trained),
+        trained_groups=Groups(trained),
+        spaced=_SpacedElements([named[name] for name in trained], world, device),
+        device=device,
+        left_out=left_out,
+        everything=everything,
+        fingerprint=_fingerprint(held, everything),
+    )
+
+
+def _fingerprint(held: Sequence[Tensor], everything: Sequence[Tensor]) -> tuple[object, ...]:
+    return (*map(id, held), *((tensor.requires_grad, tensor.device) for tensor in everything))
+
+
+def _why_not(parameter: nn.Parameter, device: torch.device) -> str | None:
+    if parameter.is_meta:
+        return "on the meta device: it has no values"
+    if parameter.device != device:
+        return f"on {parameter.device}, where most weights are on {device}"
+    return None if parameter.dtype in _MEASURED else f"of {parameter.dtype}, which has no norm"
+
+
+def _members(plan: _Plan, moments: tuple[int, int]) -> Iterator[Sequence[int]]:
+    """Which norms make up each of the sums of ``squares``: weights, first and second moments, changes come in."""
+    weights = range(len(plan.parameters))
+    first = range(weights.stop, weights.stop + moments[0])
+    second = range(first.stop, first.stop + moments[1])
+    changes = range(second.stop, second.stop + plan.trained)
+    yield weights
+    yield from plan.groups.members
+    if changes:
+        yield changes
+        yield from ([changes[place] for place in places] for places in plan.trained_groups.members)
+    yield from (moment for moment in (first, second) if moment)
+    yield from plan.trained_groups.members
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+
+
+def _norms(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The L2 norm of each tensor, in one pass a dtype."""
+    norms: dict[int, Tensor] = {}
+    for places in _by_dtype(tensors):
+        found = torch._foreach_norm([tensors[place] for place in places], dtype=_exact(device))
+        norms.update(zip(places, found, strict=True))
+    return [norms[place] for place in range(len(tensors))]
+
+
+def _stacked(norms: list[Tensor], device: torch.device) -> Tensor:
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=_exact(device), device=device)
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of the tensors of each dtype: foreach passes take one dtype at a time."""
+    places: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.dtype, []).append(place)
+    return list(places.values())
+
+
+def _spaced(tensor: Tensor) -> Tensor:
+    return flat(tensor)[:: spacing(tensor.numel())]
+
+
+def _is_view(part: Tensor, whole: Tensor) -> bool:
+    return part.data_ptr() == whole.data_ptr()

@@ -1,0 +1,308 @@
+"""What a step knows in, a record and a verdict out: the rungs that cannot change the run."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch.distributed as dist
+
+from sealegs import judge
+from sealegs.detectors.own import Rule, as_detector
+from sealegs.judge import Budget
+from sealegs.record import manifest as manifests
+from sealegs.record.writer import RunWriter
+from sealegs.signals.collect import Block, Collector, Signal
+from sealegs.signals.stall import Watchdog
+from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
+
+STALLED_AFTER_S = 600.0
+
+D = TypeVar("D")
+
+
+class LateVerdict:
+    """The verdict of one step, waited for only when it is asked: ``if verdict.go: optimizer.step()``.
+
+    On the CPU it is there at once. On a GPU the numbers are still being computed when ``see`` returns; asking for any
+    property waits for them. A loop that never asks never waits.
+    """
+
+    def __init__(self, watch: "Watch") -> None:
+        self._watch = watch
+        self._verdict: Verdict | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict itself."""
+        if self._verdict is None:
+            self._watch.catch_up()
+        assert self._verdict is not None
+        return self._verdict
+
+    @property
+    def step(self) -> int:
+        """Which step it is about."""
+        return self.verdict.step
+
+    @property
+    def go(self) -> bool:
+        """Whether the update should be applied."""
+        return self.verdict.go
+
+    @property
+    def word(self) -> str:
+        """``GO``, ``SKIP``, ``ALARM`` or ``HALT``."""
+        return self.verdict.word
+
+    @property
+    def severity(self) -> Severity | None:
+        """The gravest of the findings."""
+        return self.verdict.severity
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, the gravest first."""
+        return self.verdict.findings
+
+    def __str__(self) -> str:
+        return str(self.verdict)
+
+
+class Watch:
+    """Records a training run into a folder and judges every step of it.
+
+    >>> import sealegs, tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with sealegs.Watch(f"{folder}/a1", settings={"lr": 3e-4}) as watch:
+    ...         for step in range(20):
+    ...             verdict = watch.see(step, loss=torch.tensor(2.5 if step < 19 else 99.0), grad_norm=0.5)
+    ...     print(verdict)
+    ...     sealegs.open_run(f"{folder}/a1").column("loss")[-3:].tolist()
+    step 19  SKIP  loss spike: 99, expected below 5  skipped 1 of 150
+    [2.5, 2.5, 99.0]
+    """
+
+    def __init__(
+        self,
+        run: str | Path | RunWriter | None,
+        *,
+        resume: bool = False,
+        settings: dict[str, Any] | None = None,
+        sinks: Sequence[Sink] = (),
+        rules: str = "calibrated",
+        detectors: Sequence[Rule] = (),
+        budget: Budget = Budget(),  # noqa: B008
+        stalled_after_s: float = STALLED_AFTER_S,
+    ) -> None:
+        """Start the run in folder ``run``, or go on with it; a ``RunWriter`` is taken as it is, None records nothing.
+
+        ``settings`` say what the run is; at a resume, what it is from now on. ``rules`` are ``calibrated`` or
+        ``textbook``; ``detectors`` come on top, each a function of a row or a detector. ``budget`` says how many steps
+        in a row should be skipped at most before the verdict is HALT. A loop that stands still for longer than
+        ``stalled_after_s`` is an event, with the line that it waits in.
+        """
+        self._detectors = (*judge.rules(rules), *map(as_detector, detectors))
+        self._state = judge.begin(self._detectors)
+        self._budget = budget
+        self.record = _opened(run, resume)
+        if self.record is not None and settings is not None:
+            self.record.amend(settings=settings)
+        self.acts = False
+        """Whether someone acts on the verdicts: said in every event."""
+        self.complete: Callable[[Row], Row] = lambda row: row
+        """What a row goes through when its numbers have arrived."""
+        self._collector = Collector()
+        self._late: deque[LateVerdict] = deque()
+        self._recent: deque[Verdict] = deque(maxlen=32)
+        self._announced: str | None = None
+        self._step = 0
+        self._sinks: list[Sink] = []
+        for sink in sinks:
+            self._sinks.append(sink)
+            self._tell(sink, partial(self._start, sink))
+        self._watchdog = Watchdog(stalled_after_s, self._stalled) if self.record is not None else None
+
+    def see(self, step: int, **signals: Signal) -> LateVerdict:
+        """Take what a step knows, by signal name: numbers, or tensors with one element, read when they are there.
+
+        Steps go up by what you like; going back starts a new segment, and the newest row of a step counts.
+        """
+        return self.take(step, signals)
+
+    def take(self, step: int, signals: dict[str, Signal], blocks: Sequence[Block] = ()) -> LateVerdict:
+        """The same for those who have tensors of several numbers, named in tuples."""
+        self._step = step
+        if self._watchdog is not None:
+            self._watchdog.beat()
+        if self._announced is not None and "loss" in signals:
+            signals = signals | {"announced": self._announced}
+            self._announced = None
+        self._collector.put(step, signals, blocks)
+        late = LateVerdict(self)
+        self._late.append(late)
+        self._write(self._collector.ready())
+        return late
+
+    def announce(self, change: str) -> None:
+        """Say that the run is about to change by intention: a new mixture, a decay that starts, another batch size.
+
+        For 500 steps only the coarse rules of a young run judge, while the statistic learns the new level.
+        """
+        self._announced = change
+        self.note("announced", change=change)
+
+    def note(self, kind: str, /, *, step: int | None = None, **detail: Any) -> None:
+        """Put something that happened into the record, at the last step that was seen or at the one given."""
+        if self.record is None:
+            return
+        event = self.record.event(kind, self._step if step is None else step, **detail)
+        for sink in tuple(self._sinks):
+            self._tell(sink, partial(sink.event, event))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The newest verdict that is known, without waiting for one."""
+        return self._recent[-1] if self._recent else Verdict(step=-1)
+
+    @property
+    def incident(self) -> tuple[Verdict, ...]:
+        """The last verdicts that were not plain GO, oldest first."""
+        return tuple(verdict for verdict in self._recent if verdict.findings)
+
+    @property
+    def skips(self) -> int:
+        """How many steps should have been skipped so far, those of a loss scaler apart."""
+        return self._state.tally.skips
+
+    def catch_up(self) -> None:
+        """Wait for every row so far, and judge it."""
+        self._write(self._collector.drain())
+
+    def sync(self) -> None:
+        """Wait for every row so far and put it on disk, safe against a power cut: before a checkpoint."""
+        self.catch_up()
+        if self.record is not None:
+            self.record.sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next verdict depends on, as JSON values."""
+        self.catch_up()
+        names = [detector.name for detector in self._detectors]
+        return {"detectors": names, "state": _listed(self._state), "announced": self._announced}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on judging from a saved state. That of other detectors begins anew, and says so."""
+        names = [detector.name for detector in self._detectors]
+        if state["detectors"] != names:
+            self.note("detectors-begin-anew", before=state["detectors"], now=names)
+            return
+        self._state = judge.thaw(judge.begin(self._detectors), state["state"])
+        self._announced = state["announced"]
+
+    def states_of(self, kind: type[D]) -> list[tuple[D, Any]]:
+        """The detectors of one kind, each with its state."""
+        pairs = zip(self._detectors, self._state.detectors, strict=True)
+        return [(detector, state) for detector, state in pairs if isinstance(detector, kind)]
+
+    def close(self) -> None:
+        """Write what is still under way and let go of the folder."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+        try:
+            self.catch_up()
+            for sink in tuple(self._sinks):
+                self._tell(sink, sink.close)
+        finally:
+            if self.record is not None:
+                self.record.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, rows: list[Row]) -> None:
+        for row in rows:
+            late = self._late.popleft()
+            row = self.complete(row)
+            late._verdict = verdict = self._judged(row)
+            if verdict.go and "culprit" in row:  # every step has a largest gradient; it is news when it spoilt one
+                row = {name: value for name, value in row.items() if name != "culprit"}
+            if self.record is not None:
+                self.record.row(row)
+            for sink in tuple(self._sinks):
+                self._tell(sink, partial(sink.row, row))
+
+    def _judged(self, row: Row) -> Verdict:
+        if "loss" not in row:  # an evaluation on its own, or what else is noted between steps
+            return Verdict(step=int(row["step"]))
+        self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
+        self._recent.append(verdict)
+        if verdict.findings:
+            self.note(
+                kind_of(verdict), step=verdict.step, **told(verdict, self.skips), acted=self.acts and not verdict.go
+            )
+        return verdict
+
+    def _stalled(self, seconds: float, where: str) -> None:
+        self.note("stalled", seconds=round(seconds, 1), where=where)
+
+    def _start(self, sink: Sink) -> None:
+        if self.record is not None and (tracker := sink.start(asdict(self.record.manifest))):
+            self.record.amend(tracker=tracker)
+
+    def _tell(self, sink: Sink, call: Callable[[], None]) -> None:
+        """Observing fails open: a sink that breaks costs one event and its place, never a step."""
+        if sink not in self._sinks:  # it broke while another one's failure was told
+            return
+        try:
+            call()
+        except Exception as error:
+            self._sinks.remove(sink)
+            self.note("sink-failed", sink=sink.name, reason=str(error) or type(error).__name__)
+            with suppress(Exception):  # let go of what it holds, a terminal or a socket; it has failed already
+                sink.close()
+
+
+def kind_of(verdict: Verdict) -> str:
+    """The kind of event that a verdict with findings is: an incident has one alarm, its later steps are skips."""
+    if verdict.severity == Severity.HALT:
+        return "halt"
+    if verdict.opens_incident:
+        return "alarm"
+    return "remark" if verdict.go else "skip"
+
+
+def told(verdict: Verdict, skips: int) -> dict[str, Any]:
+    """A verdict as the particulars of an event."""
+    detail: dict[str, Any] = {
+        "text": str(verdict),
+        "findings": [asdict(finding) | {"severity": finding.severity.name} for finding in verdict.findings],
+    }
+    if not verdict.go:
+        detail |= {"skipped_in_a_row": verdict.skips_in_a_row, "of": verdict.skip_limit, "skipped_in_all": skips}
+    if verdict.incident is not None:
+        detail["incident"] = verdict.incident
+    if verdict.culprit:
+        detail["culprit"] = verdict.culprit
+    return detail
+
+
+def _opened(run: str | Path | RunWriter | None, resume: bool) -> RunWriter | None:
+    if run is None or isinstance(run, RunWriter):
+        return run
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        return None  # one writer; the others judge the same numbers
+    if resume:
+        return RunWriter.reopen(Path(run))
+    return RunWriter.create(Path(run), manifests.describe(Path(run).name))
+
+
+def _listed(state: Any) -> Any:
+    """Tuples as the lists that JSON will make of them anyway."""
+    return [_listed(part) for part in state] if isinstance(state, tuple) else state

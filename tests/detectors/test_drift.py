@@ -1,0 +1,158 @@
+"""Lasting rises that single steps hide."""
+
+import math
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealegs.detectors.drift import BLOCK, FIRST_JUDGED, QUIET, TREND, Drift, State, chance_of_pairs, rising, winsorised
+from sealegs.errors import ConfigError
+from sealegs.stats import streaming
+from sealegs.vocabulary import Finding, Severity
+
+YOUNG = FIRST_JUDGED * BLOCK
+
+
+def losses(steps: int, seed: int = 0, noise: float = 0.01) -> Any:
+    random = np.random.default_rng(seed)
+    return (2.0 + 8.0 * (1 + np.arange(steps) / 20) ** -0.6) * np.exp(noise * random.standard_t(5, steps))
+
+
+def run(values: Any, detector: Drift | None = None, announced: int = -1) -> list[Finding]:
+    detector = detector or Drift()
+    state, findings = detector.init(), []
+    for step, value in enumerate(values):
+        row: dict[str, float | str] = {"step": step, detector.signal: float(value)}
+        if step == announced:
+            row["announced"] = "new data"
+        if finding := detector.look(state, row):
+            findings.append(finding)
+        state = detector.learn(state, row)
+    return findings
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.4, 4.0])
+def test_a_new_level_is_watched_then_an_alarm_and_then_accepted(factor: float) -> None:
+    for seed in range(5):
+        values = losses(3000, seed)
+        values[1510:] *= factor
+        watch, alarm = run(values)
+        assert (watch.severity, alarm.severity) == (Severity.WATCH, Severity.ALARM)
+        assert alarm.step - watch.step == BLOCK
+        assert 1510 < watch.step < 1510 + 3 * BLOCK
+        assert not alarm.spoils_update
+        assert alarm.note == "loss level shift"
+        assert alarm.value > alarm.limit
+
+
+def test_a_slow_rise_is_found_that_no_step_shows() -> None:
+    """A tenth in 200 steps: a twentieth of the noise a step."""
+    for seed in range(5):
+        values = losses(2400, seed, noise=0.02)
+        values[1500:] *= 1.1 ** (np.arange(900) / 200)
+        alarms = [f for f in run(values) if f.severity == Severity.ALARM]
+        assert alarms, seed
+        assert 1500 < alarms[0].step < 1900
+        assert len(alarms) <= 2
+
+
+def test_a_drift_says_that_it_is_one() -> None:
+    values = losses(2000, noise=0.02)
+    values[1500:] *= 1.05 ** (np.arange(500) / 200)
+    alarm = run(values)[-1]
+    assert (alarm.note, alarm.severity) == ("loss drifting up", Severity.ALARM)
+    assert alarm.limit < alarm.value < 1.1 * alarm.limit
+    assert alarm.p is not None
+    assert 0 < alarm.p < 1e-4
+
+
+def test_a_hard_batch_or_three_are_no_drift() -> None:
+    for length in (1, 3):
+        values = losses(2000)
+        values[1500 : 1500 + length] *= 20
+        assert run(values) == []
+
+
+def test_an_episode_is_over_after_quiet_blocks_and_the_next_is_reported() -> None:
+    values = losses(4000)
+    values[1504:] *= 1.3
+    values[1904:] /= 1.3
+    values[2704:] *= 1.3
+    assert [f.severity for f in run(values)] == [Severity.WATCH, Severity.ALARM] * 2
+    too_soon = losses(4000)
+    too_soon[1504:] *= 1.3
+    too_soon[1504 + 5 * BLOCK :] *= 1.3
+    assert [f.severity for f in run(too_soon)] == [Severity.WATCH, Severity.ALARM]
+    assert QUIET > 5
+
+
+def test_a_fall_is_no_finding_and_hides_no_rise() -> None:
+    values = losses(3000)
+    values[1504:] *= 0.5
+    assert run(values) == []
+    values[2304:] *= 1.3
+    assert [f.severity for f in run(values)] == [Severity.WATCH, Severity.ALARM]
+
+
+def test_an_announced_change_is_no_news() -> None:
+    values = losses(3000)
+    values[1504:] *= 1.3
+    assert len(run(values)) == 2
+    assert run(values, announced=1504) == []
+    values[2504:] *= 1.3
+    assert len(run(values, announced=1504)) == 2
+
+
+def test_a_signal_that_may_rise_is_only_watched() -> None:
+    values = losses(3000)
+    values[1504:] *= 1.3
+    assert [f.severity for f in run(values, Drift(gravest=Severity.WATCH))] == [Severity.WATCH] * 2
+
+
+def test_nothing_is_judged_before_there_is_something_to_compare_with() -> None:
+    early, late = losses(1500), losses(1500)
+    early[YOUNG - 2 * BLOCK :] *= 3
+    assert run(early[:YOUNG]) == []
+    late[YOUNG:] *= 3
+    assert run(late)[0].step == YOUNG + BLOCK - 1 == 1039
+
+
+def test_p_means_what_it_says() -> None:
+    """20 runs of 5000 healthy steps: found at a chance of one in a hundred, and never above it."""
+    found = [f for seed in range(20) for f in run(losses(5000, seed), Drift(chance=0.01))]
+    blocks = 20 * (5000 - YOUNG) / BLOCK
+    assert 0.0005 < len(found) / blocks < 0.01
+
+
+def test_the_chance_of_rising_pairs_is_that_of_counting_orders() -> None:
+    orders = list(permutations(range(6)))
+    counts = [sum(a < b for i, a in enumerate(order) for b in order[i:]) for order in orders]
+    expected = [sum(count >= k for count in counts) / len(orders) for k in range(16)]
+    assert chance_of_pairs(6) == pytest.approx(tuple(expected))
+
+
+def test_coming_back_from_a_dip_is_no_rise() -> None:
+    ramp = tuple(0.01 * i for i in range(TREND))
+    assert rising((0.0,) * TREND + ramp)[0] == pytest.approx(1 / math.factorial(TREND))
+    assert rising((0.2,) * TREND + ramp)[0] == 1.0
+
+
+def test_a_value_counts_for_three_scales_at_most() -> None:
+    fast = streaming.State(early=(0.0,) * streaming.START, level=1.0, scale=0.1)
+    assert [winsorised(fast, x) for x in (0.0, 1.2, 9.0)] == pytest.approx([0.7, 1.2, 1.3])
+    assert winsorised(streaming.State(), 9.0) == 9.0
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_what_has_no_logarithm_is_left_out(value: float) -> None:
+    assert Drift().learn(State(), {"step": 0, "loss": value}) == State()
+
+
+@pytest.mark.parametrize(
+    "options", [{"chance": 0.0}, {"chance": 0.5}, {"chance": math.nan}, {"gravest": Severity.HALT}], ids=str
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Drift(**options)

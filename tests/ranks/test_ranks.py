@@ -1,0 +1,97 @@
+"""Real processes, real faults: equal verdicts on all ranks, the culprit named, no hang."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sealegs
+
+LOOP = Path(__file__).with_name("loop.py")
+_spec = importlib.util.spec_from_file_location("ranks_loop", LOOP)
+assert _spec is not None
+assert _spec.loader is not None
+loop: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(loop)
+
+pytestmark = pytest.mark.xdist_group("ranks")  # one launch serves all tests, on one worker
+
+LAUNCHES = [("ddp", 2), ("fsdp2", 2), ("ddp", 4), ("fsdp2", 4)]
+Saw = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=LAUNCHES, ids=[f"{wrapper}-{world}" for wrapper, world in LAUNCHES])
+def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Saw]:
+    """One launch with all faults: what each rank saw."""
+    wrapper, world = request.param
+    out = tmp_path_factory.mktemp(f"{wrapper}-{world}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    done = subprocess.run(
+        [*command, str(LOOP), wrapper, str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return wrapper, out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+def test_all_ranks_give_the_same_verdicts(launched: tuple[str, Path, Saw]) -> None:
+    _, _, saw = launched
+    assert len(saw[0]["verdicts"]) == loop.MISSING
+    assert all(one["verdicts"] == saw[0]["verdicts"] for one in saw)
+
+
+def test_each_fault_is_skipped_and_its_rank_and_tensor_are_named(launched: tuple[str, Path, Saw]) -> None:
+    _, _, saw = launched
+    assert [len(one["strikes"]) for one in saw] == [3 if rank == 1 else 0 for rank in range(len(saw))]
+    skipped = {step: culprit for step, (_, go, culprit) in enumerate(saw[0]["verdicts"]) if not go}
+    assert set(skipped) == {*loop.FAULTS, loop.NAN_LOSS}
+    assert skipped[12] == "2.weight on rank 1"
+    assert skipped[16].endswith(" on rank 1")
+    assert skipped[20] == "4.weight on rank 1"
+    assert skipped[loop.NAN_LOSS].endswith(" on rank 0")
+
+
+def test_a_skipped_step_changes_no_bit_on_any_rank(launched: tuple[str, Path, Saw]) -> None:
+    _, _, saw = launched
+    for one in saw:
+        for step in (*loop.FAULTS, loop.NAN_LOSS):
+            assert one["before"][str(step)] == one["after"][str(step)]
+        assert one["before"]["11"] != one["after"]["11"]
+
+
+def test_weights_that_differ_between_ranks_are_noticed(launched: tuple[str, Path, Saw]) -> None:
+    """A change of one weight by a millionth; FSDP2 holds each weight once, and has nothing to compare."""
+    wrapper, _, saw = launched
+    said = [text for text, *_ in saw[0]["verdicts"] if "other weights" in text]
+    assert len(said) == (1 if wrapper == "ddp" else 0)
+    assert all(text.startswith(f"step {loop.CHECKSUM_STEPS}  ALARM  rank 1 ") for text in said)
+
+
+def test_a_rank_that_does_not_come_is_named_by_all_others(launched: tuple[str, Path, Saw]) -> None:
+    _, _, saw = launched
+    for rank, one in enumerate(saw):
+        if rank == 1:
+            continue
+        assert f"step {loop.MISSING}: " in one["error"]
+        assert "rank 1 did not come" in one["error"]
+        assert one["waited_s"] < loop.TIMEOUT_S + 8
+
+
+def test_one_rank_keeps_the_record(launched: tuple[str, Path, Saw]) -> None:
+    wrapper, out, saw = launched
+    run = sealegs.open_run(out / "run")
+    assert len(run.steps) == loop.MISSING
+    (start,) = [event for event in run.events if event.kind == "guard"]
+    assert (start.detail["ranks"], start.detail["norms_of_each_rank"]) == (
+        len(saw),
+        {"ddp": "DDP"}.get(wrapper, "FSDP2"),
+    )
+    assert [event.step for event in run.events if event.kind == "skip"] == [12, 16, 20, 24]
