@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,31 +18,15 @@ from sealegs.detectors.spike import WIDENED_STEPS, Spike
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.update import Update
-from sealegs.signals import agree
-from sealegs.signals.agree import MERGED, NormsBefore, Ranks
-from sealegs.signals.collect import Block, Signal
+from sealegs.signals.activations import ActivationSampler
+from sealegs.signals.agree import Ranks
+from sealegs.signals.collect import Signal
 from sealegs.signals.gate import ROW, Gate
-from sealegs.signals.norms import GradientReader, Gradients
-from sealegs.signals.weights import WeightSampler, local, replicas
+from sealegs.signals.measure import HISTOGRAM_STEPS, Meter, Seen
 from sealegs.vocabulary import Row, Severity, Verdict
 from sealegs.watch import Watch
 
-CHECKSUM_STEPS = 100
-"""How often the ranks compare their weights."""
-CULPRIT_EXCESS = 3.0
-"""How many times the median of the ranks a rank's own gradient norm must be for it to be named."""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What is known of a step before it is decided, on the device."""
-
-    loss: Tensor
-    grad_norm: Tensor
-    gradients: Gradients | None
-    blocks: tuple[Block, ...]
 
 
 class Guard:
@@ -75,6 +58,7 @@ class Guard:
         act: bool = True,
         sample_every: int = 10,
         resume: bool = False,
+        activations: ActivationSampler | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
@@ -82,7 +66,8 @@ class Guard:
         Several optimizers are updated together or not at all. ``clip`` is the largest global gradient norm; leave it
         out to clip yourself, and hand the norm to ``step``. ``act=False`` is shadow mode: everything is decided and
         written down, nothing is skipped or halted. Every ``sample_every`` steps weights, moments, updates and
-        activations are measured too; 0 never does. In a process group make one on every rank.
+        activations are measured too; 0 never does; ``activations`` is a sampler with other options. In a process group
+        make a guard on every rank; ``ranks`` has the timeout for those that do not come.
         """
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip={clip}: the largest gradient norm, above 0; leave it out to clip nothing")
@@ -90,19 +75,20 @@ class Guard:
             raise ConfigError(f"sample_every={sample_every}: a number of steps, or 0 for never")
         self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume)
         self.watch.acts = act
-        self.watch.complete = self._named
         self.number = 0
         """The number of the step that comes next."""
         self._model = model
         self._update = Update(_several(optimizer), _several(scheduler), scaler)
         self._clip = clip
         self._act = act
-        self._reader = GradientReader(model, self._update.optimizers)
-        self._ranks = ranks or Ranks()
-        self._before = NormsBefore(model) if self._ranks.world > 1 else None
-        self._weights = WeightSampler(model, self._update.optimizers, world=self._ranks.world)
-        self._sample_every = sample_every
-        self._of_last_update: tuple[Block, ...] = ()
+        self._meter = Meter(
+            model,
+            self._update.optimizers,
+            sample_every=sample_every,
+            ranks=ranks or Ranks(),
+            activations=activations,
+        )
+        self.watch.complete, self.watch.trim = self._meter.named, self._trimmed
         self._gate: Gate | None = None
         self._saved_gate: list[list[float]] | None = None
         self._announced = False
@@ -144,17 +130,20 @@ class Guard:
         with torch.no_grad():
             if grad_norm is None:
                 self._update.unscale()
-            seen = self._see(_number(loss, self._device()), grad_norm)
             known = self._known(tokens) | self._batch | signals
-            blocks = (*seen.blocks, *self._of_last_update)
-            is_sampled = self._sample_every > 0 and self.number % self._sample_every == 0
-            if is_sampled:
-                self._weights.before_update()
+            seen = self._meter.see(
+                self.number,
+                _number(loss, "loss", self._meter.device),
+                None if grad_norm is None else _number(grad_norm, "grad_norm", self._meter.device).double(),
+                step_s=self._since_last_step(),
+                token_losses=token_losses,
+                loss_scale=known.get("loss_scale"),
+            )
             if seen.loss.is_cuda and self._act and self._update.can_be_decided_on_the_device():
-                self._decide_on_device(seen, known, blocks)
+                self._decide_on_device(seen, known)
             else:
-                self._decide_on_host(seen, known, blocks)
-            self._of_last_update = (self._weights.after_update(),) if is_sampled else ()
+                self._decide_on_host(seen, known)
+            self._meter.updated(self.number)
         self._batch = {}
         self.number += 1
         verdict = self.watch.verdict
@@ -194,6 +183,7 @@ class Guard:
             "gate": gate,
             "announced": self._announced,
             "coarse_until": self._coarse_until,
+            "meter": self._meter.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -202,6 +192,7 @@ class Guard:
         self.number, self._next_batch = state["number"], state["next_batch"]
         self._announced, self._coarse_until = state["announced"], state["coarse_until"]
         self._gate, self._saved_gate = None, state["gate"]
+        self._meter.load_state_dict(state["meter"])
 
     def go_on(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Go on at a step, with the state of a guard that was there, or without one."""
@@ -219,57 +210,23 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _see(self, loss: Tensor, grad_norm: Tensor | float | None) -> _Seen:
-        """Norms, and what the other ranks saw."""
-        gradients = self._reader.read() if grad_norm is None else None
-        if gradients is None:
-            assert grad_norm is not None
-            total, worst = (
-                _number(grad_norm, loss.device).double(),
-                torch.zeros((), dtype=torch.long, device=loss.device),
-            )
-        else:
-            total, worst = gradients.total(), gradients.worst()
-        if self._ranks.world == 1:
-            names: tuple[Block, ...] = ((("worst_tensor",), worst),) if gradients else ()
-            return _Seen(loss, total, gradients, names)
-        merged = self._exchanged(loss, total, worst, gradients)
-        places = range(2, 5 if self.number % CHECKSUM_STEPS else len(MERGED))
-        extra = (tuple(MERGED[i] for i in places), merged[places.start : places.stop])
-        return _Seen(merged[0], merged[1], gradients, (extra,))
-
-    def _exchanged(self, loss: Tensor, total: Tensor, worst: Tensor, gradients: Gradients | None) -> Tensor:
-        world = self._ranks.world
-        if gradients is None:
-            square, worst_norm = total.square() / world, total
-        else:
-            share = [1 / replicas(p, world) for p in self._reader.parameters() if p.grad is not None]
-            square = (gradients.norms.square() * torch.tensor(share, dtype=gradients.norms.dtype)).sum()
-            worst_norm = gradients.norms[worst]
-        checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
-        if self.number % CHECKSUM_STEPS == 0:
-            checksum = agree.checksum_of([local(p) for p in self._model.parameters() if replicas(p, world) == world])
-        before = self._before.take() if self._before else None
-        return agree.merge(
-            self._ranks.gather(agree.contribution(loss, square, worst_norm, worst, before, checksum), self.number)
-        )
-
-    def _decide_on_device(self, seen: _Seen, known: dict[str, Signal], blocks: Sequence[Block]) -> None:
+    def _decide_on_device(self, seen: Seen, known: dict[str, Any]) -> None:
         gate = self._gate or self._make_gate(seen.loss.device)
         if self._announced:
             self._coarse_until = self.number + WIDENED_STEPS
-        row = gate.decide(seen.loss, seen.grad_norm, announced=self._announced, coarse=self.number < self._coarse_until)
+        coarse = self.number < self._coarse_until
+        row = gate.decide(seen.loss, seen.grad_norm, announced=self._announced, coarse=coarse)
         self._announced = False
-        self.watch.take(self.number, known, ((ROW, row), *blocks))
-        if self._clip is not None and seen.gradients is not None:
-            seen.gradients.clip(self._clip, seen.grad_norm)
+        self.watch.take(self.number, known, ((ROW, row), *seen.blocks))
+        self._clip_all(seen)
         self._update.apply_unless(gate.found_inf)
 
-    def _decide_on_host(self, seen: _Seen, known: dict[str, Signal], blocks: Sequence[Block]) -> None:
+    def _decide_on_host(self, seen: Seen, known: dict[str, Any]) -> None:
         """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
         self._gate = None  # made anew from what the host knows, if the device is ever to decide
         self._announced = False
-        late = self.watch.take(self.number, {"loss": seen.loss, "grad_norm": seen.grad_norm, **known}, blocks)
+        both = {"loss": seen.loss, "grad_norm": seen.grad_norm}
+        late = self.watch.take(self.number, both | known, seen.blocks)
         if not self._act:
             self._clip_all(seen)
             self._update.apply_as_ever()
@@ -278,7 +235,7 @@ class Guard:
             self._clip_all(seen)
         self._update.apply(go)
 
-    def _clip_all(self, seen: _Seen) -> None:
+    def _clip_all(self, seen: Seen) -> None:
         if self._clip is not None and seen.gradients is not None:
             seen.gradients.clip(self._clip, seen.grad_norm)
 
@@ -292,40 +249,29 @@ class Guard:
             self._gate.begin_from([state for _, state in spikes])
         return self._gate
 
-    def _known(self, tokens: int | None) -> dict[str, Signal]:
+    def _known(self, tokens: int | None) -> dict[str, Any]:
         """What the host knows of a step without asking anyone."""
-        now = time.perf_counter()
-        known: dict[str, Signal] = {"lr": self._update.optimizers[0].param_groups[0]["lr"]}
+        known: dict[str, Any] = {"lr": self._update.optimizers[0].param_groups[0]["lr"]}
         if self._update.scaler is not None:
-            known["loss_scale"] = self._update.scaler.scale(torch.ones((), device=self._device()))
-        if self._last_step_at is not None:
-            known["step_s"] = now - self._last_step_at
-        self._last_step_at = now
+            known["loss_scale"] = self._update.scaler.scale(torch.ones((), device=self._meter.device))
         if tokens is not None:
             self._tokens += tokens
-            if self._sample_every and self.number % self._sample_every == 0:
+            if self._meter.is_sampled(self.number):
+                now = time.perf_counter()
                 known["tokens_per_s"] = self._tokens / (now - self._tokens_since)
                 self._tokens, self._tokens_since = 0, now
         return known
 
-    def _named(self, row: Row) -> Row:
-        """Numbers of tensors and ranks as names."""
-        named = dict(row)
-        culprit = []
-        if (place := named.pop("worst_tensor", None)) is not None:
-            names = self._reader.names
-            culprit.append(names[int(place)] if int(place) < len(names) else f"tensor {int(place)}")
-        if (rank := named.pop("culprit_rank", None)) is not None:
-            excess = float(named.pop("culprit_excess"))
-            if not excess <= CULPRIT_EXCESS:
-                culprit.append(f"rank {int(rank)}")
-        if culprit:
-            named["culprit"] = " on ".join(culprit)
-        return named
+    def _since_last_step(self) -> float | None:
+        before, self._last_step_at = self._last_step_at, time.perf_counter()
+        return None if before is None else self._last_step_at - before
 
-    def _device(self) -> torch.device:
-        first = next(iter(self._reader.parameters()), None)
-        return first.device if first is not None else torch.device("cpu")
+    def _trimmed(self, row: Row, verdict: Verdict) -> Row:
+        """Every step has a largest gradient and a histogram; they are news when something is wrong."""
+        if verdict.word != "GO":
+            return row
+        dropped = {"culprit"} if int(row["step"]) % HISTOGRAM_STEPS == 0 else {"culprit", "token_loss_histogram"}
+        return {name: value for name, value in row.items() if name not in dropped}
 
     def _say_what_is_guarded(self) -> None:
         """What a skip can do here, and what it cannot: said once, before it matters."""
@@ -337,8 +283,8 @@ class Guard:
             optimizers=[type(optimizer).__name__ for optimizer in self._update.optimizers],
             skips_on_the_device=self._update.can_be_decided_on_the_device(),
             not_undone_by_a_skip=not_undone(self._model),
-            ranks=self._ranks.world,
-            norms_of_each_rank=self._before.attached_to if self._before else None,
+            ranks=self._meter.ranks.world,
+            norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,
         )
 
 
@@ -379,13 +325,14 @@ def _tensors_in(batch: object) -> Iterator[Tensor]:
             yield from _tensors_in(value)
 
 
-def _number(value: Tensor | float, device: torch.device) -> Tensor:
+def _number(value: Tensor | float, name: str, device: torch.device) -> Tensor:
     """A loss or norm as a tensor of one number."""
     if not isinstance(value, Tensor):
-        return torch.tensor(float(value), dtype=torch.float64, device=device)
+        return torch.full((), float(value), dtype=torch.float64, device=device)
     if value.numel() != 1:
-        raise ConfigError(f"loss of shape {tuple(value.shape)}: give one number, the mean over the batch")
-    return local(value).reshape(())
+        raise ConfigError(f"{name} of shape {tuple(value.shape)}: give one number, that of the whole step")
+    whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # clip_grad_norm_ gives a DTensor
+    return whole.detach().reshape(())
 
 
 def _several(one_or_more: Any) -> tuple[Any, ...]:

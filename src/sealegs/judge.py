@@ -5,15 +5,19 @@
 The same fold judges live, in replay and offline: same numbers in, same verdicts out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from sealegs.detectors.contract import Detector
+from sealegs.detectors.drift import Drift
 from sealegs.detectors.nonfinite import NonFinite
+from sealegs.detectors.overflow import Overflow
+from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.replicas import Replicas
 from sealegs.detectors.spike import Spike
 from sealegs.detectors.textbook import textbook
+from sealegs.detectors.throughput import Throughput
 from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
@@ -72,8 +76,13 @@ def standard() -> tuple[Detector[Any], ...]:
     """The calibrated detectors. Two signals are looked at, so each has half of the chance of a false alarm."""
     return (
         NonFinite(),
+        Overflow(),
         Spike(signal="loss", gate=0.5e-4, alarm=0.5e-5),
         Spike(signal="grad_norm", gate=0.5e-4, alarm=0.5e-5, young_factor=20.0, young_deviations=0.0),
+        Drift(signal="loss", chance=0.5e-4),
+        Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH),  # rises in health, as learning rates fall
+        Proportion(),
+        Throughput(),
         Replicas(),
     )
 
@@ -96,6 +105,20 @@ def fold(detectors: Detectors, state: State, now: Row, budget: Budget = Budget()
     findings = tuple(f for d, s in zip(detectors, state.detectors, strict=True) if (f := d.look(s, now)))
     tally, verdict = decide(state.tally, now, findings, budget)
     return State(tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True)), tally), verdict
+
+
+def replay(
+    rows: Iterable[Row],
+    detectors: Detectors | None = None,
+    budget: Budget = Budget(),  # noqa: B008
+) -> Iterator[Verdict]:
+    """The verdicts on rows that were recorded; those without a loss are evaluations, and are not judged."""
+    detectors = standard() if detectors is None else detectors
+    state = begin(detectors)
+    for row in rows:
+        if "loss" in row:
+            state, verdict = fold(detectors, state, row, budget)
+            yield verdict
 
 
 def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:

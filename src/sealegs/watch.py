@@ -114,7 +114,9 @@ class Watch:
         self.acts = False
         """Whether someone acts on the verdicts: said in every event."""
         self.complete: Callable[[Row], Row] = lambda row: row
-        """What a row goes through when its numbers have arrived."""
+        """What a row goes through when its numbers have arrived ..."""
+        self.trim: Callable[[Row, Verdict], Row] = lambda row, verdict: row
+        """... and when it has been judged, before it is written."""
         self._collector = Collector()
         self._late: deque[LateVerdict] = deque()
         self._recent: deque[Verdict] = deque(maxlen=32)
@@ -231,8 +233,7 @@ class Watch:
             late = self._late.popleft()
             row = self.complete(row)
             late._verdict = verdict = self._judged(row)
-            if verdict.go and "culprit" in row:  # every step has a largest gradient; it is news when it spoilt one
-                row = {name: value for name, value in row.items() if name != "culprit"}
+            row = self.trim(row, verdict)
             if self.record is not None:
                 self.record.row(row)
             for sink in tuple(self._sinks):

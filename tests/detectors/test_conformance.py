@@ -59,9 +59,9 @@ everyone = those(set(DETECTORS))
 
 
 def test_the_suite_runs_over_all_of_them() -> None:
-    names = "Drift MonotonicRise NonFinite Overflow Own Proportion Spike ThreeSigma Throughput"
+    names = "Drift MonotonicRise NonFinite Overflow Own Proportion Replicas Spike ThreeSigma Throughput"
     assert sorted(DETECTORS) == names.split()
-    assert len(found()) == len(DETECTORS) == 9
+    assert len(found()) == len(DETECTORS) == 10
 
 
 def autoregressive(random: np.random.Generator, steps: int) -> Any:
@@ -105,6 +105,7 @@ def columns(steps: int, seed: int, kind: str) -> tuple[tuple[tuple[str, float], 
         "grad_norm/a": every_step["grad_norm"] * (0.3 + 0.1 * np.sin(t / 50)),
         "attention_logit_max/0": 5 + 10 * t / (t + 1000) * noisy(0.1),
         "underflow_share": 0.1 * noisy(0.1),
+        "ranks_differ": np.zeros(steps),
     }
     return tuple(
         tuple(

@@ -58,11 +58,10 @@ def trained(device: str, steps: int, **how: Any) -> tuple[dict[str, float], list
         optimizer.zero_grad()
         with activations.sampling():
             F.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
-        weights.before_update()
+        before = weights.before_update()
         optimizer.step()
-        names, values = weights.after_update()
-        more_names, more_values = activations.take()
-        return names + more_names, torch.cat((values, more_values))
+        blocks = [weights.norms(before), weights.changes(weights.after_update()), activations.take()]
+        return tuple(name for names, _ in blocks for name in names), torch.cat([values for _, values in blocks])
 
     step(batches[0])
     if device == "cuda":
@@ -90,8 +89,7 @@ def test_the_same_weights_give_the_same_bits() -> None:
     sampler = WeightSampler(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     results = []
     for _ in range(10):
-        sampler.before_update()
-        results.append(sampler.after_update()[1])
+        results.append(sampler.before_update())
     assert all(result.equal(results[0]) for result in results)
 
 

@@ -77,16 +77,20 @@ def adamw(model: nn.Module) -> Optimizer:
 
 def sampled_update(sampler: WeightSampler, optimizer: Optimizer, loss: Loss) -> dict[str, float]:
     loss().backward()
-    sampler.before_update()
+    before = sampler.before_update()
     optimizer.step()
     optimizer.zero_grad()
-    return read(*sampler.after_update())
+    return read(sampler, before)
 
 
-def read(names: tuple[str, ...], values: Tensor) -> dict[str, float]:
-    assert values.dtype == torch.float32
-    assert values.ndim == 1
-    return dict(zip(names, values.tolist(), strict=True))
+def read(sampler: WeightSampler, before: Tensor) -> dict[str, float]:
+    """All values of a step whose update has just been made."""
+    row: dict[str, float] = {}
+    for names, values in (sampler.norms(before), sampler.changes(sampler.after_update())):
+        assert values.dtype == torch.float32
+        assert values.ndim == 1
+        row |= dict(zip(names, values.tolist(), strict=True))
+    return row
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:
@@ -180,8 +184,8 @@ def test_a_skipped_update_is_exactly_nothing() -> None:
     model, loss = lab_model()
     sampler = WeightSampler(model, [adamw(model)])
     loss().backward()
-    sampler.before_update()
-    values = read(*sampler.after_update())
+    squares = sampler.before_update()
+    values = read(sampler, squares)
     assert values["update_rms"] == 0.0
     assert {values[name] for name in values if name.startswith("update_ratio")} == {0.0}
 
@@ -190,9 +194,9 @@ def test_norms_are_of_the_weights_before_the_update() -> None:
     model = nn.Linear(4, 1, bias=False)
     model.weight.data.fill_(3.0)
     sampler = WeightSampler(model, [SGD(model.parameters(), lr=1.0)])
-    sampler.before_update()
+    squares = sampler.before_update()
     model.weight.data.fill_(5.0)
-    values = read(*sampler.after_update())
+    values = read(sampler, squares)
     assert values["param_norm"] == 6.0
     assert values["update_rms"] == 2.0
     assert values["update_ratio/weight"] == pytest.approx(4.0 / 6.0)
@@ -205,8 +209,8 @@ def test_a_huge_weight_is_finite_and_an_infinite_one_is_not(dtype: torch.dtype) 
     for value, is_finite in [(1e25, 1.0), (math.inf, 0.0), (-math.inf, 0.0), (math.nan, 0.0), (0.0, 1.0)]:
         with torch.no_grad():
             model.weight[3, 3] = value
-        sampler.before_update()
-        values = read(*sampler.after_update())
+        squares = sampler.before_update()
+        values = read(sampler, squares)
         assert values["params_finite"] == is_finite, value
         if value == 1e25:
             assert values["param_norm"] == pytest.approx(1e25, rel=0.01)
@@ -217,10 +221,10 @@ def test_weights_of_zero_have_ratios() -> None:
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     sampler = WeightSampler(model, [SGD(model.parameters(), lr=1.0)])
-    sampler.before_update()
+    squares = sampler.before_update()
     with torch.no_grad():
         model.weight += 1.0
-    values = read(*sampler.after_update())
+    values = read(sampler, squares)
     assert values["update_ratio/weight"] == math.inf
     assert values["update_ratio/bias"] == 0.0
 
@@ -256,13 +260,13 @@ def test_two_optimizers_count_together() -> None:
     sampler = WeightSampler(model, optimizers)
     for _ in range(2):
         loss().backward()
-        sampler.before_update()
+        squares = sampler.before_update()
         wanted = size_of(state_of(optimizers[0], "momentum_buffer") + state_of(optimizers[1], "exp_avg"))
         before = copied(model)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        values = read(*sampler.after_update())
+        values = read(sampler, squares)
     assert values["moment1_norm"] == pytest.approx(wanted)
     full = computed_in_full(before, copied(model), set(before), {})
     assert values["update_ratio/blocks.0"] == pytest.approx(full["update_ratio/blocks.0"], rel=0.01)
@@ -296,13 +300,11 @@ def test_parameters_that_come_later_are_picked_up() -> None:
 def test_a_parameter_that_no_optimizer_holds_is_not_trained_and_master_copies_are_seen_through() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     sampler = WeightSampler(model, [SGD(model[0].parameters(), lr=0.1)])
-    sampler.before_update()
-    assert "update_ratio/0" in sampler.names
-    assert "update_ratio/1" not in sampler.names
+    assert read(sampler, sampler.before_update())["update_ratio/0"] == 0.0
+    assert "update_ratio/1" not in read(sampler, sampler.before_update())
     master = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
     sampler = WeightSampler(model, [SGD(master, lr=0.1)])
-    sampler.before_update()
-    assert {"update_ratio/0", "update_ratio/1"} <= set(sampler.names)
+    assert {"update_ratio/0", "update_ratio/1"} <= set(read(sampler, sampler.before_update()))
 
 
 class Mixture(nn.Module):
@@ -325,17 +327,16 @@ def test_what_cannot_be_measured_is_named() -> None:
         "waves": "of torch.complex64, which has no norm",
         "packed": "of torch.int8, which has no norm",
     }
-    sampler.before_update()
+    squares = sampler.before_update()
     with torch.no_grad():
         model.narrow.add_(1.0)
-    values = read(*sampler.after_update())
+    values = read(sampler, squares)
     assert values["param_norm/wide"] == 2.0
     assert values["param_norm/narrow"] == 2.0
     assert values["update_ratio/narrow"] == 1.0
     assert values["update_ratio/wide"] == 0.0
     ghosts = WeightSampler(nn.Linear(2, 2, device="meta"), [])
-    ghosts.before_update()
-    assert read(*ghosts.after_update()) == {"param_norm": 0.0, "params_finite": 1.0}
+    assert read(ghosts, ghosts.before_update()) == {"param_norm": 0.0, "params_finite": 1.0}
     assert len(ghosts.left_out) == 2
 
 
@@ -361,19 +362,41 @@ def test_flat_is_a_view_where_memory_has_no_gaps() -> None:
     assert flat(gaps).sort().values.equal(gaps.flatten().sort().values)
 
 
+def test_changes_can_be_read_later_and_in_another_process() -> None:
+    """A row comes before its update, so what the update did stands in the next one; a run may be resumed between."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    sampler = WeightSampler(model, [SGD(model[0].parameters(), lr=0.1)])
+    sampler.before_update()
+    with torch.no_grad():
+        model.get_parameter("0.weight").add_(1.0)
+    squares = sampler.after_update()
+    names, values = sampler.changes(squares)
+    assert names == ("update_rms", "update_ratio/0")
+    resumed = WeightSampler(model, [SGD(model[0].parameters(), lr=0.1)])
+    assert resumed.changes(squares)[1].equal(values)
+    model.requires_grad_(False)
+    sampler.before_update()  # has another plan
+    assert sampler.changes(squares)[0] == names
+    squares = sampler.after_update()
+    assert sampler.changes(squares)[0] == ()
+    assert sampler.changes(squares)[1].shape == (0,)
+
+
 def test_non_contiguous_parameters_are_sampled_where_they_change() -> None:
     model = nn.Module()
     model.turned = nn.Parameter(torch.randn(300, 200).T)
     model.gappy = nn.Parameter(torch.randn(300, 400)[:, ::2])
+    assert not model.gappy.is_contiguous()
     sampler = WeightSampler(model, [SGD(model.parameters(), lr=0.1)])
-    before = copied(model)
-    sampler.before_update()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    values = read(*sampler.after_update())
-    wanted = computed_in_full(before, copied(model), set(before), {})
-    assert values == pytest.approx(wanted, rel=0.02)
+    for _ in range(2):
+        before = copied(model)
+        squares = sampler.before_update()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        values = read(sampler, squares)
+        wanted = computed_in_full(before, copied(model), set(before), {})
+        assert values == pytest.approx(wanted, rel=0.02)
 
 
 def test_weights_that_move_in_memory_are_followed() -> None:
@@ -382,14 +405,14 @@ def test_weights_that_move_in_memory_are_followed() -> None:
     model.weight.data = torch.full((1, 4), 3.0)
     sampler = WeightSampler(model, [SGD(model.parameters(), lr=1.0)])
     for value in (5.0, 6.0):
-        sampler.before_update()
+        squares = sampler.before_update()
         model.weight.data = torch.full((1, 4), value)
-        values = read(*sampler.after_update())
+        values = read(sampler, squares)
     assert values["param_norm"] == 10.0
     assert values["update_rms"] == 1.0
     model.to(torch.float64)
-    sampler.before_update()
-    assert read(*sampler.after_update())["param_norm"] == 12.0
+    squares = sampler.before_update()
+    assert read(sampler, squares)["param_norm"] == 12.0
 
 
 def test_watching_changes_nothing() -> None:
@@ -438,14 +461,15 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
 sampler = WeightSampler(model, [optimizer], world=2)
 for _ in range(3):
     model(torch.ones(2, 7)).sum().backward()
-    sampler.before_update()
+    before = sampler.before_update()
     optimizer.step()
     optimizer.zero_grad()
-    squares = sampler.squares()
-    dist.all_reduce(squares)
-    values = sampler.finish(squares).tolist()
+    after = sampler.after_update()
+    dist.all_reduce(before)
+    dist.all_reduce(after)
 if rank == 0:
-    print(json.dumps(dict(zip(sampler.names, values, strict=True))))
+    blocks = sampler.norms(before), sampler.changes(after)
+    print(json.dumps({name: value for names, values in blocks for name, value in zip(names, values.tolist())}))
 dist.destroy_process_group()
 """
 

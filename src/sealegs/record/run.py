@@ -1,6 +1,6 @@
 """A run folder in, a ``Run`` out: plain numpy, no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from sealegs.record import manifest as manifests
 from sealegs.record.columns import Column, Columns, Mask, read_columns
 from sealegs.record.manifest import Manifest
 from sealegs.record.schema import EVENTS, METRICS, unspell
-from sealegs.vocabulary import Event
+from sealegs.vocabulary import Event, Number, Row
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,14 @@ class Run:
         """Where the signal was logged: a NaN there was measured, elsewhere it is only missing."""
         logged: Mask = self._find(signal, self._columns.logged)
         return logged[self._rows]
+
+    def rows(self) -> Iterator[Row]:
+        """The rows of ``steps``, one at a time: what was logged at each, and nothing else."""
+        columns = {name: (self.column(name), self.logged(name)) for name in self.signals}
+        for place, step in enumerate(self.steps.tolist()):
+            row: dict[str, Number | str] = {"step": step}
+            row.update((name, values[place].item()) for name, (values, logged) in columns.items() if logged[place])
+            yield row
 
     @cached_property
     def events(self) -> tuple[Event, ...]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, Sums, sent
 
 MOST_SAMPLED = 16_384
@@ -34,13 +35,16 @@ class _Plan:
     trained: int
     """How many of them updates change."""
     trained_groups: Groups
+    trained_elements: int
+    """On all ranks together."""
     spaced: "_SpacedElements"
     device: torch.device
     left_out: Mapping[str, str]
     everything: tuple[Tensor, ...]
     """All parameters of the model and of the optimizers; held, so that no other object can take their identities."""
     fingerprint: tuple[object, ...]
-    sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
+    change_sums: Sums
+    norm_sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
     """By how many moments of each kind there are."""
 
 
@@ -49,10 +53,10 @@ class _Before:
     """What was measured before an update."""
 
     plan: _Plan
-    norms: Tensor
-    """Of the parameters, then of the first moments, then of the second."""
+    trained_squares: Tensor
+    """Of each trained parameter."""
     moments: tuple[int, int]
-    """How many tensors of each."""
+    """How many tensors of each kind there were."""
     sample: list[Tensor]
     """Elements of the trained parameters."""
 
@@ -78,10 +82,10 @@ class WeightSampler:
     Small tensors are compared whole. Where few rows change by much (plain SGD on an embedding: the tokens of one
     batch), the error is larger, about 1 / (2 sqrt(rows met)). A skipped update gives exactly 0.
 
-    **Ranks.** ``squares`` gives sums of squares, which may be summed over ranks before ``finish`` makes values of them.
-    What several ranks hold is to count once in such a sum, so each rank divides it by ``replicas``: say in ``world``
-    how many ranks sum. With 1, the default, the values are of what this rank holds. The shards of DTensors (FSDP2) are
-    measured where they lie.
+    **Ranks.** ``before_update`` and ``after_update`` give sums of squares in float64, which may be summed over ranks
+    before ``norms`` and ``changes`` make values of them. What several ranks hold is to count once in such a sum, so
+    each rank divides it by ``replicas``: say in ``world`` how many ranks sum. With 1, the default, the values are of
+    what this rank holds. The shards of DTensors (FSDP2) are measured where they lie.
 
     Parameters are those of the model. What an optimizer alone knows (master copies of the weights, weights of a loss)
     counts in the moments only. ``add_param_group``, freezing and thawing are noticed at the next ``before_update``.
@@ -93,6 +97,7 @@ class WeightSampler:
         self._world = world
         self._plan: _Plan | None = None
         self._before: _Before | None = None
+        self._changed: _Plan | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -100,8 +105,8 @@ class WeightSampler:
         return self._current_plan().left_out
 
     @torch.no_grad()
-    def before_update(self) -> None:
-        """Measure what the step begins with, and keep a sample of the weights."""
+    def before_update(self) -> Tensor:
+        """Keep a sample of the weights, and measure what the step begins with: squares for ``norms``."""
         plan = self._current_plan()
         first, second = self._moments(plan)
         measured = [*((parameter, local(parameter)) for parameter in plan.parameters), *first, *second]
@@ -109,54 +114,42 @@ class WeightSampler:
         if self._world > 1 and norms:
             shares = [1 / math.sqrt(replicas(owner, self._world)) for owner, _ in measured]
             norms = list(torch._foreach_mul(norms, shares))
-        self._before = _Before(
-            plan=plan,
-            norms=_stacked(norms, plan.device),
-            moments=(len(first), len(second)),
-            sample=plan.spaced.copied(),
-        )
-
-    def after_update(self) -> tuple[tuple[str, ...], Tensor]:
-        """Names and values, in float32, of the step whose update has just been made."""
-        return self.names, self.finish(self.squares())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What ``finish`` gives, in its order, from one ``before_update`` to the next."""
-        before = self._measured()
-        ratios = [f"update_ratio/{group}" for group in before.plan.trained_groups.names]
-        moments = zip(("moment1_norm", "moment2_norm"), before.moments, strict=True)
-        return (
-            "param_norm",
-            *(f"param_norm/{group}" for group in before.plan.groups.names),
-            *(["update_rms", *ratios] if ratios else []),
-            *(name for name, count in moments if count),
-            "params_finite",
-        )
+        squares = _stacked(norms, plan.device).square()
+        moments = len(first), len(second)
+        if moments not in plan.norm_sums:
+            plan.norm_sums[moments] = Sums(_norm_members(plan, moments))
+        self._before = _Before(plan, squares[: plan.trained], moments, plan.spaced.copied())
+        return plan.norm_sums[moments](squares)
 
     @torch.no_grad()
-    def squares(self) -> Tensor:
-        """Sums of squares: those of ``names``, as far as they are norms, and of the trained weights by group."""
+    def norms(self, squares: Tensor) -> Block:
+        """Names and values, in float32, from the squares of the last ``before_update``."""
         before = self._measured()
-        plan = before.plan
+        moments = zip(("moment1_norm", "moment2_norm"), before.moments, strict=True)
+        groups = (f"param_norm/{group}" for group in before.plan.groups.names)
+        names = ("param_norm", *groups, *(name for name, count in moments if count), "params_finite")
+        return names, torch.cat((squares.sqrt().float(), (squares[:1] < math.inf).float()))
+
+    @torch.no_grad()
+    def after_update(self) -> Tensor:
+        """Compare the sample with the weights as they are now: squares for ``changes``."""
+        before = self._measured()
+        plan = self._changed = before.plan
         changes = [now - earlier for now, earlier in zip(plan.spaced.copied(), before.sample, strict=True)]
         norms = _stacked(_norms(plan.spaced.split(changes), plan.device), plan.device) * plan.spaced.scales
-        if before.moments not in plan.sums:
-            plan.sums[before.moments] = Sums(_members(plan, before.moments))
-        return plan.sums[before.moments](torch.cat((before.norms, norms)).square())
+        return plan.change_sums(torch.cat((before.trained_squares, norms.square())))
 
     @torch.no_grad()
-    def finish(self, squares: Tensor) -> Tensor:
-        """The values of ``names``, in float32, from sums of squares."""
-        plan = self._measured().plan
-        ratios = len(plan.trained_groups.names)
-        values = squares[: len(squares) - ratios].clone()
-        if ratios:
-            rms = 1 + len(plan.groups.names)
-            values[rms : rms + 1].div_(sum(parameter.numel() for parameter in plan.parameters[: plan.trained]))
-            nothing = torch.finfo(squares.dtype).tiny  # where all weights are 0, a change of 0 is 0 and any other inf
-            values[rms + 1 : rms + 1 + ratios].div_(squares[-ratios:].clamp(min=nothing))
-        return torch.cat((values.sqrt_().float(), (squares[:1] < math.inf).float()))
+    def changes(self, squares: Tensor) -> Block:
+        """Names and values, in float32, from the squares of the last ``after_update``, be it of an earlier process."""
+        plan = self._changed or self._current_plan()
+        groups = plan.trained_groups.names
+        if not groups:
+            return (), squares.float()
+        total, changed, weights = squares.split((1, len(groups), len(groups)))
+        nothing = torch.finfo(squares.dtype).tiny  # where all weights are 0, a change of 0 is 0 and any other inf
+        values = torch.cat((total / plan.trained_elements, changed / weights.clamp(min=nothing))).sqrt().float()
+        return ("update_rms", *(f"update_ratio/{group}" for group in groups)), values
 
     def _measured(self) -> _Before:
         assert self._before is not None, "before_update comes first"
@@ -271,17 +264,19 @@ def _plan(named: Mapping[str, nn.Parameter], held: Sequence[Tensor], world: int)
 
     trained = [name for name in named if name not in left_out and is_trained(name)]
     frozen = [name for name in named if name not in left_out and not is_trained(name)]
-    everything = (*named.values(), *held)
+    everything = tuple({id(parameter): parameter for parameter in (*named.values(), *held)}.values())
     return _Plan(
         parameters=tuple(named[name] for name in trained + frozen),
         groups=Groups(trained + frozen),
         trained=len(trained),
         trained_groups=Groups(trained),
+        trained_elements=sum(named[name].numel() for name in trained),
         spaced=_SpacedElements([named[name] for name in trained], world, device),
         device=device,
         left_out=left_out,
         everything=everything,
         fingerprint=_fingerprint(held, everything),
+        change_sums=Sums(_change_members(len(trained), Groups(trained))),
     )
 
 
@@ -297,19 +292,22 @@ def _why_not(parameter: nn.Parameter, device: torch.device) -> str | None:
     return None if parameter.dtype in _MEASURED else f"of {parameter.dtype}, which has no norm"
 
 
-def _members(plan: _Plan, moments: tuple[int, int]) -> Iterator[Sequence[int]]:
-    """Which norms make up each of the sums of ``squares``: weights, first and second moments, changes come in."""
+def _norm_members(plan: _Plan, moments: tuple[int, int]) -> Iterator[Sequence[int]]:
+    """Which squares make up which sum: all weights, those of each group, the moments of each kind."""
     weights = range(len(plan.parameters))
     first = range(weights.stop, weights.stop + moments[0])
     second = range(first.stop, first.stop + moments[1])
-    changes = range(second.stop, second.stop + plan.trained)
     yield weights
     yield from plan.groups.members
-    if changes:
-        yield changes
-        yield from ([changes[place] for place in places] for places in plan.trained_groups.members)
     yield from (moment for moment in (first, second) if moment)
-    yield from plan.trained_groups.members
+
+
+def _change_members(trained: int, groups: Groups) -> Iterator[Sequence[int]]:
+    """Of the squares of trained weights and then of their changes: all changes, those of each group, its weights."""
+    if trained:
+        yield range(trained, 2 * trained)
+    yield from ([trained + place for place in places] for places in groups.members)
+    yield from groups.members
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

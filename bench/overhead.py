@@ -1,0 +1,212 @@
+"""What guarding a step costs, side by side in one run with what people write today.
+
+    python bench/overhead.py [--only NAME ...] [--out FILE.json]
+
+On a CUDA device: the 49M-parameter x1 at 32k and 4k tokens a step and a 350M one at 16k, bf16, compiled, free-running.
+On a CPU: the toy model. Blocks of steps of every variant are interleaved on one model, and each is compared with the
+blocks of the first variant next to it; the median of those ratios is printed, with the quartiles. Needs torch and numpy
+alone.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+import sealegs
+from sealegs.lab.model import Transformer
+from sealegs.lab.settings import SIZES, ModelSettings
+from sealegs.lab.train import build_optimizer
+
+X1 = SIZES["x1"].model
+CASES: dict[str, tuple[ModelSettings, int, int]] = {
+    # model, rows a batch, steps a block
+    "x1, 32k tokens": (X1, 32, 40),
+    "350M, 16k tokens": (replace(X1, layers=24, width=1024, heads=16, hidden=2816), 16, 20),
+    "x1, 4k tokens": (X1, 4, 100),
+    "toy on the CPU": (SIZES["toy"].model, 8, 20),
+}
+
+
+@dataclass
+class Subject:
+    """A model in training; all variants work on the same one."""
+
+    model: Transformer
+    optimizer: AdamW
+    backward: Callable[[], Tensor]
+
+
+def make(settings: ModelSettings, rows: int, device: str) -> Subject:
+    """The model, and a function that does forward and backward on random tokens and gives the loss."""
+    torch.manual_seed(0)
+    model = Transformer(settings).to(device)
+    optimizer = build_optimizer(model, SIZES["x1"].optimizer)
+    losses = torch.compile(model.losses) if device == "cuda" else model.losses
+    tokens = torch.randint(settings.vocabulary, (rows, settings.context), device=device)
+    targets = tokens.roll(-1, 1)
+
+    def backward() -> Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = losses(tokens, targets).total / targets.numel()
+        loss.backward()
+        return loss
+
+    return Subject(model, optimizer, backward)
+
+
+def clip_only(subject: Subject) -> None:
+    """What every variant is compared with."""
+    subject.backward()
+    clip_grad_norm_(subject.model.parameters(), 1.0)
+    subject.optimizer.step()
+    subject.optimizer.zero_grad()
+
+
+def item_each_step(subject: Subject) -> None:
+    """The check that most loops have: read loss and norm, branch."""
+    loss = subject.backward()
+    norm = clip_grad_norm_(subject.model.parameters(), 1.0)
+    if torch.isfinite(loss).item() and norm.item() < 100.0:
+        subject.optimizer.step()
+    subject.optimizer.zero_grad()
+
+
+def isnan_loop(subject: Subject) -> None:
+    """The check that tutorials show: ask every parameter."""
+    subject.backward()
+    clip_grad_norm_(subject.model.parameters(), 1.0)
+    if not any(bool(p.grad.isnan().any()) for p in subject.model.parameters() if p.grad is not None):
+        subject.optimizer.step()
+    subject.optimizer.zero_grad()
+
+
+def guarded(subject: Subject, folder: Path, **options: Any) -> tuple[Callable[[Subject], None], sealegs.Guard]:
+    """The guard with its defaults, recording included."""
+    guard = sealegs.Guard(subject.model, subject.optimizer, run=folder, clip=1.0, **options)
+
+    def step(subject: Subject) -> None:
+        guard.step(subject.backward())
+
+    return step, guard
+
+
+def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
+    """All variants of one case."""
+    settings, rows, steps = CASES[name]
+    device = "cpu" if "CPU" in name else "cuda"
+    subject = make(settings, rows, device)
+    step, guard = guarded(subject, scratch / "default")
+    no_samples, unsampled = guarded(subject, scratch / "unsampled", sample_every=0)
+    variants: dict[str, Callable[[Subject], None]] = {
+        "clip only": clip_only,
+        "guard": step,
+        "guard, gate only (no sampled signals)": no_samples,
+        ".item() of loss and norm": item_each_step,
+        "isnan loop over parameters": isnan_loop,
+        "clip only, again (control)": clip_only,
+    }
+    for take_step in variants.values():
+        for _ in range(25):
+            take_step(subject)
+    seconds: dict[str, list[float]] = {variant: [] for variant in variants}
+    for block in range(blocks):
+        order = list(variants)
+        for variant in order[block % len(order) :] + order[: block % len(order)]:  # no variant has a place of its own
+            wait(device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                variants[variant](subject)
+            wait(device)
+            seconds[variant].append((time.perf_counter() - began) / steps)
+        print(f"{name}: block {block + 1} of {blocks}", flush=True)
+    syncs = waits(subject, step) if device == "cuda" else None
+    gated = guard.watch.skips
+    guard.close()
+    unsampled.close()
+    base = seconds["clip only"]
+    table = {}
+    for variant, measured in seconds.items():
+        ratios = sorted(100 * (a / b - 1) for a, b in zip(measured, base, strict=True))
+        quarter = len(ratios) // 4
+        table[variant] = {
+            "ms": 1000 * statistics.median(measured),
+            "percent": statistics.median(ratios),
+            "quartiles": [ratios[quarter], ratios[-quarter - 1]],
+        }
+    parameters = subject.model.parameter_count()
+    return {"variants": table, "host_waits_in_30_steps": syncs, "skipped": gated, "parameters": parameters}
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was told."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def waits(subject: Subject, step: Callable[[Subject], None]) -> str:
+    """Thirty guarded steps in a mode in which torch raises where the host would wait for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(30):
+            step(subject)
+    except RuntimeError as error:
+        return f"waits: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "none"
+
+
+def printed(results: dict[str, Any]) -> str:
+    """The table, as Markdown."""
+    lines = []
+    for name, result in results["cases"].items():
+        lines += [f"### {name} ({result['parameters'] / 1e6:.1f}M parameters)", ""]
+        lines += ["| | ms a step | against clip only | quartiles |", "|---|---|---|---|"]
+        for variant, row in result["variants"].items():
+            low, high = row["quartiles"]
+            lines.append(f"| {variant} | {row['ms']:.2f} | {row['percent']:+.2f} % | {low:+.2f} to {high:+.2f} % |")
+        lines += [
+            "",
+            f"host waits in 30 guarded steps: {result['host_waits_in_30_steps']}; skipped: {result['skipped']}",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what this machine can."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(CASES))
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    possible = [name for name in CASES if ("CPU" in name) != torch.cuda.is_available()]
+    torch.set_float32_matmul_precision("high")
+    results: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "cases": {},
+    }
+    for name in arguments.only or possible:
+        with tempfile.TemporaryDirectory() as scratch:
+            results["cases"][name] = measure(name, arguments.blocks, Path(scratch))
+    print(printed(results))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""A step that was backpropagated in, everything that is known of it out: on the device, the same on all ranks.
+
+Every step: norms of all gradients, before anything clips them. Every few steps also weights, moments, the last update,
+activations. What ranks see differently goes through one collective, so that they judge equal numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sealegs.signals import agree
+from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
+from sealegs.signals.agree import FIELDS, MERGED, NormsBefore, Ranks
+from sealegs.signals.collect import Block
+from sealegs.signals.groups import Groups
+from sealegs.signals.norms import GradientReader, Gradients
+from sealegs.signals.weights import WeightSampler, local, replicas
+from sealegs.vocabulary import Row
+
+CHECKSUM_STEPS = 100
+"""How often the ranks compare their weights."""
+HISTOGRAM_STEPS = 100
+"""How often the histogram of token losses is kept; that of a step that is not plain GO always is."""
+CULPRIT_EXCESS = 3.0
+"""How many times the median of the ranks a rank's own gradient norm must be for it to be named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a step before it is decided."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    gradients: Gradients | None
+    """None where the user clips, and gave the norm."""
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Numbers of a rank that are to become the same on all."""
+
+    numbers: Tensor
+    together: Callable[[Tensor], Tensor]
+    """The numbers of all ranks, by rank, to those of the run."""
+    named: Callable[[Tensor], Block]
+
+
+class Meter:
+    """Measures the steps of one model. ``see`` comes before the update, ``updated`` after it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        sample_every: int,
+        ranks: Ranks,
+        activations: ActivationSampler | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.norms_before = NormsBefore(model) if ranks.world > 1 else None
+        self._model = model
+        self._reader = GradientReader(model, optimizers)
+        self._weights = WeightSampler(model, optimizers, world=ranks.world)
+        self._activations = activations or ActivationSampler(model)
+        self._is_armed = False
+        self._sample_every = sample_every
+        self._groups = Groups(())
+        self._groups_of: tuple[str, ...] = ()
+        self._last_change: Tensor | None = None
+
+    def is_sampled(self, number: int) -> bool:
+        """Whether a step is one of those that are looked at closely."""
+        return self._sample_every > 0 and number % self._sample_every == 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        first = next(iter(self._reader.parameters()), None)
+        return first.device if first is not None else torch.device("cpu")
+
+    def see(
+        self,
+        number: int,
+        loss: Tensor,
+        grad_norm: Tensor | None,
+        *,
+        step_s: float | None,
+        token_losses: Tensor | None,
+        loss_scale: Tensor | None,
+    ) -> Seen:
+        """Measure a step before its update."""
+        gradients = self._reader.read() if grad_norm is None else None
+        samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
+        if self.ranks.world == 1:
+            blocks = tuple(sample.named(sample.numbers) for sample in samples)
+            if gradients is None:
+                assert grad_norm is not None
+                return Seen(loss, grad_norm, None, blocks)
+            return Seen(loss, gradients.total(), gradients, ((("worst_tensor",), gradients.worst()), *blocks))
+        mine = self._contribution(number, loss, grad_norm, gradients)
+        rows = self.ranks.gather(torch.cat([mine, *(sample.numbers.to(mine) for sample in samples)]), number)
+        merged = agree.merge(rows[:, : len(FIELDS)])
+        _, *parts = rows.split([len(FIELDS), *(sample.numbers.numel() for sample in samples)], dim=1)
+        blocks = tuple(sample.named(sample.together(part)) for sample, part in zip(samples, parts, strict=True))
+        compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
+        return Seen(merged[0], merged[1], gradients, ((MERGED[2:compared], merged[2:compared]), *blocks))
+
+    def updated(self, number: int) -> None:
+        """Measure what the update of a step did, for the row of the next; get ready for that."""
+        self._last_change = self._weights.after_update() if self.is_sampled(number) else None
+        if self.is_sampled(number + 1):
+            self._activations.arm()
+            self._is_armed = True
+
+    def named(self, row: Row) -> Row:
+        """A row that has arrived, its numbers of tensors and ranks as names."""
+        named = dict(row)
+        culprit = []
+        if (place := named.pop("worst_tensor", None)) is not None:
+            names = self._reader.names
+            culprit.append(names[int(place)] if int(place) < len(names) else f"tensor {int(place)}")
+        if (rank := named.pop("culprit_rank", None)) is not None:
+            excess = float(named.pop("culprit_excess"))
+            if not excess <= CULPRIT_EXCESS:
+                culprit.append(f"rank {int(rank)}")
+        if culprit:
+            named["culprit"] = " on ".join(culprit)
+        return named
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next row will say of the last update."""
+        return {"last_change": None if self._last_change is None else self._last_change.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as if the update had just been made; weights and optimizers must be what they were."""
+        saved = state["last_change"]
+        self._last_change = None if saved is None else torch.tensor(saved, dtype=torch.float64, device=self.device)
+
+    def _samples(
+        self,
+        number: int,
+        gradients: Gradients | None,
+        step_s: float | None,
+        token_losses: Tensor | None,
+        loss_scale: Tensor | None,
+    ) -> list[_Sample]:
+        device = self.device
+        samples = []
+        if step_s is not None:
+            slowest = torch.full((1,), step_s, dtype=torch.float64, device=device)
+            samples.append(_Sample(slowest, lambda rows: rows.amax(0), lambda n: (("step_s",), n)))
+        if self._last_change is not None:
+            samples.append(_Sample(self._last_change, _sum, self._weights.changes))
+        if self._is_armed:
+            self._activations.disarm()
+            self._is_armed = False
+            names, values = self._activations.take()
+            samples += _activations(names, values)
+        if self.is_sampled(number):
+            samples.append(_Sample(self._weights.before_update(), _sum, self._weights.norms))
+            if gradients is not None:
+                samples.append(self._group_norms(gradients))
+            if loss_scale is not None and gradients is not None:
+                share = underflow_share(gradients.tensors, loss_scale).reshape(1)
+                samples.append(_Sample(share, _mean, lambda n: (("underflow_share",), n)))
+        if token_losses is not None:
+            counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
+            samples.append(_Sample(counts, _sum, lambda n: (("token_loss_histogram",), n)))
+        return samples
+
+    def _group_norms(self, gradients: Gradients) -> _Sample:
+        if gradients.names != self._groups_of:
+            self._groups_of, self._groups = gradients.names, Groups(gradients.names)
+        names = tuple(f"grad_norm/{group}" for group in self._groups.names)
+        squares = self._groups.sum_by_group(self._shares(gradients))
+        return _Sample(squares, _sum, lambda total: (names, total.sqrt()))
+
+    def _shares(self, gradients: Gradients) -> Tensor:
+        """The square of each norm, divided among the ranks that hold the same gradient."""
+        squares = gradients.norms.square()
+        world = self.ranks.world
+        if world == 1:
+            return squares
+        held = [1 / replicas(p, world) for p in self._reader.parameters() if p.grad is not None]
+        return squares * torch.tensor(held, dtype=squares.dtype).to(squares.device, non_blocking=True)
+
+    def _contribution(
+        self, number: int, loss: Tensor, grad_norm: Tensor | None, gradients: Gradients | None
+    ) -> Tensor:
+        world = self.ranks.world
+        checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
+        if number % CHECKSUM_STEPS == 0:
+            checksum = agree.checksum_of([local(p) for p in self._model.parameters() if replicas(p, world) == world])
+        if gradients is None:
+            assert grad_norm is not None
+            square, worst_norm, worst = grad_norm.square() / world, grad_norm, torch.zeros_like(grad_norm)
+        else:
+            worst = gradients.worst()
+            square, worst_norm = self._shares(gradients).sum(), gradients.norms[worst]
+        before = self.norms_before.take() if self.norms_before else None
+        return agree.contribution(loss, square, worst_norm, worst, before, checksum)
+
+
+def _activations(names: tuple[str, ...], values: Tensor) -> list[_Sample]:
+    """Norms are averaged over ranks; of logits the largest counts."""
+    norms = sum(name.startswith("activation_norm/") for name in names)
+    kinds = ((names[:norms], values[:norms], _mean), (names[norms:], values[norms:], _largest))
+    return [_Sample(part, together, _naming(some)) for some, part, together in kinds if some]
+
+
+def _naming(names: tuple[str, ...]) -> Callable[[Tensor], Block]:
+    return lambda numbers: (names, numbers)
+
+
+def _sum(rows: Tensor) -> Tensor:
+    return rows.sum(0)
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.mean(0)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    return rows.amax(0)

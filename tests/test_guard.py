@@ -1,0 +1,477 @@
+"""The guard in loops that are not ours: what README shows, on models and optimizers as people have them."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import sealegs
+from sealegs import judge
+from sealegs.errors import ConfigError, RunHalted
+from sealegs.faults.gradient import inject
+from sealegs.faults.spec import parse
+from sealegs.vocabulary import Row, Severity
+
+
+class ConvNet(nn.Module):
+    """A convolutional net with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.features(images).mean((2, 3)))
+        return scores
+
+
+class Encoder(nn.Module):
+    """A transformer encoder whose readout is its embedding, and whose first layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.readout = nn.Linear(16, 50, bias=False)
+        self.readout.weight = self.embedding.weight
+        for parameter in self.layers.layers[0].parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.readout(self.layers(self.embedding(tokens)))
+        return logits
+
+
+Task = tuple[nn.Module, list[tuple[Tensor, Tensor]], Callable[[Tensor, Tensor], Tensor]]
+
+
+def images(steps: int) -> Task:
+    torch.manual_seed(0)
+    batches = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,))) for _ in range(steps)]
+    return ConvNet(), batches, F.cross_entropy
+
+
+def texts(steps: int) -> Task:
+    torch.manual_seed(0)
+    batches = [(tokens := torch.randint(50, (4, 10)), tokens.roll(-1, 1)) for _ in range(steps)]
+    return Encoder(), batches, lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+TASKS = {"conv-net": images, "encoder": texts}
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("fault", ["nan-gradient@20", "inf-gradient@20", "gradient-scale:factor=1000@20", "bit-flip@20"])
+def test_a_faulty_step_is_skipped_and_the_others_are_what_they_were(task: str, fault: str, tmp_path: Path) -> None:
+    """Against the same loop without Sealegs, in which step 20 updates nothing: bit for bit."""
+    model, batches, criterion = TASKS[task](30)
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
+        with inject([parse(fault)], model, clock=lambda: guard.number) as injector:
+            skipped = []
+            for inputs, wanted in guard.batches(batches):
+                loss = criterion(model(inputs), wanted)
+                loss.backward()
+                before = weights(model)
+                verdict = guard.step(loss)
+                assert verdict.go != same(before, weights(model))
+                skipped += [] if verdict.go else [verdict]
+        assert [verdict.step for verdict in skipped] == [20]
+        assert injector.strikes[0].tensor in (skipped[0].culprit, "*")
+    assert not injector.pending()
+
+    plain, batches, criterion = TASKS[task](30)
+    optimizer = AdamW([p for p in plain.parameters() if p.requires_grad], lr=1e-3)
+    for step, (inputs, wanted) in enumerate(batches):
+        loss = criterion(plain(inputs), wanted)
+        loss.backward()
+        if step != 20:
+            optimizer.step()
+        optimizer.zero_grad()
+    assert same(weights(model), weights(plain))
+
+    run = sealegs.open_run(tmp_path / "a")
+    assert [event.step for event in run.events if event.kind == "skip"] == [20]
+    assert run.column("batch_index").tolist() == list(range(30))
+    assert len(set(run.column("batch_hash"))) == 30
+    (start,) = [event for event in run.events if event.kind == "guard"]
+    assert bool(start.detail["not_undone_by_a_skip"]) == (task == "conv-net")
+
+
+def small(**options: Any) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    return model, AdamW(model.parameters(), **{"lr": 1e-3, **options})
+
+
+def losses(model: nn.Module, steps: int, spoilt: dict[int, float] | None = None, first: int = 0) -> Iterator[Tensor]:
+    """Backpropagated losses; those that are spoilt are multiplied by what is given."""
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        loss = model(torch.randn(16, 4)).square().mean() + 0.5
+        loss = loss * (spoilt or {}).get(step, 1.0)
+        loss.backward()
+        yield loss
+
+
+def test_the_rungs_agree(tmp_path: Path) -> None:
+    """Watch with `if verdict.go`, and Guard: the same verdicts, the same weights."""
+    spoilt = {15: math.nan, 40: 100.0, 41: 100.0, 70: math.inf}
+    model, optimizer = small()
+    seen = []
+    with sealegs.Watch(tmp_path / "watch") as watch:
+        for step, loss in enumerate(losses(model, 90, spoilt)):
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            verdict = watch.see(step, loss=loss, grad_norm=norm)
+            if verdict.go:
+                optimizer.step()
+            optimizer.zero_grad()
+            seen.append(verdict.word)
+    guarded, optimizer = small()
+    with sealegs.Guard(guarded, optimizer, run=tmp_path / "guard", clip=1.0) as guard:
+        words = [guard.step(loss).word for loss in losses(guarded, 90, spoilt)]
+    assert words == seen
+    assert [step for step, word in enumerate(words) if word != "GO"] == sorted(spoilt)
+    for ours, theirs in zip(weights(guarded), weights(model), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_watching_changes_nothing(tmp_path: Path) -> None:
+    results = []
+    for watched in (False, True):
+        model, optimizer = small()
+        watch = sealegs.Watch(tmp_path / "a") if watched else None
+        for step, loss in enumerate(losses(model, 20, {12: 1000.0})):
+            if watch:
+                watch.see(step, loss=loss, grad_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        if watch:
+            watch.close()
+        results.append(weights(model))
+    assert same(*results)
+
+
+def test_shadow_mode_decides_and_never_acts(tmp_path: Path) -> None:
+    plain, optimizer = small()
+    for _ in losses(plain, 30, {20: 1000.0}):
+        optimizer.step()
+        optimizer.zero_grad()
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", act=False) as guard:
+        words = [guard.step(loss).word for loss in losses(model, 30, {20: 1000.0})]
+    assert words[20] == "SKIP"
+    assert same(weights(model), weights(plain))
+    (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "skip"]
+    assert event.detail["acted"] is False
+
+
+def test_shadow_mode_does_not_halt() -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=None, act=False) as guard:
+        words = [guard.step(loss * math.nan).word for loss in losses(model, 30)]
+    assert words[-1] == "HALT"
+
+
+def test_a_budget_that_is_spent_halts_with_the_incident(tmp_path: Path) -> None:
+    model, optimizer = small()
+    watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
+    guard = sealegs.Guard(model, optimizer, run=watch)
+    before = weights(model)
+    taken = 0
+    with pytest.raises(RunHalted, match="steps in a row not finite: 5, expected below 4") as halt:
+        for loss in losses(model, 30):
+            guard.step(loss * math.nan)
+            taken += 1
+    guard.close()
+    assert taken == 4
+    assert same(before, weights(model))
+    assert halt.value.verdict.severity == Severity.HALT
+    assert [verdict.step for verdict in halt.value.incident] == [0, 1, 2, 3, 4]
+    kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+    assert kinds == ["guard", "skip", "skip", "alarm", "skip", "halt"]
+
+
+def test_weights_that_are_not_finite_halt() -> None:
+    model, optimizer = small()
+    guard = sealegs.Guard(model, optimizer, run=None, sample_every=1)
+    for loss in losses(model, 5):
+        guard.step(loss)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = math.nan
+    with pytest.raises(RunHalted, match="a parameter is not finite"):
+        for loss in losses(model, 2):
+            guard.step(loss)
+
+
+def test_gradients_that_the_user_clips(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
+        for step, loss in enumerate(losses(model, 20)):
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            verdict = guard.step(loss, grad_norm=norm * (1000 if step == 15 else 1))
+            assert verdict.go == (step != 15)
+    assert sealegs.open_run(tmp_path / "a").column("grad_norm").min() > 0.01
+
+
+def test_micro_batches_make_one_step() -> None:
+    whole, optimizer = small()
+    data = torch.randn(20, 12, 4)
+    guard = sealegs.Guard(whole, optimizer, run=None, clip=0.5)
+    for batch in data:
+        loss = whole(batch).square().mean()
+        loss.backward()
+        guard.step(loss)
+    parts, optimizer = small()
+    guard = sealegs.Guard(parts, optimizer, run=None, clip=0.5)
+    for batch in data:
+        total = torch.zeros(())
+        *first, last = batch.chunk(3)
+        for micro in first:
+            with guard.accumulate():
+                loss = parts(micro).square().mean() / 3
+                loss.backward()
+            total += loss.detach()
+        loss = parts(last).square().mean() / 3
+        loss.backward()
+        verdict = guard.step(total + loss)
+        assert verdict.go
+    for a, b in zip(weights(whole), weights(parts), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_two_optimizers_go_together_or_not_at_all() -> None:
+    model, _ = small()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    optimizers = [Muon(matrices, lr=0.01), SGD(vectors, lr=0.1, momentum=0.9)]
+    schedulers = [LambdaLR(optimizer, lambda step: 0.9**step) for optimizer in optimizers]
+    guard = sealegs.Guard(model, optimizers, run=None, scheduler=schedulers)
+    for step, loss in enumerate(losses(model, 10)):
+        if step == 6:
+            bias = vectors[0].grad
+            assert bias is not None
+            bias[0] = math.nan
+        before = weights(model)
+        guard.step(loss)
+        changed = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
+        assert changed == [step != 6] * 4
+    assert [scheduler.last_epoch for scheduler in schedulers] == [10, 10]
+
+
+def test_loss_scaling_finds_its_scale_without_an_alarm(tmp_path: Path) -> None:
+    """From 2**40 the scaler needs many skips in a row to come down to where fp16 gradients are finite."""
+    model, optimizer = small()
+    scaler = GradScaler("cpu", init_scale=2.0**40)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", scaler=scaler, clip=1.0) as guard:
+        verdicts = []
+        for step in range(60):
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(16, 4)).float().square().mean() + 0.5
+            scaler.scale(loss).backward()
+            verdicts.append(guard.step(loss))
+    words = [verdict.word for verdict in verdicts]
+    assert words.count("SKIP") > 10
+    assert set(words) == {"SKIP", "GO"}
+    assert words[-20:] == ["GO"] * 20
+    run = sealegs.open_run(tmp_path / "a")
+    assert run.column("loss_scale")[0] == 2.0**40
+    assert 1 <= run.column("loss_scale")[-1] < 2.0**30
+    assert math.isfinite(run.column("grad_norm")[-1])
+    assert guard.watch.skips == 0, "they are the scaler's, and spend no budget"
+    assert "underflow_share" in run.signals
+
+
+def test_a_compiled_model_is_guarded() -> None:
+    model, optimizer = small()
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    guard = sealegs.Guard(compiled, optimizer, run=None, clip=1.0)
+    for step in range(25):
+        loss = compiled(torch.randn(16, 4)).square().mean() * (math.nan if step == 12 else 1.0)
+        loss.backward()
+        verdict = guard.step(loss)
+        assert verdict.go == (step != 12)
+    assert "_orig_mod" not in verdict.culprit
+
+
+def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
+    results = {}
+    for announced in (False, True):
+        model, optimizer = small(lr=1e-5)
+        guard = sealegs.Guard(model, optimizer, run=tmp_path / str(announced))
+        skips = 0
+        for step, loss in enumerate(losses(model, 260)):
+            if step == 200 and announced:
+                guard.announce("new data")
+            skips += not guard.step(loss * (1.8 if step >= 200 else 1.0)).go
+        results[announced] = skips
+        guard.close()
+    assert results[True] == 0
+    assert results[False] > 20
+    run = sealegs.open_run(tmp_path / "True")
+    assert run.column("announced")[200] == "new data"
+    assert [(event.kind, event.detail["change"]) for event in run.events if event.kind == "announced"] == [
+        ("announced", "new data")
+    ]
+
+
+SPOILT = {30: math.nan, 90: 50.0, 180: 3.0, 181: 3.0, 200: math.inf}
+
+
+def test_its_state_is_restored_bit_for_bit(tmp_path: Path) -> None:
+    def run(folder: str, stop_at: int | None) -> tuple[list[str], list[Tensor]]:
+        model, optimizer = small()
+        guard = sealegs.Guard(model, optimizer, run=tmp_path / folder, clip=1.0, sample_every=5)
+        said = []
+        for step in range(260):
+            if step == stop_at:
+                saved = json.dumps(guard.state_dict())
+                kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                guard.close()
+                fresh, optimizer = small()
+                fresh.load_state_dict(kept["model"])
+                optimizer.load_state_dict(kept["optimizer"])
+                model = fresh
+                guard = sealegs.Guard(model, optimizer, run=tmp_path / folder, clip=1.0, sample_every=5, resume=True)
+                guard.load_state_dict(json.loads(saved))
+            if step == 120:
+                guard.announce("another mixture")
+            (loss,) = losses(model, 1, SPOILT, first=step)
+            said.append(str(guard.step(loss)))
+        said.append(json.dumps(guard.state_dict()["watch"]["state"][1]))
+        guard.close()
+        return said, weights(model)
+
+    expected, end = run("whole", None)
+    for stop_at in (31, 121, 181, 201):
+        said, weights_then = run(f"stopped-{stop_at}", stop_at)
+        assert said == expected
+        assert same(weights_then, end)
+    whole, stopped = (sealegs.open_run(tmp_path / name) for name in ("whole", "stopped-121"))
+    assert set(whole.signals) == set(stopped.signals)
+    for signal in set(whole.signals) - {"time", "step_s"}:
+        assert whole.column(signal).tobytes() == stopped.column(signal).tobytes(), signal
+
+
+def test_a_recorded_stream_gives_the_recorded_verdicts(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0) as guard:
+        said = []
+        for step, loss in enumerate(losses(model, 260, SPOILT)):
+            if step == 120:
+                guard.announce("another mixture")
+            said.append(guard.step(loss))
+    again = list(judge.replay(sealegs.open_run(tmp_path / "a").rows()))
+    assert list(map(repr, again)) == list(map(repr, said))  # NaN is not equal to itself
+    assert sum(not verdict.go for verdict in again) == len(SPOILT)
+
+
+def test_a_rule_of_the_users_own(tmp_path: Path) -> None:
+    def too_warm(row: Row) -> str | None:
+        return "the room is too warm" if float(row.get("celsius", 0)) > 30 else None
+
+    model, optimizer = small()
+    watch = sealegs.Watch(tmp_path / "a", detectors=[too_warm])
+    with sealegs.Guard(model, optimizer, run=watch) as guard:
+        words = [guard.step(loss, celsius=25.0 + step).word for step, loss in enumerate(losses(model, 10))]
+    assert words == ["GO"] * 6 + ["ALARM"] * 4
+    (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "alarm"]
+    assert "the room is too warm" in event.detail["text"]
+
+
+def test_textbook_rules_are_chosen_by_name(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a", rules="textbook") as watch:
+        torch.manual_seed(0)
+        words = [watch.see(step, loss=2.5 + 0.01 * float(torch.randn(()))).word for step in range(150)]
+        assert watch.see(150, loss=2.6).word != "GO"
+    assert words.count("GO") > 140
+    with pytest.raises(ConfigError, match="rules='textbok': one of calibrated, textbook"):
+        sealegs.Watch(None, rules="textbok")
+
+
+def test_signals_of_a_sampled_step(tmp_path: Path) -> None:
+    model, optimizer = small()
+    token_losses = torch.tensor([0.0, 0.2, 0.3, 99.0, math.nan])
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0, sample_every=10) as guard:
+        for loss in losses(model, 101, {55: math.nan}):
+            guard.step(loss, tokens=160, token_losses=token_losses)
+    run = sealegs.open_run(tmp_path / "a")
+    for signal in ("param_norm", "param_norm/0", "grad_norm/2", "moment1_norm", "moment2_norm", "params_finite"):
+        assert run.steps[run.logged(signal)].tolist()[-3:] == [80, 90, 100], signal
+    for signal in ("update_rms", "update_ratio/0", "update_ratio/2"):
+        assert run.steps[run.logged(signal)].tolist() == [*range(1, 92, 10)], signal
+    assert run.steps[run.logged("activation_norm/1")].tolist() == [*range(10, 101, 10)]
+    assert (run.column("tokens_per_s")[run.logged("tokens_per_s")] > 0).all()
+    assert run.steps[run.logged("token_loss_histogram")].tolist() == [0, 55, 100], "kept now and then, and when it matters"
+    counts = [int(count) for count in run.column("token_loss_histogram")[55].split()]
+    assert (counts[0], counts[31], counts[32], sum(counts)) == (2, 1, 1, 4)
+    groups = (run.column("grad_norm/0")[10] ** 2 + run.column("grad_norm/2")[10] ** 2) ** 0.5
+    assert groups == pytest.approx(run.column("grad_norm")[10])
+
+
+def test_a_data_loader_goes_through(tmp_path: Path) -> None:
+    model, optimizer = small()
+    loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
+        for _ in range(2):
+            for (batch,) in guard.batches(loader):
+                loss = model(batch).square().mean()
+                loss.backward()
+                guard.step(loss)
+    run = sealegs.open_run(tmp_path / "a")
+    assert run.column("batch_index").tolist() == list(range(8))
+    hashes = run.column("batch_hash").tolist()
+    assert hashes[:4] == hashes[4:], "the second epoch brings the same batches"
+    assert len(set(hashes)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"clip": 0.0}, "clip=0.0"), ({"clip": math.nan}, "clip=nan"), ({"sample_every": -1}, "sample_every=-1")],
+    ids=str,
+)
+def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:
+    model, optimizer = small()
+    with pytest.raises(ConfigError, match=words):
+        sealegs.Guard(model, optimizer, run=None, **options)
+
+
+def test_a_loss_that_is_not_one_number_is_refused() -> None:
+    model, optimizer = small()
+    guard = sealegs.Guard(model, optimizer, run=None)
+    with pytest.raises(ConfigError, match=r"loss of shape \(16, 1\): give one number"):
+        guard.step(model(torch.randn(16, 4)))
+
+
+def test_a_loop_that_stands_still_is_noticed(tmp_path: Path) -> None:
+    import time
+
+    with sealegs.Watch(tmp_path / "a", stalled_after_s=0.2) as watch:
+        watch.see(0, loss=1.0)
+        time.sleep(0.6)
+        watch.see(1, loss=1.0)
+        time.sleep(0.02)
+    events = sealegs.open_run(tmp_path / "a").events
+    assert [event.kind for event in events] == ["stalled"]
+    assert "time.sleep(0.6)" in events[0].detail["where"]
