@@ -277,8 +277,8 @@ def when_young(contenders: Sequence[Contender], real: Sequence[Stream], seed: in
             words = f"{len(pool)} {kind}, first {first}"
             say(f"young runs: {words}")
             columns[words] = {
-                name: f"{found.flags / found.steps * 5000:.2f} ({found.flags} on {len(found.where)} step numbers)"
-                for name, found in false_flags(contenders, [run.part(0, first) for run in pool]).items()
+                name: f"{own.flags / own.steps * 5000:.2f} ({own.flags} in {own.steps:,}; {len(own.where)} numbers)"
+                for name, own in false_flags(contenders, [run.part(0, first) for run in pool]).items()
             }
     return columns
 
@@ -528,7 +528,7 @@ def read(folder: Path) -> list[Stream]:
 
 def by_detector(counted: Counter[tuple[str, str]], steps: int) -> dict[str, Cells]:
     """Findings on healthy steps, by the detector that made them."""
-    names = sorted({name for name, _ in counted})
+    names = list(dict.fromkeys([*(detector.name for detector in judge.standard()), *(name for name, _ in counted)]))
     columns = {kind: {name: str(counted[name, kind]) for name in names} for kind in ("skip", "alarm")}
     return columns | {"control: healthy steps looked at": dict.fromkeys(names, f"{steps:,}")}
 
@@ -584,15 +584,15 @@ def report(folder: Path | None, seed: int) -> Iterator[str]:
     rules = [STATISTIC, *(rule for rule in RULES if rule.name not in SAME_BUT_FOR_THRESHOLD)]
     for rate in (10.0, 1.0):
         yield table(f"At {rate:g} false flags per 100k", EQUAL.format(steps=len(base)), equal(rules, runs, place, rate))
-    say("done")
+    yield f"{time.perf_counter() - BEGAN:.0f} s in all."
 
 
 FALSE_FLAGS = """Every step counts, the first ones too; in brackets the 95 % Poisson interval. Noise: 30k steps on
 a flat and 30k on a power-law loss, loss alone but for the last column. The last row is the control of every table: a
 rule that knows nothing. Step numbers: how many different ones the flags fall on; runs of one data order share their
 hard batches."""
-YOUNG = """The first steps of healthy runs. Sealegs must not skip more than 1 in 5,000. Synthetic: power law with norm,
-ten runs of each noise."""
+YOUNG = """The first steps of healthy runs; numbers: different step numbers, as above. Sealegs must not skip more than
+1 in 5,000. Synthetic: power law with norm, ten runs of each noise."""
 SUDDEN = """Share of 150 places (40 for the second shocks) of the longest run that has both signals. The traces are the
 published ones on the level of this run."""
 LASTING = """At 40 places. Bursts: share of their steps that is flagged. Accepted: steps until 50 in a row are not

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,11 @@ def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
 SPOILT = {30: math.nan, 90: 50.0, 180: 3.0, 181: 3.0, 200: math.inf}
 
 
+def all_but_speed(verdict: sealegs.Verdict) -> str:
+    """A verdict without remarks on how long steps take, which no two runs share."""
+    return repr(replace(verdict, findings=tuple(f for f in verdict.findings if f.detector != "throughput")))
+
+
 def test_its_state_is_restored_bit_for_bit(tmp_path: Path) -> None:
     def run(folder: str, stop_at: int | None) -> tuple[list[str], list[Tensor]]:
         model, optimizer = small()
@@ -358,8 +364,8 @@ def test_its_state_is_restored_bit_for_bit(tmp_path: Path) -> None:
             if step == 120:
                 guard.announce("another mixture")
             (loss,) = losses(model, 1, SPOILT, first=step)
-            said.append(str(guard.step(loss)))
-        said.append(json.dumps(guard.state_dict()["watch"]["state"][1]))
+            said.append(all_but_speed(guard.step(loss)))
+        said.append(json.dumps(guard.state_dict()["watch"]["state"][1][:6]))
         guard.close()
         return said, weights(model)
 

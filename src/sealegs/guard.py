@@ -131,11 +131,14 @@ class Guard:
             if grad_norm is None:
                 self._update.unscale()
             known = self._known(tokens) | self._batch | signals
+            step_s = self._since_last_step()
+            if step_s is not None and self._meter.ranks.world == 1:  # else the slowest rank's
+                known["step_s"] = step_s
             seen = self._meter.see(
                 self.number,
                 _number(loss, "loss", self._meter.device),
                 None if grad_norm is None else _number(grad_norm, "grad_norm", self._meter.device).double(),
-                step_s=self._since_last_step(),
+                step_s=step_s,
                 token_losses=token_losses,
                 loss_scale=known.get("loss_scale"),
             )
@@ -215,7 +218,7 @@ class Guard:
         if self._announced:
             self._coarse_until = self.number + WIDENED_STEPS
         coarse = self.number < self._coarse_until
-        row = gate.decide(seen.loss, seen.grad_norm, announced=self._announced, coarse=coarse)
+        row = gate.decide(seen.loss, seen.grad_norm, seen.worst, announced=self._announced, coarse=coarse)
         self._announced = False
         self.watch.take(self.number, known, ((ROW, row), *seen.blocks))
         self._clip_all(seen)
@@ -225,8 +228,10 @@ class Guard:
         """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
         self._gate = None  # made anew from what the host knows, if the device is ever to decide
         self._announced = False
-        both = {"loss": seen.loss, "grad_norm": seen.grad_norm}
-        late = self.watch.take(self.number, both | known, seen.blocks)
+        known = {"loss": seen.loss, "grad_norm": seen.grad_norm} | known
+        if seen.worst is not None:
+            known["worst_tensor"] = seen.worst
+        late = self.watch.take(self.number, known, seen.blocks)
         if not self._act:
             self._clip_all(seen)
             self._update.apply_as_ever()

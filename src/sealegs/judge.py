@@ -124,6 +124,9 @@ def replay(
 def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:
     """One verdict of all findings, the gravest first, within the budget."""
     step = int(now["step"])
+    if not findings and not float(now.get("gate_closed", 0.0)):  # most steps by far
+        tally = Tally(tally.steps + 1, tally.skips, 0, 0, tally.incidents, tally.last_alarm, tally.remarks)
+        return tally, Verdict(step=step, skip_limit=budget.in_a_row)
     findings = as_the_gate_decided(now, sure_if_young(step, findings))
     spoilt = any(f.spoils_update and f.severity >= Severity.GATE for f in findings)
     # A scaler that looks for its scale skips by design, and halts by its own rule when it finds none.

@@ -106,6 +106,7 @@ def columns(steps: int, seed: int, kind: str) -> tuple[tuple[tuple[str, float], 
         "attention_logit_max/0": 5 + 10 * t / (t + 1000) * noisy(0.1),
         "underflow_share": 0.1 * noisy(0.1),
         "ranks_differ": np.zeros(steps),
+        "differing_rank": np.zeros(steps),
     }
     return tuple(
         tuple(

@@ -146,6 +146,7 @@ def test_what_cannot_be_compared_is_left_out(value: float) -> None:
     row = {"step": 0, "param_norm": value, "update_ratio/a": value, "grad_norm": 1.0, "grad_norm/a": value}
     assert detector.learn((), row) == ()
     assert detector.learn((), {"step": 0, "grad_norm": value, "grad_norm/a": 1.0}) == ()
+    assert detector.learn((), {"step": 0, "grad_norm": 5e-324, "grad_norm/a": 1e300}) == ()
 
 
 @pytest.mark.parametrize(

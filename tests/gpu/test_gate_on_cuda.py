@@ -43,7 +43,7 @@ def test_it_decides_as_the_detectors_do(gate: Gate) -> None:
         rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], announced=step in announced, coarse=coarse)
     found = rows.cpu().numpy()
     assert (found[:, 2] == [row[0] for row in expected]).all()
-    np.testing.assert_allclose(found[:, 3:], [row[1:] for row in expected], rtol=1e-9)
+    np.testing.assert_allclose(found[:, 3:5], [row[1:] for row in expected], rtol=1e-9)
     for scalars, state in zip(gate.state.tolist(), states, strict=True):
         stream = state.stream
         flat = (stream.age, len(stream.early), *stream[2:], *state.audit, len(state.recent))

@@ -13,7 +13,7 @@ class State(NamedTuple):
     """What is remembered of a scaler."""
 
     overflowed: tuple[int, ...] = ()
-    """The last steps whose gradients overflowed, no more than it takes to be too many."""
+    """The steps whose gradients overflowed, as far back as is counted."""
     scale: float = 0.0
     """The last scale; 0 before there was one."""
     steady_since: int = 0
@@ -100,7 +100,7 @@ class Overflow:
         is_owed = 0 < state.owed_below <= scale
         recent = tuple(earlier for earlier in state.overflowed if step - self.window < earlier < step)
         return State(
-            overflowed=(*recent, step)[-self._too_many() :] if spoilt else recent,
+            overflowed=(*recent, step) if spoilt else recent,
             scale=scale,
             steady_since=since,
             is_steady_told=step - since > 1.5 * self.growth_interval,
@@ -108,9 +108,6 @@ class Overflow:
             owed_rows=state.owed_rows + 1 if is_owed else 0,
             thin_samples=self._thin(state, now),
         )
-
-    def _too_many(self) -> int:
-        return int(self.share * self.window) + 1
 
     def _thin(self, state: State, now: Row) -> int:
         if "underflow_share" not in now:

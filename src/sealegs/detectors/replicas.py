@@ -1,5 +1,6 @@
 """Rows in, Findings out: ranks that no longer hold the same weights."""
 
+import math
 from dataclasses import dataclass
 
 from sealegs.vocabulary import Finding, Row, Severity
@@ -23,7 +24,8 @@ class Replicas:
         differing = now.get("ranks_differ")
         if differing is None or float(differing) == 0.0:
             return None
-        who = f"rank {int(now['differing_rank'])}" if "differing_rank" in now else "a rank"
+        rank = float(now.get("differing_rank", math.nan))
+        who = f"rank {rank:.0f}" if math.isfinite(rank) else "a rank"
         return Finding(
             detector=self.name,
             step=int(now["step"]),

@@ -80,7 +80,7 @@ class Spike:
             return None
         state = heeding(state, now)
         p = self.p(state, now, value)
-        if p >= self.gate / state.audit.correction:
+        if not self._condemns(state, p):
             return self._accepted(state, now, value)
         if is_coarse(state, now):
             return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
@@ -95,7 +95,7 @@ class Spike:
         if value is None:
             return state
         p = self.p(state, now, value)
-        condemned = p < self.gate / state.audit.correction
+        condemned = self._condemns(state, p)
         if is_coarse(state, now):
             bounded = min(value, self._coarse_limit(state))
             return state._replace(
@@ -107,6 +107,9 @@ class Spike:
             recent=state.recent if condemned else (*state.recent, value)[-RECENT:],
             audit=state.audit if in_burst else state.audit.after(p),
         )
+
+    def _condemns(self, state: State, p: float) -> bool:
+        return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
     def p(self, state: State, now: Row, value: float) -> float:
         """The chance of such a value; 0 or 1 where the coarse rule judges.

@@ -51,7 +51,7 @@ class ThreeSigma:
             return None
         with np.errstate(over="ignore", invalid="ignore"):  # of values beyond all measure: no limit, or none to keep
             limit = float(np.mean(state) + self.sigmas * np.std(state))
-        if value <= limit or math.isclose(value, limit, rel_tol=1e-9):  # the mean of equal values may differ from them
+        if value <= limit:
             return None
         return Finding(
             detector=self.name,

@@ -42,6 +42,7 @@ class Collector:
     def __init__(self) -> None:
         self._pending: deque[_Pending] = deque()
         self._spare: list[Tensor] = []
+        self._events: list[torch.cuda.Event] = []
 
     def put(self, step: int, signals: Mapping[str, Signal], blocks: Sequence[Block] = ()) -> None:
         """Send a step on its way. Tensors are read as they are now."""
@@ -61,7 +62,7 @@ class Collector:
         packed = _packed([tensor for _, tensor in on_device])
         host = self._pinned_like(packed)
         host.copy_(packed, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = self._events.pop() if self._events else torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(packed.device))
         layout = tuple((names, tensor.numel()) for names, tensor in on_device)
         self._pending.append(_Pending(row, layout, host, arrived))
@@ -92,6 +93,8 @@ class Collector:
             for names, count in pending.layout:
                 _fill(pending.row, names, list(islice(numbers, count)))
             self._spare.append(pending.host)
+            assert pending.arrived is not None
+            self._events.append(pending.arrived)
         return pending.row
 
 
@@ -110,6 +113,8 @@ def _plain(signal: Number | str) -> Number | str:
 
 def _packed(parts: list[Tensor]) -> Tensor:
     """One tensor of all: float32 where that holds them exactly, else float64."""
+    if len(parts) == 1 and parts[0].dtype in (torch.float32, torch.float64):
+        return parts[0]
     exact = all(part.dtype in _FIT_FLOAT32 for part in parts)
     dtype = torch.float32 if exact else torch.float64
     return torch.cat([part.to(dtype) for part in parts])

@@ -27,10 +27,10 @@ FIRST_STATE = (
 )
 STREAM = 12
 """How many of the scalars an announced change sets back."""
-ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p")
+ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p", "worst_tensor")
 """What ``decide`` gives, in this order."""
 
-Decide = Callable[[Tensor, Tensor], None]
+Decide = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Gate:
@@ -50,16 +50,30 @@ class Gate:
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         """What fused optimizers read: 1 where the update is not to be applied."""
         self.act = torch.tensor(float(act), **double)
+        self.kernels: dict[Any, Any] = {}
+        """Compiled for what they are given."""
+        self._nowhere = torch.full((), -1.0, **double)
         self._announced_before = (False, False)
         self._decide: Decide = _quickest(self)
 
-    def decide(self, loss: Tensor, grad_norm: Tensor, *, announced: bool = False, coarse: bool = False) -> Tensor:
-        """Judge a step and learn from it. The row that is given is the same tensor every time."""
+    def decide(
+        self,
+        loss: Tensor,
+        grad_norm: Tensor,
+        worst: Tensor | None = None,
+        *,
+        announced: bool = False,
+        coarse: bool = False,
+    ) -> Tensor:
+        """Judge a step and learn from it. The row that is given is the same tensor every time.
+
+        ``worst`` is the number of the tensor with the largest gradient: it travels in the row.
+        """
         if (announced, coarse) != self._announced_before:
             self._announced_before = announced, coarse
             self.announced[0].fill_(announced)  # item assignment would wait for the device
             self.announced[1].fill_(coarse)
-        self._decide(loss.detach(), grad_norm.detach())
+        self._decide(loss.detach(), grad_norm.detach(), self._nowhere if worst is None else worst)
         return self.row
 
     def begin_from(self, states: Sequence[State]) -> None:
@@ -84,35 +98,36 @@ def _quickest(gate: Gate) -> Decide:
             from sealegs.signals.kernel import launch
         except ImportError:
             return _captured(gate)
-        return lambda loss, grad_norm: launch(gate, loss, grad_norm)
-    return lambda loss, grad_norm: decide_in_torch(gate, loss, grad_norm)
+        return lambda loss, grad_norm, worst: launch(gate, loss, grad_norm, worst)
+    return lambda loss, grad_norm, worst: decide_in_torch(gate, loss, grad_norm, worst)
 
 
 def _captured(gate: Gate) -> Decide:
     """The operations below as one launch. They run once before, on copies: capturing needs them loaded."""
     loss = torch.ones((), dtype=torch.float64, device=gate.state.device)
-    grad_norm = loss.clone()
+    grad_norm, worst = loss.clone(), loss.clone()
     kept = gate.state.clone()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        decide_in_torch(gate, loss, grad_norm)
+        decide_in_torch(gate, loss, grad_norm, worst)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        decide_in_torch(gate, loss, grad_norm)
+        decide_in_torch(gate, loss, grad_norm, worst)
     gate.state.copy_(kept)
 
-    def decide(loss_now: Tensor, grad_norm_now: Tensor) -> None:
+    def decide(loss_now: Tensor, grad_norm_now: Tensor, worst_now: Tensor) -> None:
         loss.copy_(loss_now.reshape(()))
         grad_norm.copy_(grad_norm_now.reshape(()))
+        worst.copy_(worst_now.reshape(()))
         graph.replay()
 
     return decide
 
 
 @torch.no_grad()
-def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor) -> None:
+def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
     """One step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
     state, ring = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
     state[:, :STREAM] = torch.where(gate.announced[0] > 0, gate.first, state[:, :STREAM])
@@ -149,7 +164,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor) -> None:
     next_ring = torch.where(kept[:, None], taken, ring)
 
     closed = (condemned.any() | ~finite.all()).double()
-    gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0))))
+    gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
     gate.found_inf.copy_(closed * gate.act)
     gate.state.copy_(torch.cat((next_state, next_ring), 1))
 

@@ -47,25 +47,23 @@ _INF = tl.constexpr(float("inf"))
 _SQRT2 = tl.constexpr(2.0**0.5)
 
 
-def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor) -> None:
+def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
     """Judge a step. Nothing is waited for."""
-    _decide[(1,)](
-        loss,
-        grad_norm,
-        gate.state,
-        gate.limits,
-        gate.announced,
-        gate.act,
-        gate.row,
-        gate.found_inf,
-        num_warps=1,
-        enable_fp_fusion=False,  # the host does not fuse either
-    )
+    given = (loss, grad_norm, worst)
+    arguments = (*given, gate.state, gate.limits, gate.announced, gate.act, gate.row, gate.found_inf)
+    # Triton looks at every argument of every launch; what can differ here are the types and addresses of three.
+    key = tuple((tensor.dtype, tensor.data_ptr() % 16) for tensor in given)
+    compiled = gate.kernels.get(key)
+    if compiled is None:
+        # the host fuses no multiplications with additions, so neither does the kernel
+        gate.kernels[key] = _decide[(1,)](*arguments, num_warps=1, enable_fp_fusion=False)
+    else:
+        compiled[(1, 1, 1)](*arguments)
 
 
 @triton.jit
 def _decide(  # type: ignore[no-untyped-def]
-    loss_at, grad_norm_at, state_at, limits_at, announced_at, act_at, row_at, found_inf_at
+    loss_at, grad_norm_at, worst_at, state_at, limits_at, announced_at, act_at, row_at, found_inf_at
 ):
     announced = tl.load(announced_at) > 0
     widened = tl.load(announced_at + 1) > 0
@@ -80,6 +78,7 @@ def _decide(  # type: ignore[no-untyped-def]
         tl.store(row_at + signal, value)
         tl.store(row_at + 3 + signal, p)
     tl.store(row_at + 2, closed)
+    tl.store(row_at + 5, tl.load(worst_at).to(tl.float64))
     tl.store(found_inf_at, (closed * tl.load(act_at)).to(tl.float32))
 
 

@@ -35,6 +35,8 @@ class Seen:
 
     loss: Tensor
     grad_norm: Tensor
+    worst: Tensor | None
+    """Which tensor has the largest gradient."""
     gradients: Gradients | None
     """None where the user clips, and gave the norm."""
     blocks: tuple[Block, ...]
@@ -90,7 +92,7 @@ class Meter:
         loss: Tensor,
         grad_norm: Tensor | None,
         *,
-        step_s: float | None,
+        step_s: float | None = None,
         token_losses: Tensor | None,
         loss_scale: Tensor | None,
     ) -> Seen:
@@ -101,15 +103,16 @@ class Meter:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
             if gradients is None:
                 assert grad_norm is not None
-                return Seen(loss, grad_norm, None, blocks)
-            return Seen(loss, gradients.total(), gradients, ((("worst_tensor",), gradients.worst()), *blocks))
+                return Seen(loss, grad_norm, None, None, blocks)
+            return Seen(loss, gradients.total(), gradients.worst(), gradients, blocks)
         mine = self._contribution(number, loss, grad_norm, gradients)
         rows = self.ranks.gather(torch.cat([mine, *(sample.numbers.to(mine) for sample in samples)]), number)
         merged = agree.merge(rows[:, : len(FIELDS)])
         _, *parts = rows.split([len(FIELDS), *(sample.numbers.numel() for sample in samples)], dim=1)
         blocks = tuple(sample.named(sample.together(part)) for sample, part in zip(samples, parts, strict=True))
         compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
-        return Seen(merged[0], merged[1], gradients, ((MERGED[2:compared], merged[2:compared]), *blocks))
+        worst = merged[2] if gradients is not None else None
+        return Seen(merged[0], merged[1], worst, gradients, ((MERGED[3:compared], merged[3:compared]), *blocks))
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the row of the next; get ready for that."""
@@ -122,9 +125,9 @@ class Meter:
         """A row that has arrived, its numbers of tensors and ranks as names."""
         named = dict(row)
         culprit = []
-        if (place := named.pop("worst_tensor", None)) is not None:
+        if (place := int(named.pop("worst_tensor", -1))) >= 0:
             names = self._reader.names
-            culprit.append(names[int(place)] if int(place) < len(names) else f"tensor {int(place)}")
+            culprit.append(names[place] if place < len(names) else f"tensor {place}")
         if (rank := named.pop("culprit_rank", None)) is not None:
             excess = float(named.pop("culprit_excess"))
             if not excess <= CULPRIT_EXCESS:
@@ -152,7 +155,7 @@ class Meter:
     ) -> list[_Sample]:
         device = self.device
         samples = []
-        if step_s is not None:
+        if step_s is not None and self.ranks.world > 1:
             slowest = torch.full((1,), step_s, dtype=torch.float64, device=device)
             samples.append(_Sample(slowest, lambda rows: rows.amax(0), lambda n: (("step_s",), n)))
         if self._last_change is not None:
@@ -190,9 +193,7 @@ class Meter:
         held = [1 / replicas(p, world) for p in self._reader.parameters() if p.grad is not None]
         return squares * torch.tensor(held, dtype=squares.dtype).to(squares.device, non_blocking=True)
 
-    def _contribution(
-        self, number: int, loss: Tensor, grad_norm: Tensor | None, gradients: Gradients | None
-    ) -> Tensor:
+    def _contribution(self, number: int, loss: Tensor, grad_norm: Tensor | None, gradients: Gradients | None) -> Tensor:
         world = self.ranks.world
         checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
         if number % CHECKSUM_STEPS == 0:

@@ -20,7 +20,7 @@ class Gradients:
     """
 
     names: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: list[Tensor]
     """What this rank holds of them; changed in place by ``clip``."""
     norms: Tensor
     """Of each tensor, float64; of this rank's shard where it is sharded."""
@@ -37,7 +37,9 @@ class Gradients:
     def clip(self, largest: float, total: Tensor) -> None:
         """Scale them so that their norm, which is ``total``, is at most ``largest``."""
         factor = torch.clamp(largest / (total + 1e-6), max=1.0)
-        for tensors in _alike(self.tensors):
+        if not self.tensors:
+            return
+        for tensors in [self.tensors] if _are_alike(self.tensors) else _alike(self.tensors):
             torch._foreach_mul_(tensors, factor.to(tensors[0].device, tensors[0].dtype))
 
 
@@ -54,12 +56,13 @@ class GradientReader:
     def read(self) -> Gradients:
         """The gradients as they are now."""
         names, tensors = [], []
-        for place, parameter in enumerate(self.parameters()):
-            if parameter.grad is not None:
-                names.append(self._names.get(id(parameter)) or f"parameter {place}")
-                tensors.append(_elements(parameter))
+        for parameter in self.parameters():  # of every step: no more than it needs
+            if (gradient := parameter.grad) is not None:
+                names.append(self._names.get(id(parameter), "a parameter that is not the model's"))
+                is_plain = type(gradient) is Tensor and not gradient.is_sparse
+                tensors.append(gradient if is_plain else _elements(parameter))
         self.names = tuple(names)
-        return Gradients(self.names, tuple(tensors), norms_of(tensors))
+        return Gradients(self.names, tensors, norms_of(tensors))
 
     def parameters(self) -> Iterable[Tensor]:
         """All that the optimizers hold."""
@@ -71,12 +74,17 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     exact = torch.float32 if tensors[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    if all(t.dtype == tensors[0].dtype and t.device == tensors[0].device for t in tensors):
+    if _are_alike(tensors):
         return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=exact))
     norms: dict[int, Tensor] = {}
     for alike in _alike(tensors):
         norms.update(zip(map(id, alike), torch._foreach_norm(alike, 2, dtype=exact), strict=True))
     return torch.stack([norms[id(tensor)].to(tensors[0].device) for tensor in tensors])
+
+
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    dtype, device = tensors[0].dtype, tensors[0].device
+    return all(tensor.dtype == dtype and tensor.device == device for tensor in tensors)
 
 
 def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

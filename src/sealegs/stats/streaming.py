@@ -170,37 +170,29 @@ def learn(state: State, x: float, *, condemned: bool = False) -> State:
     if not state.has_started:
         early = (*state.early, x)
         return begun(early) if len(early) == START else state._replace(early=early)
-    e = x - (state.level + state.slope)
-    r = e / state.scale
-    surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * state.scale else -0.5
-    in_burst = condemned and state.burst > 0
-    holds_still = in_burst and state.burst < PATIENCE
-    bounded = (1.0 if holds_still else min(max(r, -WINSOR), WINSOR)) * state.scale
-    moved = state._replace(
-        age=state.age + 1,
-        level=state.level + state.slope + level_rate(state.age) * bounded,
-        slope=state.slope + SLOPE_RATE * bounded,
-        scale=state.scale
-        if holds_still
-        else max(state.scale * math.exp(scale_rate(state.age) * surprised), SMALLEST_SCALE),
-        burst=state.burst + 1 if condemned else 0,
-    )
-    return moved if in_burst or state.age < SETTLED else _learn_tail(moved, r, quantile_rate(state.age))
-
-
-def _learn_tail(state: State, r: float, rate: float) -> State:
-    if r > state.q98:
-        y = min(r - state.q98, LARGEST_EXCESS)
-        speed = tail_rate(state.beyond)
-        state = state._replace(
-            beyond=state.beyond + 1,
-            excess=state.excess + speed * (y - state.excess),
-            excess_squared=state.excess_squared + speed * (y * y - state.excess_squared),
-        )
-    q80 = max(state.q80 + rate * ((r > state.q80) - LEVELS[0]), QUANTILE_GAP)
-    q90 = max(state.q90 + rate * ((r > state.q90) - LEVELS[1]), q80 + QUANTILE_GAP)
-    q98 = max(state.q98 + rate * ((r > state.q98) - LEVELS[2]), q90 + QUANTILE_GAP)
-    return state._replace(q80=q80, q90=q90, q98=q98)
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst = state
+    e = x - (level + slope)
+    r = e / scale
+    in_burst = condemned and burst > 0
+    holds_still = in_burst and burst < PATIENCE
+    bounded = (1.0 if holds_still else min(max(r, -WINSOR), WINSOR)) * scale
+    level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
+    if not holds_still:
+        surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5
+        scale = max(scale * math.exp(scale_rate(age) * surprised), SMALLEST_SCALE)
+    if age >= SETTLED and not in_burst:
+        rate = quantile_rate(age)
+        if r > q98:
+            y = min(r - q98, LARGEST_EXCESS)
+            speed = tail_rate(beyond)
+            beyond += 1
+            excess += speed * (y - excess)
+            squared += speed * (y * y - squared)
+        q80 = max(q80 + rate * ((r > q80) - LEVELS[0]), QUANTILE_GAP)
+        q90 = max(q90 + rate * ((r > q90) - LEVELS[1]), q80 + QUANTILE_GAP)
+        q98 = max(q98 + rate * ((r > q98) - LEVELS[2]), q90 + QUANTILE_GAP)
+    burst = burst + 1 if condemned else 0
+    return State(age + 1, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)
 
 
 def begun(early: Sequence[float]) -> State:
