@@ -24,7 +24,8 @@ format: .venv/test.stamp  ## mend what can be mended by machine
 	$(BIN)/ruff check --fix .
 
 bench: .venv/test.stamp  ## the measurements behind docs/benchmarks
-	$(BIN)/python bench/recording.py
+	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/detectors.py
 	$(BIN)/python bench/reading.py
 
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay

@@ -1,4 +1,4 @@
-"""The lab on one GPU: does it train, what does recording cost there, does it ever wait for the device?
+"""The lab on one GPU: does it train, resume and scale its losses there? What guarding costs is in bench/overhead.py.
 
     python bench/lab_on_gpu.py TOKENS.npy [--steps 200] [--out FOLDER] [--size x1] [--device cuda]
 
@@ -15,22 +15,15 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.amp.grad_scaler import GradScaler
-from torch.optim.lr_scheduler import LambdaLR
 
-import sealegs
-from sealegs.lab.data import Batch
-from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, Settings
 from sealegs.lab.sources import open_data
-from sealegs.lab.train import build_optimizer, lr_share, resolved, train, update
-from sealegs.recovery.state import Trainee
+from sealegs.lab.train import resolved, train
 from sealegs.vocabulary import Event, Row
 
 
@@ -105,102 +98,6 @@ def same_after_resume(settings: Settings, scratch: Path) -> dict[str, Any]:
     }
 
 
-class Loop:
-    """Steps to be timed, with or without recording."""
-
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings = settings
-        self.data = open_data(settings)
-        self.model = Transformer(settings.model).to(settings.device)
-        optimizer = build_optimizer(self.model, settings.optimizer)
-        self.trainee = Trainee(
-            model=self.model,
-            optimizer=optimizer,
-            scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, 10_000)),
-            scaler=GradScaler(settings.device, enabled=False),
-            data=self.data.training,
-        )
-        self.losses = torch.compile(self.model.losses) if settings.compile else self.model.losses
-        self.watch = sealegs.Watch(folder)
-        self.batches = [self.data.training.next() for _ in range(32)]
-        self.step = 0
-
-    def one(self, *, recorded: bool) -> None:
-        """One step."""
-        batch = self.batches[self.step % len(self.batches)]
-        signals = update(self.trainee, self.losses, batch, self.settings)
-        if recorded:
-            self.record(signals, batch)
-        self.step += 1
-
-    def record(self, signals: dict[str, Any], batch: Batch) -> None:
-        """What the trainer does each step besides training."""
-        signals |= {"batch_index": batch.index, "batch_hash": batch.hash, "sources": batch.sources}
-        if self.step % 10 == 0:
-            signals |= {"tokens_per_s": 1.0, "token_entropy": batch.token_entropy}
-        self.watch.see(self.step, **signals)
-
-    def timed(self, steps: int, *, recorded: bool) -> float:
-        """Seconds a step, over a stretch of free-running steps."""
-        synchronize(self.settings)
-        began = time.perf_counter()
-        for _ in range(steps):
-            self.one(recorded=recorded)
-        synchronize(self.settings)
-        return (time.perf_counter() - began) / steps
-
-
-def synchronize(settings: Settings) -> None:
-    """Wait for the device: only around what is timed."""
-    if settings.device == "cuda":
-        torch.cuda.synchronize()
-
-
-def recording_cost(settings: Settings, scratch: Path, blocks: int, steps: int) -> dict[str, Any]:
-    """Stretches with and without recording in turn; medians."""
-    loop = Loop(settings, scratch / "cost")
-    loop.timed(10, recorded=True)
-    without: list[float] = []
-    with_it: list[float] = []
-    for block in range(blocks):
-        order = (True, False) if block % 2 else (False, True)
-        for recorded in order:
-            (with_it if recorded else without).append(loop.timed(steps, recorded=recorded))
-    bare, recorded_ms = statistics.median(without) * 1e3, statistics.median(with_it) * 1e3
-    cost = {
-        "blocks": blocks,
-        "steps_a_block": steps,
-        "ms_without": bare,
-        "ms_with": recorded_ms,
-        "overhead": recorded_ms / bare - 1,
-        "spread_of_blocks_without": (max(without) - min(without)) * 1e3 / bare,
-    }
-    loop.watch.close()
-    return cost
-
-
-def never_waits(settings: Settings, scratch: Path) -> dict[str, Any]:
-    """Whole steps, with the evaluation and recording, where any wait for the device is an error."""
-    loop = Loop(settings, scratch / "waits")
-    for _ in range(5):
-        loop.one(recorded=True)
-    synchronize(settings)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(20):
-            loop.one(recorded=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    loop.watch.close()
-    rows = rows_of(scratch / "waits")
-    return {
-        "steps": 20,
-        "host_waits": 0,
-        "rows": len(rows),
-        "steps_in_order": [row["step"] for row in rows] == list(range(25)),
-    }
-
-
 def main() -> None:
     """Measure everything, write and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -209,7 +106,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("lab-on-gpu"))
     parser.add_argument("--size", default="x1", choices=SIZES)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--blocks", type=int, default=20)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     on_gpu = options.device == "cuda"
@@ -237,13 +133,9 @@ def main() -> None:
         scratch = Path(folder)
         parts: dict[str, Any] = {
             "training": lambda: train_size(settings, scratch, options.out),
-            "recording, compiled": lambda: recording_cost(settings, scratch / "c", options.blocks, 20),
-            "recording, eager": lambda: recording_cost(eager, scratch / "e", options.blocks, 20),
             "resume": lambda: same_after_resume(eager, scratch / "r"),
             "fp16 with loss scaling": lambda: train_size(fp16, scratch / "f", (scratch / "fp16")),
         }
-        if on_gpu:
-            parts["waits for the device"] = lambda: never_waits(settings, scratch / "w")
         (scratch / "fp16").mkdir()
         for name, part in parts.items():
             results[name] = part()

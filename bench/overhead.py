@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,21 @@ def guarded(subject: Subject, folder: Path, **options: Any) -> tuple[Callable[[S
     return step, guard
 
 
+def watched(subject: Subject, folder: Path) -> tuple[Callable[[Subject], None], sealegs.Watch]:
+    """The first rung: records and judges, never asks for the verdict."""
+    watch = sealegs.Watch(folder)
+    number = count()
+
+    def step(subject: Subject) -> None:
+        loss = subject.backward()
+        norm = clip_grad_norm_(subject.model.parameters(), 1.0)
+        watch.see(next(number), loss=loss, grad_norm=norm)
+        subject.optimizer.step()
+        subject.optimizer.zero_grad()
+
+    return step, watch
+
+
 def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
     """All variants of one case."""
     settings, rows, steps = CASES[name]
@@ -109,10 +125,12 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
     subject = make(settings, rows, device)
     step, guard = guarded(subject, scratch / "default")
     no_samples, unsampled = guarded(subject, scratch / "unsampled", sample_every=0)
+    watching, watch = watched(subject, scratch / "watched")
     variants: dict[str, Callable[[Subject], None]] = {
         "clip only": clip_only,
         "guard": step,
         "guard, gate only (no sampled signals)": no_samples,
+        "watch only": watching,
         ".item() of loss and norm": item_each_step,
         "isnan loop over parameters": isnan_loop,
         "clip only, again (control)": clip_only,
@@ -135,6 +153,7 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
     gated = guard.watch.skips
     guard.close()
     unsampled.close()
+    watch.close()
     base = seconds["clip only"]
     table = {}
     for variant, measured in seconds.items():

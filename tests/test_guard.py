@@ -82,7 +82,9 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("fault", ["nan-gradient@20", "inf-gradient@20", "gradient-scale:factor=1000@20", "bit-flip@20"])
+@pytest.mark.parametrize(
+    "fault", ["nan-gradient@20", "inf-gradient@20", "gradient-scale:factor=1000@20", "bit-flip@20"]
+)
 def test_a_faulty_step_is_skipped_and_the_others_are_what_they_were(task: str, fault: str, tmp_path: Path) -> None:
     """Against the same loop without Sealegs, in which step 20 updates nothing: bit for bit."""
     model, batches, criterion = TASKS[task](30)
@@ -133,6 +135,11 @@ def losses(model: nn.Module, steps: int, spoilt: dict[int, float] | None = None,
         loss = loss * (spoilt or {}).get(step, 1.0)
         loss.backward()
         yield loss
+
+
+def all_taken(guard: sealegs.Guard, losses: Iterator[Tensor]) -> None:
+    for loss in losses:
+        guard.step(loss)
 
 
 def test_the_rungs_agree(tmp_path: Path) -> None:
@@ -199,13 +206,10 @@ def test_a_budget_that_is_spent_halts_with_the_incident(tmp_path: Path) -> None:
     watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
     guard = sealegs.Guard(model, optimizer, run=watch)
     before = weights(model)
-    taken = 0
     with pytest.raises(RunHalted, match="steps in a row not finite: 5, expected below 4") as halt:
-        for loss in losses(model, 30):
-            guard.step(loss * math.nan)
-            taken += 1
+        all_taken(guard, (loss * math.nan for loss in losses(model, 30)))
     guard.close()
-    assert taken == 4
+    assert guard.number == 5
     assert same(before, weights(model))
     assert halt.value.verdict.severity == Severity.HALT
     assert [verdict.step for verdict in halt.value.incident] == [0, 1, 2, 3, 4]
@@ -221,8 +225,7 @@ def test_weights_that_are_not_finite_halt() -> None:
     with torch.no_grad():
         next(model.parameters())[0, 0] = math.nan
     with pytest.raises(RunHalted, match="a parameter is not finite"):
-        for loss in losses(model, 2):
-            guard.step(loss)
+        all_taken(guard, losses(model, 2))
 
 
 def test_gradients_that_the_user_clips(tmp_path: Path) -> None:
@@ -429,7 +432,9 @@ def test_signals_of_a_sampled_step(tmp_path: Path) -> None:
         assert run.steps[run.logged(signal)].tolist() == [*range(1, 92, 10)], signal
     assert run.steps[run.logged("activation_norm/1")].tolist() == [*range(10, 101, 10)]
     assert (run.column("tokens_per_s")[run.logged("tokens_per_s")] > 0).all()
-    assert run.steps[run.logged("token_loss_histogram")].tolist() == [0, 55, 100], "kept now and then, and when it matters"
+    assert run.steps[run.logged("token_loss_histogram")].tolist() == [0, 55, 100], (
+        "kept now and then, and when it matters"
+    )
     counts = [int(count) for count in run.column("token_loss_histogram")[55].split()]
     assert (counts[0], counts[31], counts[32], sum(counts)) == (2, 1, 1, 4)
     groups = (run.column("grad_norm/0")[10] ** 2 + run.column("grad_norm/2")[10] ** 2) ** 0.5

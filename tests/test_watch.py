@@ -11,7 +11,7 @@ import torch
 
 import sealegs
 from sealegs.errors import RunExists, StorageError
-from sealegs.vocabulary import Event, Row
+from sealegs.vocabulary import Event, Row, Severity
 
 
 class Remembering:
@@ -158,3 +158,35 @@ def test_an_exception_in_the_loop_passes_and_leaves_a_sound_folder(tmp_path: Pat
         loop()
     assert sealegs.open_run(tmp_path / "a").steps.tolist() == [0]
     sealegs.Watch(tmp_path / "a", resume=True).close()
+
+
+def test_a_verdict_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch:
+        verdicts = [watch.see(step, loss=2.5 if step != 12 else math.nan, grad_norm=0.5) for step in range(20)]
+        assert [verdict.step for verdict in verdicts] == list(range(20))
+        assert [verdict.step for verdict in verdicts if not verdict.go] == [12]
+        assert str(verdicts[12]) == "step 12  SKIP  loss is not finite: nan  skipped 1 of 10"
+        assert (verdicts[12].word, verdicts[12].severity, len(verdicts[12].findings)) == ("SKIP", Severity.GATE, 1)
+        assert watch.see(20, eval_loss=math.nan).go, "an evaluation is no step"
+        assert watch.skips == 1
+    (event,) = sealegs.open_run(tmp_path / "a").events
+    assert (event.kind, event.step, event.detail["acted"]) == ("skip", 12, False)
+    assert event.detail["findings"][0]["signal"] == "loss"
+
+
+def test_evaluations_between_steps_do_not_break_a_row_of_skips(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch:
+        for step in range(3):
+            verdict = watch.see(step, loss=math.nan)
+            watch.see(step, eval_loss=2.0)
+        assert verdict.word == "ALARM"
+        assert verdict.verdict.skips_in_a_row == 3
+
+
+def test_the_state_of_other_detectors_begins_anew_and_says_so(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch:
+        watch.see(0, loss=1.0)
+        state = watch.state_dict()
+    with sealegs.Watch(tmp_path / "b", rules="textbook") as watch:
+        watch.load_state_dict(state)
+    assert [event.kind for event in sealegs.open_run(tmp_path / "b").events] == ["detectors-begin-anew"]

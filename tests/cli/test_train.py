@@ -398,3 +398,41 @@ def test_a_signal_saves_a_checkpoint_and_exits_cleanly(
     assert [event.kind for event in run.events][-1] == "end"
     assert run.events[-1].detail["reason"] == "interrupted"
     assert run.events[-1].detail["by"] == ("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+
+def test_an_injected_fault_is_skipped_and_the_summary_says_so(train: Train, tmp_path: Path) -> None:
+    code, out, err = train("--run", "a", "--steps", "14", "--inject", "nan-gradient@6", "--inject", "bit-flip@99")
+    assert code == 0
+    assert "step 6: nan-gradient@6 struck the gradient of " in err
+    assert "step 6  SKIP  grad_norm is not finite: nan  in " in err
+    assert "ok, 1 skipped" in err
+    assert "\n1 step skipped\n" in out
+    assert "bit-flip@99 has not struck" in out
+    run = open_run(tmp_path / "experiments/a")
+    assert [event.step for event in run.events if event.kind == "skip"] == [6]
+    assert next(event for event in run.events if event.kind == "end").detail["skips"] == 1
+    assert np.isfinite(run.column("loss")[:14]).all()
+
+
+def test_a_healthy_run_says_that_nothing_was_skipped(train: Train) -> None:
+    assert "\nno step was skipped\n" in train("--run", "a", "--steps", "3")[1]
+
+
+def test_a_run_that_is_halted_says_why_and_how_to_go_on(train: Train, tmp_path: Path) -> None:
+    code, out, err = train("--run", "a", "--steps", "40", "--inject", "nan-gradient:steps=30@5")
+    assert code == 1
+    assert "sealegs train: the run is halted: step 15  HALT  steps in a row not finite: 11, expected below 10" in err
+    assert "10 steps skipped" in out or "11 steps skipped" in out
+    assert "sealegs train --run experiments/a --resume" in out
+    last = open_run(tmp_path / "experiments/a").events[-1]
+    assert (last.kind, last.detail["reason"]) == ("end", "halted")
+
+
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [("nan-gradeint@3", ["nan-gradient"]), ("nan-gradient", ["@STEP"]), ("bit-flip:tensor=nowhere@3", ["nowhere"])],
+)
+def test_an_odd_fault_is_refused(train: Train, fault: str, parts: list[str]) -> None:
+    code, _, err = train("--run", "a", "--steps", "5", "--inject", fault)
+    assert code == 2
+    assert all(part in err.splitlines()[-1] for part in parts)

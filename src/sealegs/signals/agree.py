@@ -92,7 +92,8 @@ def merge(rows: Tensor) -> Tensor:
     suspicion = torch.where(torch.isfinite(loss), norm_before, torch.nan)  # NaN is the largest of all to argmax
     culprit = suspicion.argmax()
     usual = norm_before.nan_to_num(posinf=torch.finfo(torch.float64).max).median()
-    excess = (suspicion[culprit] / usual).nan_to_num(nan=torch.inf)
+    excess = suspicion[culprit] / usual
+    excess = torch.where(excess.isnan(), torch.inf, excess)
     differs = (rows[:, 6:] != rows[0, 6:]).any(1)
     # The minority is wrong; of two, who knows.
     first_is_odd = differs.sum() > len(rows) / 2

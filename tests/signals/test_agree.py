@@ -1,0 +1,96 @@
+"""What several ranks saw becomes one row. Real processes are in tests/ranks."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sealegs.signals.agree import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+
+SAME = torch.tensor([3, 4])
+
+
+def ranks(
+    losses: list[float], norms_before: list[float] | None, worst: list[float] | None = None, checksums: object = None
+) -> Tensor:
+    """The rows of ranks with replicated gradients of norm 2."""
+    world = len(losses)
+    sums = checksums if isinstance(checksums, list) else [SAME] * world
+    return torch.stack(
+        [
+            contribution(
+                torch.tensor(losses[rank]),
+                torch.tensor(4.0 / world),
+                torch.tensor(worst[rank] if worst else 1.5),
+                torch.tensor(rank + 10),
+                torch.tensor(norms_before[rank]) if norms_before else None,
+                sums[rank],
+            )
+            for rank in range(world)
+        ]
+    )
+
+
+def merged(rows: Tensor) -> dict[str, float]:
+    assert rows.shape[1] == len(FIELDS)
+    return dict(zip(MERGED, merge(rows).tolist(), strict=True))
+
+
+def test_losses_are_averaged_and_squares_added() -> None:
+    row = merged(ranks([1.0, 2.0, 6.0], [2.0, 2.1, 1.9]))
+    assert row["loss"] == 3.0
+    assert row["grad_norm"] == pytest.approx(2.0)
+    assert row["ranks_differ"] == 0
+
+
+def test_the_largest_norm_before_the_mixing_is_the_culprit() -> None:
+    row = merged(ranks([1.0] * 4, [2.0, 2.1, 900.0, 1.9], worst=[1.0, 1.0, 1.0, 7.0]))
+    assert row["culprit_rank"] == 2
+    assert row["culprit_excess"] == pytest.approx(900.0 / 2.0, rel=0.1)
+    assert row["worst_tensor"] == 13
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_what_is_not_finite_is_the_culprit(broken: float) -> None:
+    by_norm = merged(ranks([1.0] * 3, [2.0, broken, 900.0]))
+    assert (by_norm["culprit_rank"], by_norm["culprit_excess"]) == (1, math.inf)
+    by_loss = merged(ranks([1.0, 1.0, broken], [900.0, 2.0, 2.0]))
+    assert (by_loss["culprit_rank"], by_loss["culprit_excess"]) == (2, math.inf)
+    assert not math.isfinite(by_loss["loss"])
+
+
+def test_nobody_is_named_where_norms_are_unknown() -> None:
+    assert merged(ranks([1.0, 1.0], None))["culprit_excess"] == 0.0
+    assert merged(ranks([1.0, math.nan], None))["culprit_rank"] == 1
+
+
+def test_the_minority_holds_the_wrong_weights() -> None:
+    odd = torch.tensor([3, 5])
+    row = merged(ranks([1.0] * 4, None, checksums=[SAME, SAME, odd, SAME]))
+    assert (row["ranks_differ"], row["differing_rank"]) == (1, 2)
+    row = merged(ranks([1.0] * 4, None, checksums=[odd, SAME, SAME, SAME]))
+    assert (row["ranks_differ"], row["differing_rank"]) == (1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_any_flipped_bit_changes_the_checksum(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(7, 5).to(dtype), torch.randn(11).to(dtype)]
+    before = checksum_of(weights).tolist()
+    assert checksum_of([w.clone() for w in weights]).tolist() == before
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights[0].element_size()]
+    for bit in range(8 * weights[0].element_size() - 1):
+        flipped = weights[0].clone()
+        flipped.view(bits)[3, 2] ^= 1 << bit
+        assert checksum_of([flipped, weights[1]]).tolist() != before
+    swapped = [weights[0].flip(0), weights[1]]
+    assert checksum_of(swapped).tolist() == before, "a sum: the order within a tensor does not count"
+    assert all(abs(half) < 2**53 for half in before), "float64 holds the halves exactly"
+
+
+def test_one_process_is_a_world_of_its_own() -> None:
+    alone = Ranks()
+    assert (alone.world, alone.rank) == (1, 0)
+    assert alone.gather(torch.arange(3.0), step=0).tolist() == [[0.0, 1.0, 2.0]]
+    assert NormsBefore(torch.nn.Linear(2, 2)).attached_to is None
