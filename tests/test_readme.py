@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import sealegs
 
@@ -20,35 +19,108 @@ import torch
 import torch.nn.functional as F
 
 torch.manual_seed(0)
-model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-loader = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(12)]
 """
+CONV_NET = """
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4)
+)
+loader = [(torch.randn(16, 3, 8, 8), torch.randint(4, (16,))) for _ in range(12)]
+criterion = F.cross_entropy
+"""
+ENCODER = """
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 16)
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.readout = torch.nn.Linear(16, 50, bias=False)
+        self.readout.weight = self.embedding.weight  # tied
+        self.layers.layers[0].requires_grad_(False)  # frozen
+
+    def forward(self, tokens):
+        return self.readout(self.layers(self.embedding(tokens)))
+
+def criterion(logits, wanted):
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+model = Encoder()
+loader = [(tokens := torch.randint(50, (8, 10)), tokens.roll(-1, 1)) for _ in range(12)]
+"""
+OPTIMIZER = """
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+"""
+MODELS = {"conv-net": CONV_NET, "encoder": ENCODER}
 
 
 def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_diff_records_the_run_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def programs() -> tuple[str, str]:
+    """A loop as it was, and as the diff makes it."""
     (diff,) = blocks(README, "diff")
     before = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("+"))
     after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
-    weights = []
-    for program in (before, after):
+    return before, after
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_diff_trains_as_before_and_is_recorded(
+    model: str, programs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    losses = []
+    for program in programs:
         names: dict[str, Any] = {}
-        exec(PREAMBLE + program, names)  # noqa: S102 - our own README
-        weights.append(names["model"].weight.detach().clone())
-    assert torch.equal(*weights)
+        exec(PREAMBLE + MODELS[model] + OPTIMIZER + program, names)  # noqa: S102 - our own README
+        inputs, wanted = names["loader"][0]
+        losses.append(names["criterion"](names["model"](inputs), wanted).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "up to the rounding of the norm that clips"
     run = sealegs.open_run("experiments/mine")
     assert run.steps.tolist() == list(range(12))
-    assert set(run.signals) == {"loss", "grad_norm", "time"}
+    assert run.column("lr")[1] == pytest.approx(0.9e-3)
 
     (reading,) = blocks(README, "python")
     done = subprocess.run([sys.executable, "-c", reading], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["11", str(run.column("loss")[-1]), str(run.column("grad_norm").max())]
+    numbers, skips = done.stdout.splitlines()
+    assert numbers.split() == ["11", str(run.column("loss")[-1]), str(run.column("grad_norm").max())]
+    assert skips == "[]"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_diff_survives_what_the_loop_did_not(
+    model: str, programs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One gradient that is not finite, in the middle of the run."""
+    monkeypatch.chdir(tmp_path)
+    poison = """
+handle = next(p for p in reversed(list(model.parameters())) if p.requires_grad).register_hook(
+    lambda gradient: gradient * (float("nan") if scheduler.last_epoch == 6 else 1.0)
+)
+"""
+    finite = []
+    for program in programs:
+        names: dict[str, Any] = {}
+        exec(PREAMBLE + MODELS[model] + OPTIMIZER + poison + program, names)  # noqa: S102 - our own README
+        finite.append(all(p.isfinite().all() for p in names["model"].parameters()))
+    assert finite == [False, True]
+    (skip,) = [event for event in sealegs.open_run("experiments/mine").events if event.kind == "skip"]
+    assert skip.step == 6
+
+
+def test_the_guards_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = blocks((ROOT / "docs" / "guard.md").read_text(), "python")
+    names: dict[str, Any] = {}
+    exec(PREAMBLE + CONV_NET + OPTIMIZER + "\n".join(snippets), names)  # noqa: S102 - our own docs
+    names["guard"].close()
+    assert len(snippets) == 3
+    for run in ("watched", "guarded"):
+        assert len(sealegs.open_run(f"experiments/{run}").steps) == 12
 
 
 def test_the_commands_run(tmp_path: Path) -> None:
@@ -64,7 +136,9 @@ def test_the_commands_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sealegs.open_run(tmp_path / "experiments" / "first").steps[-1] == 90
-    assert done.stdout.count("nats under the unigram entropy") == 3
+    assert done.stdout.count("nats under the unigram entropy") == 4
+    assert done.stdout.count("no step was skipped") == 3
+    assert "2 steps skipped" in done.stdout
 
 
 def test_the_map_has_a_line_for_each_file() -> None:
