@@ -319,6 +319,19 @@ def test_a_compiled_model_is_guarded() -> None:
     assert "_orig_mod" not in verdict.culprit
 
 
+def test_compiled_code_is_not_asked_for_activations_for_ever(tmp_path: Path) -> None:
+    """Hooks are not called in it; the loss of a compiled function gives no sign of that."""
+    model, optimizer = small()
+    compiled = torch.compile(lambda batch: model(batch).square().mean(), backend="aot_eager")
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=1) as guard:
+        for step in range(8):
+            loss = compiled(torch.randn(16, 4))
+            loss.backward()
+            guard.step(loss)
+            assert bool(model[0]._forward_hooks) == (step < 3)  # type: ignore[index]
+    assert not any(signal.startswith("activation_norm") for signal in sealegs.open_run(tmp_path / "a").signals)
+
+
 def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
     results = {}
     for announced in (False, True):

@@ -449,14 +449,15 @@ def test_of_many_queries_some_are_looked_at_the_last_among_them() -> None:
         assert values["attention_logit_max/0"] == values["attention_logit_max/1"] == 14.0
 
 
+PADDING = torch.arange(6) >= torch.tensor([[2], [6], [3], [5]])
 MASKS: list[dict[str, Tensor]] = [
     {},
     {"attn_mask": torch.ones(6, 6, dtype=torch.bool).triu(1)},
     {"attn_mask": torch.full((6, 6), -math.inf).triu(1)},
     {"attn_mask": torch.ones(6, 6, dtype=torch.bool).triu(1).expand(8, 6, 6)},
-    {"key_padding_mask": torch.tensor([[False] * 4 + [True] * 2] * 4)},
+    {"key_padding_mask": PADDING},
     {
-        "key_padding_mask": torch.tensor([[False] * 4 + [True] * 2] * 4),
+        "key_padding_mask": PADDING,
         "attn_mask": torch.ones(6, 6, dtype=torch.bool).triu(1),
     },
 ]

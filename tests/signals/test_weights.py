@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop, Rprop
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, OptimizerSettings
 from sealegs.lab.train import build_optimizer
+from sealegs.signals.collect import Block
 from sealegs.signals.groups import group_of
 from sealegs.signals.weights import MOST_SAMPLED, WeightSampler, flat, replicas, spacing
 
@@ -86,11 +88,17 @@ def sampled_update(sampler: WeightSampler, optimizer: Optimizer, loss: Loss) -> 
 def read(sampler: WeightSampler, before: Tensor) -> dict[str, float]:
     """All values of a step whose update has just been made."""
     row: dict[str, float] = {}
-    for names, values in (sampler.norms(before), sampler.changes(sampler.after_update())):
-        assert values.dtype == torch.float32
-        assert values.ndim == 1
-        row |= dict(zip(names, values.tolist(), strict=True))
+    for block in (sampler.norms(before), sampler.changes(sampler.after_update())):
+        row |= signals(block)
     return row
+
+
+def signals(block: Block) -> dict[str, Any]:
+    """A block as it arrives on the host."""
+    finish, squares = block
+    assert callable(finish)
+    assert squares.dtype == torch.float64
+    return dict(finish(squares.tolist()))
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:
@@ -372,16 +380,16 @@ def test_changes_can_be_read_later_and_in_another_process() -> None:
     with torch.no_grad():
         model.get_parameter("0.weight").add_(1.0)
     squares = sampler.after_update()
-    names, values = sampler.changes(squares)
-    assert names == ("update_rms", "update_ratio/0")
+    expected = signals(sampler.changes(squares))
+    assert list(expected) == ["update_rms", "update_ratio/0"]
     resumed = WeightSampler(model, [SGD(model[0].parameters(), lr=0.1)])
-    assert resumed.changes(squares)[1].equal(values)
+    assert signals(resumed.changes(squares)) == expected
     model.requires_grad_(False)
     sampler.before_update()  # has another plan
-    assert sampler.changes(squares)[0] == names
+    assert signals(sampler.changes(squares)) == expected
     squares = sampler.after_update()
-    assert sampler.changes(squares)[0] == ()
-    assert sampler.changes(squares)[1].shape == (0,)
+    assert signals(sampler.changes(squares)) == {}
+    assert squares.shape == (0,)
 
 
 def test_non_contiguous_parameters_are_sampled_where_they_change() -> None:
@@ -471,7 +479,7 @@ for _ in range(3):
     dist.all_reduce(after)
 if rank == 0:
     blocks = sampler.norms(before), sampler.changes(after)
-    print(json.dumps({name: value for names, values in blocks for name, value in zip(names, values.tolist())}))
+    print(json.dumps({name: value for finish, squares in blocks for name, value in finish(squares.tolist()).items()}))
 dist.destroy_process_group()
 """
 

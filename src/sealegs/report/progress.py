@@ -45,8 +45,8 @@ class Pace:
             left_s = (now - began) / (step - began_step) * (self._steps - 1 - step)
             left = f"  {timedelta(seconds=round(left_s))} left"
         return (
-            f"step {step}/{self._steps}  {health(row, self._skips)}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3g}"
-            f"  lr {row['lr']:.1e}{self._speed}{left}"
+            f"step {step}/{self._steps}  {health(row, self._skips)}  loss {row['loss']:.4f}"
+            f"  grad norm {row['grad_norm']:.3g}  lr {row['lr']:.1e}{self._speed}{left}"
         )
 
 

@@ -37,7 +37,8 @@ class ActivationSampler:
 
     - ``activation_norm/<layer>``: the L2 norm of a token's vector in the layer's output, as root mean square over
       tokens: sqrt(sum of squares / number of vectors), over all micro-batches of the step. The vector is the last
-      dimension; in outputs of four or five dimensions (images, videos) the second. Accumulated in float32.
+      dimension; in outputs of four or five dimensions (images, videos) the second. Accumulated in float32, which on
+      the CPU is good to three digits.
     - ``attention_logit_max/<layer>``, only for types of module that ``attention`` has a reader for (``MULTIHEAD``:
       torch's own): the largest logit of up to 16 evenly spaced queries of each row that the reader gives. Logits live
       inside fused kernels, so queries and keys are computed a second time.

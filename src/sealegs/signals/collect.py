@@ -6,7 +6,7 @@ its event has passed, so it never waits for the device. On the CPU there is noth
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -18,8 +18,10 @@ from sealegs.vocabulary import Number, Row
 
 Signal: TypeAlias = Tensor | Number | str
 """A tensor holds one number, or several that belong together, which are written as text."""
-Block: TypeAlias = tuple[tuple[str, ...], Tensor]
-"""Names, and a tensor with a number for each of them."""
+Names: TypeAlias = tuple[str, ...] | Callable[[list[float]], Mapping[str, Number]]
+"""A name for each number; or what makes signals of the numbers on the host, where that costs no launch."""
+Block: TypeAlias = tuple[Names, Tensor]
+"""Numbers that come in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class _Pending:
     """A step in line. Without device tensors there is nothing to wait for, but its turn."""
 
     row: dict[str, Number | str]
-    layout: tuple[tuple[tuple[str, ...], int], ...] = ()
+    layout: tuple[tuple[Names, int], ...] = ()
     """What the numbers of ``host`` are: names, and how many numbers there are for them. Their entries hold places."""
     host: Tensor | None = None
     arrived: torch.cuda.Event | None = None
@@ -48,13 +50,16 @@ class Collector:
         """Send a step on its way. Tensors are read as they are now."""
         row: dict[str, Number | str] = {"step": int(step)}
         on_device: list[Block] = []
-        for names, signal in [*(((name,), signal) for name, signal in signals.items()), *blocks]:
+        named: list[tuple[Names, Signal]] = [((name,), signal) for name, signal in signals.items()]
+        for names, signal in (*named, *blocks):
             if isinstance(signal, Tensor) and signal.is_cuda:
-                row.update(dict.fromkeys(names, 0.0))  # keeps the places
+                if not callable(names):
+                    row.update(dict.fromkeys(names, 0.0))  # keeps the places
                 on_device.append((names, signal.detach().reshape(-1)))
             elif isinstance(signal, Tensor):
                 _fill(row, names, signal.detach().reshape(-1).tolist())
             else:
+                assert not callable(names)
                 row[names[0]] = _plain(signal)
         if not on_device:
             self._pending.append(_Pending(row))
@@ -98,8 +103,10 @@ class Collector:
         return pending.row
 
 
-def _fill(row: dict[str, Number | str], names: tuple[str, ...], numbers: list[Number]) -> None:
-    if len(names) == 1 and len(numbers) != 1:
+def _fill(row: dict[str, Number | str], names: Names, numbers: list[float]) -> None:
+    if callable(names):
+        row.update(names(numbers))
+    elif len(names) == 1 and len(numbers) != 1:
         row[names[0]] = " ".join(f"{number:g}" for number in numbers)
     else:
         row.update(zip(names, map(_plain, numbers), strict=True))

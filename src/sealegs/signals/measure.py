@@ -4,8 +4,10 @@ Every step: norms of all gradients, before anything clips them. Every few steps 
 activations. What ranks see differently goes through one collective, so that they judge equal numbers.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ CHECKSUM_STEPS = 100
 """How often the ranks compare their weights."""
 HISTOGRAM_STEPS = 100
 """How often the histogram of token losses is kept; that of a step that is not plain GO always is."""
+BLIND = 3
+"""After so many steps in a row that showed no activation nobody looks again: the loop runs compiled code."""
 CULPRIT_EXCESS = 3.0
 """How many times the median of the ranks a rank's own gradient norm must be for it to be named."""
 
@@ -71,6 +75,8 @@ class Meter:
         self._weights = WeightSampler(model, optimizers, world=ranks.world)
         self._activations = activations or ActivationSampler(model)
         self._is_armed = False
+        self._blind = 0
+        """How often in a row the activations were not seen."""
         self._sample_every = sample_every
         self._groups = Groups(())
         self._groups_of: tuple[str, ...] = ()
@@ -117,7 +123,7 @@ class Meter:
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the row of the next; get ready for that."""
         self._last_change = self._weights.after_update() if self.is_sampled(number) else None
-        if self.is_sampled(number + 1):
+        if self.is_sampled(number + 1) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
 
@@ -164,6 +170,7 @@ class Meter:
             self._activations.disarm()
             self._is_armed = False
             names, values = self._activations.take()
+            self._blind = 0 if names else self._blind + 1
             samples += _activations(names, values)
         if self.is_sampled(number):
             samples.append(_Sample(self._weights.before_update(), _sum, self._weights.norms))
@@ -182,7 +189,7 @@ class Meter:
             self._groups_of, self._groups = gradients.names, Groups(gradients.names)
         names = tuple(f"grad_norm/{group}" for group in self._groups.names)
         squares = self._groups.sum_by_group(self._shares(gradients))
-        return _Sample(squares, _sum, lambda total: (names, total.sqrt()))
+        return _Sample(squares, _sum, lambda total: (partial(_square_roots, names), total))
 
     def _shares(self, gradients: Gradients) -> Tensor:
         """The square of each norm, divided among the ranks that hold the same gradient."""
@@ -213,6 +220,10 @@ def _activations(names: tuple[str, ...], values: Tensor) -> list[_Sample]:
     norms = sum(name.startswith("activation_norm/") for name in names)
     kinds = ((names[:norms], values[:norms], _mean), (names[norms:], values[norms:], _largest))
     return [_Sample(part, together, _naming(some)) for some, part, together in kinds if some]
+
+
+def _square_roots(names: tuple[str, ...], squares: list[float]) -> dict[str, float]:
+    return dict(zip(names, map(math.sqrt, squares), strict=True))
 
 
 def _naming(names: tuple[str, ...]) -> Callable[[Tensor], Block]:

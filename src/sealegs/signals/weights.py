@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,25 @@ class _Before:
     """Elements of the trained parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Where the optimizers keep their moments."""
+
+    plan: _Plan
+    first: list[tuple[Tensor, Tensor]]
+    second: list[tuple[Tensor, Tensor]]
+    places: list[tuple[Mapping[str, Any], str, Any]]
+    """Every entry of every state."""
+    sizes: list[int]
+    """How many states each optimizer has."""
+
+    def are_still_there(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Loading a checkpoint puts other tensors in their place; a first step makes them."""
+        return [len(optimizer.state) for optimizer in optimizers] == self.sizes and all(
+            state.get(key) is value for state, key, value in self.places
+        )
+
+
 class WeightSampler:
     """Norms of weights and moments as they are before an update, and the size of the update.
 
@@ -98,6 +118,7 @@ class WeightSampler:
         self._plan: _Plan | None = None
         self._before: _Before | None = None
         self._changed: _Plan | None = None
+        self._found_moments: _Moments | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -121,14 +142,18 @@ class WeightSampler:
         self._before = _Before(plan, squares[: plan.trained], moments, plan.spaced.copied())
         return plan.norm_sums[moments](squares)
 
-    @torch.no_grad()
     def norms(self, squares: Tensor) -> Block:
-        """Names and values, in float32, from the squares of the last ``before_update``."""
+        """The signals from the squares of the last ``before_update``."""
         before = self._measured()
         moments = zip(("moment1_norm", "moment2_norm"), before.moments, strict=True)
         groups = (f"param_norm/{group}" for group in before.plan.groups.names)
-        names = ("param_norm", *groups, *(name for name, count in moments if count), "params_finite")
-        return names, torch.cat((squares.sqrt().float(), (squares[:1] < math.inf).float()))
+        names = ("param_norm", *groups, *(name for name, count in moments if count))
+
+        def finish(numbers: list[float]) -> dict[str, float]:
+            norms = dict(zip(names, map(math.sqrt, numbers), strict=True))
+            return norms | {"params_finite": float(math.isfinite(numbers[0]))}
+
+        return finish, squares
 
     @torch.no_grad()
     def after_update(self) -> Tensor:
@@ -139,36 +164,48 @@ class WeightSampler:
         norms = _stacked(_norms(plan.spaced.split(changes), plan.device), plan.device) * plan.spaced.scales
         return plan.change_sums(torch.cat((before.trained_squares, norms.square())))
 
-    @torch.no_grad()
     def changes(self, squares: Tensor) -> Block:
-        """Names and values, in float32, from the squares of the last ``after_update``, be it of an earlier process."""
+        """The signals from the squares of the last ``after_update``, be it of an earlier process."""
         plan = self._changed or self._current_plan()
         groups = plan.trained_groups.names
-        if not groups:
-            return (), squares.float()
-        total, changed, weights = squares.split((1, len(groups), len(groups)))
-        nothing = torch.finfo(squares.dtype).tiny  # where all weights are 0, a change of 0 is 0 and any other inf
-        values = torch.cat((total / plan.trained_elements, changed / weights.clamp(min=nothing))).sqrt().float()
-        return ("update_rms", *(f"update_ratio/{group}" for group in groups)), values
+
+        def finish(numbers: list[float]) -> dict[str, float]:
+            if not groups:
+                return {}
+            total, changed, weights = numbers[0], numbers[1 : 1 + len(groups)], numbers[1 + len(groups) :]
+            ratios = map(_ratio, changed, weights)
+            names = (f"update_ratio/{group}" for group in groups)
+            return {"update_rms": math.sqrt(total / plan.trained_elements)} | dict(zip(names, ratios, strict=True))
+
+        return finish, squares
 
     def _measured(self) -> _Before:
         assert self._before is not None, "before_update comes first"
         return self._before
 
     def _moments(self, plan: _Plan) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
-        """Parameters with their first moments, and with their second."""
+        """Parameters with their first moments, and with their second: found again only where they are others."""
+        found = self._found_moments
+        if found is None or found.plan is not plan or not found.are_still_there(self._optimizers):
+            found = self._found_moments = self._find_moments(plan)
+        return found.first, found.second
+
+    def _find_moments(self, plan: _Plan) -> "_Moments":
         first: list[tuple[Tensor, Tensor]] = []
         second: list[tuple[Tensor, Tensor]] = []
+        places: list[tuple[Mapping[str, Any], str, Any]] = []
         for optimizer in self._optimizers:
             for parameter in _parameters_of(optimizer):
                 state = optimizer.state.get(parameter, {})
                 for key, value in state.items():
+                    places.append((state, key, value))
                     kind = first if key in FIRST_MOMENTS else second if key in SECOND_MOMENTS else None
                     if kind is not None and isinstance(value, Tensor):
                         moment = local(value)
                         if moment.device == plan.device and moment.dtype in _MEASURED:
                             kind.append((parameter, moment))
-        return first, second
+        sizes = [len(optimizer.state) for optimizer in self._optimizers]
+        return _Moments(plan, first, second, places, sizes)
 
     def _current_plan(self) -> _Plan:
         """Looks for changes where they show without a walk through the model."""
@@ -213,6 +250,11 @@ class _SpacedElements:
         for places, sample in zip(self._places, samples, strict=True):
             pieces.update(zip(places, sample.split([self._counts[place] for place in places]), strict=True))
         return [pieces[place] for place in range(len(self._parameters))]
+
+
+def _ratio(change: float, weight: float) -> float:
+    """Of two squares. Where all weights are 0, a change of 0 is 0 and any other infinite."""
+    return math.sqrt(change / weight) if weight else math.sqrt(change) * math.inf if change else 0.0
 
 
 def replicas(parameter: Tensor, world: int) -> int:
