@@ -588,9 +588,9 @@ def report(folder: Path | None, seed: int) -> Iterator[str]:
 
 
 FALSE_FLAGS = """Every step counts, the first ones too; in brackets the 95 % Poisson interval. Noise: 30k steps on
-a flat and 30k on a power-law loss, loss alone but for the last column. The last row is the control of every table: a
-rule that knows nothing. Step numbers: how many different ones the flags fall on; runs of one data order share their
-hard batches."""
+a flat and 30k on a power-law loss, loss alone but for the last column. The last row is the control of every table: one
+step in a hundred, by chance. Step numbers: how many different ones the flags fall on; runs of one data order share
+their hard batches."""
 YOUNG = """The first steps of healthy runs; numbers: different step numbers, as above. Sealegs must not skip more than
 1 in 5,000. Synthetic: power law with norm, ten runs of each noise."""
 SUDDEN = """Share of 150 places (40 for the second shocks) of the longest run that has both signals. The traces are the
@@ -604,7 +604,7 @@ the 20,000 steps of the same runs without it."""
 EQUAL = """Each rule at the smallest threshold that gives no more than this rate on the healthy runs of the first
 column above; rules of the norm alone have only the steps that have one. Threshold of the statistic: -log10 p; of SPOT
 -log10 q. "cannot": no threshold is quiet enough. The rates are equal over all the runs, not in the one injected into:
-the second column has the false flags of its {steps:,} healthy steps."""
+the second column has the false flags of its {steps:,} healthy steps. The control flags by chance at this rate."""
 
 
 def processor() -> str:

@@ -443,5 +443,5 @@ RULES: tuple[Rule, ...] = (
     HistoryPercentile(name="AutoClip p10", threshold=10, bracket=(0.0, 99.999), signals="grad_norm"),
     NotFinite(name="optax apply_if_finite(5)", threshold=0, patience=5, signals="both"),
     NotFinite(name="PyTorch GradScaler", threshold=0, signals="both"),
-    Chance(name="control: 1 % by chance", threshold=0.01),
+    Chance(name="control: by chance", threshold=0.01),
 )
