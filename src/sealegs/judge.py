@@ -36,7 +36,7 @@ class Budget:
     """How much may be skipped before the run is halted: never an unlimited freeze, never a silent accept."""
 
     in_a_row: int = 150
-    """Steps one after the other. A new level of loss is accepted by then, and said to be."""
+    """Steps one after the other. A new level is accepted after 100, and said to be."""
     nonfinite_in_a_row: int = 10
     """Of those, steps that were not finite: no level to get used to."""
     total: int = 200
@@ -78,7 +78,7 @@ def standard() -> tuple[Detector[Any], ...]:
         NonFinite(),
         Overflow(),
         Spike(signal="loss", gate=0.5e-4, alarm=0.5e-5),
-        Spike(signal="grad_norm", gate=0.5e-4, alarm=0.5e-5, young_factor=20.0, young_deviations=0.0),
+        Spike(signal="grad_norm", gate=0.5e-4, alarm=0.5e-5, smallest=1.5, young_factor=20.0, young_deviations=0.0),
         Drift(signal="loss", chance=0.5e-4),
         Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH),  # rises in health, as learning rates fall
         Proportion(),
@@ -158,7 +158,13 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
 
 
 def sure_if_young(step: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """In a young run one surprised signal alone is an alarm only if it is very surprised."""
+    """In a young run one surprised signal alone is an alarm, or a gate, only if it is very surprised."""
+    spikes = [f for f in findings if f.p is not None and f.detector.startswith("spike/")]
+    if len(spikes) > 1:
+        doubtful = [f for f in spikes if f.severity == Severity.WATCH]
+        findings = tuple(
+            replace(f, severity=Severity.GATE, spoils_update=True) if f in doubtful else f for f in findings
+        )
     surprised = [f for f in findings if f.p is not None and f.severity == Severity.ALARM]
     if step >= YOUNG_STEPS or len(surprised) != 1 or (surprised[0].p or 0.0) < YOUNG_ALARM:
         return findings

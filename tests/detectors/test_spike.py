@@ -72,6 +72,26 @@ def test_the_limit_is_where_the_gate_is() -> None:
     assert state.seen == 1500
 
 
+def test_a_quiet_signal_may_move_a_little() -> None:
+    """A loss that hardly changes at all makes any change surprising; below five percent none is a spike."""
+    quiet = 2.5 + 1e-6 * np.arange(1500) % 3e-6
+    _, state = run(quiet)
+    detector = Spike()
+    assert detector.look(state, {"step": 1500, "loss": 2.5 * 1.04}) is None
+    assert detector.look(state, {"step": 1500, "loss": 2.5 * 1.06}) is not None
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-3, 0.05])
+def test_a_new_level_is_accepted_after_a_hundred_steps_however_quiet_it_is(noise: float) -> None:
+    values = 2.5 * np.exp(noise * np.random.default_rng(0).standard_normal(2000))
+    values[1200:] *= 3
+    findings, _ = run(values)
+    assert all(findings[1200:1300])
+    assert findings[1299] is not None
+    assert "its new level after 100 steps" in str(findings[1299])
+    assert sum(finding is not None for finding in findings[1300:]) <= 1
+
+
 def test_it_judges_from_the_ninth_value_on() -> None:
     assert YOUNG == 150
     assert run([2.5] * 8 + [99.0])[0][-1] is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, State
-from sealegs.judge import standard
+from sealegs.judge import standard, sure_if_young
 from sealegs.signals.gate import FIRST_STATE, ROW, SCALARS, Gate
 from sealegs.stats.streaming import PATIENCE, START
 
@@ -43,8 +43,8 @@ def on_host(values: Sequence[tuple[float, float]], announced: set[int]) -> tuple
         row: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm}
         if step in announced:
             row["announced"] = "lr decay"
-        found = [d.look(s, row) for d, s in zip(DETECTORS, states, strict=True)]
-        closed = any(f is not None and f.spoils_update for f in found) or not math.isfinite(loss + norm)
+        found = tuple(f for d, s in zip(DETECTORS, states, strict=True) if (f := d.look(s, row)))
+        closed = any(f.spoils_update for f in sure_if_young(step, found)) or not math.isfinite(loss + norm)
         next_states = []
         ps = []
         for detector, state, value in zip(DETECTORS, states, (loss, norm), strict=True):

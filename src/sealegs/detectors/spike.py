@@ -15,6 +15,10 @@ FIRST_JUDGED = 8
 YOUNG = streaming.START + streaming.SETTLED
 """Values from which the statistic judges: 150."""
 RECENT = 32
+GROWN = 1000
+"""Values up to which the statistic knows its tail only roughly: until then one signal alone ..."""
+STRICTER = 10.0
+"""... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
 LONG_BURST = 10
 """Condemned values in a row after which it is worth saying that the next one is let through though it is no lower."""
 WIDENED_STEPS = 500
@@ -47,6 +51,8 @@ class Spike:
     """Chance of a false skip on a healthy step."""
     alarm: float = 1e-5
     """Chance of a false alarm on a healthy step. Smaller alarms less and later."""
+    smallest: float = 1.05
+    """A rise by less than this factor is never a spike, however quiet the signal is otherwise."""
     young_factor: float = 2.0
     """While the statistic has too little to go by: so many times the recent median is a gate ..."""
     young_deviations: float = 8.0
@@ -58,10 +64,10 @@ class Spike:
                 f"Spike(alarm={self.alarm}, gate={self.gate}): chances a step, "
                 f"0 < alarm <= gate <= {streaming.LEVELS[-1]}"
             )
-        if not (self.young_factor > 1 and self.young_deviations >= 0):
+        if not (self.smallest >= 1 and self.young_factor > 1 and self.young_deviations >= 0):
             raise ConfigError(
-                f"Spike(young_factor={self.young_factor}, young_deviations={self.young_deviations}): "
-                "above 1, and not negative"
+                f"Spike(smallest={self.smallest}, young_factor={self.young_factor}, "
+                f"young_deviations={self.young_deviations}): from 1, above 1, and not negative"
             )
 
     @property
@@ -82,11 +88,18 @@ class Spike:
         p = self.p(state, now, value)
         if not self._condemns(state, p):
             return self._accepted(state, now, value)
-        if is_coarse(state, now):
+        if is_coarse(state, now) or self._is_grossly_high(state, value):
             return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
-        limit = math.exp(streaming.limit(state.stream, self.gate / state.audit.correction))
-        is_alarm = p < self.alarm / state.audit.correction
-        return self._finding(now, Severity.ALARM if is_alarm else Severity.GATE, value, limit, p)
+        stream = state.stream
+        correction = state.audit.correction
+        limit = streaming.limit(stream, self.gate / correction)
+        limit = math.exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
+        severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
+        if state.seen < GROWN and stream.burst == 0 and p >= self.gate / correction / STRICTER:
+            severity = Severity.WATCH  # the judge knows whether it is alone
+        is_last = stream.burst + 1 >= streaming.PATIENCE
+        note = f"{self.signal} stays high: its new level after {streaming.PATIENCE} steps" if is_last else ""
+        return self._finding(now, severity, value, limit, p, note)
 
     def learn(self, state: State, now: Row) -> State:
         """Take the value in, with bounded influence."""
@@ -112,7 +125,7 @@ class Spike:
         return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
     def p(self, state: State, now: Row, value: float) -> float:
-        """The chance of such a value; 0 or 1 where the coarse rule judges.
+        """The chance of such a value; 1 for a rise too small to matter; 0 or 1 where the coarse rule judges.
 
         The device has decided already where it has a gate: what it found is in the row, and is not judged again.
         """
@@ -120,7 +133,16 @@ class Spike:
             return float(decided)
         if is_coarse(state, now):
             return 1.0 if value <= self._coarse_limit(state) else 0.0
-        return streaming.look(state.stream, math.log(value)).p
+        if self._is_grossly_high(state, value):
+            return 0.0
+        x, stream = math.log(value), state.stream
+        if x - (stream.level + stream.slope) <= math.log(self.smallest):
+            return 1.0
+        return streaming.look(stream, x).p
+
+    def _is_grossly_high(self, state: State, value: float) -> bool:
+        """Until it is grown, what the coarse rule condemns is condemned whatever the statistic thinks."""
+        return state.seen < GROWN and not value <= self._coarse_limit(state)
 
     def _accepted(self, state: State, now: Row, value: float) -> Finding | None:
         """A burst that ends because the statistic has got used to it, not because it is over, is said aloud."""

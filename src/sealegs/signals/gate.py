@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import FIRST_JUDGED, RECENT, YOUNG, Spike, State
+from sealegs.detectors.spike import FIRST_JUDGED, GROWN, RECENT, STRICTER, YOUNG, Spike, State
 from sealegs.stats import audit, streaming
 
 SCALARS = (
@@ -40,7 +40,7 @@ class Gate:
         """``detectors`` judge loss and gradient norm; without ``act`` everything is decided, and nothing is skipped."""
         assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
         double: Any = {"dtype": torch.float64, "device": device}
-        limits = [(d.gate, d.young_factor, d.young_deviations) for d in detectors]
+        limits = [(d.gate, math.log(d.smallest), d.young_factor, d.young_deviations) for d in detectors]
         self.limits = torch.tensor(limits, **double)
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
         self.first = self.state[:, :STREAM].clone()
@@ -133,7 +133,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     state[:, :STREAM] = torch.where(gate.announced[0] > 0, gate.first, state[:, :STREAM])
     age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *counts, held = state.unbind(1)
     values, hundredths, thousandths = counts
-    gate_p, factor, deviations = gate.limits.unbind(1)
+    chance, smallest, factor, deviations = gate.limits.unbind(1)
 
     value = torch.stack((loss.reshape(()).double(), grad_norm.reshape(()).double()))
     finite = torch.isfinite(value)
@@ -142,10 +142,13 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     coarse = (age + early < YOUNG) | (gate.announced[1] > 0)
 
     limit = _coarse_limit(ring, held, factor, deviations)
-    correction = _correction(values, hundredths, thousandths)
+    chance = chance / _correction(values, hundredths, thousandths)
     e = torch.log(value_or_one) - (level + slope)
-    p = torch.where(coarse, (value_or_one <= limit).double(), _probability(e / scale, q80, q90, q98, excess, squared))
-    condemned = usable & (p < gate_p / correction)
+    p = torch.where(e <= smallest, 1.0, _probability(e / scale, q80, q90, q98, excess, squared))
+    is_young = age + early < GROWN
+    p = torch.where(is_young & ~(value_or_one <= limit), 0.0, p)
+    p = torch.where(coarse, (value_or_one <= limit).double(), p)
+    condemned = usable & (p < chance)
 
     bounded = torch.where(coarse, torch.minimum(value_or_one, limit), value_or_one)
     x = torch.log(bounded)
@@ -163,7 +166,8 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_counts, next_held), 1)
     next_ring = torch.where(kept[:, None], taken, ring)
 
-    closed = (condemned.any() | ~finite.all()).double()
+    sure = condemned & (coarse | ~is_young | (burst > 0) | (p < chance / STRICTER))
+    closed = (sure.any() | condemned.all() | ~finite.all()).double()
     gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
     gate.found_inf.copy_(closed * gate.act)
     gate.state.copy_(torch.cat((next_state, next_ring), 1))
@@ -181,13 +185,14 @@ def _learned(
     e = x - (level + slope)
     r = e / scale
     surprised = torch.where(e.abs() > streaming.MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
-    holds_still = in_burst & (burst < streaming.PATIENCE)
-    bounded = torch.where(holds_still, 1.0, r.clamp(-streaming.WINSOR, streaming.WINSOR)) * scale
+    accepted = started & condemned & (burst + 1 >= streaming.PATIENCE)
+    bounded = torch.where(in_burst, 1.0, r.clamp(-streaming.WINSOR, streaming.WINSOR)) * scale
     level_rate = torch.clamp(1 / (age / 4 + 4), min=streaming.LEVEL_RATE)
     scale_rate = torch.clamp(1 / (age + 10), min=streaming.SCALE_RATE)
     scaled = torch.clamp(scale * torch.exp(scale_rate * surprised), min=streaming.SMALLEST_SCALE)
+    widened = torch.maximum(scale, streaming.ACCEPTED_SPREAD * e.abs())
 
-    learns_tail = started & ~in_burst & (age >= streaming.SETTLED)
+    learns_tail = started & ~in_burst & ~accepted & (age >= streaming.SETTLED)
     rate = torch.clamp(1 / (age - streaming.SETTLED + 20).clamp(min=1), min=streaming.QUANTILE_RATE)
     is_beyond = learns_tail & (r > q98)
     y = torch.clamp(r - q98, max=streaming.LARGEST_EXCESS)
@@ -200,16 +205,22 @@ def _learned(
     return (
         (where(started, age + 1, age), age),
         (where(started, early, early + 1), early),
-        (where(started, level + slope + level_rate * bounded, where(begins, begun_level, level)), level),
-        (where(started, slope + streaming.SLOPE_RATE * bounded, slope), slope),
-        (where(started, where(holds_still, scale, scaled), where(begins, begun_scale, scale)), scale),
+        (
+            where(accepted, x, where(started, level + slope + level_rate * bounded, where(begins, begun_level, level))),
+            level,
+        ),
+        (where(accepted, 0.0, where(started, slope + streaming.SLOPE_RATE * bounded, slope)), slope),
+        (
+            where(accepted, widened, where(started, where(in_burst, scale, scaled), where(begins, begun_scale, scale))),
+            scale,
+        ),
         (where(learns_tail, next_q80, q80), q80),
         (where(learns_tail, next_q90, q90), q90),
         (where(learns_tail, next_q98, q98), q98),
         (where(is_beyond, excess + speed * (y - excess), excess), excess),
         (where(is_beyond, squared + speed * (y * y - squared), squared), squared),
         (where(is_beyond, beyond + 1, beyond), beyond),
-        (where(started, where(condemned, burst + 1, 0.0), burst), burst),
+        (where(accepted, 0.0, where(started, where(condemned, burst + 1, 0.0), burst)), burst),
     )
 
 

@@ -40,6 +40,9 @@ _TOLERANCE = tl.constexpr(audit.TOLERANCE)
 _LARGEST_CORRECTION = tl.constexpr(audit.LARGEST_CORRECTION)
 _LOW, _LOWER = (tl.constexpr(p) for p in audit.CHECKED)
 _YOUNG = tl.constexpr(spike.YOUNG)
+_GROWN = tl.constexpr(spike.GROWN)
+_STRICTER = tl.constexpr(spike.STRICTER)
+_ACCEPTED_SPREAD = tl.constexpr(streaming.ACCEPTED_SPREAD)
 _FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
 _RECENT = tl.constexpr(spike.RECENT)
 _SCALARS = tl.constexpr(16)
@@ -68,15 +71,18 @@ def _decide(  # type: ignore[no-untyped-def]
     announced = tl.load(announced_at) > 0
     widened = tl.load(announced_at + 1) > 0
     closed = tl.zeros([], tl.float64)
+    doubtful = tl.zeros([], tl.float64)
     for signal in tl.static_range(2):
         value = tl.load(loss_at if signal == 0 else grad_norm_at).to(tl.float64)
         is_finite = tl.abs(value) < _INF  # false for NaN
-        condemned, p = _judge(
-            value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 3, announced, widened
+        condemned, sure, p = _judge(
+            value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 4, announced, widened
         )
-        closed = tl.where(condemned | (is_finite == 0), 1.0, closed)
+        closed = tl.where(sure | (is_finite == 0), 1.0, closed)
+        doubtful = tl.where(condemned, doubtful + 1.0, doubtful)
         tl.store(row_at + signal, value)
         tl.store(row_at + 3 + signal, p)
+    closed = tl.where(doubtful == 2.0, 1.0, closed)
     tl.store(row_at + 2, closed)
     tl.store(row_at + 5, tl.load(worst_at).to(tl.float64))
     tl.store(found_inf_at, (closed * tl.load(act_at)).to(tl.float32))
@@ -84,10 +90,11 @@ def _decide(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-untyped-def]
-    """Look at one signal, then learn from it: whether it is condemned, and its p."""
-    gate_p = tl.load(limits_at)
-    factor = tl.load(limits_at + 1)
-    deviations = tl.load(limits_at + 2)
+    """Look at one signal, then learn from it: whether it is condemned, beyond doubt, and its p."""
+    chance = tl.load(limits_at)
+    smallest = tl.load(limits_at + 1)
+    factor = tl.load(limits_at + 2)
+    deviations = tl.load(limits_at + 3)
     age = tl.where(announced, 0.0, tl.load(state_at))
     early = tl.where(announced, 0.0, tl.load(state_at + 1))
     level = tl.where(announced, 0.0, tl.load(state_at + 2))
@@ -113,7 +120,8 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     safe = tl.where(usable, value, 1.0)
     coarse = (age + early < _YOUNG) | widened
     limit = _f64(_INF)
-    if coarse:  # noqa: SIM102 - Triton has no `and` of tensors
+    is_young = age + early < _GROWN
+    if coarse | is_young:  # noqa: SIM102 - Triton has no `and` of tensors
         if held >= _FIRST_JUDGED:
             is_held = place >= _RECENT - held
             middle = _median(recent, is_held, held)
@@ -124,9 +132,13 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
         tl.maximum(_too_often(hundredths, _LOW * values), _too_often(thousandths, _LOWER * values)),
         _f64(_LARGEST_CORRECTION),
     )
-    p = _probability((tl.log(safe) - (level + slope)) / scale, q80, q90, q98, excess, squared)
+    rise = tl.log(safe) - (level + slope)
+    p = tl.where(rise <= smallest, 1.0, _probability(rise / scale, q80, q90, q98, excess, squared))
+    p = tl.where(is_young & (safe > limit), 0.0, p)
     p = tl.where(coarse, tl.where(safe <= limit, 1.0, 0.0), p)
-    condemned = usable & (p < gate_p / correction)
+    chance = chance / correction
+    condemned = usable & (p < chance)
+    sure = condemned & (coarse | (is_young == 0) | (burst > 0) | (p < chance / _STRICTER))
     bounded = tl.where(coarse, tl.minimum(safe, limit), safe)
     x = tl.log(bounded)
     was_condemned = condemned & (coarse == 0)
@@ -136,17 +148,20 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
         if early >= _START:
             e = x - (level + slope)
             r = e / scale
-            holds_still = in_burst & (burst < _PATIENCE)
-            moved = tl.where(holds_still, 1.0, tl.minimum(tl.maximum(r, -_f64(_WINSOR)), _f64(_WINSOR))) * scale
+            accepted = was_condemned & (burst + 1 >= _PATIENCE)
+            moved = tl.where(in_burst, 1.0, tl.minimum(tl.maximum(r, -_f64(_WINSOR)), _f64(_WINSOR))) * scale
             tl.store(state_at, age + 1)
             tl.store(state_at + 1, early)
-            tl.store(state_at + 2, level + slope + tl.maximum(1 / (age / 4 + 4), _f64(_LEVEL_RATE)) * moved)
-            tl.store(state_at + 3, slope + _SLOPE_RATE * moved)
+            followed = level + slope + tl.maximum(1 / (age / 4 + 4), _f64(_LEVEL_RATE)) * moved
+            tl.store(state_at + 2, tl.where(accepted, x, followed))
+            tl.store(state_at + 3, tl.where(accepted, 0.0, slope + _SLOPE_RATE * moved))
             surprised = tl.where(tl.abs(e) > _MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
             scaled = scale * tl.exp(tl.maximum(1 / (age + 10), _f64(_SCALE_RATE)) * surprised)
-            tl.store(state_at + 4, tl.where(holds_still, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE))))
-            tl.store(state_at + 11, tl.where(was_condemned, burst + 1, 0.0))
-            learns_tail = (age >= _SETTLED) & (in_burst == 0)
+            next_scale = tl.where(in_burst, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE)))
+            widened = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(e))
+            tl.store(state_at + 4, tl.where(accepted, widened, next_scale))
+            tl.store(state_at + 11, tl.where(was_condemned & (accepted == 0), burst + 1, 0.0))
+            learns_tail = (age >= _SETTLED) & (in_burst == 0) & (accepted == 0)
             is_beyond = learns_tail & (r > q98)
             y = tl.minimum(r - q98, _f64(_LARGEST_EXCESS))
             speed = tl.maximum(1 / (beyond + 17), _f64(_TAIL_RATE))
@@ -189,7 +204,7 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
         if coarse | (condemned == 0):
             tl.store(state_at + 15, tl.minimum(held + 1, _RECENT))
             tl.store(state_at + _SCALARS + place, tl.where(place == _RECENT - 1, bounded, after))
-    return condemned, tl.where(usable, p, 1.0)
+    return condemned, sure, tl.where(usable, p, 1.0)
 
 
 @triton.jit

@@ -35,7 +35,9 @@ TAIL_RATE = 1 / 64
 """Per value beyond the last quantile: 64 of them are about 3200 steps."""
 
 PATIENCE = 100
-"""How many values in a row may be condemned before the scale learns from them: a burst, and then a new level."""
+"""How many values in a row may be condemned: a burst. The last of them is taken as the new level."""
+ACCEPTED_SPREAD = 0.1
+"""Share of the way to a new level that counts as its scale at first: one value does not say where it will settle."""
 WINSOR = 3.0
 """Residuals count for no more than this many scales in level and slope; in a burst, for no more than one."""
 LARGEST_EXCESS = 8.0
@@ -173,11 +175,13 @@ def learn(state: State, x: float, *, condemned: bool = False) -> State:
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst = state
     e = x - (level + slope)
     r = e / scale
+    if condemned and burst + 1 >= PATIENCE:
+        scale = max(scale, ACCEPTED_SPREAD * abs(e))
+        return State(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
     in_burst = condemned and burst > 0
-    holds_still = in_burst and burst < PATIENCE
-    bounded = (1.0 if holds_still else min(max(r, -WINSOR), WINSOR)) * scale
+    bounded = (1.0 if in_burst else min(max(r, -WINSOR), WINSOR)) * scale
     level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
-    if not holds_still:
+    if not in_burst:
         surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5
         scale = max(scale * math.exp(scale_rate(age) * surprised), SMALLEST_SCALE)
     if age >= SETTLED and not in_burst:
@@ -242,11 +246,14 @@ def scan(values: NDArray[np.float64], *, gate: float) -> tuple[NDArray[np.float6
         p_of[i] = p
         condemned = p < gate
 
+        if condemned and burst + 1 >= PATIENCE:
+            level, slope, scale, burst = x, 0.0, max(scale, ACCEPTED_SPREAD * abs(e)), 0
+            age += 1
+            continue
         in_burst = condemned and burst > 0
-        holds_still = in_burst and burst < PATIENCE
-        bounded = (1.0 if holds_still else min(max(r, -WINSOR), WINSOR)) * scale
+        bounded = (1.0 if in_burst else min(max(r, -WINSOR), WINSOR)) * scale
         level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
-        if not holds_still:
+        if not in_burst:
             surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5
             scale = max(scale * exp(scale_rate(age) * surprised), SMALLEST_SCALE)
         if age >= SETTLED and not in_burst:
