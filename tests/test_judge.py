@@ -21,7 +21,7 @@ def finding(severity: Severity, **other: Any) -> Finding:
 
 
 def decide(step: int, findings: tuple[Finding, ...]) -> Verdict:
-    return judge.decide(Tally(), {"step": step}, findings, Budget())[1]
+    return judge.decide(Tally(steps=step), {"step": step}, findings, Budget())[1]
 
 
 def verdicts(rows: Sequence[Row], budget: Budget | None = None) -> list[Verdict]:
@@ -157,6 +157,7 @@ def test_a_level_that_is_accepted_is_not_accepted_silently() -> None:
     out = verdicts(rows)
     said = [v for v in out if any("new level" in f.note for f in v.findings)]
     assert [v.step for v in said] == [899]
+    assert "updates are applied again; steps that were skipped in a row: 100" in str(out[900])
     assert all(not v.go for v in out[800:900])
     assert all(v.go for v in out[900:])
     assert "HALT" not in [v.word for v in out]
@@ -170,6 +171,30 @@ def test_a_scaler_that_looks_for_its_scale_spends_no_budget() -> None:
         Tally(skips=9), {"step": 3}, (replace(overflow, severity=Severity.ALARM),), Budget(total=9)
     )
     assert verdict.word == "HALT"
+
+
+def test_the_same_step_again_is_not_skipped_again() -> None:
+    """One batch over and over: skipped, it comes back as it was, and skipping it for ever would be standing still."""
+    rows = healthy(1300)
+    for row in rows[1200:1206]:
+        row |= {"loss": 30.0, "grad_norm": 50.0}
+    out = verdicts(rows)
+    assert [v.go for v in out[1200:1206]] == [False, True, False, True, False, True]
+    assert "the same step again" in str(out[1201])
+    for row in rows[1200:1206]:
+        row["loss"] = math.nan
+    assert not any(v.go for v in verdicts(rows)[1200:1206]), "what is not finite is never applied"
+
+
+def test_steps_that_go_back_or_by_tens_count_as_steps() -> None:
+    rows = healthy(2600)
+    for at in (1500, 2300):
+        rows[at]["loss"] = 9.0
+    for row in rows[2000:]:
+        row["step"] -= 1900  # rolled back
+    assert verdicts(rows)[2300].opens_incident
+    nan = [{"step": 10 * i, "loss": math.nan} for i in range(3)]
+    assert [v.word for v in verdicts(nan)] == ["SKIP", "SKIP", "ALARM"]
 
 
 def test_a_remark_is_not_made_at_every_step() -> None:

@@ -5,6 +5,7 @@
 The same fold judges live, in replay and offline: same numbers in, same verdicts out.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +28,10 @@ YOUNG_STEPS = 1000
 """Steps in which the statistic knows its tail only roughly: one signal alone must then be surprising by ..."""
 YOUNG_ALARM = 1e-6
 """... this much to be an alarm."""
+LONG_ROW = 10
+"""Skips in a row whose end is worth a remark."""
+SAME = 1e-6
+"""Relative difference up to which loss and gradient norm are those of the same step again."""
 COOL_DOWN = 100
 """Steps after an alarm in which another one belongs to its incident, and after a remark in which it is not repeated."""
 
@@ -61,8 +66,11 @@ class Tally(NamedTuple):
     nonfinite_in_a_row: int = 0
     incidents: int = 0
     last_alarm: int = -COOL_DOWN - 1
+    """At which of the ``steps`` that were judged; numbers of steps may go back."""
     remarks: tuple[tuple[str, int], ...] = ()
-    """Remarks that were made, and when."""
+    """Remarks that were made, and when, likewise."""
+    skipped: tuple[float, float] | tuple[()] = ()
+    """Loss and gradient norm of the last step, if it was skipped."""
 
 
 class State(NamedTuple):
@@ -124,32 +132,39 @@ def replay(
 def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:
     """One verdict of all findings, the gravest first, within the budget."""
     step = int(now["step"])
-    if not findings and not float(now.get("gate_closed", 0.0)):  # most steps by far
+    is_long = tally.skips_in_a_row >= LONG_ROW
+    if not findings and not is_long and not float(now.get("gate_closed", 0.0)):  # most steps by far
         tally = Tally(tally.steps + 1, tally.skips, 0, 0, tally.incidents, tally.last_alarm, tally.remarks)
         return tally, Verdict(step=step, skip_limit=budget.in_a_row)
-    findings = as_the_gate_decided(now, sure_if_young(step, findings))
+    findings = as_the_gate_decided(now, sure_if_young(tally.steps, findings))
+    if is_repeated(tally, now):
+        findings = tuple(replace(f, spoils_update=False, note=f"{f.note}, the same step again") for f in findings)
     spoilt = any(f.spoils_update and f.severity >= Severity.GATE for f in findings)
     # A scaler that looks for its scale skips by design, and halts by its own rule when it finds none.
     counts = spoilt and any(
         f.spoils_update and (f.detector != "overflow" or f.severity > Severity.GATE) for f in findings
     )
     is_nonfinite = counts and any(f.detector == "nonfinite" for f in findings)
-    tally = tally._replace(
-        steps=tally.steps + 1,
-        skips=tally.skips + counts,
-        skips_in_a_row=tally.skips_in_a_row + 1 if counts else 0,
-        nonfinite_in_a_row=tally.nonfinite_in_a_row + 1 if is_nonfinite else 0,
+    before, tally = (
+        tally,
+        tally._replace(
+            steps=tally.steps + 1,
+            skips=tally.skips + counts,
+            skips_in_a_row=tally.skips_in_a_row + 1 if counts else 0,
+            nonfinite_in_a_row=tally.nonfinite_in_a_row + 1 if is_nonfinite else 0,
+            skipped=values_of(now) if spoilt else (),
+        ),
     )
-    findings += overdrawn(tally, step, budget) if counts else ()
-    tally, findings = without_repetition(tally, step, findings)
+    findings += overdrawn(tally, step, budget) if counts else over(before, step) if is_long else ()
+    tally, findings = without_repetition(tally, findings)
     is_alarm = any(f.severity >= Severity.ALARM for f in findings)
-    opens = is_alarm and step - tally.last_alarm > COOL_DOWN
+    opens = is_alarm and tally.steps - tally.last_alarm > COOL_DOWN
     if is_alarm:
-        tally = tally._replace(incidents=tally.incidents + opens, last_alarm=step)
+        tally = tally._replace(incidents=tally.incidents + opens, last_alarm=tally.steps)
     return tally, Verdict(
         step=step,
         findings=tuple(sorted(findings, key=lambda f: -f.severity)),
-        skips_in_a_row=tally.skips_in_a_row,
+        skips_in_a_row=tally.nonfinite_in_a_row if is_nonfinite else tally.skips_in_a_row,
         skip_limit=budget.nonfinite_in_a_row if is_nonfinite else budget.in_a_row,
         incident=tally.incidents if is_alarm else None,
         opens_incident=opens,
@@ -157,7 +172,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
     )
 
 
-def sure_if_young(step: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def sure_if_young(judged: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """In a young run one surprised signal alone is an alarm, or a gate, only if it is very surprised."""
     spikes = [f for f in findings if f.p is not None and f.detector.startswith("spike/")]
     if len(spikes) > 1:
@@ -166,7 +181,7 @@ def sure_if_young(step: int, findings: tuple[Finding, ...]) -> tuple[Finding, ..
             replace(f, severity=Severity.GATE, spoils_update=True) if f in doubtful else f for f in findings
         )
     surprised = [f for f in findings if f.p is not None and f.severity == Severity.ALARM]
-    if step >= YOUNG_STEPS or len(surprised) != 1 or (surprised[0].p or 0.0) < YOUNG_ALARM:
+    if judged >= YOUNG_STEPS or len(surprised) != 1 or (surprised[0].p or 0.0) < YOUNG_ALARM:
         return findings
     return tuple(replace(f, severity=Severity.GATE) if f is surprised[0] else f for f in findings)
 
@@ -214,16 +229,49 @@ def overdrawn(tally: Tally, step: int, budget: Budget) -> tuple[Finding, ...]:
     return ()
 
 
-def without_repetition(tally: Tally, step: int, findings: tuple[Finding, ...]) -> tuple[Tally, tuple[Finding, ...]]:
+def over(before: Tally, step: int) -> tuple[Finding, ...]:
+    """The end of a long row of skips, be it that the trouble is over or that it is the new level: never silently."""
+    return (
+        Finding(
+            detector="budget",
+            step=step,
+            severity=Severity.WATCH,
+            signal="skips",
+            value=before.skips_in_a_row,
+            limit=math.inf,
+            spoils_update=False,
+            note="updates are applied again; steps that were skipped in a row",
+        ),
+    )
+
+
+def is_repeated(tally: Tally, now: Row) -> bool:
+    """Whether a step that was skipped has come again: the same batch and, as it was skipped, the same weights.
+
+    To skip it once more would change nothing, for ever: a loop on one batch would stand still.
+    """
+    values = values_of(now)
+    return bool(values and tally.skipped) and all(
+        math.isclose(a, b, rel_tol=SAME) for a, b in zip(values, tally.skipped, strict=True)
+    )
+
+
+def values_of(now: Row) -> tuple[float, float] | tuple[()]:
+    """Loss and gradient norm, where both are finite."""
+    values = float(now.get("loss", math.nan)), float(now.get("grad_norm", math.nan))
+    return values if math.isfinite(values[0]) and math.isfinite(values[1]) else ()
+
+
+def without_repetition(tally: Tally, findings: tuple[Finding, ...]) -> tuple[Tally, tuple[Finding, ...]]:
     """A remark on the same signal is made once in a while, not at every step."""
-    made = {name: at for name, at in tally.remarks if step - at <= COOL_DOWN}
+    made = {name: at for name, at in tally.remarks if tally.steps - at <= COOL_DOWN}
     kept = []
     for finding in findings:
         name = f"{finding.detector}:{finding.signal}"
         if finding.severity > Severity.WATCH or name not in made:
             kept.append(finding)
         if finding.severity == Severity.WATCH:
-            made.setdefault(name, step)
+            made.setdefault(name, tally.steps)
     return tally._replace(remarks=tuple(made.items())), tuple(kept)
 
 

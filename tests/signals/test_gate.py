@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sealegs.detectors.spike import WIDENED_STEPS, Spike, State
-from sealegs.judge import standard, sure_if_young
+from sealegs.detectors.nonfinite import NonFinite
+from sealegs.detectors.spike import WIDENED_STEPS, Spike, State, heeding
+from sealegs.judge import Budget, begin, fold, standard
 from sealegs.signals.gate import FIRST_STATE, ROW, SCALARS, Gate
 from sealegs.stats.streaming import PATIENCE, START
 
@@ -31,31 +32,29 @@ def troubled(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[
     for at in random.integers(5, steps, 12):
         norm[at] = random.choice([math.nan, math.inf, 0.0])
     loss[750:790] *= 2.5
-    loss[1000:] *= 1.5
-    norm[1400 : 1400 + PATIENCE + 50] *= 1000
+    loss[820:830], norm[820:830] = 60.0, 40.0  # the same step again and again
+    loss[900:980] *= 2.5
+    loss[1100:] *= 1.5
+    norm[1400 : 1400 + PATIENCE + 50] *= 1e9  # longer than patience: accepted
     return list(zip(loss.tolist(), norm.tolist(), strict=True)), {170, 1700}
 
 
 def on_host(values: Sequence[tuple[float, float]], announced: set[int]) -> tuple[list[tuple[float, ...]], list[State]]:
-    """(closed, p of loss, p of norm) of each step by the detectors, and their states after the last."""
-    states, out = [d.init() for d in DETECTORS], []
+    """(closed, p of loss, p of norm) of each step by the judge, and the states of the detectors after the last."""
+    detectors: tuple[Any, ...] = (NonFinite(), *DETECTORS)
+    state, out = begin(detectors), []
     for step, (loss, norm) in enumerate(values):
         row: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm}
         if step in announced:
             row["announced"] = "lr decay"
-        found = tuple(f for d, s in zip(DETECTORS, states, strict=True) if (f := d.look(s, row)))
-        closed = any(f.spoils_update for f in sure_if_young(step, found)) or not math.isfinite(loss + norm)
-        next_states = []
-        ps = []
-        for detector, state, value in zip(DETECTORS, states, (loss, norm), strict=True):
-            heeded = (
-                state._replace(stream=type(state.stream)(), coarse_until=step + 500) if step in announced else state
-            )
-            ps.append(detector.p(heeded, row, value) if 0 < value < math.inf else 1.0)
-            next_states.append(detector.learn(state, row))
-        states = next_states
-        out.append((float(closed), *ps))
-    return out, states
+        before = [heeding(s, row) for s in state.detectors[1:]]
+        ps = [
+            detector.p(s, row, value) if 0 < value < math.inf else 1.0
+            for detector, s, value in zip(DETECTORS, before, (loss, norm), strict=True)
+        ]
+        state, verdict = fold(detectors, state, row, Budget(in_a_row=10_000, nonfinite_in_a_row=10_000, total=10_000))
+        out.append((float(not verdict.go), *ps))
+    return out, list(state.detectors[1:])
 
 
 def on_device(
@@ -91,14 +90,13 @@ def test_it_decides_as_the_detectors_do(seed: int) -> None:
 
 
 def test_a_closed_gate_is_what_optimizers_read() -> None:
-    for act, expected in ((True, 1.0), (False, 0.0)):
-        gate = Gate(CPU, DETECTORS, act=act)
-        assert gate.decide(torch.tensor(2.0), torch.tensor(0.5))[2] == 0.0
-        assert gate.found_inf == 0.0
-        address = gate.found_inf.data_ptr()
-        assert gate.decide(torch.tensor(math.nan), torch.tensor(0.5))[2] == 1.0
-        assert (gate.found_inf.item(), gate.found_inf.dtype, gate.found_inf.shape) == (expected, torch.float32, ())
-        assert gate.found_inf.data_ptr() == address
+    gate = Gate(CPU, DETECTORS)
+    assert gate.decide(torch.tensor(2.0), torch.tensor(0.5))[2] == 0.0
+    assert gate.found_inf == 0.0
+    address = gate.found_inf.data_ptr()
+    assert gate.decide(torch.tensor(math.nan), torch.tensor(0.5))[2] == 1.0
+    assert (gate.found_inf.item(), gate.found_inf.dtype, gate.found_inf.shape) == (1.0, torch.float32, ())
+    assert gate.found_inf.data_ptr() == address
 
 
 def test_the_row_says_which_tensor_was_the_worst() -> None:
@@ -130,7 +128,7 @@ def test_its_state_goes_through_json_bit_for_bit() -> None:
     expected = on_device(whole, values, set())
     on_device(first, values[:700], set())
     second = Gate(CPU, DETECTORS)
-    second.state.copy_(torch.tensor(json.loads(json.dumps(first.state.tolist())), dtype=torch.float64))
+    second.load(json.loads(json.dumps(first.state.tolist())), json.loads(json.dumps(first.row.tolist())))
     rest = on_device(second, values[700:], set(), 700)
     np.testing.assert_array_equal(rest, expected[700:])
     assert torch.equal(second.state, whole.state)

@@ -8,7 +8,7 @@ from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 State: TypeAlias = tuple[int, ...]
-"""The steps that were not finite, as far back as is counted."""
+"""How many rows ago it was not finite, as far back as is counted: rows, for steps may be logged by tens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +42,17 @@ class NonFinite:
         value = float(now[signal])
         if signal == "params_finite":
             return self._finding(step, Severity.HALT, signal, value, "a parameter is not finite")
-        before = self._recent(state, step)
         row = self.in_a_row - 1
-        is_often = before[-row:] == tuple(range(step - row, step)) if row else True
-        is_often |= len(before) + 1 > self.share * self.window
+        is_often = state[-row:] == tuple(range(row, 0, -1)) if row else True
+        is_often |= len(state) + 1 > self.share * self.window
         severity = Severity.ALARM if is_often else Severity.GATE
-        note = f"{signal} is not finite" + (f", {len(before) + 1} times in {self.window} steps" if is_often else "")
+        note = f"{signal} is not finite" + (f", {len(state) + 1} times in {self.window} steps" if is_often else "")
         return self._finding(step, severity, signal, value, note)
 
     def learn(self, state: State, now: Row) -> State:
         """Remember the step, if it was one."""
-        step = int(now["step"])
-        recent = self._recent(state, step)
-        return (*recent, step) if broken(now) and not overflows(now) else recent
-
-    def _recent(self, state: State, step: int) -> State:
-        return tuple(earlier for earlier in state if step - self.window < earlier < step)
+        recent = tuple(ago + 1 for ago in state if ago + 1 < self.window) if state else ()
+        return (*recent, 1) if broken(now) and not overflows(now) else recent
 
     def _finding(self, step: int, severity: Severity, signal: str, value: float, note: str) -> Finding:
         return Finding(

@@ -19,8 +19,6 @@ GROWN = 1000
 """Values up to which the statistic knows its tail only roughly: until then one signal alone ..."""
 STRICTER = 10.0
 """... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
-LONG_BURST = 10
-"""Condemned values in a row after which it is worth saying that the next one is let through though it is no lower."""
 WIDENED_STEPS = 500
 """Steps after an announced change in which only the coarse rule of the young phase judges."""
 
@@ -30,11 +28,13 @@ class State(NamedTuple):
 
     stream: streaming.State = streaming.State()
     recent: tuple[float, ...] = ()
-    """The last values that were not condemned; in the coarse phases, condemned ones cut to the limit."""
+    """The last values; condemned ones cut to the coarse limit while that judges, and left out after."""
     audit: Audit = Audit()
     """Whether the statistic keeps its promise on this stream."""
-    coarse_until: int = 0
-    """Step from which the statistic judges again after an announced change."""
+    coarse_left: int = 0
+    """Steps until the statistic judges again after an announced change."""
+    is_told: bool = False
+    """Whether it was said that the signal is not positive."""
 
     @property
     def seen(self) -> int:
@@ -83,12 +83,12 @@ class Spike:
         """Judge the signal of this step; a value that is not finite is the non-finite detector's."""
         value = usable(now, self.signal)
         if value is None:
-            return None
+            return None if state.is_told or not has_no_logarithm(now, self.signal) else self._cannot_judge(now)
         state = heeding(state, now)
         p = self.p(state, now, value)
         if not self._condemns(state, p):
-            return self._accepted(state, now, value)
-        if is_coarse(state, now) or self._is_grossly_high(state, value):
+            return None
+        if is_coarse(state) or self._is_grossly_high(state, value):
             return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
         stream = state.stream
         correction = state.audit.correction
@@ -104,34 +104,40 @@ class Spike:
     def learn(self, state: State, now: Row) -> State:
         """Take the value in, with bounded influence."""
         state = heeding(state, now)
+        judged_coarsely = is_coarse(state)
+        state = state._replace(coarse_left=max(state.coarse_left - 1, 0)) if state.coarse_left else state
         value = usable(now, self.signal)
         if value is None:
-            return state
-        p = self.p(state, now, value)
+            return state._replace(is_told=True) if has_no_logarithm(now, self.signal) else state
+        p = self.p(state, now, value, coarse=judged_coarsely)
         condemned = self._condemns(state, p)
-        if is_coarse(state, now):
-            bounded = min(value, self._coarse_limit(state))
-            return state._replace(
-                stream=streaming.learn(state.stream, math.log(bounded)), recent=(*state.recent, bounded)[-RECENT:]
-            )
+        kept: float | None = value
+        if judged_coarsely or state.seen < GROWN:
+            kept = min(value, self._coarse_limit(state))
+        elif condemned:
+            kept = None
+        recent = state.recent if kept is None else (*state.recent, kept)[-RECENT:]
+        if judged_coarsely:
+            assert kept is not None
+            return state._replace(stream=streaming.learn(state.stream, math.log(kept)), recent=recent)
         in_burst = condemned and state.stream.burst > 0  # counts once
         return state._replace(
             stream=streaming.learn(state.stream, math.log(value), condemned=condemned),
-            recent=state.recent if condemned else (*state.recent, value)[-RECENT:],
+            recent=recent,
             audit=state.audit if in_burst else state.audit.after(p),
         )
 
     def _condemns(self, state: State, p: float) -> bool:
         return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
-    def p(self, state: State, now: Row, value: float) -> float:
+    def p(self, state: State, now: Row, value: float, *, coarse: bool | None = None) -> float:
         """The chance of such a value; 1 for a rise too small to matter; 0 or 1 where the coarse rule judges.
 
         The device has decided already where it has a gate: what it found is in the row, and is not judged again.
         """
         if (decided := now.get(f"{self.signal}_p")) is not None:
             return float(decided)
-        if is_coarse(state, now):
+        if is_coarse(state) if coarse is None else coarse:
             return 1.0 if value <= self._coarse_limit(state) else 0.0
         if self._is_grossly_high(state, value):
             return 0.0
@@ -140,17 +146,13 @@ class Spike:
             return 1.0
         return streaming.look(stream, x).p
 
+    def _cannot_judge(self, now: Row) -> Finding:
+        note = f"{self.signal} is not positive, so its spikes are not judged; shift it, or give another signal"
+        return self._finding(now, Severity.WATCH, float(now[self.signal]), math.inf, None, note)
+
     def _is_grossly_high(self, state: State, value: float) -> bool:
         """Until it is grown, what the coarse rule condemns is condemned whatever the statistic thinks."""
         return state.seen < GROWN and not value <= self._coarse_limit(state)
-
-    def _accepted(self, state: State, now: Row, value: float) -> Finding | None:
-        """A burst that ends because the statistic has got used to it, not because it is over, is said aloud."""
-        stream = state.stream
-        if stream.burst < LONG_BURST or streaming.look(stream, math.log(value)).r <= stream.q98:
-            return None
-        note = f"{self.signal} stays high: accepted after {stream.burst} steps"
-        return self._finding(now, Severity.WATCH, value, math.inf, None, note)
 
     def _coarse_limit(self, state: State) -> float:
         if len(state.recent) < FIRST_JUDGED:
@@ -179,13 +181,17 @@ def heeding(state: State, now: Row) -> State:
     """An announced change begins the statistic anew; what the coarse rule goes by stays."""
     if "announced" not in now:
         return state
-    until = int(now["step"]) + WIDENED_STEPS
-    return state._replace(stream=streaming.State(), coarse_until=until)
+    return state._replace(stream=streaming.State(), coarse_left=WIDENED_STEPS)
 
 
-def is_coarse(state: State, now: Row) -> bool:
+def is_coarse(state: State) -> bool:
     """Whether the coarse rule judges: too little is known, or a change was announced."""
-    return state.seen < YOUNG or int(now["step"]) < state.coarse_until
+    return state.seen < YOUNG or state.coarse_left > 0
+
+
+def has_no_logarithm(now: Row, signal: str) -> bool:
+    """Whether the signal is there and finite, but not positive."""
+    return signal in now and -math.inf < float(now[signal]) <= 0
 
 
 def usable(now: Row, signal: str) -> float | None:

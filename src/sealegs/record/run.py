@@ -23,7 +23,8 @@ class Run:
     """One run: what it was, what was measured at each step, what happened.
 
     A resumed run repeats the steps after its checkpoint. What the weights went through is the newest row of each step,
-    and that is what ``steps`` and ``column`` give; ``superseded_rows`` counts the others.
+    and that is what ``steps`` and ``column`` give; ``superseded_rows`` counts the others. Rows of a step that directly
+    follow each other and have no signal in common are one row.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Run:
     damaged_lines: int
     _columns: Columns
     _rows: NDArray[np.int64]
+    _first_rows: NDArray[np.int64]
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -44,13 +46,13 @@ class Run:
 
     def column(self, signal: str) -> Column:
         """A value a step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
-        values = self._find(signal, self._columns.values)[self._rows]
+        values = self._find(signal, self._columns.values)[self._rows_of(signal)]
         return np.char.decode(values) if values.dtype.kind == "S" else values
 
     def logged(self, signal: str) -> Mask:
         """Where the signal was logged: a NaN there was measured, elsewhere it is only missing."""
         logged: Mask = self._find(signal, self._columns.logged)
-        return logged[self._rows]
+        return logged[self._rows_of(signal)]
 
     def rows(self) -> Iterator[Row]:
         """The rows of ``steps``, one at a time: what was logged at each, and nothing else."""
@@ -64,6 +66,13 @@ class Run:
     def events(self) -> tuple[Event, ...]:
         """What happened, in the order it was written."""
         return _read_events(self.folder / EVENTS)
+
+    def _rows_of(self, signal: str) -> NDArray[np.int64]:
+        """For each step, the last of its rows that has the signal; the newest, where none has."""
+        if self._first_rows is self._rows:
+            return self._rows
+        last = _last_so_far(self._columns.logged[signal])[self._rows]
+        return np.where(last < self._first_rows, self._rows, last)
 
     def _find(self, signal: str, among: Mapping[str, Any]) -> Any:
         try:
@@ -83,15 +92,17 @@ def open_run(folder: str | Path) -> Run:
         columns = Columns({}, {})  # killed before its first row
     written = columns.values.get("step", np.empty(0)).astype(np.int64)
     rows = _newest_rows(written)
+    first_rows = _first_rows(written, rows, columns.logged)
     return Run(
         folder=folder,
         manifest=manifest,
         steps=written[rows],
         segments=np.cumsum(np.diff(written, prepend=written[:1]) < 0, dtype=np.int64)[rows],
-        superseded_rows=len(written) - len(rows),
+        superseded_rows=len(written) - int(np.sum(rows - first_rows + 1)),
         damaged_lines=columns.damaged_lines,
         _columns=columns,
         _rows=rows,
+        _first_rows=first_rows,
     )
 
 
@@ -105,6 +116,38 @@ def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     lowest_later = np.minimum.accumulate(steps[::-1])[::-1][1:]
     return np.flatnonzero(np.append(steps[:-1] < lowest_later, True))
+
+
+def _first_rows(
+    steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Mapping[str, Mask]
+) -> NDArray[np.int64]:
+    """With which row each of the newest begins: back through the rows of its step, until a signal comes twice.
+
+    What a step knows may come in several rows, but a signal that comes twice is a resume at the last step written.
+    The same array comes back where no step has two rows in a row.
+
+    >>> loss = np.array([True, True, False, True, True])
+    >>> _first_rows(np.array([0, 1, 1, 2, 2]), np.array([0, 2, 4]), {"loss": loss, "eval_loss": ~loss}).tolist()
+    [0, 1, 4]
+    """
+    goes_on = steps[1:] == steps[:-1]
+    if not goes_on.any():
+        return newest
+    begins, ends = np.append(True, ~goes_on), np.append(~goes_on, True)
+    several = np.flatnonzero(~(begins & ends))  # the others need no look at their signals
+    first = _last_so_far(begins[several])
+    for mask in (mask for signal, mask in logged.items() if signal not in ("step", "time")):
+        last = _last_so_far(mask[several])
+        before = np.append(-1, last)[np.maximum(last, 0)]  # the last but one
+        first = np.maximum(first, before + 1)
+    of_all = np.arange(len(steps))
+    of_all[several] = several[first]
+    return of_all[newest]
+
+
+def _last_so_far(mask: Mask) -> NDArray[np.int64]:
+    """For each place the last one up to it where the mask is set, or -1."""
+    return np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
 
 
 def _read_events(path: Path) -> tuple[Event, ...]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sealegs.detectors.spike import FIRST_JUDGED, GROWN, RECENT, STRICTER, YOUNG, Spike, State
+from sealegs.judge import SAME
 from sealegs.stats import audit, streaming
 
 SCALARS = (
@@ -36,8 +37,8 @@ Decide = Callable[[Tensor, Tensor, Tensor], None]
 class Gate:
     """The test of a step before its update. All tensors stay where they are: CUDA graphs and kernels keep addresses."""
 
-    def __init__(self, device: torch.device, detectors: Sequence[Spike], *, act: bool = True) -> None:
-        """``detectors`` judge loss and gradient norm; without ``act`` everything is decided, and nothing is skipped."""
+    def __init__(self, device: torch.device, detectors: Sequence[Spike]) -> None:
+        """``detectors`` judge loss and gradient norm."""
         assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
         double: Any = {"dtype": torch.float64, "device": device}
         limits = [(d.gate, math.log(d.smallest), d.young_factor, d.young_deviations) for d in detectors]
@@ -49,7 +50,6 @@ class Gate:
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         """What fused optimizers read: 1 where the update is not to be applied."""
-        self.act = torch.tensor(float(act), **double)
         self.kernels: dict[Any, Any] = {}
         """Compiled for what they are given."""
         self._nowhere = torch.full((), -1.0, **double)
@@ -76,13 +76,15 @@ class Gate:
         self._decide(loss.detach(), grad_norm.detach(), self._nowhere if worst is None else worst)
         return self.row
 
-    def begin_from(self, states: Sequence[State]) -> None:
-        """Go on from what the detectors on the host have learned."""
-        self.load([_flat(state) for state in states])
+    def begin_from(self, states: Sequence[State], skipped: Sequence[float] = ()) -> None:
+        """Go on from what the host has learned; ``skipped``: loss and gradient norm of the step before, if it was."""
+        self.load([_flat(state) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
 
-    def load(self, state: Sequence[Sequence[float]]) -> None:
-        """Go on from ``state.tolist()`` of another time."""
+    def load(self, state: Sequence[Sequence[float]], row: Sequence[float] | None = None) -> None:
+        """Go on from ``state.tolist()`` and ``row.tolist()`` of another time."""
         self.state.copy_(torch.tensor(state, dtype=torch.float64))
+        if row is not None:
+            self.row.copy_(torch.tensor(row, dtype=torch.float64))
 
 
 def _flat(state: State) -> list[float]:
@@ -150,9 +152,9 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     p = torch.where(coarse, (value_or_one <= limit).double(), p)
     condemned = usable & (p < chance)
 
-    bounded = torch.where(coarse, torch.minimum(value_or_one, limit), value_or_one)
-    x = torch.log(bounded)
-    taken = torch.cat((ring[:, 1:], bounded[:, None]), 1)
+    cut = torch.where(coarse | is_young, torch.minimum(value_or_one, limit), value_or_one)
+    x = torch.log(torch.where(coarse, cut, value_or_one))
+    taken = torch.cat((ring[:, 1:], cut[:, None]), 1)
     in_burst = condemned & ~coarse & (burst > 0)
     next_stream = _learned(state, x, condemned & ~coarse, in_burst, taken)
     counted = usable & ~coarse & ~in_burst
@@ -161,15 +163,18 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
         torch.where(counted, hundredths * audit.MEMORY + (p < audit.CHECKED[0]), hundredths),
         torch.where(counted, thousandths * audit.MEMORY + (p < audit.CHECKED[1]), thousandths),
     )
-    kept = usable & (coarse | ~condemned)
+    kept = usable & (coarse | is_young | ~condemned)
     next_held = torch.where(kept, torch.clamp(held + 1, max=RECENT), held)
     next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_counts, next_held), 1)
     next_ring = torch.where(kept[:, None], taken, ring)
 
     sure = condemned & (coarse | ~is_young | (burst > 0) | (p < chance / STRICTER))
-    closed = (sure.any() | condemned.all() | ~finite.all()).double()
+    before = gate.row[:2]
+    is_same = (value - before).abs() <= SAME * torch.maximum(value.abs(), before.abs())
+    is_repeated = (gate.row[2] > 0) & is_same.all()
+    closed = (((sure.any() | condemned.all()) & ~is_repeated) | ~finite.all()).double()
     gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
-    gate.found_inf.copy_(closed * gate.act)
+    gate.found_inf.copy_(closed)
     gate.state.copy_(torch.cat((next_state, next_ring), 1))
 
 
@@ -230,7 +235,7 @@ def _probability(r: Tensor, q80: Tensor, q90: Tensor, q98: Tensor, excess: Tenso
     variance = squared - excess * excess
     shape = torch.where(variance > 0, 0.5 * (1 - excess * excess / torch.where(variance > 0, variance, 1.0)), 0.0)
     shape = shape.clamp(0.0, streaming.HEAVIEST_TAIL)
-    spread = torch.clamp(excess * (1 - shape), min=streaming.SMALLEST_SCALE)
+    spread = torch.clamp(excess * (1 - shape), min=streaming.SMALLEST_SPREAD)
     y = torch.clamp(r - q98, min=0.0) / spread
     is_heavy = shape > 0
     safe = torch.where(is_heavy, shape, 1.0)

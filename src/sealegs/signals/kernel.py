@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sealegs import judge
 from sealegs.detectors import spike
 from sealegs.stats import audit, streaming
 
@@ -28,6 +29,8 @@ _QUANTILE_RATE = tl.constexpr(streaming.QUANTILE_RATE)
 _TAIL_RATE = tl.constexpr(streaming.TAIL_RATE)
 _LARGEST_EXCESS = tl.constexpr(streaming.LARGEST_EXCESS)
 _SMALLEST_SCALE = tl.constexpr(streaming.SMALLEST_SCALE)
+_SMALLEST_SPREAD = tl.constexpr(streaming.SMALLEST_SPREAD)
+_SAME = tl.constexpr(judge.SAME)
 _HEAVIEST_TAIL = tl.constexpr(streaming.HEAVIEST_TAIL)
 _MEDIAN_OF_NORMAL = tl.constexpr(streaming.MEDIAN_OF_NORMAL)
 _QUANTILE_GAP = tl.constexpr(streaming.QUANTILE_GAP)
@@ -53,7 +56,7 @@ _SQRT2 = tl.constexpr(2.0**0.5)
 def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
     """Judge a step. Nothing is waited for."""
     given = (loss, grad_norm, worst)
-    arguments = (*given, gate.state, gate.limits, gate.announced, gate.act, gate.row, gate.found_inf)
+    arguments = (*given, gate.state, gate.limits, gate.announced, gate.row, gate.found_inf)
     # Triton looks at every argument of every launch; what can differ here are the types and addresses of three.
     key = tuple((tensor.dtype, tensor.data_ptr() % 16) for tensor in given)
     compiled = gate.kernels.get(key)
@@ -66,26 +69,35 @@ def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None
 
 @triton.jit
 def _decide(  # type: ignore[no-untyped-def]
-    loss_at, grad_norm_at, worst_at, state_at, limits_at, announced_at, act_at, row_at, found_inf_at
+    loss_at, grad_norm_at, worst_at, state_at, limits_at, announced_at, row_at, found_inf_at
 ):
     announced = tl.load(announced_at) > 0
     widened = tl.load(announced_at + 1) > 0
     closed = tl.zeros([], tl.float64)
     doubtful = tl.zeros([], tl.float64)
+    broken = tl.zeros([], tl.float64)
+    same = tl.zeros([], tl.float64)
+    was_closed = tl.load(row_at + 2) > 0
     for signal in tl.static_range(2):
         value = tl.load(loss_at if signal == 0 else grad_norm_at).to(tl.float64)
         is_finite = tl.abs(value) < _INF  # false for NaN
         condemned, sure, p = _judge(
             value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 4, announced, widened
         )
-        closed = tl.where(sure | (is_finite == 0), 1.0, closed)
+        closed = tl.where(sure, 1.0, closed)
+        broken = tl.where(is_finite, broken, 1.0)
         doubtful = tl.where(condemned, doubtful + 1.0, doubtful)
+        before = tl.load(row_at + signal)
+        is_same = tl.abs(value - before) <= _SAME * tl.maximum(tl.abs(value), tl.abs(before))
+        same = tl.where(is_same, same + 1.0, same)
         tl.store(row_at + signal, value)
         tl.store(row_at + 3 + signal, p)
     closed = tl.where(doubtful == 2.0, 1.0, closed)
+    closed = tl.where(was_closed & (same == 2.0), 0.0, closed)
+    closed = tl.where(broken > 0.0, 1.0, closed)
     tl.store(row_at + 2, closed)
     tl.store(row_at + 5, tl.load(worst_at).to(tl.float64))
-    tl.store(found_inf_at, (closed * tl.load(act_at)).to(tl.float32))
+    tl.store(found_inf_at, closed.to(tl.float32))
 
 
 @triton.jit
@@ -139,8 +151,8 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     chance = chance / correction
     condemned = usable & (p < chance)
     sure = condemned & (coarse | (is_young == 0) | (burst > 0) | (p < chance / _STRICTER))
-    bounded = tl.where(coarse, tl.minimum(safe, limit), safe)
-    x = tl.log(bounded)
+    bounded = tl.where(coarse | is_young, tl.minimum(safe, limit), safe)
+    x = tl.log(tl.where(coarse, bounded, safe))
     was_condemned = condemned & (coarse == 0)
     in_burst = was_condemned & (burst > 0)
 
@@ -158,8 +170,8 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             surprised = tl.where(tl.abs(e) > _MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
             scaled = scale * tl.exp(tl.maximum(1 / (age + 10), _f64(_SCALE_RATE)) * surprised)
             next_scale = tl.where(in_burst, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE)))
-            widened = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(e))
-            tl.store(state_at + 4, tl.where(accepted, widened, next_scale))
+            new_scale = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(e))
+            tl.store(state_at + 4, tl.where(accepted, new_scale, next_scale))
             tl.store(state_at + 11, tl.where(was_condemned & (accepted == 0), burst + 1, 0.0))
             learns_tail = (age >= _SETTLED) & (in_burst == 0) & (accepted == 0)
             is_beyond = learns_tail & (r > q98)
@@ -201,7 +213,7 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             tl.store(state_at + 12, values * _MEMORY + 1.0)
             tl.store(state_at + 13, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
             tl.store(state_at + 14, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
-        if coarse | (condemned == 0):
+        if coarse | is_young | (condemned == 0):
             tl.store(state_at + 15, tl.minimum(held + 1, _RECENT))
             tl.store(state_at + _SCALARS + place, tl.where(place == _RECENT - 1, bounded, after))
     return condemned, sure, tl.where(usable, p, 1.0)
@@ -218,7 +230,7 @@ def _probability(r, q80, q90, q98, excess, squared):  # type: ignore[no-untyped-
     variance = squared - excess * excess
     shape = tl.where(variance > 0, 0.5 * (1 - excess * excess / tl.where(variance > 0, variance, 1.0)), 0.0)
     shape = tl.minimum(tl.maximum(shape, 0.0), _f64(_HEAVIEST_TAIL))
-    y = tl.maximum(r - q98, 0.0) / tl.maximum(excess * (1 - shape), _f64(_SMALLEST_SCALE))
+    y = tl.maximum(r - q98, 0.0) / tl.maximum(excess * (1 - shape), _f64(_SMALLEST_SPREAD))
     is_heavy = shape > 0
     heavy = tl.exp(-tl.log(1 + shape * y) / tl.where(is_heavy, shape, 1.0))
     p = _P98 * tl.where(is_heavy, heavy, tl.exp(-y))

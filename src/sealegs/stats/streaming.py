@@ -43,7 +43,9 @@ WINSOR = 3.0
 LARGEST_EXCESS = 8.0
 """What one value can teach the tail. With 20 the first value of a burst taught a young one that such things happen: of
 40 shifts of +40 % at step 800 half were let through within 83 steps, the first at once."""
-SMALLEST_SCALE = 1e-6
+SMALLEST_SCALE = 1e-3
+"""Noise of less than a thousandth counts as that much: a signal that hardly moves would make anything a surprise."""
+SMALLEST_SPREAD = 1e-6
 HEAVIEST_TAIL = 0.35
 """Largest shape of the Pareto tail."""
 MEDIAN_OF_NORMAL = 0.6745
@@ -157,7 +159,7 @@ def _tail(excess: float, excess_squared: float) -> tuple[float, float]:
     variance = excess_squared - excess * excess
     shape = 0.5 * (1 - excess * excess / variance) if variance > 0 else 0.0
     shape = min(max(shape, 0.0), HEAVIEST_TAIL)
-    return shape, max(excess * (1 - shape), SMALLEST_SCALE)
+    return shape, max(excess * (1 - shape), SMALLEST_SPREAD)
 
 
 def _beyond(y: float, excess: float, excess_squared: float) -> float:
