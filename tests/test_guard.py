@@ -499,3 +499,142 @@ def test_a_loop_that_stands_still_is_noticed(tmp_path: Path) -> None:
     events = sealegs.open_run(tmp_path / "a").events
     assert [event.kind for event in events] == ["stalled"]
     assert "time.sleep(0.6)" in events[0].detail["where"]
+
+
+def test_a_loop_on_one_batch_goes_on(tmp_path: Path) -> None:
+    """Everyone's first check. A skipped step comes again exactly as it was; skipping it for ever would be the end."""
+    model, optimizer = small(lr=3e-3)
+    torch.manual_seed(0)
+    batch, wanted = torch.randn(16, 4), torch.randn(16, 1)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0, sample_every=0) as guard:
+        for _ in range(1500):
+            loss = F.mse_loss(model(batch), wanted)
+            loss.backward()
+            guard.step(loss)
+    losses = sealegs.open_run(tmp_path / "a").column("loss")
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_scaler_and_a_norm_of_the_users_own() -> None:
+    for unscaled in (True, False):
+        model, optimizer = small()
+        scaler = GradScaler("cpu", init_scale=1024.0)
+        guard = sealegs.Guard(model, optimizer, run=None, scaler=scaler)
+        loss = model(torch.randn(16, 4)).square().mean()
+        scaler.scale(loss).backward()
+        before = weights(model)
+        if unscaled:
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            assert guard.step(loss, grad_norm=norm).go
+            assert not same(before, weights(model))
+        else:
+            with pytest.raises(ConfigError, match="before you clip"):
+                guard.step(loss, grad_norm=1.0)
+            assert same(before, weights(model))
+
+
+def test_gradients_that_the_user_has_unscaled_are_not_unscaled_again() -> None:
+    model, optimizer = small()
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    guard = sealegs.Guard(model, optimizer, run=None, scaler=scaler)
+    loss = model(torch.randn(16, 4)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    assert guard.step(loss).go
+
+
+def test_shared_parameters_count_once() -> None:
+    model, _ = small()
+    optimizers = [SGD(model.parameters(), lr=1.0), SGD(model.parameters(), lr=0.0)]
+    guard = sealegs.Guard(model, optimizers, run=None, clip=0.1)
+    before = weights(model)
+    (loss,) = losses(model, 1)
+    guard.step(loss)
+    change = torch.cat([(a - b).flatten() for a, b in zip(before, weights(model), strict=True)])
+    assert change.norm().item() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_complex_parameters_are_guarded() -> None:
+    weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
+    model = nn.Module()
+    model.weight = weight
+    guard = sealegs.Guard(model, SGD([weight], lr=0.1), run=None, clip=0.5, sample_every=0)
+    loss = (weight @ weight).abs().square().sum()
+    loss.backward()
+    norm = math.sqrt(float(weight.grad.abs().square().sum()))  # type: ignore[union-attr]
+    before = weight.detach().clone()
+    guard.step(loss)
+    assert (weight - before).abs().square().sum().sqrt().item() == pytest.approx(0.1 * min(norm, 0.5), rel=1e-3)
+
+
+def test_what_cannot_be_guarded_is_refused() -> None:
+    model, optimizer = small()
+    with pytest.raises(ConfigError, match="LBFGS"):
+        sealegs.Guard(model, torch.optim.LBFGS(model.parameters()), run=None)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau"):
+        sealegs.Guard(model, optimizer, run=None, scheduler=plateau)
+    guard = sealegs.Guard(model, optimizer, run=None)
+    with pytest.raises(ConfigError, match=r"call loss.backward\(\) before"):
+        guard.step(model(torch.randn(16, 4)).mean())
+    (loss,) = losses(model, 1)
+    with pytest.raises(ConfigError, match=r"signals \['gate_closed', 'step'\]"):
+        guard.step(loss, step=7, gate_closed=0.0)
+
+
+def test_a_resumed_guard_must_know_its_step(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
+        all_taken(guard, losses(model, 3))
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", resume=True) as guard:
+        (loss,) = losses(model, 1)
+        with pytest.raises(ConfigError, match="load_state_dict, or say its step with go_on"):
+            guard.step(loss)
+        guard.go_on(3)
+        guard.step(loss)
+    assert sealegs.open_run(tmp_path / "a").steps.tolist() == [0, 1, 2, 3]
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model, optimizer = small()
+    guard = sealegs.Guard(model, optimizer, run=None, sample_every=1)
+    all_taken(guard, losses(model, 2))
+    assert model[0]._forward_hooks  # type: ignore[index]
+    guard.close()
+    assert not model[0]._forward_hooks  # type: ignore[index]
+
+
+def test_a_detector_object_that_raises_costs_its_place_and_not_the_run(tmp_path: Path) -> None:
+    class Broken:
+        name = "broken"
+
+        def init(self) -> tuple[()]:
+            return ()
+
+        def look(self, state: tuple[()], now: Row) -> None:
+            raise KeyError("gpu")
+
+        def learn(self, state: tuple[()], now: Row) -> tuple[()]:
+            return ()
+
+    model, optimizer = small()
+    watch = sealegs.Watch(tmp_path / "a", detectors=[Broken()])  # type: ignore[list-item]
+    with sealegs.Guard(model, optimizer, run=watch) as guard:
+        words = [guard.step(loss).word for loss in losses(model, 12, {10: math.nan})]
+    assert words == ["GO"] * 10 + ["SKIP", "GO"]
+    (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "detector-failed"]
+    assert event.detail["detectors"] == ["broken"]
+
+
+def test_an_evaluation_is_no_stall(tmp_path: Path) -> None:
+    import time
+
+    model, optimizer = small()
+    watch = sealegs.Watch(tmp_path / "a", stalled_after_s=0.2)
+    with sealegs.Guard(model, optimizer, run=watch) as guard:
+        (loss,) = losses(model, 1)
+        guard.step(loss)
+        with guard.paused():
+            time.sleep(0.5)
+    assert "stalled" not in [event.kind for event in sealegs.open_run(tmp_path / "a").events]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sealegs
-from sealegs.errors import RunExists, StorageError
+from sealegs.errors import ConfigError, RunExists, StorageError
 from sealegs.vocabulary import Event, Row, Severity
 
 
@@ -183,10 +183,30 @@ def test_evaluations_between_steps_do_not_break_a_row_of_skips(tmp_path: Path) -
         assert verdict.verdict.skips_in_a_row == 3
 
 
-def test_the_state_of_other_detectors_begins_anew_and_says_so(tmp_path: Path) -> None:
+def test_detectors_that_are_new_begin_anew_and_the_rest_goes_on(tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "a") as watch:
-        watch.see(0, loss=1.0)
+        for step in range(5):
+            watch.see(step, loss=math.nan)
         state = watch.state_dict()
-    with sealegs.Watch(tmp_path / "b", rules="textbook") as watch:
+    with sealegs.Watch(tmp_path / "b", detectors=[lambda row: None]) as watch:
         watch.load_state_dict(state)
-    assert [event.kind for event in sealegs.open_run(tmp_path / "b").events] == ["detectors-begin-anew"]
+        assert watch.skips == 5
+        assert watch.see(5, loss=math.nan).verdict.skips_in_a_row == 6
+    (event, *_) = sealegs.open_run(tmp_path / "b").events
+    assert (event.kind, event.detail["detectors"]) == ("detectors-begin-anew", ["<lambda>"])
+
+
+@pytest.mark.parametrize("loss", [None, "2.5", torch.ones(3)], ids=["none", "text", "vector"])
+def test_what_is_no_loss_is_refused(loss: Any, tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch, pytest.raises(ConfigError, match="give one number"):
+        watch.see(0, loss=loss)
+
+
+def test_corrected_thresholds_are_said_at_the_end(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    with sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(total=10_000)) as watch:
+        for step, value in enumerate(2.5 * np.exp(0.05 * np.exp(1.5 * random.standard_normal(3000)))):
+            watch.see(step, loss=float(value))
+    last = sealegs.open_run(tmp_path / "a").events[-1]
+    assert last.kind == "audit"
+    assert last.detail["thresholds_divided_by"]["loss"] > 1

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,12 +20,17 @@ from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.update import Update
 from sealegs.signals.activations import ActivationSampler
-from sealegs.signals.agree import Ranks
+from sealegs.signals.agree import MERGED, Ranks
 from sealegs.signals.collect import Signal
 from sealegs.signals.gate import ROW, Gate
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter, Seen
-from sealegs.vocabulary import Row, Severity, Verdict
+from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
+
+LAG = 2
+"""Steps after which several ranks look at what their devices decided."""
+RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", *ROW, *MERGED))
+"""Names in a row that are the guard's own."""
 
 T = TypeVar("T")
 
@@ -73,6 +79,8 @@ class Guard:
             raise ConfigError(f"clip={clip}: the largest gradient norm, above 0; leave it out to clip nothing")
         if sample_every < 0:
             raise ConfigError(f"sample_every={sample_every}: a number of steps, or 0 for never")
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+            raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
         self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume)
         self.watch.acts = act
         self.number = 0
@@ -90,9 +98,9 @@ class Guard:
         )
         self.watch.complete, self.watch.trim = self._meter.named, self._trimmed
         self._gate: Gate | None = None
-        self._saved_gate: list[list[float]] | None = None
-        self._announced = False
-        self._coarse_until = 0
+        self._saved_gate: Any = None
+        self._coarse_left = 0
+        self._knows_its_step = not resume
         self._batch: dict[str, Signal] = {}
         self._next_batch = 0
         self._last_step_at: float | None = None
@@ -127,9 +135,15 @@ class Guard:
         this step's has been decided on the device (``verdict.step`` says which). Raises ``RunHalted`` when the budget
         of skips is spent or the weights are not finite.
         """
+        if not self._knows_its_step:
+            raise ConfigError("resume=True: restore the guard with load_state_dict, or say its step with go_on")
+        if reserved := RESERVED.intersection(signals):
+            raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         with torch.no_grad():
             if grad_norm is None:
                 self._update.unscale()
+            else:
+                self._update.refuse_scaled()
             known = self._known(tokens) | self._batch | signals
             step_s = self._since_last_step()
             if step_s is not None and self._meter.ranks.world == 1:  # else the slowest rank's
@@ -142,27 +156,31 @@ class Guard:
                 token_losses=token_losses,
                 loss_scale=known.get("loss_scale"),
             )
-            if seen.loss.is_cuda and self._act and self._update.can_be_decided_on_the_device():
+            if seen.gradients is not None and not seen.gradients.names:
+                raise ConfigError("no parameter has a gradient: call loss.backward() before guard.step(loss)")
+            if self._can_be_decided_on_device(seen):
                 self._decide_on_device(seen, known)
             else:
                 self._decide_on_host(seen, known)
             self._meter.updated(self.number)
         self._batch = {}
         self.number += 1
-        verdict = self.watch.verdict
-        if self._act and verdict.severity == Severity.HALT:
-            raise RunHalted(f"the run is halted: {verdict}", verdict, self.watch.incident)
-        return verdict
+        if self._act and (halted := self.watch.halted):
+            raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
+        return self.watch.verdict
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Around what is no training, an evaluation or a checkpoint: its time does not count as the step's."""
         began = time.perf_counter()
-        yield
-        pause = time.perf_counter() - began
-        self._tokens_since += pause
-        if self._last_step_at is not None:
-            self._last_step_at += pause
+        self.watch.rest()
+        try:
+            yield
+        finally:
+            pause = time.perf_counter() - began
+            self._tokens_since += pause
+            if self._last_step_at is not None:
+                self._last_step_at += pause
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -173,19 +191,17 @@ class Guard:
     def announce(self, change: str) -> None:
         """Say that the run is about to change by intention; see ``Watch.announce``."""
         self.watch.announce(change)
-        self._announced = True
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next verdicts depend on, as JSON values: to be saved in the user's checkpoints."""
         watch = self.watch.state_dict()
-        gate = self._gate.state.tolist() if self._gate else self._saved_gate
+        gate = (self._gate.state.tolist(), self._gate.row.tolist()) if self._gate else self._saved_gate
         return {
             "watch": watch,
             "number": self.number,
             "next_batch": self._next_batch,
             "gate": gate,
-            "announced": self._announced,
-            "coarse_until": self._coarse_until,
+            "coarse_left": self._coarse_left,
             "meter": self._meter.state_dict(),
         }
 
@@ -193,18 +209,22 @@ class Guard:
         """Go on from a saved state, bit for bit."""
         self.watch.load_state_dict(state["watch"])
         self.number, self._next_batch = state["number"], state["next_batch"]
-        self._announced, self._coarse_until = state["announced"], state["coarse_until"]
+        self._coarse_left = state["coarse_left"]
         self._gate, self._saved_gate = None, state["gate"]
         self._meter.load_state_dict(state["meter"])
+        self._meter.get_ready(self.number)
+        self._knows_its_step = True
 
     def go_on(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Go on at a step, with the state of a guard that was there, or without one."""
         if state is not None:
             self.load_state_dict(state)
         self.number = number
+        self._knows_its_step = True
 
     def close(self) -> None:
-        """Wait for the last verdicts, write them, let go of the folder."""
+        """Wait for the last verdicts, write them, let go of the folder and of the model."""
+        self._meter.close()
         self.watch.close()
 
     def __enter__(self) -> Self:
@@ -213,25 +233,36 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _can_be_decided_on_device(self, seen: Seen) -> bool:
+        """The gate knows the calibrated rules; in shadow mode nothing has to read its answer."""
+        rules = [detector.signal for detector, _ in self.watch.states_of(Spike)]
+        is_readable = not self._act or self._update.can_be_decided_on_the_device()
+        return seen.loss.is_cuda and rules == ["loss", "grad_norm"] and is_readable
+
     def _decide_on_device(self, seen: Seen, known: dict[str, Any]) -> None:
         gate = self._gate or self._make_gate(seen.loss.device)
-        if self._announced:
-            self._coarse_until = self.number + WIDENED_STEPS
-        coarse = self.number < self._coarse_until
-        row = gate.decide(seen.loss, seen.grad_norm, seen.worst, announced=self._announced, coarse=coarse)
-        self._announced = False
-        self.watch.take(self.number, known, ((ROW, row), *seen.blocks))
+        announced = self.watch.announced is not None
+        if announced:
+            self._coarse_left = WIDENED_STEPS
+        row = gate.decide(seen.loss, seen.grad_norm, seen.worst, announced=announced, coarse=self._coarse_left > 0)
+        self._coarse_left = max(self._coarse_left - 1, 0)
+        lag = LAG if self._meter.ranks.world > 1 else None  # all ranks must come to know a halt at the same step
+        names = seen.gradients.names if seen.gradients is not None else ()
+        self.watch.take(self.number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
         self._clip_all(seen)
-        self._update.apply_unless(gate.found_inf)
+        if self._act:
+            self._update.apply_unless(gate.found_inf)
+        else:
+            self._update.apply_as_ever()
 
     def _decide_on_host(self, seen: Seen, known: dict[str, Any]) -> None:
         """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
-        self._gate = None  # made anew from what the host knows, if the device is ever to decide
-        self._announced = False
+        self._gate = self._saved_gate = None  # made anew from what the host knows, if the device is ever to decide
         known = {"loss": seen.loss, "grad_norm": seen.grad_norm} | known
-        if seen.worst is not None:
-            known["worst_tensor"] = seen.worst
-        late = self.watch.take(self.number, known, seen.blocks)
+        blocks = seen.blocks
+        if seen.worst is not None and seen.gradients is not None:
+            blocks = ((partial(_worst_tensor, seen.gradients.names), seen.worst), *blocks)
+        late = self.watch.take(self.number, known, blocks)
         if not self._act:
             self._clip_all(seen)
             self._update.apply_as_ever()
@@ -248,10 +279,11 @@ class Guard:
         spikes = self.watch.states_of(Spike)
         self._gate = Gate(device, [detector for detector, _ in spikes])
         if self._saved_gate is not None:
-            self._gate.load(self._saved_gate)
+            self._gate.load(*self._saved_gate)
             self._saved_gate = None
         else:
-            self._gate.begin_from([state for _, state in spikes])
+            self._gate.begin_from([state for _, state in spikes], self.watch.skipped_before)
+            self._coarse_left = spikes[0][1].coarse_left
         return self._gate
 
     def _known(self, tokens: int | None) -> dict[str, Any]:
@@ -293,6 +325,15 @@ class Guard:
         )
 
 
+def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:
+    """What the gate found, with the name that a tensor had in that step."""
+    return dict(zip(ROW, numbers, strict=True)) | _worst_tensor(names, numbers[-1:])
+
+
+def _worst_tensor(names: tuple[str, ...], place: list[float]) -> dict[str, Any]:
+    return {"worst_tensor": names[int(place[0])] if 0 <= place[0] < len(names) else ""}
+
+
 def not_undone(model: nn.Module) -> list[str]:
     """What a forward pass changes besides gradients, which no skip of an update takes back."""
     kinds: dict[str, int] = {}
@@ -310,7 +351,7 @@ def digest_of(batch: object) -> str:
     digest = hashlib.blake2b(digest_size=8)
     found = False
     for tensor in _tensors_in(batch):
-        if tensor.device.type == "cpu" and tensor.numel():
+        if tensor.device.type == "cpu" and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
             flat = tensor.detach().reshape(-1)
             stride = max(1, math.ceil(flat.numel() / 4096))
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
@@ -356,6 +397,7 @@ def _fsdp_without_exchange(model: Any) -> Iterator[None]:
 
 
 def _without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    model = getattr(model, "_orig_mod", model)  # compiled
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.no_sync()
     if hasattr(model, "set_requires_gradient_sync"):

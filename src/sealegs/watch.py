@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
 from sealegs import judge
 from sealegs.detectors.own import Rule, as_detector
+from sealegs.detectors.spike import Spike
+from sealegs.errors import ConfigError
 from sealegs.judge import Budget
 from sealegs.record import manifest as manifests
 from sealegs.record.writer import RunWriter
@@ -105,12 +108,16 @@ class Watch:
         in a row should be skipped at most before the verdict is HALT. A loop that stands still for longer than
         ``stalled_after_s`` is an event, with the line that it waits in.
         """
-        self._detectors = (*judge.rules(rules), *map(as_detector, detectors))
+        standard = judge.rules(rules)
+        self._detectors = (*standard, *map(as_detector, detectors))
+        self._own_from = len(standard)
         self._state = judge.begin(self._detectors)
         self._budget = budget
         self.record = _opened(run, resume)
         if self.record is not None and settings is not None:
             self.record.amend(settings=settings)
+        self.halted: Verdict | None = None
+        """The first verdict that was HALT."""
         self.acts = False
         """Whether someone acts on the verdicts: said in every event."""
         self.complete: Callable[[Row], Row] = lambda row: row
@@ -123,7 +130,7 @@ class Watch:
         self._announced: str | None = None
         self._step = 0
         self._sinks: list[Sink] = []
-        for sink in sinks:
+        for sink in sinks if self.record is not None else ():  # where nothing is recorded, nothing is told
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
         self._watchdog = Watchdog(stalled_after_s, self._stalled) if self.record is not None else None
@@ -131,12 +138,20 @@ class Watch:
     def see(self, step: int, **signals: Signal) -> LateVerdict:
         """Take what a step knows, by signal name: numbers, or tensors with one element, read when they are there.
 
-        Steps go up by what you like; going back starts a new segment, and the newest row of a step counts.
+        Steps go up by what you like; going back starts a new segment, and the newest row of a step counts. On several
+        ranks give numbers that are the same on all of them, or each comes to its own verdict.
         """
+        for name in ("loss", "grad_norm"):
+            value = signals.get(name, 0.0)
+            if value is None or isinstance(value, str) or (isinstance(value, Tensor) and value.numel() != 1):
+                raise ConfigError(f"{name}={value!r}: give one number, or a tensor with one element")
         return self.take(step, signals)
 
-    def take(self, step: int, signals: dict[str, Signal], blocks: Sequence[Block] = ()) -> LateVerdict:
-        """The same for those who have tensors of several numbers, named in tuples."""
+    def take(
+        self, step: int, signals: dict[str, Signal], blocks: Sequence[Block] = (), lag: int | None = None
+    ) -> LateVerdict:
+        """The same for those who have tensors of several numbers. ``lag``: judge all rows but so many, not just those
+        that are there."""
         self._step = step
         if self._watchdog is not None:
             self._watchdog.beat()
@@ -146,7 +161,7 @@ class Watch:
         self._collector.put(step, signals, blocks)
         late = LateVerdict(self)
         self._late.append(late)
-        self._write(self._collector.ready())
+        self._write(self._collector.ready() if lag is None else self._collector.older_than(lag))
         return late
 
     def announce(self, change: str) -> None:
@@ -164,6 +179,21 @@ class Watch:
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
+
+    @property
+    def announced(self) -> str | None:
+        """A change that the next step will bring."""
+        return self._announced
+
+    def rest(self) -> None:
+        """No step is expected for a while: an evaluation, a checkpoint."""
+        if self._watchdog is not None:
+            self._watchdog.rest()
+
+    @property
+    def skipped_before(self) -> tuple[float, float] | tuple[()]:
+        """Loss and gradient norm of the last step, if it was skipped."""
+        return self._state.tally.skipped
 
     @property
     def verdict(self) -> Verdict:
@@ -197,12 +227,20 @@ class Watch:
         return {"detectors": names, "state": _listed(self._state), "announced": self._announced}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on judging from a saved state. That of other detectors begins anew, and says so."""
-        names = [detector.name for detector in self._detectors]
-        if state["detectors"] != names:
-            self.note("detectors-begin-anew", before=state["detectors"], now=names)
-            return
-        self._state = judge.thaw(judge.begin(self._detectors), state["state"])
+        """Go on judging from a saved state. Detectors that are new begin anew, and that is said."""
+        saved, tally = state["state"]
+        states = dict(zip(state["detectors"], saved, strict=True))
+        anew = [detector.name for detector in self._detectors if detector.name not in states]
+        if anew:
+            self.note("detectors-begin-anew", detectors=anew)
+        begun = judge.begin(self._detectors)
+        self._state = judge.State(
+            tuple(
+                judge.thaw(fresh, states[detector.name]) if detector.name in states else fresh
+                for detector, fresh in zip(self._detectors, begun.detectors, strict=True)
+            ),
+            judge.thaw(begun.tally, tally),
+        )
         self._announced = state["announced"]
 
     def states_of(self, kind: type[D]) -> list[tuple[D, Any]]:
@@ -216,6 +254,7 @@ class Watch:
             self._watchdog.close()
         try:
             self.catch_up()
+            self._say_what_was_corrected()
             for sink in tuple(self._sinks):
                 self._tell(sink, sink.close)
         finally:
@@ -242,13 +281,34 @@ class Watch:
     def _judged(self, row: Row) -> Verdict:
         if "loss" not in row:  # an evaluation on its own, or what else is noted between steps
             return Verdict(step=int(row["step"]))
-        self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
+        try:
+            self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
+        except Exception as error:
+            if len(self._detectors) == self._own_from:
+                raise
+            self._drop_own_detectors(error)
+            self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
         self._recent.append(verdict)
+        if verdict.severity == Severity.HALT and self.halted is None:
+            self.halted = verdict
         if verdict.findings:
             self.note(
                 kind_of(verdict), step=verdict.step, **told(verdict, self.skips), acted=self.acts and not verdict.go
             )
         return verdict
+
+    def _drop_own_detectors(self, error: Exception) -> None:
+        """Observing fails open: a detector of the user's that raises costs its place, not the run."""
+        names = [detector.name for detector in self._detectors[self._own_from :]]
+        self._detectors = self._detectors[: self._own_from]
+        self._state = self._state._replace(detectors=self._state.detectors[: self._own_from])
+        self.note("detector-failed", detectors=names, reason=f"{type(error).__name__}: {error}")
+
+    def _say_what_was_corrected(self) -> None:
+        """Where p was small more often than it should be, thresholds were tightened: by how much."""
+        corrections = {spike.signal: round(state.audit.correction, 2) for spike, state in self.states_of(Spike)}
+        if any(correction > 1 for correction in corrections.values()):
+            self.note("audit", thresholds_divided_by=corrections)
 
     def _stalled(self, seconds: float, where: str) -> None:
         self.note("stalled", seconds=round(seconds, 1), where=where)

@@ -4,6 +4,7 @@ Writes what each rank saw to OUT/<rank>.json.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -60,7 +61,7 @@ def digest(model: nn.Module, optimizer: AdamW) -> str:
         for tensor in (parameter, *(state[key] for key in sorted(state))):
             held = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
             parts.append(held.double().flatten())
-    return torch.cat(parts).numpy().tobytes().hex()[-4096:]
+    return hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()
 
 
 def main(wrapper: str, out: Path) -> None:

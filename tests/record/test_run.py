@@ -1,7 +1,9 @@
 """A run folder in, a ``Run`` out."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
-from sealegs.record.run import _newest_rows, open_run
-from sealegs.record.schema import EVENTS, MANIFEST, METRICS, SCHEMA
+from sealegs.record.run import Run, _first_rows, _newest_rows, open_run
+from sealegs.record.schema import EVENTS, MANIFEST, METRICS, SCHEMA, to_line
 from sealegs.record.writer import RunWriter
+from sealegs.vocabulary import Row
 
 
 @pytest.fixture
@@ -52,6 +55,128 @@ def test_newest_rows_by_its_definition(steps: list[int]) -> None:
     for row, step in enumerate(steps):
         known = {earlier: at for earlier, at in known.items() if earlier < step} | {step: row}
     assert _newest_rows(np.array(steps, np.int64)).tolist() == list(known.values())
+
+
+def run_of(folder: Path, *rows: Row) -> Run:
+    """A run with these rows, the n-th written at second n."""
+    if not folder.exists():
+        RunWriter.create(folder, manifests.describe("a")).close()
+    (folder / METRICS).write_bytes(b"".join(to_line({**row, "time": float(n)}) for n, row in enumerate(rows)))
+    return open_run(folder)
+
+
+def test_rows_of_a_step_that_follow_each_other_are_one(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "a",
+        {"step": 2, "loss": 2.6, "sources": "grammar=8"},
+        {"step": 3, "loss": float("nan"), "sources": "grammar=6"},
+        {"step": 3, "eval_loss": 2.4},
+        {"step": 3, "batch_hash": "00ff"},
+        {"step": 4, "loss": 2.3},
+    )
+    assert run.steps.tolist() == [2, 3, 4]
+    assert (run.superseded_rows, run.segments.tolist()) == (0, [0, 0, 0])
+    np.testing.assert_array_equal(run.column("loss"), [2.6, np.nan, 2.3])
+    np.testing.assert_array_equal(run.column("eval_loss"), [np.nan, 2.4, np.nan])
+    assert run.logged("loss").tolist() == [True, True, True]
+    assert run.logged("eval_loss").tolist() == [False, True, False]
+    assert run.column("sources").tolist() == ["grammar=8", "grammar=6", ""]
+    assert run.column("batch_hash").tolist() == ["", "00ff", ""]
+    assert run.column("time").tolist() == [0, 3, 4]
+    assert [len(row) for row in run.rows()] == [4, 6, 3]
+
+
+def test_a_resume_at_the_last_step_supersedes_it(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "a",
+        {"step": 7, "loss": 17.0},
+        {"step": 8, "loss": 18.0, "culprit": "head"},
+        {"step": 8, "loss": 28.0},
+        {"step": 9, "loss": 29.0},
+    )
+    assert run.column("loss").tolist() == [17, 28, 29]
+    assert run.column("culprit").tolist() == ["", "", ""]
+    assert run.superseded_rows == 1
+
+
+def test_a_resume_at_the_last_step_supersedes_all_rows_of_it(tmp_path: Path) -> None:
+    """No two neighbours share a signal here, and still the first two rows are the old ones."""
+    run = run_of(
+        tmp_path / "a",
+        {"step": 8, "loss": 18.0, "culprit": "head"},
+        {"step": 8, "eval_loss": 18.5},
+        {"step": 8, "loss": 28.0},
+        {"step": 8, "eval_loss": 28.5},
+    )
+    assert list(run.rows()) == [{"step": 8, "loss": 28.0, "eval_loss": 28.5, "time": 3.0}]
+    assert run.superseded_rows == 2
+
+
+def test_a_step_that_comes_again_later_supersedes_all_rows_of_it(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "a",
+        {"step": 3, "loss": 13.0},
+        {"step": 3, "eval_loss": 13.5},
+        {"step": 4, "loss": 14.0},
+        {"step": 3, "grad_norm": 1.0},
+        {"step": 3, "eval_loss": 23.5},
+    )
+    assert list(run.rows()) == [{"step": 3, "grad_norm": 1.0, "eval_loss": 23.5, "time": 4.0}]
+    assert (run.superseded_rows, run.segments.tolist()) == (3, [1])
+
+
+def test_without_two_rows_of_a_step_in_a_row_nothing_is_looked_at() -> None:
+    steps = np.array([0, 1, 2, 1, 2, 3])
+    newest = _newest_rows(steps)
+    assert _first_rows(steps, newest, {}) is newest
+
+
+_NUMBERS = st.sampled_from([0.0, 1.0, 2.0, float("nan"), float("inf")])
+_TEXTS = st.sampled_from(["", "a", "bcd"])
+_ROWS = st.fixed_dictionaries(
+    {"step": st.integers(0, 3)},
+    optional={"loss": _NUMBERS, "eval_loss": _NUMBERS, "lr": _NUMBERS, "sources": _TEXTS, "culprit": _TEXTS},
+)
+
+
+def read_slowly(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int], int]:
+    """The rows that count, their segments, and how many others there are."""
+    known: dict[int, tuple[list[dict[str, Any]], int]] = {}
+    segment, before = 0, -1
+    for time, row in enumerate(rows):
+        step = row["step"]
+        segment += step < before
+        parts = known[step][0] if step == before else []
+        known = {other: kept for other, kept in known.items() if other < step}
+        known[step] = ([*parts, row | {"time": float(time)}], segment)
+        before = step
+    merged, used = [], 0
+    for parts, _ in known.values():
+        whole: dict[str, Any] = {}
+        for part in reversed(parts):
+            if part.keys() & whole.keys() - {"step", "time"}:
+                break
+            whole = part | whole
+            used += 1
+        merged.append(whole)
+    return merged, [segment for _, segment in known.values()], len(rows) - used
+
+
+@given(st.lists(_ROWS, max_size=12), st.booleans())
+def test_steps_in_several_rows_against_a_slow_reader(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], ordered: bool
+) -> None:
+    rows = sorted(rows, key=lambda row: row["step"]) if ordered else rows
+    run = run_of(tmp_path_factory.getbasetemp() / "slow-reader", *rows)
+    expected, segments, superseded = read_slowly(rows)
+    assert repr([sorted(row.items()) for row in run.rows()]) == repr([sorted(row.items()) for row in expected])
+    assert run.steps.tolist() == [row["step"] for row in expected]
+    assert run.segments.tolist() == segments
+    assert run.superseded_rows == superseded
+    for name in run.signals:
+        missing = "" if name in ("sources", "culprit") else np.nan
+        np.testing.assert_array_equal(run.column(name), [row.get(name, missing) for row in expected])
+        assert run.logged(name).tolist() == [name in row for row in expected]
 
 
 def test_a_run_without_rows_opens(tmp_path: Path) -> None:

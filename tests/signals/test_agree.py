@@ -12,7 +12,11 @@ SAME = torch.tensor([3, 4])
 
 
 def ranks(
-    losses: list[float], norms_before: list[float] | None, worst: list[float] | None = None, checksums: object = None
+    losses: list[float],
+    norms_before: list[float] | None,
+    worst: list[float] | None = None,
+    checksums: object = None,
+    steps: list[int] | None = None,
 ) -> Tensor:
     """The rows of ranks with replicated gradients of norm 2."""
     world = len(losses)
@@ -25,6 +29,7 @@ def ranks(
                 torch.tensor(worst[rank] if worst else 1.5),
                 torch.tensor(rank + 10),
                 torch.tensor(norms_before[rank]) if norms_before else None,
+                7 if steps is None else steps[rank],
                 sums[rank],
             )
             for rank in range(world)
@@ -77,16 +82,22 @@ def test_the_minority_holds_the_wrong_weights() -> None:
 def test_any_flipped_bit_changes_the_checksum(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weights = [torch.randn(7, 5).to(dtype), torch.randn(11).to(dtype)]
-    before = checksum_of(weights).tolist()
-    assert checksum_of([w.clone() for w in weights]).tolist() == before
+    cpu = torch.device("cpu")
+    before = checksum_of(weights, cpu).tolist()
+    assert checksum_of([w.clone() for w in weights], cpu).tolist() == before
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weights[0].element_size()]
     for bit in range(8 * weights[0].element_size() - 1):
         flipped = weights[0].clone()
         flipped.view(bits)[3, 2] ^= 1 << bit
-        assert checksum_of([flipped, weights[1]]).tolist() != before
+        assert checksum_of([flipped, weights[1]], cpu).tolist() != before
     swapped = [weights[0].flip(0), weights[1]]
-    assert checksum_of(swapped).tolist() == before, "a sum: the order within a tensor does not count"
+    assert checksum_of(swapped, cpu).tolist() == before, "a sum: the order within a tensor does not count"
     assert all(abs(half) < 2**53 for half in before), "float64 holds the halves exactly"
+
+
+def test_ranks_at_different_steps_are_noticed() -> None:
+    assert merged(ranks([1.0] * 3, None, steps=[7, 7, 7]))["steps_apart"] == 0
+    assert merged(ranks([1.0] * 3, None, steps=[7, 9, 7]))["steps_apart"] == 2
 
 
 def test_one_process_is_a_world_of_its_own() -> None:

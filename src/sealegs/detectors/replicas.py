@@ -25,7 +25,8 @@ class Replicas:
         if differing is None or float(differing) == 0.0:
             return None
         rank = float(now.get("differing_rank", math.nan))
-        who = f"rank {rank:.0f}" if math.isfinite(rank) else "a rank"
+        who = "rank 0" if rank == 0 else f"rank {rank:.0f}" if math.isfinite(rank) else "a rank"
+        whose = "the others" if rank == 0 else "rank 0"
         return Finding(
             detector=self.name,
             step=int(now["step"]),
@@ -34,7 +35,7 @@ class Replicas:
             value=float(differing),
             limit=1.0,
             spoils_update=False,
-            note=f"{who} holds other weights than the others; ranks that differ",
+            note=f"{who} holds other weights than {whose}; ranks that differ",
         )
 
     def learn(self, state: tuple[()], now: Row) -> tuple[()]:

@@ -118,9 +118,7 @@ def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.append(steps[:-1] < lowest_later, True))
 
 
-def _first_rows(
-    steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Mapping[str, Mask]
-) -> NDArray[np.int64]:
+def _first_rows(steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Mapping[str, Mask]) -> NDArray[np.int64]:
     """With which row each of the newest begins: back through the rows of its step, until a signal comes twice.
 
     What a step knows may come in several rows, but a signal that comes twice is a resume at the last step written.

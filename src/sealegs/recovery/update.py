@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from sealegs.errors import ConfigError
 
 READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
 """Whose fused kernels read ``found_inf``. Not their subclasses, which may do anything; not RMSprop, NAdam or Muon,
@@ -29,16 +31,34 @@ class Update:
         schedulers: Sequence[LRScheduler] = (),
         scaler: GradScaler | None = None,
     ) -> None:
+        if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
+            raise ConfigError(
+                "optimizer=LBFGS: it evaluates the model several times a step, which nobody can judge first"
+            )
+        if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
+            raise ConfigError("scheduler=ReduceLROnPlateau: leave it out, and call its step(metric) yourself")
         self.optimizers = tuple(optimizers)
         self.schedulers = tuple(schedulers)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._has_updated = False
 
     def unscale(self) -> None:
-        """Take the loss scale out of the gradients, so that their norms are their own."""
+        """Take the loss scale out of the gradients, so that their norms are their own, where the user has not."""
         if self.scaler is not None:
             for optimizer in self.optimizers:
-                self.scaler.unscale_(optimizer)
+                if not self._is_unscaled(optimizer):
+                    self.scaler.unscale_(optimizer)
+
+    def refuse_scaled(self) -> None:
+        """Gradients that the user has clipped must have been unscaled before: their norm is no norm else."""
+        if not all(map(self._is_unscaled, self.optimizers)):
+            raise ConfigError("grad_norm= with a scaler: call scaler.unscale_(optimizer) before you clip")
+
+    def _is_unscaled(self, optimizer: Optimizer) -> bool:
+        if self.scaler is None:
+            return True
+        stage = self.scaler._per_optimizer_states[id(optimizer)]["stage"]
+        return bool(getattr(stage, "name", "") == "UNSCALED")
 
     def can_be_decided_on_the_device(self) -> bool:
         """Asked at every step: loading a checkpoint can turn ``fused`` off, as can the user."""

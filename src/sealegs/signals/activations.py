@@ -71,6 +71,13 @@ class ActivationSampler:
         self.left_out: dict[str, str] = {}
         """Modules that were not looked at since last armed, and why."""
 
+    @property
+    def names(self) -> list[str]:
+        """All that ``take`` may ever give, norms first."""
+        attention = [group_of(name) for _, modules in self._attention_modules() for name, _ in modules]
+        norms = [f"activation_norm/{plain_name(name)}" for name in find_layers(self._model)]
+        return norms + [f"attention_logit_max/{layer}" for layer in dict.fromkeys(attention)]
+
     def arm(self) -> None:
         """Look at the forward passes from here on, and forget what was seen before."""
         self.disarm()

@@ -23,9 +23,12 @@ _scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce
 
 ROLL_CALL_S = 5.0
 """How long the ranks that noticed wait for each other before they name those that did not answer."""
-FIELDS = ("loss", "weight", "square", "worst_norm", "worst_tensor", "norm_before", "checksum_high", "checksum_low")
+FIELDS = ("loss", "square", "worst_norm", "worst_tensor", "norm_before", "step", "checksum_high", "checksum_low")
 """What a rank contributes. ``norm_before`` is that of its own gradients before they were mixed; -1 is unknown."""
-MERGED = ("loss", "grad_norm", "worst_tensor", "culprit_rank", "culprit_excess", "ranks_differ", "differing_rank")
+MERGED = (
+    *("loss", "grad_norm", "worst_tensor", "culprit_rank", "culprit_excess", "steps_apart"),
+    *("ranks_differ", "differing_rank"),
+)
 """What ``merge`` makes of it."""
 
 
@@ -73,12 +76,18 @@ def _present(step: int, rank: int) -> str:
 
 
 def contribution(
-    loss: Tensor, square: Tensor, worst_norm: Tensor, worst_tensor: Tensor, norm_before: Tensor | None, checksum: Tensor
+    loss: Tensor,
+    square: Tensor,
+    worst_norm: Tensor,
+    worst_tensor: Tensor,
+    norm_before: Tensor | None,
+    step: int,
+    checksum: Tensor,
 ) -> Tensor:
-    """A rank's row, in the order of FIELDS."""
+    """A rank's row, in the order of FIELDS, where the loss is."""
     before = torch.full_like(square, -1.0) if norm_before is None else norm_before
-    numbers = (loss, torch.ones_like(loss), square, worst_norm, worst_tensor, before, *checksum)
-    return torch.stack([number.detach().reshape(()).to(torch.float64) for number in numbers])
+    numbers = (loss, square, worst_norm, worst_tensor, before, torch.full_like(square, float(step)), *checksum)
+    return torch.stack([number.detach().reshape(()).to(loss.device, torch.float64) for number in numbers])
 
 
 @torch.no_grad()
@@ -88,22 +97,23 @@ def merge(rows: Tensor) -> Tensor:
     The culprit is the rank whose gradients were the largest before they were mixed, or whose loss is not finite; its
     excess is how many times the median of all ranks that is.
     """
-    loss, weight, square, worst_norm, worst_tensor, norm_before = rows[:, :6].unbind(1)
-    suspicion = torch.where(torch.isfinite(loss), norm_before, torch.nan)  # NaN is the largest of all to argmax
+    loss, square, worst_norm, worst_tensor, norm_before, step = rows[:, :6].unbind(1)
+    suspicion = torch.where(torch.isfinite(loss), norm_before, torch.nan)  # NaN is the largest of all to argmax and max
     culprit = suspicion.argmax()
     usual = norm_before.nan_to_num(posinf=torch.finfo(torch.float64).max).median()
-    excess = suspicion[culprit] / usual
+    excess = suspicion.max() / usual
     excess = torch.where(excess.isnan(), torch.inf, excess)
     differs = (rows[:, 6:] != rows[0, 6:]).any(1)
     # The minority is wrong; of two, who knows.
     first_is_odd = differs.sum() > len(rows) / 2
     return torch.stack(
         (
-            (loss * weight).sum() / weight.sum(),
+            loss.mean(),
             square.sum().sqrt(),
-            worst_tensor[worst_norm.argmax()],
+            worst_tensor.gather(0, worst_norm.argmax(0, keepdim=True))[0],  # indexing by a tensor would wait for it
             culprit.double(),
             torch.where((norm_before >= 0).all() | suspicion.isnan().any(), excess, 0.0),
+            step.max() - step.min(),
             torch.where(first_is_odd, (~differs).sum(), differs.sum()).double(),
             torch.where(first_is_odd, 0, differs.double().argmax()).double(),
         )
@@ -111,11 +121,12 @@ def merge(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def checksum_of(parameters: list[Tensor]) -> Tensor:
-    """Two numbers that change with any bit of the weights: their sum as integers, in halves that float64 holds."""
-    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device if parameters else None)
+def checksum_of(parameters: list[Tensor], device: torch.device) -> Tensor:
+    """Two numbers that change with any single bit of the weights: their sum as integers, in halves for float64."""
+    total = torch.zeros((), dtype=torch.int64, device=device)
     for place, parameter in enumerate(parameters):
-        whole = parameter.detach().contiguous().view(_INTEGER[parameter.element_size()]).sum(dtype=torch.int64)
+        real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        whole = real.detach().contiguous().view(_INTEGER[real.element_size()]).sum(dtype=torch.int64).to(device)
         total = total + whole * (2 * place + 1)  # the same flip in two tensors does not cancel
     return torch.stack((total >> 32, total & 0xFFFFFFFF))
 
@@ -132,6 +143,8 @@ class NormsBefore:
 
     def __init__(self, model: nn.Module) -> None:
         self._squares: list[Tensor] = []
+        self.group: Any = None
+        """Whom DDP exchanges gradients with."""
         self.units: list[str] = []
         self.attached_to = _attach(self, model)
 
@@ -148,7 +161,9 @@ class NormsBefore:
 
 
 def _attach(norms: NormsBefore, model: nn.Module) -> str | None:
+    model = getattr(model, "_orig_mod", model)  # compiled
     if isinstance(model, nn.parallel.DistributedDataParallel):
+        norms.group = model.process_group
         try:
             model.register_comm_hook(norms, _reduce_noting)
         except RuntimeError:  # torch takes one hook, and the user has one
@@ -170,8 +185,7 @@ def _reduce_noting(
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     norms.note(bucket.buffer())
-    everyone: Any = None  # the group of all ranks
-    reduced: torch.futures.Future[Tensor] = allreduce_hook(everyone, bucket)
+    reduced: torch.futures.Future[Tensor] = allreduce_hook(norms.group, bucket)
     return reduced
 
 

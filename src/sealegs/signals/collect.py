@@ -18,7 +18,7 @@ from sealegs.vocabulary import Number, Row
 
 Signal: TypeAlias = Tensor | Number | str
 """A tensor holds one number, or several that belong together, which are written as text."""
-Names: TypeAlias = tuple[str, ...] | Callable[[list[float]], Mapping[str, Number]]
+Names: TypeAlias = tuple[str, ...] | Callable[[list[float]], Mapping[str, Number | str]]
 """A name for each number; or what makes signals of the numbers on the host, where that costs no launch."""
 Block: TypeAlias = tuple[Names, Tensor]
 """Numbers that come in one tensor."""
@@ -77,6 +77,16 @@ class Collector:
         rows: list[Row] = []
         while self._pending and self._pending[0].is_here():
             rows.append(self._complete(self._pending.popleft()))
+        return rows
+
+    def older_than(self, newest: int) -> list[Row]:
+        """All rows but the ``newest``, whether or not these are there: the same on all ranks, whatever their pace."""
+        rows: list[Row] = []
+        while len(self._pending) > newest:
+            pending = self._pending.popleft()
+            if pending.arrived is not None:
+                pending.arrived.synchronize()
+            rows.append(self._complete(pending))
         return rows
 
     def drain(self) -> list[Row]:

@@ -96,10 +96,16 @@ def _flat(state: State) -> list[float]:
 
 def _quickest(gate: Gate) -> Decide:
     if gate.state.is_cuda:
+        kept = gate.state.clone()
         try:
             from sealegs.signals.kernel import launch
-        except ImportError:
+
+            launch(gate, gate.limits[0, 0], gate.limits[0, 0], gate.limits[0, 0])  # compiles, which needs a C compiler
+        except Exception:
             return _captured(gate)
+        finally:
+            gate.state.copy_(kept)
+            gate.row.zero_()
         return lambda loss, grad_norm, worst: launch(gate, loss, grad_norm, worst)
     return lambda loss, grad_norm, worst: decide_in_torch(gate, loss, grad_norm, worst)
 

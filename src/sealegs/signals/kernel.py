@@ -6,6 +6,7 @@ Imported only where there is a CUDA device and Triton. One program of one warp d
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -58,13 +59,14 @@ def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None
     given = (loss, grad_norm, worst)
     arguments = (*given, gate.state, gate.limits, gate.announced, gate.row, gate.found_inf)
     # Triton looks at every argument of every launch; what can differ here are the types and addresses of three.
-    key = tuple((tensor.dtype, tensor.data_ptr() % 16) for tensor in given)
+    key = tuple((tensor.dtype, tensor.device, tensor.data_ptr() % 16) for tensor in given)
     compiled = gate.kernels.get(key)
     if compiled is None:
         # the host fuses no multiplications with additions, so neither does the kernel
         gate.kernels[key] = _decide[(1,)](*arguments, num_warps=1, enable_fp_fusion=False)
     else:
-        compiled[(1, 1, 1)](*arguments)
+        with torch.cuda.device(gate.state.device):
+            compiled[(1, 1, 1)](*arguments)
 
 
 @triton.jit

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sealegs.errors import ConfigError
 from sealegs.signals import agree
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.agree import FIELDS, MERGED, NormsBefore, Ranks
 from sealegs.signals.collect import Block
-from sealegs.signals.groups import Groups
+from sealegs.signals.groups import Groups, sent
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.weights import WeightSampler, local, replicas
 from sealegs.vocabulary import Row
@@ -27,6 +28,8 @@ CHECKSUM_STEPS = 100
 """How often the ranks compare their weights."""
 HISTOGRAM_STEPS = 100
 """How often the histogram of token losses is kept; that of a step that is not plain GO always is."""
+ABSENT = -1.0
+"""What a rank sends where it has nothing to say: no norm, count or time is negative."""
 BLIND = 3
 """After so many steps in a row that showed no activation nobody looks again: the loop runs compiled code."""
 CULPRIT_EXCESS = 3.0
@@ -50,6 +53,8 @@ class Seen:
 class _Sample:
     """Numbers of a rank that are to become the same on all."""
 
+    slot: str
+    """What kind of numbers they are."""
     numbers: Tensor
     together: Callable[[Tensor], Tensor]
     """The numbers of all ranks, by rank, to those of the run."""
@@ -80,6 +85,8 @@ class Meter:
         self._sample_every = sample_every
         self._groups = Groups(())
         self._groups_of: tuple[str, ...] = ()
+        self._slots = self._sized_slots(model) if ranks.world > 1 else {}
+        self._shares_of: dict[tuple[str, ...], Tensor] = {}
         self._last_change: Tensor | None = None
 
     def is_sampled(self, number: int) -> bool:
@@ -89,8 +96,7 @@ class Meter:
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        first = next(iter(self._reader.parameters()), None)
-        return first.device if first is not None else torch.device("cpu")
+        return self._reader.device
 
     def see(
         self,
@@ -112,10 +118,11 @@ class Meter:
                 return Seen(loss, grad_norm, None, None, blocks)
             return Seen(loss, gradients.total(), gradients.worst(), gradients, blocks)
         mine = self._contribution(number, loss, grad_norm, gradients)
-        rows = self.ranks.gather(torch.cat([mine, *(sample.numbers.to(mine) for sample in samples)]), number)
+        rows = self.ranks.gather(self._padded(mine, samples), number)
         merged = agree.merge(rows[:, : len(FIELDS)])
-        _, *parts = rows.split([len(FIELDS), *(sample.numbers.numel() for sample in samples)], dim=1)
-        blocks = tuple(sample.named(sample.together(part)) for sample, part in zip(samples, parts, strict=True))
+        _, *columns = rows.split([len(FIELDS), *self._slots.values()], dim=1)
+        parts = dict(zip(self._slots, columns, strict=True))
+        blocks = tuple(s.named(s.together(parts[s.slot][:, : s.numbers.numel()])) for s in samples)
         compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
         worst = merged[2] if gradients is not None else None
         return Seen(merged[0], merged[1], worst, gradients, ((MERGED[3:compared], merged[3:compared]), *blocks))
@@ -123,17 +130,28 @@ class Meter:
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the row of the next; get ready for that."""
         self._last_change = self._weights.after_update() if self.is_sampled(number) else None
-        if self.is_sampled(number + 1) and self._blind < BLIND:
+        self.get_ready(number + 1)
+
+    def get_ready(self, number: int) -> None:
+        """Look at the forward pass of a step, if it is to be sampled."""
+        if self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
 
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._activations.disarm()
+        self._is_armed = False
+
     def named(self, row: Row) -> Row:
-        """A row that has arrived, its numbers of tensors and ranks as names."""
+        """A row that has arrived, its numbers of ranks as names."""
         named = dict(row)
-        culprit = []
-        if (place := int(named.pop("worst_tensor", -1))) >= 0:
-            names = self._reader.names
-            culprit.append(names[place] if place < len(names) else f"tensor {place}")
+        if (apart := float(named.pop("steps_apart", 0.0))) != 0.0:
+            raise ConfigError(
+                f"step {named['step']}: the guards of the ranks are {apart:.0f} steps apart; restore the guard's "
+                "state on every rank, from the same checkpoint"
+            )
+        culprit = [str(tensor)] if (tensor := named.pop("worst_tensor", "")) else []
         if (rank := named.pop("culprit_rank", None)) is not None:
             excess = float(named.pop("culprit_excess"))
             if not excess <= CULPRIT_EXCESS:
@@ -143,8 +161,9 @@ class Meter:
         return named
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next row will say of the last update."""
-        return {"last_change": None if self._last_change is None else self._last_change.tolist()}
+        """What the next row will say of the last update. Of several ranks each knows only its part: nothing then."""
+        change = self._last_change if self.ranks.world == 1 else None
+        return {"last_change": None if change is None else change.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as if the update had just been made; weights and optimizers must be what they were."""
@@ -163,33 +182,74 @@ class Meter:
         samples = []
         if step_s is not None and self.ranks.world > 1:
             slowest = torch.full((1,), step_s, dtype=torch.float64, device=device)
-            samples.append(_Sample(slowest, lambda rows: rows.amax(0), lambda n: (("step_s",), n)))
+            samples.append(_Sample("step_s", slowest, _largest, lambda n: (("step_s",), n)))
         if self._last_change is not None:
-            samples.append(_Sample(self._last_change, _sum, self._weights.changes))
+            samples.append(_Sample("changes", self._last_change, _sum, self._weights.changes))
         if self._is_armed:
             self._activations.disarm()
             self._is_armed = False
             names, values = self._activations.take()
-            self._blind = 0 if names else self._blind + 1
-            samples += _activations(names, values)
+            self._blind = 0 if names or self.ranks.world > 1 else self._blind + 1
+            samples += self._activation_samples(names, values)
         if self.is_sampled(number):
-            samples.append(_Sample(self._weights.before_update(), _sum, self._weights.norms))
+            samples.append(_Sample("norms", self._weights.before_update(), _sum, self._weights.norms))
             if gradients is not None:
                 samples.append(self._group_norms(gradients))
             if loss_scale is not None and gradients is not None:
                 share = underflow_share(gradients.tensors, loss_scale).reshape(1)
-                samples.append(_Sample(share, _mean, lambda n: (("underflow_share",), n)))
+                samples.append(_Sample("underflow", share, _mean, lambda n: (("underflow_share",), n)))
         if token_losses is not None:
             counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
-            samples.append(_Sample(counts, _sum, lambda n: (("token_loss_histogram",), n)))
+            samples.append(_Sample("histogram", counts, _sum, lambda n: (("token_loss_histogram",), n)))
         return samples
+
+    def _activation_samples(self, names: tuple[str, ...], values: Tensor) -> list[_Sample]:
+        """Norms are averaged over ranks; of logits the largest counts."""
+        if self.ranks.world > 1:  # a layer may be dropped on one rank and not on another
+            by_name = dict(zip(names, values.unbind(), strict=True))
+            names = tuple(self._activations.names)
+            absent = torch.full((), ABSENT, device=self.device)
+            values = torch.stack([by_name.get(name, absent).to(absent) for name in names]) if names else values
+        norms = sum(name.startswith("activation_norm/") for name in names)
+        kinds = (
+            ("activations", names[:norms], values[:norms], _mean),
+            ("logits", names[norms:], values[norms:], _largest),
+        )
+        return [_Sample(slot, part, together, partial(_block, some)) for slot, some, part, together in kinds if some]
+
+    def _sized_slots(self, model: nn.Module) -> dict[str, int]:
+        """Places for everything that a rank may have to say: every row has the same length on every rank and step.
+
+        What a rank has seen may differ; how much it sends must not, or the exchange fails.
+        """
+        groups = len(Groups(name for name, _ in model.named_parameters()).names)
+        norms = sum(name.startswith("activation_norm/") for name in self._activations.names)
+        return {
+            "step_s": 1,
+            "changes": 1 + 2 * groups,
+            "activations": norms,
+            "logits": len(self._activations.names) - norms,
+            "norms": groups + 3,
+            "group_norms": groups,
+            "underflow": 1,
+            "histogram": 33,
+        }
+
+    def _padded(self, mine: Tensor, samples: Sequence[_Sample]) -> Tensor:
+        """A rank's row: what it has to say in its places."""
+        said = {sample.slot: sample.numbers.to(mine) for sample in samples}
+        parts = [mine]
+        for slot, size in self._slots.items():
+            numbers = said.get(slot, mine[:0])
+            parts += [numbers, torch.full((size - numbers.numel(),), ABSENT, dtype=mine.dtype, device=mine.device)]
+        return torch.cat(parts)
 
     def _group_norms(self, gradients: Gradients) -> _Sample:
         if gradients.names != self._groups_of:
             self._groups_of, self._groups = gradients.names, Groups(gradients.names)
         names = tuple(f"grad_norm/{group}" for group in self._groups.names)
         squares = self._groups.sum_by_group(self._shares(gradients))
-        return _Sample(squares, _sum, lambda total: (partial(_square_roots, names), total))
+        return _Sample("group_norms", squares, _sum, lambda total: (partial(_square_roots, names), total))
 
     def _shares(self, gradients: Gradients) -> Tensor:
         """The square of each norm, divided among the ranks that hold the same gradient."""
@@ -197,37 +257,40 @@ class Meter:
         world = self.ranks.world
         if world == 1:
             return squares
-        held = [1 / replicas(p, world) for p in self._reader.parameters() if p.grad is not None]
-        return squares * torch.tensor(held, dtype=squares.dtype).to(squares.device, non_blocking=True)
+        if gradients.names not in self._shares_of:
+            by_name = self._reader.by_name
+            held = [1 / replicas(by_name[name], world) if name in by_name else 1 / world for name in gradients.names]
+            self._shares_of = {gradients.names: sent(torch.tensor(held, dtype=squares.dtype), squares.device)}
+        return squares * self._shares_of[gradients.names]
 
     def _contribution(self, number: int, loss: Tensor, grad_norm: Tensor | None, gradients: Gradients | None) -> Tensor:
         world = self.ranks.world
         checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
         if number % CHECKSUM_STEPS == 0:
-            checksum = agree.checksum_of([local(p) for p in self._model.parameters() if replicas(p, world) == world])
+            same_everywhere = [local(p) for p in self._model.parameters() if replicas(p, world) == world]
+            checksum = agree.checksum_of(same_everywhere, loss.device)
         if gradients is None:
             assert grad_norm is not None
             square, worst_norm, worst = grad_norm.square() / world, grad_norm, torch.zeros_like(grad_norm)
         else:
             worst = gradients.worst()
-            square, worst_norm = self._shares(gradients).sum(), gradients.norms[worst]
+            square = self._shares(gradients).sum()
+            worst_norm = gradients.norms.max() if gradients.names else torch.zeros_like(square)
         before = self.norms_before.take() if self.norms_before else None
-        return agree.contribution(loss, square, worst_norm, worst, before, checksum)
-
-
-def _activations(names: tuple[str, ...], values: Tensor) -> list[_Sample]:
-    """Norms are averaged over ranks; of logits the largest counts."""
-    norms = sum(name.startswith("activation_norm/") for name in names)
-    kinds = ((names[:norms], values[:norms], _mean), (names[norms:], values[norms:], _largest))
-    return [_Sample(part, together, _naming(some)) for some, part, together in kinds if some]
+        return agree.contribution(loss, square, worst_norm, worst, before, number, checksum)
 
 
 def _square_roots(names: tuple[str, ...], squares: list[float]) -> dict[str, float]:
     return dict(zip(names, map(math.sqrt, squares), strict=True))
 
 
-def _naming(names: tuple[str, ...]) -> Callable[[Tensor], Block]:
-    return lambda numbers: (names, numbers)
+def _block(names: tuple[str, ...], numbers: Tensor) -> Block:
+    return partial(_present, names), numbers
+
+
+def _present(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
+    """What some rank has seen; NaN is seen."""
+    return {name: number for name, number in zip(names, numbers, strict=True) if number != ABSENT}
 
 
 def _sum(rows: Tensor) -> Tensor:
@@ -235,7 +298,10 @@ def _sum(rows: Tensor) -> Tensor:
 
 
 def _mean(rows: Tensor) -> Tensor:
-    return rows.mean(0)
+    """Over those ranks that have something to say."""
+    is_there = rows != ABSENT
+    count = is_there.sum(0)
+    return torch.where(count > 0, torch.where(is_there, rows, 0.0).sum(0) / count, ABSENT)
 
 
 def _largest(rows: Tensor) -> Tensor:

@@ -48,38 +48,44 @@ class GradientReader:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
-        self.names: tuple[str, ...] = ()
-        """Of the gradients that were read last."""
-        self._names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+        self.by_name = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in self.by_name.items()}
 
     @torch.no_grad()
     def read(self) -> Gradients:
         """The gradients as they are now."""
         names, tensors = [], []
+        seen: set[int] = set()
         for parameter in self.parameters():  # of every step: no more than it needs
-            if (gradient := parameter.grad) is not None:
+            if (gradient := parameter.grad) is not None and id(gradient) not in seen:
+                seen.add(id(gradient))  # two parameters may share one, and two optimizers a parameter
                 names.append(self._names.get(id(parameter), "a parameter that is not the model's"))
-                is_plain = type(gradient) is Tensor and not gradient.is_sparse
+                is_plain = type(gradient) is Tensor and not gradient.is_sparse and not gradient.is_complex()
                 tensors.append(gradient if is_plain else _elements(parameter))
-        self.names = tuple(names)
-        return Gradients(self.names, tensors, norms_of(tensors))
+        return Gradients(tuple(names), tensors, norms_of(tensors, self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        first = next(iter(self.parameters()), None)
+        return first.device if first is not None else torch.device("cpu")
 
     def parameters(self) -> Iterable[Tensor]:
         """All that the optimizers hold."""
         return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
 
 
-def norms_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of each, as one float64 vector on the device of the first."""
+def norms_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The L2 norm of each, as one float64 vector on a device."""
+    exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     if not tensors:
-        return torch.zeros(0, dtype=torch.float64)
-    exact = torch.float32 if tensors[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        return torch.zeros(0, dtype=exact, device=device)
     if _are_alike(tensors):
         return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=exact))
     norms: dict[int, Tensor] = {}
     for alike in _alike(tensors):
         norms.update(zip(map(id, alike), torch._foreach_norm(alike, 2, dtype=exact), strict=True))
-    return torch.stack([norms[id(tensor)].to(tensors[0].device) for tensor in tensors])
+    return torch.stack([norms[id(tensor)].to(device) for tensor in tensors])
 
 
 def _are_alike(tensors: Sequence[Tensor]) -> bool:
@@ -101,4 +107,5 @@ def _elements(parameter: Tensor) -> Tensor:
     if parameter.grad.is_sparse:
         parameter.grad = parameter.grad.coalesce()  # parts that meet in one element add up: only then has it a norm
         return parameter.grad.values()
-    return local(parameter.grad)
+    held = local(parameter.grad)
+    return torch.view_as_real(held) if held.is_complex() else held

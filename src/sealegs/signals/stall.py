@@ -30,6 +30,10 @@ class Watchdog:
         self._thread_of_loop = threading.get_ident()
         self._told = False
 
+    def rest(self) -> None:
+        """Nothing is expected until the next beat: an evaluation, a checkpoint."""
+        self._told = True
+
     def close(self) -> None:
         """Watch no longer."""
         self._closed.set()
