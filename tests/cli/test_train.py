@@ -66,7 +66,7 @@ def test_a_run_leaves_its_folder_and_says_what_is_in_it(train: Train, tmp_path: 
     run = open_run(tmp_path / "experiments" / "a")
     assert run.steps.tolist() == list(range(13))
     assert {"loss", "grad_norm", "lr", "batch_index", "batch_hash", "sources"} <= set(run.signals)
-    assert [event.kind for event in run.events] == ["start", "checkpoint", "checkpoint", "checkpoint", "end"]
+    assert [event.kind for event in run.events] == ["start", "guard", "checkpoint", "checkpoint", "checkpoint", "end"]
     assert run.logged("eval_loss").nonzero()[0].tolist() == [0, 12]
     assert run.logged("token_entropy").nonzero()[0].tolist() == [0, 10]
     assert not run.logged("loss")[12]
@@ -92,7 +92,7 @@ def test_the_hint_to_go_on_can_be_pasted() -> None:
     result = Result(
         folder=Path("experiments/my run"), steps=3, stopped_by="Ctrl-C", eval_loss=None, unigram_entropy=1.0
     )
-    assert "sealegs train --run 'experiments/my run' --resume" in summary(result, Settings())
+    assert "sealegs train --run 'experiments/my run' --resume" in summary(result, Settings(), [])
 
 
 def test_config_file_and_flags(train: Train, tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, tokens_file: Path) -> Non
     """The first one waits for the end of a step; here the step never ends."""
     program = (
         "import sys, time; import sealegs.lab.train as train; from sealegs.cli.main import main;"
-        "train.update = lambda *_: print('in the step', flush=True) or time.sleep(600);"
+        "train.backward = lambda *_: print('in the step', flush=True) or time.sleep(600);"
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["train", "--run", "a", *SMALL, "--data.sources", str(tokens_file)]

@@ -35,7 +35,7 @@ DAMAGED = 30
 """A weight of rank 1 is changed behind everyone's back."""
 MISSING = CHECKSUM_STEPS + 3
 """Rank 1 does not come to this step."""
-TIMEOUT_S = 4.0
+TIMEOUT_S = 3.0
 
 
 def network() -> nn.Sequential:
@@ -86,7 +86,7 @@ def main(wrapper: str, out: Path) -> None:
                 with torch.no_grad():
                     next(model.parameters()).view(-1)[0].mul_(1 + 1e-6)
             if step == MISSING and rank == 1:
-                time.sleep(TIMEOUT_S + 7)  # alive, and elsewhere
+                time.sleep(2 * TIMEOUT_S + 2)  # alive, and elsewhere
                 break
             saw["before"][step] = digest(model, optimizer)
             began = time.monotonic()

@@ -82,7 +82,7 @@ def test_a_rank_that_does_not_come_is_named_by_all_others(launched: tuple[str, P
             continue
         assert f"step {loop.MISSING}: " in one["error"]
         assert "rank 1 did not come" in one["error"]
-        assert one["waited_s"] < loop.TIMEOUT_S + 8
+        assert one["waited_s"] < 2 * loop.TIMEOUT_S + 2
 
 
 def test_one_rank_keeps_the_record(launched: tuple[str, Path, Saw]) -> None:

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
             print(halted(folder), flush=True)
             return 1
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
-        print(summary(result, settings), flush=True)
+        print(summary(result, settings, what_happened(folder)), flush=True)
     return EXIT_CODES.get(result.stopped_by or "", 0)
 
 
@@ -248,7 +248,7 @@ def halted(folder: Path) -> str:
     return "\n".join([*what_happened(folder), contents(folder), "", again])
 
 
-def summary(result: "Result", settings: Settings) -> str:
+def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> str:
     """What came of it: numbers, folder, and how to go on."""
     early = f", stopped by {result.stopped_by}" if result.stopped_by else ""
     lines = [f"{result.steps} of {settings.steps} steps{early}"]
@@ -258,7 +258,7 @@ def summary(result: "Result", settings: Settings) -> str:
             f"evaluation loss {result.eval_loss:.3f}, "
             f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}"
         )
-    lines += ["", *what_happened(result.folder), contents(result.folder)]
+    lines += ["", *happened, contents(result.folder)]
     if result.stopped_by:
         lines += ["", f"go on with: sealegs train --run {shlex.quote(str(result.folder))} --resume"]
     return "\n".join(lines)

@@ -88,14 +88,18 @@ class Spike:
         p = self.p(state, now, value)
         if not self._condemns(state, p):
             return None
-        if is_coarse(state) or self._is_grossly_high(state, value):
+        if is_coarse(state):
             return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
         stream = state.stream
+        is_gross = self._is_grossly_high(state, value)
+        if is_gross:
+            p = streaming.look(stream, math.log(value)).p
         correction = state.audit.correction
         limit = streaming.limit(stream, self.gate / correction)
         limit = math.exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
+        limit = min(limit, self._coarse_limit(state)) if is_gross else limit
         severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
-        if state.seen < GROWN and stream.burst == 0 and p >= self.gate / correction / STRICTER:
+        if state.seen < GROWN and not is_gross and stream.burst == 0 and p >= self.gate / correction / STRICTER:
             severity = Severity.WATCH  # the judge knows whether it is alone
         is_last = stream.burst + 1 >= streaming.PATIENCE
         note = f"{self.signal} stays high: its new level after {streaming.PATIENCE} steps" if is_last else ""

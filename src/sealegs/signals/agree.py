@@ -58,7 +58,7 @@ class Ranks:
         try:
             store: Any = dist.distributed_c10d._get_default_store()
             store.set(_present(step, self.rank), "here")
-            deadline = time.monotonic() + ROLL_CALL_S
+            deadline = time.monotonic() + min(ROLL_CALL_S, self.timeout_s)
             missing = list(range(self.world))
             while missing and time.monotonic() < deadline:
                 missing = [rank for rank in missing if not store.check([_present(step, rank)])]
