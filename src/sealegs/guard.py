@@ -99,6 +99,7 @@ class Guard:
         self.watch.complete, self.watch.trim = self._meter.named, self._trimmed
         self._gate: Gate | None = None
         self._saved_gate: Any = None
+        self._are_rules_known = [spike.signal for spike, _ in self.watch.states_of(Spike)] == ["loss", "grad_norm"]
         self._coarse_left = 0
         self._knows_its_step = not resume
         self._batch: dict[str, Signal] = {}
@@ -235,9 +236,8 @@ class Guard:
 
     def _can_be_decided_on_device(self, seen: Seen) -> bool:
         """The gate knows the calibrated rules; in shadow mode nothing has to read its answer."""
-        rules = [detector.signal for detector, _ in self.watch.states_of(Spike)]
         is_readable = not self._act or self._update.can_be_decided_on_the_device()
-        return seen.loss.is_cuda and rules == ["loss", "grad_norm"] and is_readable
+        return seen.loss.is_cuda and self._are_rules_known and is_readable
 
     def _decide_on_device(self, seen: Seen, known: dict[str, Any]) -> None:
         gate = self._gate or self._make_gate(seen.loss.device)
