@@ -1,7 +1,5 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down."""
 
-import hashlib
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,6 +20,7 @@ from sealegs.recovery.update import Update
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.agree import MERGED, Ranks
 from sealegs.signals.collect import Signal
+from sealegs.signals.digest import digest_of
 from sealegs.signals.gate import ROW, Gate
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter, Seen
 from sealegs.vocabulary import Row, Verdict
@@ -336,39 +335,9 @@ def _worst_tensor(names: tuple[str, ...], place: list[float]) -> dict[str, Any]:
 
 def not_undone(model: nn.Module) -> list[str]:
     """What a forward pass changes besides gradients, which no skip of an update takes back."""
-    kinds: dict[str, int] = {}
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            kinds["running statistics of " + type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-    return list(kinds)
-
-
-def digest_of(batch: object) -> str:
-    """A few digits that tell batches apart, from evenly spaced elements of their tensors; empty for what has none.
-
-    Tensors on a device are left out: to read them would be to wait.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    found = False
-    for tensor in _tensors_in(batch):
-        if tensor.device.type == "cpu" and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
-            flat = tensor.detach().reshape(-1)
-            stride = max(1, math.ceil(flat.numel() / 4096))
-            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-            digest.update(flat[::stride].contiguous().view(torch.uint8).numpy().tobytes())
-            found = True
-    return digest.hexdigest() if found else ""
-
-
-def _tensors_in(batch: object) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors_in(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from _tensors_in(value)
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    kinds = {type(module).__name__ for module in norms if module.track_running_stats}
+    return [f"running statistics of {kind}" for kind in sorted(kinds)]
 
 
 def _number(value: Tensor | float, name: str, device: torch.device) -> Tensor:
