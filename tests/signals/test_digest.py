@@ -9,7 +9,7 @@ def test_equal_batches_have_equal_digits_and_others_do_not() -> None:
     batch = {"tokens": torch.arange(12).reshape(3, 4), "mask": torch.ones(3, dtype=torch.bool)}
     same = {"tokens": torch.arange(12).reshape(3, 4), "mask": torch.ones(3, dtype=torch.bool)}
     assert digest_of(batch) == digest_of(same) != ""
-    others = [
+    others: list[object] = [
         {**same, "tokens": torch.arange(12).reshape(4, 3)},
         {**same, "tokens": torch.arange(12).reshape(3, 4).int()},
         {**same, "tokens": torch.arange(12).reshape(3, 4).flip(0)},
