@@ -31,5 +31,6 @@ def test_large_tensors_are_read_in_part_from_end_to_end() -> None:
 
 
 def test_what_cannot_be_read_has_no_digits() -> None:
-    for batch in ("text", 7, None, [], torch.empty(0), torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
+    unreadable: list[object] = ["text", 7, None, [], torch.empty(0), torch.eye(3).to_sparse()]
+    for batch in (*unreadable, torch.empty(3, device="meta")):
         assert digest_of(batch) == ""
