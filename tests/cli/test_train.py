@@ -419,13 +419,16 @@ def test_a_healthy_run_says_that_nothing_was_skipped(train: Train) -> None:
 
 
 def test_a_run_that_is_halted_says_why_and_how_to_go_on(train: Train, tmp_path: Path) -> None:
-    code, out, err = train("--run", "a", "--steps", "40", "--inject", "nan-gradient:steps=30@5")
+    often = ("--cadence.checkpoint-steps", "4")
+    code, out, err = train("--run", "a", "--steps", "40", "--inject", "nan-gradient:steps=30@5", *often)
     assert code == 1
     assert "sealegs train: the run is halted: step 15  HALT  steps in a row not finite: 11, expected below 10" in err
     assert "10 steps skipped" in out or "11 steps skipped" in out
     assert "sealegs train --run experiments/a --resume" in out
     last = open_run(tmp_path / "experiments/a").events[-1]
     assert (last.kind, last.detail["reason"]) == ("end", "halted")
+    code, out, _ = train("--run", "b", "--steps", "40", "--inject", "nan-gradient:steps=30@5")
+    assert (code, "there is no checkpoint yet" in out) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -436,3 +439,4 @@ def test_an_odd_fault_is_refused(train: Train, fault: str, parts: list[str]) -> 
     code, _, err = train("--run", "a", "--steps", "5", "--inject", fault)
     assert code == 2
     assert all(part in err.splitlines()[-1] for part in parts)
+    assert not Path("experiments").exists()

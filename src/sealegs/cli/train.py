@@ -22,7 +22,7 @@ from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config
 from sealegs.lab.settings import Settings
 from sealegs.record.run import open_run
-from sealegs.record.schema import EVENTS
+from sealegs.record.schema import CHECKPOINTS, EVENTS
 from sealegs.record.writer import refuse_taken
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress, remarkable
@@ -245,6 +245,8 @@ def what_happened(folder: Path) -> list[str]:
 def halted(folder: Path) -> str:
     """What led to a halt, and what is there to go on from."""
     again = f"go on from the last checkpoint with: sealegs train --run {shlex.quote(str(folder))} --resume"
+    if not any(folder.glob(f"{CHECKPOINTS}/*")):
+        again = "there is no checkpoint yet: mend the cause and start again"
     return "\n".join([*what_happened(folder), contents(folder), "", again])
 
 

@@ -72,6 +72,8 @@ def train(
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = Transformer(settings.model).to(settings.device)
+    with inject(model, lambda: -1, lambda text: None):
+        pass  # what does not fit the model is refused here, before there is a folder
     optimizer = build_optimizer(model, settings.optimizer)
     trainee = Trainee(
         model=model,
