@@ -125,7 +125,8 @@ class Meter:
         blocks = tuple(s.named(s.together(parts[s.slot][:, : s.numbers.numel()])) for s in samples)
         compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
         worst = merged[2] if gradients is not None else None
-        return Seen(merged[0], merged[1], worst, gradients, ((MERGED[3:compared], merged[3:compared]), *blocks))
+        agreed: Block = partial(_agreed, number, MERGED[3:compared]), merged[3:compared]
+        return Seen(merged[0], merged[1], worst, gradients, (agreed, *blocks))
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the row of the next; get ready for that."""
@@ -146,11 +147,6 @@ class Meter:
     def named(self, row: Row) -> Row:
         """A row that has arrived, its numbers of ranks as names."""
         named = dict(row)
-        if (apart := float(named.pop("steps_apart", 0.0))) != 0.0:
-            raise ConfigError(
-                f"step {named['step']}: the guards of the ranks are {apart:.0f} steps apart; restore the guard's "
-                "state on every rank, from the same checkpoint"
-            )
         culprit = [str(tensor)] if (tensor := named.pop("worst_tensor", "")) else []
         if (rank := named.pop("culprit_rank", None)) is not None:
             excess = float(named.pop("culprit_excess"))
@@ -282,6 +278,17 @@ class Meter:
 
 def _square_roots(names: tuple[str, ...], squares: list[float]) -> dict[str, float]:
     return dict(zip(names, map(math.sqrt, squares), strict=True))
+
+
+def _agreed(step: int, names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
+    """What the ranks found together; the first to be read of a row, as the rest means nothing if their steps differ."""
+    found = dict(zip(names, numbers, strict=True))
+    if apart := found.pop("steps_apart"):
+        raise ConfigError(
+            f"step {step}: the guards of the ranks are {apart:.0f} steps apart; restore the guard's state on every "
+            "rank, from the same checkpoint"
+        )
+    return found
 
 
 def _block(names: tuple[str, ...], numbers: Tensor) -> Block:
