@@ -277,6 +277,8 @@ class Guard:
     def _make_gate(self, device: torch.device) -> Gate:
         spikes = self.watch.states_of(Spike)
         self._gate = Gate(device, [detector for detector, _ in spikes])
+        if self._gate.without_kernel:
+            self.watch.note("gate-without-kernel", reason=self._gate.without_kernel)
         if self._saved_gate is not None:
             self._gate.load(*self._saved_gate)
             self._saved_gate = None

@@ -30,6 +30,7 @@ def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gat
         monkeypatch.setitem(sys.modules, "sealegs.signals.kernel", None)  # as where there is no Triton
     made = Gate(torch.device("cuda"), host_side.DETECTORS)
     assert ("_captured" in repr(made._decide)) == (request.param == "graph")
+    assert bool(made.without_kernel) == (request.param == "graph"), made.without_kernel
     return made
 
 

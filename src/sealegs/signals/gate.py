@@ -50,6 +50,8 @@ class Gate:
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         """What fused optimizers read: 1 where the update is not to be applied."""
+        self.without_kernel = ""
+        """Why a captured graph does the kernel's work, where one does."""
         self.kernels: dict[Any, Any] = {}
         """Compiled for what they are given."""
         self._nowhere = torch.full((), -1.0, **double)
@@ -101,7 +103,8 @@ def _quickest(gate: Gate) -> Decide:
             from sealegs.signals.kernel import launch
 
             launch(gate, gate.limits[0, 0], gate.limits[0, 0], gate.limits[0, 0])  # compiles, which needs a C compiler
-        except Exception:
+        except Exception as error:
+            gate.without_kernel = f"{type(error).__name__}: {error}"
             return _captured(gate)
         finally:
             gate.state.copy_(kept)
