@@ -243,12 +243,15 @@ class Guard:
         announced = self.watch.announced is not None
         if announced:
             self._coarse_left = WIDENED_STEPS
-        row = gate.decide(seen.loss, seen.grad_norm, seen.worst, announced=announced, coarse=self._coarse_left > 0)
+        row = gate.decide(seen.loss, seen.norms, seen.worst, announced=announced, coarse=self._coarse_left > 0)
         self._coarse_left = max(self._coarse_left - 1, 0)
         lag = LAG if self._meter.ranks.world > 1 else None  # all ranks must come to know a halt at the same step
         names = seen.gradients.names if seen.gradients is not None else ()
         self.watch.take(self.number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
-        self._clip_all(seen)
+        if self._act and self._can_be_clipped_on_the_way(seen):
+            self._update.apply_unless(gate.found_inf, gate.grad_scale)
+            return
+        self._clip_all(seen, gate.grad_norm)
         if self._act:
             self._update.apply_unless(gate.found_inf)
         else:
@@ -257,26 +260,37 @@ class Guard:
     def _decide_on_host(self, seen: Seen, known: dict[str, Any]) -> None:
         """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
         self._gate = self._saved_gate = None  # made anew from what the host knows, if the device is ever to decide
-        known = {"loss": seen.loss, "grad_norm": seen.grad_norm} | known
+        grad_norm = seen.grad_norm()
+        known = {"loss": seen.loss, "grad_norm": grad_norm} | known
         blocks = seen.blocks
-        if seen.worst is not None and seen.gradients is not None:
-            blocks = ((partial(_worst_tensor, seen.gradients.names), seen.worst), *blocks)
+        if seen.gradients is not None:
+            worst = seen.gradients.worst() if seen.worst is None else seen.worst
+            blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
         late = self.watch.take(self.number, known, blocks)
         if not self._act:
-            self._clip_all(seen)
+            self._clip_all(seen, grad_norm)
             self._update.apply_as_ever()
             return
         if go := late.go:
-            self._clip_all(seen)
+            self._clip_all(seen, grad_norm)
         self._update.apply(go)
 
-    def _clip_all(self, seen: Seen) -> None:
+    def _clip_all(self, seen: Seen, grad_norm: Tensor) -> None:
         if self._clip is not None and seen.gradients is not None:
-            seen.gradients.clip(self._clip, seen.grad_norm)
+            seen.gradients.clip(self._clip, grad_norm)
+
+    def _can_be_clipped_on_the_way(self, seen: Seen) -> bool:
+        """Fused optimizers can divide gradients as they read them, which saves a pass over all of them.
+
+        They write back what they divided: not where a gradient is read twice, or a hook looks at it before.
+        """
+        if self._clip is None or seen.gradients is None:
+            return False
+        return seen.gradients.are_used_once and not self._update.has_step_hooks()
 
     def _make_gate(self, device: torch.device) -> Gate:
         spikes = self.watch.states_of(Spike)
-        self._gate = Gate(device, [detector for detector, _ in spikes])
+        self._gate = Gate(device, [detector for detector, _ in spikes], self._clip)
         if self._gate.without_kernel:
             self.watch.note("gate-without-kernel", reason=self._gate.without_kernel)
         if self._saved_gate is not None:

@@ -64,3 +64,20 @@ def test_the_host_waits_for_nothing(gate: Gate) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert gate.found_inf.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("norms", "worst"),
+    [
+        *([([3.0, 4.0], 1), ([2.0], 0), ([float("inf"), 1.0, float("nan")], 2)]),
+        *([([1.0, float("inf"), 2.0], 1), ([0.1] * 700 + [0.2] + [0.1] * 700, 700)]),
+    ],
+)
+def test_norms_of_all_gradients_make_one(gate: Gate, norms: list[float], worst: int) -> None:
+    gate.clip.fill_(2.0)
+    row = gate.decide(torch.full((), 2.0, device="cuda"), torch.tensor(norms, dtype=torch.float64, device="cuda"))
+    total = float(np.linalg.norm(norms))
+    assert row.tolist()[1] == pytest.approx(total, rel=1e-12, nan_ok=True)
+    assert row.tolist()[5] == worst
+    expected = max((total + 1e-6) / 2.0, 1.0) if np.isfinite(total) else 1.0
+    assert gate.grad_scale.item() == pytest.approx(expected, rel=1e-6)

@@ -109,6 +109,24 @@ def take_step(update: Update, model: nn.Module, decide: str, *, seed: int, poiso
     return "host"
 
 
+@pytest.mark.parametrize("name", sorted(DECIDED_ON_DEVICE))
+def test_gradients_divided_on_the_way_are_clipped_gradients(name: str) -> None:
+    weights = []
+    for on_the_way in (True, False):
+        model = network()
+        update = Update(OPTIMIZERS[name](model))
+        for seed in range(5):
+            backward(model, None, seed=seed, poison=False)
+            if on_the_way and update.can_be_decided_on_the_device():
+                norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+                update.apply_unless(torch.tensor(0.0), torch.clamp((norm + 1e-6) / 0.05, min=1.0))
+            else:
+                assert nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05
+                update.apply(True)
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("first", [True, False], ids=["first-step", "later"])
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaler"])

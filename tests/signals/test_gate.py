@@ -113,6 +113,26 @@ def test_the_row_says_which_tensor_was_the_worst() -> None:
     assert gate.decide(torch.tensor(2.0), torch.tensor(0.5))[5] == -1.0
 
 
+@pytest.mark.parametrize(
+    ("norms", "worst"),
+    [([3.0, 4.0], 1), ([2.0], 0), ([math.inf, 1.0, math.nan], 2), ([1.0, math.inf, 2.0], 1), ([0.1] * 700, 0)],
+)
+def test_norms_of_all_gradients_make_one(norms: list[float], worst: int) -> None:
+    gate = Gate(CPU, DETECTORS, clip=2.0)
+    row = gate.decide(torch.tensor(2.0), torch.tensor(norms, dtype=torch.float64)).tolist()
+    total = math.sqrt(sum(norm * norm for norm in norms))
+    assert row[1] == pytest.approx(total, nan_ok=True)
+    assert row[5] == worst
+    assert gate.grad_norm.item() == pytest.approx(total, nan_ok=True)
+    assert gate.grad_scale.item() == pytest.approx(max(total / 2.0, 1.0) if math.isfinite(total) else 1.0)
+
+
+def test_without_a_limit_nothing_is_scaled() -> None:
+    gate = Gate(CPU, DETECTORS)
+    gate.decide(torch.tensor(2.0), torch.tensor(1e30))
+    assert gate.grad_scale.item() == 1.0
+
+
 def test_what_is_not_finite_leaves_the_state_as_it_was() -> None:
     gate = Gate(CPU, DETECTORS)
     on_device(gate, troubled(400)[0], set())

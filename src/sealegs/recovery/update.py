@@ -71,15 +71,22 @@ class Update:
                 optimizer.step()
         self._finish(updated=go)
 
-    def apply_unless(self, found_inf: Tensor) -> None:
-        """Update the weights unless the tensor says 1 when the device comes to it."""
+    def has_step_hooks(self) -> bool:
+        """Whether someone looks at the gradients when an optimizer is called."""
+        return any(optimizer._optimizer_step_pre_hooks for optimizer in self.optimizers)
+
+    def apply_unless(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
+        """Update the weights unless the tensor says 1 when the device comes to it.
+
+        ``grad_scale`` is what gradients are divided by on the way, each once: where none belongs to two parameters.
+        """
         for optimizer in self.optimizers:
             readable: Any = optimizer
-            readable.found_inf = found_inf
+            readable.found_inf, readable.grad_scale = found_inf, grad_scale
             try:
                 optimizer.step()
             finally:
-                del readable.found_inf  # a step of the user's own must not read it
+                del readable.found_inf, readable.grad_scale  # a step of the user's own must not read them
         self._finish(updated=True)
 
     def apply_as_ever(self) -> None:

@@ -37,8 +37,8 @@ Decide = Callable[[Tensor, Tensor, Tensor], None]
 class Gate:
     """The test of a step before its update. All tensors stay where they are: CUDA graphs and kernels keep addresses."""
 
-    def __init__(self, device: torch.device, detectors: Sequence[Spike]) -> None:
-        """``detectors`` judge loss and gradient norm."""
+    def __init__(self, device: torch.device, detectors: Sequence[Spike], clip: float | None = None) -> None:
+        """``detectors`` judge loss and gradient norm; ``clip`` is the norm that an update may have at most."""
         assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
         double: Any = {"dtype": torch.float64, "device": device}
         limits = [(d.gate, math.log(d.smallest), d.young_factor, d.young_deviations) for d in detectors]
@@ -50,6 +50,11 @@ class Gate:
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         """What fused optimizers read: 1 where the update is not to be applied."""
+        self.grad_scale = torch.ones((), dtype=torch.float32, device=device)
+        """What they divide gradients by, as if these had been clipped."""
+        self.clip = torch.full((), math.inf if clip is None else clip, **double)
+        self.grad_norm = self.row[ROW.index("grad_norm")]
+        """The norm of all gradients of the step."""
         self.without_kernel = ""
         """Why a captured graph does the kernel's work, where one does."""
         self.kernels: dict[Any, Any] = {}
@@ -61,7 +66,7 @@ class Gate:
     def decide(
         self,
         loss: Tensor,
-        grad_norm: Tensor,
+        norms: Tensor,
         worst: Tensor | None = None,
         *,
         announced: bool = False,
@@ -69,13 +74,14 @@ class Gate:
     ) -> Tensor:
         """Judge a step and learn from it. The row that is given is the same tensor every time.
 
-        ``worst`` is the number of the tensor with the largest gradient: it travels in the row.
+        ``norms`` is a vector with the norm of each gradient, or one number, that of all; then ``worst`` is the number
+        of the tensor with the largest. It travels in the row.
         """
         if (announced, coarse) != self._announced_before:
             self._announced_before = announced, coarse
             self.announced[0].fill_(announced)  # item assignment would wait for the device
             self.announced[1].fill_(coarse)
-        self._decide(loss.detach(), grad_norm.detach(), self._nowhere if worst is None else worst)
+        self._decide(loss.detach(), norms.detach(), self._nowhere if worst is None else worst)
         return self.row
 
     def begin_from(self, states: Sequence[State], skipped: Sequence[float] = ()) -> None:
@@ -109,8 +115,13 @@ def _quickest(gate: Gate) -> Decide:
         finally:
             gate.state.copy_(kept)
             gate.row.zero_()
-        return lambda loss, grad_norm, worst: launch(gate, loss, grad_norm, worst)
-    return lambda loss, grad_norm, worst: decide_in_torch(gate, loss, grad_norm, worst)
+        return lambda loss, norms, worst: launch(gate, loss, norms, worst)
+    return lambda loss, norms, worst: decide_in_torch(gate, loss, *_all_together(norms, worst))
+
+
+def _all_together(norms: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
+    """The norm of all gradients, and which of them is the largest; NaN is larger than anything."""
+    return (torch.linalg.vector_norm(norms), norms.argmax()) if norms.dim() else (norms, worst)
 
 
 def _captured(gate: Gate) -> Decide:
@@ -128,7 +139,8 @@ def _captured(gate: Gate) -> Decide:
         decide_in_torch(gate, loss, grad_norm, worst)
     gate.state.copy_(kept)
 
-    def decide(loss_now: Tensor, grad_norm_now: Tensor, worst_now: Tensor) -> None:
+    def decide(loss_now: Tensor, norms_now: Tensor, worst_now: Tensor) -> None:
+        grad_norm_now, worst_now = _all_together(norms_now, worst_now)
         loss.copy_(loss_now.reshape(()))
         grad_norm.copy_(grad_norm_now.reshape(()))
         worst.copy_(worst_now.reshape(()))
@@ -184,6 +196,8 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     closed = (((sure.any() | condemned.all()) & ~is_repeated) | ~finite.all()).double()
     gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
     gate.found_inf.copy_(closed)
+    scale = torch.clamp((value[1] + 1e-6) / gate.clip, min=1.0)
+    gate.grad_scale.copy_(torch.where(torch.isfinite(scale), scale, 1.0))
     gate.state.copy_(torch.cat((next_state, next_ring), 1))
 
 

@@ -51,27 +51,45 @@ _FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
 _RECENT = tl.constexpr(spike.RECENT)
 _SCALARS = tl.constexpr(16)
 _INF = tl.constexpr(float("inf"))
+_LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
+_CHUNK = tl.constexpr(512)
 _SQRT2 = tl.constexpr(2.0**0.5)
 
 
-def launch(gate: "Gate", loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
+def launch(gate: "Gate", loss: Tensor, norms: Tensor, worst: Tensor) -> None:
     """Judge a step. Nothing is waited for."""
-    given = (loss, grad_norm, worst)
-    arguments = (*given, gate.state, gate.limits, gate.announced, gate.row, gate.found_inf)
+    given = (loss, norms, worst)
+    count = norms.numel() if norms.dim() else 0
+    arguments = (
+        *(*given, count, gate.state, gate.limits, gate.announced, gate.clip),
+        *(gate.row, gate.found_inf, gate.grad_scale),
+    )
     # Triton looks at every argument of every launch; what can differ here are the types and addresses of three.
     key = tuple((tensor.dtype, tensor.device, tensor.data_ptr() % 16) for tensor in given)
     compiled = gate.kernels.get(key)
     if compiled is None:
         # the host fuses no multiplications with additions, so neither does the kernel
         gate.kernels[key] = _decide[(1,)](*arguments, num_warps=1, enable_fp_fusion=False)
+    elif torch.cuda.current_device() == gate.state.device.index:
+        compiled[(1, 1, 1)](*arguments)
     else:
         with torch.cuda.device(gate.state.device):
             compiled[(1, 1, 1)](*arguments)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _decide(  # type: ignore[no-untyped-def]
-    loss_at, grad_norm_at, worst_at, state_at, limits_at, announced_at, row_at, found_inf_at
+    loss_at,
+    norms_at,
+    worst_at,
+    count,
+    state_at,
+    limits_at,
+    announced_at,
+    clip_at,
+    row_at,
+    found_inf_at,
+    grad_scale_at,
 ):
     announced = tl.load(announced_at) > 0
     widened = tl.load(announced_at + 1) > 0
@@ -80,8 +98,9 @@ def _decide(  # type: ignore[no-untyped-def]
     broken = tl.zeros([], tl.float64)
     same = tl.zeros([], tl.float64)
     was_closed = tl.load(row_at + 2) > 0
+    grad_norm, worst = _all_together(norms_at, worst_at, count)
     for signal in tl.static_range(2):
-        value = tl.load(loss_at if signal == 0 else grad_norm_at).to(tl.float64)
+        value = tl.load(loss_at).to(tl.float64) if signal == 0 else grad_norm
         is_finite = tl.abs(value) < _INF  # false for NaN
         condemned, sure, p = _judge(
             value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 4, announced, widened
@@ -98,8 +117,35 @@ def _decide(  # type: ignore[no-untyped-def]
     closed = tl.where(was_closed & (same == 2.0), 0.0, closed)
     closed = tl.where(broken > 0.0, 1.0, closed)
     tl.store(row_at + 2, closed)
-    tl.store(row_at + 5, tl.load(worst_at).to(tl.float64))
+    tl.store(row_at + 5, worst)
     tl.store(found_inf_at, closed.to(tl.float32))
+    scale = (grad_norm + _f64(1e-6)) / tl.load(clip_at)
+    scale = tl.where((scale > 1.0) & (scale < _INF), scale, 1.0)
+    tl.store(grad_scale_at, scale.to(tl.float32))
+
+
+@triton.jit
+def _all_together(norms_at, worst_at, count):  # type: ignore[no-untyped-def]
+    """The norm of all gradients and which is the largest, NaN before infinity; given as they are where count is 0."""
+    total = tl.zeros([], tl.float64)
+    largest = tl.full([], -1.0, tl.float64)
+    worst = tl.zeros([], tl.float64)
+    if count == 0:
+        total = tl.load(norms_at).to(tl.float64)
+        worst = tl.load(worst_at).to(tl.float64)
+    else:
+        for start in range(0, count, _CHUNK):
+            place = tl.arange(0, _CHUNK)
+            norms = tl.load(norms_at + start + place, mask=start + place < count, other=0.0).to(tl.float64)
+            total += tl.sum(norms * norms, 0)
+            key = tl.where(norms < _INF, norms, _f64(_LARGEST))
+            key = tl.where(norms == norms, key, _INF)
+            highest = tl.max(key, 0)
+            first = tl.min(tl.where(key == highest, place, _CHUNK), 0)
+            worst = tl.where(highest > largest, (start + first).to(tl.float64), worst)
+            largest = tl.maximum(largest, highest)
+        total = tl.sqrt(total)
+    return total, worst
 
 
 @triton.jit

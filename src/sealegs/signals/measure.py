@@ -41,12 +41,17 @@ class Seen:
     """What is known of a step before it is decided."""
 
     loss: Tensor
-    grad_norm: Tensor
+    norms: Tensor
+    """The norm of each gradient; or one number, that of all, where it is known already."""
     worst: Tensor | None
-    """Which tensor has the largest gradient."""
+    """Which tensor has the largest gradient, where ranks have agreed on one."""
     gradients: Gradients | None
     """None where the user clips, and gave the norm."""
     blocks: tuple[Block, ...]
+
+    def grad_norm(self) -> Tensor:
+        """The norm of all gradients."""
+        return self.norms if self.gradients is None or not self.norms.dim() else self.gradients.total()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class Meter:
             if gradients is None:
                 assert grad_norm is not None
                 return Seen(loss, grad_norm, None, None, blocks)
-            return Seen(loss, gradients.total(), gradients.worst(), gradients, blocks)
+            return Seen(loss, gradients.norms, None, gradients, blocks)
         mine = self._contribution(number, loss, grad_norm, gradients)
         rows = self.ranks.gather(self._padded(mine, samples), number)
         merged = agree.merge(rows[:, : len(FIELDS)])

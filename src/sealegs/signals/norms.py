@@ -24,6 +24,8 @@ class Gradients:
     """What this rank holds of them; changed in place by ``clip``."""
     norms: Tensor
     """Of each tensor, float64; of this rank's shard where it is sharded."""
+    are_used_once: bool
+    """Whether no gradient is that of two parameters, or of one in two optimizers."""
 
     def total(self) -> Tensor:
         """The norm of them all together."""
@@ -56,13 +58,17 @@ class GradientReader:
         """The gradients as they are now."""
         names, tensors = [], []
         seen: set[int] = set()
+        met = 0
         for parameter in self.parameters():  # of every step: no more than it needs
-            if (gradient := parameter.grad) is not None and id(gradient) not in seen:
+            if (gradient := parameter.grad) is None:
+                continue
+            met += 1
+            if id(gradient) not in seen:
                 seen.add(id(gradient))  # two parameters may share one, and two optimizers a parameter
                 names.append(self._names.get(id(parameter), "a parameter that is not the model's"))
                 is_plain = type(gradient) is Tensor and not gradient.is_sparse and not gradient.is_complex()
                 tensors.append(gradient if is_plain else _elements(parameter))
-        return Gradients(tuple(names), tensors, norms_of(tensors, self.device))
+        return Gradients(tuple(names), tensors, norms_of(tensors, self.device), met == len(names))
 
     @property
     def device(self) -> torch.device:
