@@ -1,5 +1,6 @@
 """Norms of weights and moments, and sizes of updates, against computations of everything."""
 
+import copy
 import json
 import math
 import subprocess
@@ -258,6 +259,25 @@ def test_moments_are_those_that_the_optimizer_has(
     wanted = {name: size_of(state_of(optimizer, key)) for name, key in keys.items()}
     values = sampled_update(sampler, optimizer, loss)
     assert {name: value for name, value in values.items() if name.startswith("moment")} == pytest.approx(wanted)
+
+
+def test_moments_that_are_loaded_or_begun_anew_are_those_that_are_measured() -> None:
+    model, loss = conv_net()
+    optimizer = adamw(model)
+    sampler = WeightSampler(model, [optimizer])
+    for _ in range(2):
+        sampled_update(sampler, optimizer, loss)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        state["exp_avg"].fill_(100.0)
+    optimizer.load_state_dict(saved)
+    wanted = size_of(state_of(optimizer, "exp_avg"))
+    assert sampled_update(sampler, optimizer, loss)["moment1_norm"] == pytest.approx(wanted)
+    optimizer.state.clear()
+    loss().backward()
+    optimizer.step()
+    wanted = size_of(state_of(optimizer, "exp_avg"))
+    assert sampled_update(sampler, optimizer, loss)["moment1_norm"] == pytest.approx(wanted)
 
 
 def test_two_optimizers_count_together() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from sealegs.errors import RunBusy, RunExists, StorageError
 from sealegs.record import manifest as manifests
@@ -107,14 +107,17 @@ class _Lines:
         if self._handle < 0:
             raise StorageError(f"{self._path}: the run is closed; open it again with resume=True")
         line = to_line(values)
-        before = os.fstat(self._handle).st_size
+        try:
+            written = os.write(self._handle, line)
+        except OSError as error:
+            self._refuse(error)
+        if written != len(line):  # the disk took a part: the rest would not fit either
+            os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
+            self._refuse(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    def _refuse(self, error: OSError) -> NoReturn:
         with writing(self._path):
-            try:
-                if os.write(self._handle, line) != len(line):  # the disk took a part: the rest would not fit either
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                os.ftruncate(self._handle, before)
-                raise
+            raise error
 
     def sync(self) -> None:
         with writing(self._path):

@@ -55,7 +55,8 @@ class Collector:
             if isinstance(signal, Tensor) and signal.is_cuda:
                 if not callable(names):
                     row.update(dict.fromkeys(names, 0.0))  # keeps the places
-                on_device.append((names, signal.detach().reshape(-1)))
+                is_flat = signal.dim() == 1 and not signal.requires_grad
+                on_device.append((names, signal if is_flat else signal.detach().reshape(-1)))
             elif isinstance(signal, Tensor):
                 _fill(row, names, signal.detach().reshape(-1).tolist())
             else:

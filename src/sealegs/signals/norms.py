@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.signals.groups import plain_name
+from sealegs.signals.replayed import Recorder, Replayed, addresses
 from sealegs.signals.weights import local
 
 
@@ -52,23 +54,34 @@ class GradientReader:
         self._optimizers = tuple(optimizers)
         self.by_name = {plain_name(name): parameter for name, parameter in model.named_parameters()}
         self._names = {id(parameter): name for name, parameter in self.by_name.items()}
+        self._owners: list[int] = []
+        """Whose gradients were read last, by identity, and ..."""
+        self._names_of_owners: tuple[str, ...] = ()
+        self._norms = Replayed[Tensor](Recorder())
 
     @torch.no_grad()
     def read(self) -> Gradients:
-        """The gradients as they are now."""
-        names, tensors = [], []
-        seen: set[int] = set()
+        """The gradients as they are now. At every step: no more than it needs."""
+        owners: dict[int, Tensor] = {}
         met = 0
-        for parameter in self.parameters():  # of every step: no more than it needs
-            if (gradient := parameter.grad) is None:
-                continue
-            met += 1
-            if id(gradient) not in seen:
-                seen.add(id(gradient))  # two parameters may share one, and two optimizers a parameter
-                names.append(self._names.get(id(parameter), "a parameter that is not the model's"))
-                is_plain = type(gradient) is Tensor and not gradient.is_sparse and not gradient.is_complex()
-                tensors.append(gradient if is_plain else _elements(parameter))
-        return Gradients(tuple(names), tensors, norms_of(tensors, self.device), met == len(names))
+        for parameter in self.parameters():
+            if (gradient := parameter.grad) is not None:
+                met += 1
+                owners.setdefault(id(gradient), parameter)  # two may share one, and two optimizers a parameter
+        ids = list(map(id, owners.values()))
+        if ids != self._owners:
+            names = (self._names.get(owner, "a parameter that is not the model's") for owner in ids)
+            self._owners, self._names_of_owners = ids, tuple(names)
+        tensors = [_elements(parameter) for parameter in owners.values()]
+        return Gradients(self._names_of_owners, tensors, self._norms_of(tensors), met == len(ids))
+
+    def _norms_of(self, tensors: list[Tensor]) -> Tensor:
+        """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
+        device = self.device
+        measure = partial(norms_of, tensors, device)
+        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return measure()
+        return self._norms(measure, (addresses(tensors), self._owners), device)
 
     @property
     def device(self) -> torch.device:
@@ -109,9 +122,12 @@ def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def _elements(parameter: Tensor) -> Tensor:
     """The numbers of a gradient that this rank holds: of a sparse one, those that are there."""
-    assert parameter.grad is not None
-    if parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.coalesce()  # parts that meet in one element add up: only then has it a norm
+    gradient = parameter.grad
+    assert gradient is not None
+    if type(gradient) is Tensor and gradient.layout is torch.strided and not gradient.is_complex():  # nearly all
+        return gradient
+    if gradient.is_sparse:
+        parameter.grad = gradient.coalesce()  # parts that meet in one element add up: only then has it a norm
         return parameter.grad.values()
-    held = local(parameter.grad)
+    held = local(gradient)
     return torch.view_as_real(held) if held.is_complex() else held

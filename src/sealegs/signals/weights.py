@@ -7,7 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from operator import is_
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch.optim import Optimizer
 
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, Sums, sent
+from sealegs.signals.replayed import Recorder, Replayed, layout
 
 MOST_SAMPLED = 16_384
 """Elements of one tensor that are looked at where a sample is enough."""
@@ -25,8 +28,11 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 
 _MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
+_Owned: TypeAlias = list[tuple[Tensor, Tensor]]
+"""Parameters, each with a tensor that belongs to it."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
     """What follows from the set of parameters."""
 
@@ -49,11 +55,13 @@ class _Plan:
     """By how many moments of each kind there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Before:
     """What was measured before an update."""
 
     plan: _Plan
+    sums: Tensor
+    """Squares for ``norms``."""
     trained_squares: Tensor
     """Of each trained parameter."""
     moments: tuple[int, int]
@@ -67,17 +75,22 @@ class _Moments:
     """Where the optimizers keep their moments."""
 
     plan: _Plan
-    first: list[tuple[Tensor, Tensor]]
-    second: list[tuple[Tensor, Tensor]]
+    first: _Owned
+    second: _Owned
+    tensors: list[Tensor]
+    """Of both kinds."""
     places: list[tuple[Mapping[str, Any], str, Any]]
     """Every entry of every state."""
-    sizes: list[int]
-    """How many states each optimizer has."""
+    states: list[object]
+    """All that the optimizers have."""
 
     def are_still_there(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Loading a checkpoint puts other tensors in their place; a first step makes them."""
-        return [len(optimizer.state) for optimizer in optimizers] == self.sizes and all(
-            state.get(key) is value for state, key, value in self.places
+        """Loading a checkpoint puts others in their place, and so may an optimizer; a first step makes them."""
+        states = _states_of(optimizers)
+        return (
+            len(states) == len(self.states)
+            and all(map(is_, states, self.states))
+            and all(state.get(key) is value for state, key, value in self.places)
         )
 
 
@@ -109,6 +122,9 @@ class WeightSampler:
 
     Parameters are those of the model. What an optimizer alone knows (master copies of the weights, weights of a loss)
     counts in the moments only. ``add_param_group``, freezing and thawing are noticed at the next ``before_update``.
+
+    On CUDA each of the two is one launch (``signals/replayed.py``) once weights and moments have stayed in their places
+    for a few samples, and again after they have moved.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, world: int = 1) -> None:
@@ -119,6 +135,9 @@ class WeightSampler:
         self._before: _Before | None = None
         self._changed: _Plan | None = None
         self._found_moments: _Moments | None = None
+        self._recorder = Recorder()
+        self._measure = Replayed[_Before](self._recorder)
+        self._compare = Replayed[Tensor](self._recorder)
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -129,22 +148,19 @@ class WeightSampler:
     def before_update(self) -> Tensor:
         """Keep a sample of the weights, and measure what the step begins with: squares for ``norms``."""
         plan = self._current_plan()
-        first, second = self._moments(plan)
-        measured = [*((parameter, local(parameter)) for parameter in plan.parameters), *first, *second]
-        norms = _norms([tensor for _, tensor in measured], plan.device)
-        if self._world > 1 and norms:
-            shares = [1 / math.sqrt(replicas(owner, self._world)) for owner, _ in measured]
-            norms = list(torch._foreach_mul(norms, shares))
-        squares = _stacked(norms, plan.device).square()
-        moments = len(first), len(second)
-        if moments not in plan.norm_sums:
-            plan.norm_sums[moments] = Sums(_norm_members(plan, moments))
-        self._before = _Before(plan, squares[: plan.trained], moments, plan.spaced.copied())
-        return plan.norm_sums[moments](squares)
+        moments = self._moments(plan)
+        measure = partial(_measured, plan, moments, self._world)
+        if not _can_be_replayed(plan):
+            self._before = measure()
+            return self._before.sums
+        tensors = [*map(local, plan.parameters), *moments.tensors]
+        where, what = layout(tensors)
+        self._before = self._measure(measure, (where, (what, plan, len(moments.first))), plan.device)
+        return self._before.sums.clone()
 
     def norms(self, squares: Tensor) -> Block:
         """The signals from the squares of the last ``before_update``."""
-        before = self._measured()
+        before = self._last_before()
         moments = zip(("moment1_norm", "moment2_norm"), before.moments, strict=True)
         groups = (f"param_norm/{group}" for group in before.plan.groups.names)
         names = ("param_norm", *groups, *(name for name, count in moments if count))
@@ -158,11 +174,14 @@ class WeightSampler:
     @torch.no_grad()
     def after_update(self) -> Tensor:
         """Compare the sample with the weights as they are now: squares for ``changes``."""
-        before = self._measured()
+        before = self._last_before()
         plan = self._changed = before.plan
-        changes = [now - earlier for now, earlier in zip(plan.spaced.copied(), before.sample, strict=True)]
-        norms = _stacked(_norms(plan.spaced.split(changes), plan.device), plan.device) * plan.spaced.scales
-        return plan.change_sums(torch.cat((before.trained_squares, norms.square())))
+        compare = partial(_compared, before)
+        if not _can_be_replayed(plan):
+            return compare()
+        trained = [local(parameter) for parameter in plan.parameters[: plan.trained]]
+        where, what = layout(trained)
+        return self._compare(compare, (where, (what, before)), plan.device).clone()
 
     def changes(self, squares: Tensor) -> Block:
         """The signals from the squares of the last ``after_update``, be it of an earlier process."""
@@ -179,20 +198,20 @@ class WeightSampler:
 
         return finish, squares
 
-    def _measured(self) -> _Before:
+    def _last_before(self) -> _Before:
         assert self._before is not None, "before_update comes first"
         return self._before
 
-    def _moments(self, plan: _Plan) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
-        """Parameters with their first moments, and with their second: found again only where they are others."""
+    def _moments(self, plan: _Plan) -> _Moments:
+        """As they are now: found again only where they are others."""
         found = self._found_moments
         if found is None or found.plan is not plan or not found.are_still_there(self._optimizers):
             found = self._found_moments = self._find_moments(plan)
-        return found.first, found.second
+        return found
 
-    def _find_moments(self, plan: _Plan) -> "_Moments":
-        first: list[tuple[Tensor, Tensor]] = []
-        second: list[tuple[Tensor, Tensor]] = []
+    def _find_moments(self, plan: _Plan) -> _Moments:
+        first: _Owned = []
+        second: _Owned = []
         places: list[tuple[Mapping[str, Any], str, Any]] = []
         for optimizer in self._optimizers:
             for parameter in _parameters_of(optimizer):
@@ -204,8 +223,8 @@ class WeightSampler:
                         moment = local(value)
                         if moment.device == plan.device and moment.dtype in _MEASURED:
                             kind.append((parameter, moment))
-        sizes = [len(optimizer.state) for optimizer in self._optimizers]
-        return _Moments(plan, first, second, places, sizes)
+        tensors = [moment for _, moment in (*first, *second)]
+        return _Moments(plan, first, second, tensors, places, _states_of(self._optimizers))
 
     def _current_plan(self) -> _Plan:
         """Looks for changes where they show without a walk through the model."""
@@ -250,6 +269,35 @@ class _SpacedElements:
         for places, sample in zip(self._places, samples, strict=True):
             pieces.update(zip(places, sample.split([self._counts[place] for place in places]), strict=True))
         return [pieces[place] for place in range(len(self._parameters))]
+
+
+def _can_be_replayed(plan: _Plan) -> bool:
+    """On CUDA; not while the user captures, as then it is to become part of that graph."""
+    return plan.device.type == "cuda" and plan.trained > 0 and not torch.cuda.is_current_stream_capturing()
+
+
+def _measured(plan: _Plan, moments: _Moments, world: int) -> _Before:
+    """What the step begins with."""
+    weights = ((parameter, local(parameter)) for parameter in plan.parameters)
+    owned = [*weights, *moments.first, *moments.second]
+    norms = _norms([tensor for _, tensor in owned], plan.device)
+    if world > 1 and norms:
+        shares = [1 / math.sqrt(replicas(owner, world)) for owner, _ in owned]
+        norms = list(torch._foreach_mul(norms, shares))
+    squares = _stacked(norms, plan.device).square()
+    counts = len(moments.first), len(moments.second)
+    if counts not in plan.norm_sums:
+        plan.norm_sums[counts] = Sums(_norm_members(plan, counts))
+    sums = plan.norm_sums[counts](squares)
+    return _Before(plan, sums, squares[: plan.trained], counts, plan.spaced.copied())
+
+
+def _compared(before: _Before) -> Tensor:
+    """Squares of the trained weights and of what has become of them since."""
+    plan = before.plan
+    changes = [now - earlier for now, earlier in zip(plan.spaced.copied(), before.sample, strict=True)]
+    norms = _stacked(_norms(plan.spaced.split(changes), plan.device), plan.device) * plan.spaced.scales
+    return plan.change_sums(torch.cat((before.trained_squares, norms.square())))
 
 
 def _ratio(change: float, weight: float) -> float:
@@ -323,7 +371,8 @@ def _plan(named: Mapping[str, nn.Parameter], held: Sequence[Tensor], world: int)
 
 
 def _fingerprint(held: Sequence[Tensor], everything: Sequence[Tensor]) -> tuple[object, ...]:
-    return (*map(id, held), *((tensor.requires_grad, tensor.device) for tensor in everything))
+    trained, devices = [tensor.requires_grad for tensor in everything], [tensor.device for tensor in everything]
+    return list(map(id, held)), trained, devices
 
 
 def _why_not(parameter: nn.Parameter, device: torch.device) -> str | None:
@@ -354,6 +403,10 @@ def _change_members(trained: int, groups: Groups) -> Iterator[Sequence[int]]:
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _states_of(optimizers: Sequence[Optimizer]) -> list[object]:
+    return [state for optimizer in optimizers for state in optimizer.state.values()]
 
 
 def _exact(device: torch.device) -> torch.dtype:

@@ -61,6 +61,10 @@ FIRST_EXCESS = (0.9, 2 * 0.9**2 * 1.3)
 QUANTILE_GAP = 0.05
 
 
+GROWN_UP = SETTLED + 30
+"""Values after which every rate is at its final one."""
+
+
 def level_rate(age: int) -> float:
     """Faster while young: from a quarter down to the final rate within 112 values."""
     return max(LEVEL_RATE, 1 / (age / 4 + 4))
@@ -181,13 +185,16 @@ def learn(state: State, x: float, *, condemned: bool = False) -> State:
         scale = max(scale, ACCEPTED_SPREAD * abs(e))
         return State(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
     in_burst = condemned and burst > 0
-    bounded = (1.0 if in_burst else min(max(r, -WINSOR), WINSOR)) * scale
-    level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
+    bounded = (1.0 if in_burst else -WINSOR if r < -WINSOR else WINSOR if r > WINSOR else r) * scale
+    is_young = age < GROWN_UP
+    by_level = level_rate(age) if is_young else LEVEL_RATE
+    level, slope = level + slope + by_level * bounded, slope + SLOPE_RATE * bounded
     if not in_burst:
-        surprised = 0.5 if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5
-        scale = max(scale * math.exp(scale_rate(age) * surprised), SMALLEST_SCALE)
+        by_scale = scale_rate(age) if is_young else SCALE_RATE
+        scale *= math.exp(0.5 * by_scale if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5 * by_scale)
+        scale = max(scale, SMALLEST_SCALE)
     if age >= SETTLED and not in_burst:
-        rate = quantile_rate(age)
+        rate = quantile_rate(age) if is_young else QUANTILE_RATE
         if r > q98:
             y = min(r - q98, LARGEST_EXCESS)
             speed = tail_rate(beyond)
