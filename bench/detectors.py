@@ -151,7 +151,7 @@ class Statistic(Rule):
         """By ``scan``."""
         flags = np.zeros(len(loss), dtype=bool)
         for values in self.columns(loss, grad_norm):
-            flags |= streaming.scan(np.log(values), gate=10**-self.threshold)[0] < 10**-self.threshold
+            flags |= streaming.scan(np.log(values), limit=10**-self.threshold)[0] < 10**-self.threshold
         flags[:SETTLED] = False
         return flags
 
@@ -169,7 +169,7 @@ class Statistic(Rule):
                     continue
                 condemned = streaming.look(state[signal], math.log(x)).p < p
                 flag |= condemned and row["step"] >= SETTLED
-                after[signal] = streaming.learn(state[signal], math.log(x), condemned=condemned)
+                after[signal] = streaming.learn(state[signal], math.log(x), suspicious=condemned)
             return after, (flag,)
 
         return Fold((self.name,), lambda: {"loss": streaming.State(), "grad_norm": streaming.State()}, advance)
@@ -536,7 +536,7 @@ def by_detector(counted: Counter[tuple[str, str]], steps: int) -> dict[str, Cell
 def speed(run: Stream) -> str:
     """Values a second of the loop and steps a second of the fold."""
     began = time.perf_counter()
-    streaming.scan(np.log(run.loss), gate=1e-4)
+    streaming.scan(np.log(run.loss), limit=1e-4)
     scanned = time.perf_counter()
     sealegs_fold(Counter()).flags(run)
     folded = time.perf_counter()

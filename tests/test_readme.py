@@ -83,7 +83,7 @@ def test_the_diff_trains_as_before_and_is_recorded(
     assert run.steps.tolist() == list(range(12))
     assert run.column("lr")[1] == pytest.approx(0.9e-3)
 
-    (reading,) = blocks(README, "python")
+    reading, _ = blocks(README, "python")
     done = subprocess.run([sys.executable, "-c", reading], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     numbers, skips = done.stdout.splitlines()
@@ -123,12 +123,22 @@ def test_the_guards_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert len(sealegs.open_run(f"experiments/{run}").steps) == 12
 
 
+def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, guarding = blocks(README, "python")
+    (own,) = blocks((ROOT / "docs" / "recovery.md").read_text(), "python")
+    names: dict[str, Any] = {}
+    exec(PREAMBLE + CONV_NET + OPTIMIZER + "import sealegs\n" + guarding + own, names)  # noqa: S102 - our own README
+    names["guard"].close()
+    assert str(names["mine"]).startswith("playbook mine")
+
+
 def test_the_commands_run(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("\n\n".join(f"Document {number} of my own." for number in range(200)))
-    (commands,) = blocks(README, "bash")
+    recovering, commands = blocks(README, "bash")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
+        ["bash", "-euo", "pipefail", "-c", f"{commands}\n{recovering}"],
         cwd=tmp_path,
         env=os.environ | {"PATH": path},
         capture_output=True,
@@ -136,7 +146,9 @@ def test_the_commands_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sealegs.open_run(tmp_path / "experiments" / "first").steps[-1] == 90
-    assert done.stdout.count("nats under the unigram entropy") == 4
+    assert done.stdout.count("nats under the unigram entropy") == 5
+    assert "by playbook standard, rung 3" in done.stdout
+    assert "outcome   helped" in done.stdout
     assert done.stdout.count("no step was skipped") == 3
     assert "2 steps skipped" in done.stdout
 

@@ -9,18 +9,60 @@ if TYPE_CHECKING:
     from sealegs.guard import Guard
     from sealegs.judge import Budget
     from sealegs.record.run import Run, open_run
+    from sealegs.recovery.actions import (
+        Continue,
+        Halt,
+        LowerLR,
+        ResetMoments,
+        Rollback,
+        SkipBatches,
+        SwapSource,
+        Tighten,
+    )
+    from sealegs.recovery.playbook import Playbook, Rung, Trigger
     from sealegs.vocabulary import Finding, Severity, Verdict
     from sealegs.watch import Watch
 
-__all__ = ["Budget", "Finding", "Guard", "Run", "Severity", "Verdict", "Watch", "open_run"]
+__all__ = [
+    "Budget",
+    "Continue",
+    "Finding",
+    "Guard",
+    "Halt",
+    "LowerLR",
+    "Playbook",
+    "ResetMoments",
+    "Rollback",
+    "Run",
+    "Rung",
+    "Severity",
+    "SkipBatches",
+    "SwapSource",
+    "Tighten",
+    "Trigger",
+    "Verdict",
+    "Watch",
+    "open_run",
+]
 
 # Loaded when first asked for: `import sealegs` costs nothing, and a laptop without torch can still open runs.
 _HOMES = {
     "Budget": "sealegs.judge",
+    "Continue": "sealegs.recovery.actions",
     "Finding": "sealegs.vocabulary",
     "Guard": "sealegs.guard",
+    "Halt": "sealegs.recovery.actions",
+    "LowerLR": "sealegs.recovery.actions",
+    "Playbook": "sealegs.recovery.playbook",
+    "ResetMoments": "sealegs.recovery.actions",
+    "Rollback": "sealegs.recovery.actions",
     "Run": "sealegs.record.run",
+    "Rung": "sealegs.recovery.playbook",
     "Severity": "sealegs.vocabulary",
+    "SkipBatches": "sealegs.recovery.actions",
+    "SwapSource": "sealegs.recovery.actions",
+    "Tighten": "sealegs.recovery.actions",
+    "Trigger": "sealegs.recovery.playbook",
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.record.run",

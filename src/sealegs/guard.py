@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -14,12 +15,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike
-from sealegs.errors import ConfigError, RunHalted
+from sealegs.errors import ConfigError, RunHalted, SourceError
+from sealegs.record.schema import CHECKPOINTS
 from sealegs.record.writer import RunWriter
+from sealegs.recovery.checkpoints import Checkpoints, Damage
+from sealegs.recovery.data import Batches
+from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.snapshots import Snapshots
+from sealegs.recovery.state import Trainee
+from sealegs.recovery.treatment import Recovery, read_books
 from sealegs.recovery.update import Update
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.agree import MERGED, Ranks
-from sealegs.signals.collect import Signal
+from sealegs.signals.collect import Signal, waited_for
 from sealegs.signals.digest import digest_of
 from sealegs.signals.gate import ROW, Gate
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter, Seen
@@ -28,6 +36,8 @@ from sealegs.watch import Watch
 
 LAG = 2
 """Steps after which several ranks look at what their devices decided."""
+NO_STEP = -1
+"""The number of what is measured between two steps."""
 RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", *ROW, *MERGED))
 """Names in a row that are the guard's own."""
 
@@ -65,6 +75,12 @@ class Guard:
         resume: bool = False,
         activations: ActivationSampler | None = None,
         ranks: Ranks | None = None,
+        playbook: Playbook | None = None,
+        checkpoint_every: int = 0,
+        keep_checkpoints: int = 3,
+        snapshot_every: int = 50,
+        snapshot_memory: float | None = None,
+        skip: Sequence[tuple[int, int]] = (),
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
 
@@ -73,6 +89,12 @@ class Guard:
         written down, nothing is skipped or halted. Every ``sample_every`` steps weights, moments, updates and
         activations are measured too; 0 never does; ``activations`` is a sampler with other options. In a process group
         make a guard on every rank; ``ranks`` has the timeout for those that do not come.
+
+        ``playbook`` says what is done about trouble that skipping does not cure; it needs ``batches``. Every
+        ``checkpoint_every`` steps a checkpoint is written to the run folder, beside the training (0: none), and every
+        ``snapshot_every`` steps one is kept in memory, two in all, in ``snapshot_memory`` bytes at most. ``resume``
+        then brings everything back that the newest checkpoint to trust has. ``skip`` are ranges of batches never to
+        train on.
         """
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip={clip}: the largest gradient norm, above 0; leave it out to clip nothing")
@@ -96,24 +118,64 @@ class Guard:
             activations=activations,
         )
         self.watch.complete, self.watch.trim = self._meter.named, self._trimmed
+        has_rungs = playbook is not None and bool(playbook.rungs)
+        self._batches = Batches(skipped=skip, must_reposition=has_rungs)
+        self._trainee = Trainee(
+            model=model,
+            optimizers=self._update.optimizers,
+            schedulers=self._update.schedulers,
+            scaler=self._update.scaler,
+            data=Place(self._batches),
+        )
+        folder = self.watch.folder
+        if checkpoint_every and folder is None:
+            raise ConfigError(f"checkpoint_every={checkpoint_every}: there is no run folder to write to; give run=")
+        self._checkpoint_every = checkpoint_every
+        self._is_checkpoint_due = False
+        self.last_checkpoint: int | None = None
+        """The step of the last one that was written, or is being written."""
+        self.checkpoints: Checkpoints | None = None
+        if folder is not None and (checkpoint_every or playbook is not None):
+            self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep_checkpoints)
+            self._trainee.capture()  # what cannot be stored is refused now
+        self.recovery: Recovery | None = None
+        if playbook is not None:
+            self.recovery = Recovery(
+                playbook=playbook,
+                trainee=self._trainee,
+                watch=self.watch,
+                batches=self._batches,
+                snapshots=Snapshots(
+                    model,
+                    self._update.optimizers,
+                    every=snapshot_every,
+                    memory=snapshot_memory if has_rungs and act else 0,
+                ),
+                checkpoints=self.checkpoints,
+                folder=folder if self.watch.record is not None else None,
+                act=act,
+            )
         self._gate: Gate | None = None
         self._saved_gate: Any = None
         self._are_rules_known = [spike.signal for spike, _ in self.watch.states_of(Spike)] == ["loss", "grad_norm"]
         self._coarse_left = 0
         self._knows_its_step = not resume
         self._batch: dict[str, Signal] = {}
-        self._next_batch = 0
         self._last_step_at: float | None = None
         self._tokens, self._tokens_since = 0, time.perf_counter()
+        self.resumed: Resumed | None = self._resume() if resume and self.checkpoints is not None else None
+        """What a resume has brought back."""
         self._say_what_is_guarded()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The batches of a loader; the record then says which of them a step saw."""
-        for batch in loader:
-            self._batch = {"batch_index": self._next_batch}
+        """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
+        for batch in self._batches.over(loader):
+            number = self._batches.number
+            self._batch = {} if number is None else {"batch_index": number}
             if digest := digest_of(batch):
                 self._batch["batch_hash"] = digest
-            self._next_batch += 1
+            if self.recovery is not None and not self._batches.is_probe:
+                self.recovery.batch = batch
             yield batch
 
     def step(
@@ -139,11 +201,18 @@ class Guard:
             raise ConfigError("resume=True: restore the guard with load_state_dict, or say its step with go_on")
         if reserved := RESERVED.intersection(signals):
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
+        if self._batches.is_probe:
+            return self._probe(loss)
+        if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
+            raise ConfigError(
+                f"playbook={self.recovery.playbook.name}: it goes back in the data too; use guard.batches(loader)"
+            )
         with torch.no_grad():
             if grad_norm is None:
                 self._update.unscale()
             else:
                 self._update.refuse_scaled()
+            self._tighten()
             known = self._known(tokens) | self._batch | signals
             step_s = self._since_last_step()
             if step_s is not None and self._meter.ranks.world == 1:  # else the slowest rank's
@@ -158,6 +227,10 @@ class Guard:
             )
             if seen.gradients is not None and not seen.gradients.names:
                 raise ConfigError("no parameter has a gradient: call loss.backward() before guard.step(loss)")
+            if self.recovery is not None:
+                self.recovery.before_update()
+            elif self.checkpoints is not None:
+                self.checkpoints.before_update()
             if self._can_be_decided_on_device(seen):
                 self._decide_on_device(seen, known)
             else:
@@ -165,6 +238,15 @@ class Guard:
             self._meter.updated(self.number)
         self._batch = {}
         self.number += 1
+        if self.recovery is not None:
+            self.recovery.tokens += tokens or 0
+            self._go_on_at(self.recovery.after_step(self.number))
+        if self.checkpoints is not None:
+            self._say_what_was_saved()
+        if self._checkpoint_every and self.number % self._checkpoint_every == 0:
+            self._is_checkpoint_due = True
+        if self._is_checkpoint_due and not self.watch.halted:  # at the next step, where one is still being written
+            self._is_checkpoint_due = not self.checkpoint()
         if self._act and (halted := self.watch.halted):
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
         return self.watch.verdict
@@ -199,7 +281,7 @@ class Guard:
         return {
             "watch": watch,
             "number": self.number,
-            "next_batch": self._next_batch,
+            "next_batch": 0 if self._batches.number is None else self._batches.number + 1,
             "gate": gate,
             "coarse_left": self._coarse_left,
             "meter": self._meter.state_dict(),
@@ -208,7 +290,9 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, bit for bit."""
         self.watch.load_state_dict(state["watch"])
-        self.number, self._next_batch = state["number"], state["next_batch"]
+        self.number = state["number"]
+        if self._batches.number is None:
+            self._batches.count_from(state["next_batch"])
         self._coarse_left = state["coarse_left"]
         self._gate, self._saved_gate = None, state["gate"]
         self._meter.load_state_dict(state["meter"])
@@ -222,9 +306,35 @@ class Guard:
         self.number = number
         self._knows_its_step = True
 
+    def checkpoint(self, *, wait: bool = False) -> bool:
+        """Write what is needed to run the next step to the run folder; beside the training, unless it is to wait.
+
+        False, where one that was begun before is still being written.
+        """
+        if self.checkpoints is None:
+            raise ConfigError("checkpoint: the guard writes none; give it checkpoint_every= and a run folder")
+        began = time.perf_counter()
+        with self.paused():
+            self.watch.sync()
+            state = self._trainee.capture()
+            state = replace(state, plain={**state.plain, "guard": self.state_dict()}, step=self.number)
+            if wait:
+                self.checkpoints.save(self.number, state)
+                seconds = round(time.perf_counter() - began, 3)
+                self.watch.note("checkpoint", step=self.number, checkpoint=self.number, seconds=seconds)
+            elif not self.checkpoints.save_soon(self.number, state):
+                return False
+        self.last_checkpoint = self.number
+        if self.recovery is not None:
+            self.recovery.saved(self.number, is_last=wait)
+        return True
+
     def close(self) -> None:
-        """Wait for the last verdicts, write them, let go of the folder and of the model."""
+        """Wait for the last verdicts and checkpoints, write them, let go of the folder and of the model."""
         self._meter.close()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            self._say_what_was_saved()
         self.watch.close()
 
     def __enter__(self) -> Self:
@@ -233,6 +343,68 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _probe(self, loss: Tensor) -> Verdict:
+        """A step on a batch that was healthy before: it is looked at, and nothing is learned or updated."""
+        assert self.recovery is not None
+        with torch.no_grad():
+            number = _number(loss, "loss", self._meter.device)
+            is_scaled = self._update.scaler is not None  # to unscale is to count as a step for the scaler
+            given = torch.zeros((), dtype=torch.float64, device=self._meter.device) if is_scaled else None
+            seen = self._meter.see(NO_STEP, number, given, token_losses=None, loss_scale=None)
+            found = waited_for(torch.stack((seen.loss.double(), seen.grad_norm().double())))
+        self._update.discard()
+        self._meter.get_ready(self.number)
+        self._go_on_at(self.recovery.probed(found[0], None if is_scaled else found[1], self.number))
+        return self.watch.verdict
+
+    def _go_on_at(self, step: int | None) -> None:
+        """The run went back to a step: what is measured and decided between steps begins anew there."""
+        if step is None:
+            return
+        self.number = step
+        self._gate = self._saved_gate = None  # made anew from what the host knows
+        self._meter.load_state_dict({"last_change": None})
+        self._meter.get_ready(step)
+        self._last_step_at = None
+
+    def _resume(self) -> "Resumed":
+        """Bring back the newest checkpoint to trust: a healthy one, where the run knows of one."""
+        assert self.checkpoints is not None
+        assert self.watch.folder is not None
+        step: int | None = None
+        passed_over: list[Damage] = []
+        if self.recovery is not None:
+            if (books := read_books(self.watch.folder)) is not None:
+                self.recovery.take_over(books)
+            step, passed_over = self.checkpoints.newest_healthy()
+        if step is None:
+            step, passed_over = self.checkpoints.newest_intact()
+        if step is None and passed_over:
+            reasons = "; ".join(f"{damage.step}: {damage.reason}" for damage in passed_over)
+            raise SourceError(
+                f"{self.watch.folder}: no checkpoint is to be trusted ({reasons}); restore one from a copy, "
+                "or start another run"
+            )
+        remarks: list[str] = []
+        if step is not None:
+            state = self.checkpoints.load(step, like=self._trainee.capture())
+            remarks = self._trainee.restore(state)
+            self.load_state_dict(state.plain["guard"])
+        self._knows_its_step = True
+        return Resumed(step, {str(damage.step): damage.reason for damage in passed_over}, remarks)
+
+    def _say_what_was_saved(self) -> None:
+        assert self.checkpoints is not None
+        for step, seconds in self.checkpoints.written():
+            self.watch.note("checkpoint", step=step, checkpoint=step, seconds=round(seconds, 3))
+        if trouble := self.checkpoints.trouble():
+            self.watch.note("checkpoint-failed", step=self.number, reason=trouble)
+
+    @property
+    def _clip_now(self) -> float | None:
+        tightened = self.recovery.margins.clip if self.recovery is not None else None
+        return min((limit for limit in (self._clip, tightened) if limit is not None), default=None)
+
     def _can_be_decided_on_device(self, seen: Seen) -> bool:
         """The gate knows the calibrated rules; in shadow mode nothing has to read its answer."""
         is_readable = not self._act or self._update.can_be_decided_on_the_device()
@@ -240,6 +412,7 @@ class Guard:
 
     def _decide_on_device(self, seen: Seen, known: dict[str, Any]) -> None:
         gate = self._gate or self._make_gate(seen.loss.device)
+        gate.clip_at(self._clip_now)
         announced = self.watch.announced is not None
         if announced:
             self._coarse_left = WIDENED_STEPS
@@ -276,21 +449,21 @@ class Guard:
         self._update.apply(go)
 
     def _clip_all(self, seen: Seen, grad_norm: Tensor) -> None:
-        if self._clip is not None and seen.gradients is not None:
-            seen.gradients.clip(self._clip, grad_norm)
+        if (clip := self._clip_now) is not None and seen.gradients is not None:
+            seen.gradients.clip(clip, grad_norm)
 
     def _can_be_clipped_on_the_way(self, seen: Seen) -> bool:
         """Fused optimizers can divide gradients as they read them, which saves a pass over all of them.
 
         They write back what they divided: not where a gradient is read twice, or a hook looks at it before.
         """
-        if self._clip is None or seen.gradients is None:
+        if self._clip_now is None or seen.gradients is None:
             return False
         return seen.gradients.are_used_once and not self._update.has_step_hooks()
 
     def _make_gate(self, device: torch.device) -> Gate:
         spikes = self.watch.states_of(Spike)
-        self._gate = Gate(device, [detector for detector, _ in spikes], self._clip)
+        self._gate = Gate(device, [detector for detector, _ in spikes], self._clip_now)
         if self._gate.without_kernel:
             self.watch.note("gate-without-kernel", reason=self._gate.without_kernel)
         if self._saved_gate is not None:
@@ -303,7 +476,8 @@ class Guard:
 
     def _known(self, tokens: int | None) -> dict[str, Any]:
         """What the host knows of a step without asking anyone."""
-        known: dict[str, Any] = {"lr": self._update.optimizers[0].param_groups[0]["lr"]}
+        lr = self._update.optimizers[0].param_groups[0]["lr"]
+        known: dict[str, Any] = {"lr": lr * self._update.factors["lr"] if "lr" in self._update.factors else lr}
         if self._update.scaler is not None:
             known["loss_scale"] = self._update.scaler.scale(torch.ones((), device=self._meter.device))
         if tokens is not None:
@@ -313,6 +487,14 @@ class Guard:
                 known["tokens_per_s"] = self._tokens / (now - self._tokens_since)
                 self._tokens, self._tokens_since = 0, now
         return known
+
+    def _tighten(self) -> None:
+        """The margins that recovery has taken back, in this step."""
+        if self.recovery is None:
+            return
+        self._update.factors = self.recovery.margins.factors_at(self.number)
+        if (limit := self.recovery.margins.clip_value) is not None:
+            torch.nn.utils.clip_grad_value_(self._model.parameters(), limit)
 
     def _since_last_step(self) -> float | None:
         before, self._last_step_at = self._last_step_at, time.perf_counter()
@@ -335,9 +517,37 @@ class Guard:
             optimizers=[type(optimizer).__name__ for optimizer in self._update.optimizers],
             skips_on_the_device=self._update.can_be_decided_on_the_device(),
             not_undone_by_a_skip=not_undone(self._model),
+            playbook=self.recovery.playbook.name if self.recovery is not None else None,
             ranks=self._meter.ranks.world,
             norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a resume has brought back."""
+
+    checkpoint: int | None
+    """None where the run was killed before its first one: it then begins anew."""
+    passed_over: dict[str, str]
+    """Newer checkpoints that are damaged or not to be trusted, and why."""
+    remarks: list[str]
+    """What is not as it was."""
+
+
+class Place:
+    """The place in the data, as a checkpoint holds it."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is."""
+        return self._batches.position()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go there."""
+        self._batches.go_to(state)
 
 
 def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:

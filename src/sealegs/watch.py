@@ -113,6 +113,8 @@ class Watch:
         self._own_from = len(standard)
         self._state = judge.begin(self._detectors)
         self._budget = budget
+        self.folder = run.folder if isinstance(run, RunWriter) else None if run is None else Path(run)
+        """Of the run, on every rank; one of them records into it."""
         self.record = _opened(run, resume)
         if self.record is not None and settings is not None:
             self.record.amend(settings=settings)
@@ -124,11 +126,14 @@ class Watch:
         """What a row goes through when its numbers have arrived ..."""
         self.trim: Callable[[Row, Verdict], Row] = lambda row, verdict: row
         """... and when it has been judged, before it is written."""
+        self.after: Callable[[Row, Verdict], None] = lambda row, verdict: None
+        """Who is told of it in the end."""
         self._collector = Collector()
         self._late: deque[LateVerdict] = deque()
         self._recent: deque[Verdict] = deque(maxlen=32)
         self._announced: str | None = None
         self._step = 0
+        self._is_closed = False
         self._sinks: list[Sink] = []
         for sink in sinks if self.record is not None else ():  # where nothing is recorded, nothing is told
             self._sinks.append(sink)
@@ -210,6 +215,23 @@ class Watch:
         """How many steps should have been skipped so far, those of a loss scaler apart."""
         return self._state.tally.skips
 
+    @property
+    def judging(self) -> judge.State:
+        """All that the next verdict depends on: a value, which a later step does not change."""
+        return self._state
+
+    def go_back(self, judging: judge.State) -> None:
+        """Judge on as at an earlier step. How many steps were skipped and incidents met so far still counts."""
+        self._state = judging._replace(tally=self._state.tally)
+        self._announced = None
+        self.forgive()
+
+    def forgive(self) -> None:
+        """Something was done about it: what was skipped in a row until now does not halt the run any more."""
+        tally = self._state.tally._replace(skips_in_a_row=0, nonfinite_in_a_row=0, skipped=())
+        self._state = self._state._replace(tally=tally)
+        self.halted = None
+
     def catch_up(self) -> None:
         """Wait for every row so far, and judge it."""
         self._write(self._collector.drain())
@@ -249,7 +271,10 @@ class Watch:
         return [(detector, state) for detector, state in pairs if isinstance(detector, kind)]
 
     def close(self) -> None:
-        """Write what is still under way and let go of the folder."""
+        """Write what is still under way and let go of the folder. Closing twice is no error."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._watchdog is not None:
             self._watchdog.close()
         try:
@@ -277,6 +302,8 @@ class Watch:
                 self.record.row(row)
             for sink in tuple(self._sinks):
                 self._tell(sink, partial(sink.row, row))
+            if "loss" in row:
+                self.after(row, verdict)
 
     def _judged(self, row: Row) -> Verdict:
         if "loss" not in row:  # an evaluation on its own, or what else is noted between steps

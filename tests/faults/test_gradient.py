@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sealegs.errors import ConfigError
-from sealegs.faults.gradient import Strike, inject
+from sealegs.faults.gradient import inject
 from sealegs.faults.spec import Fault, GradientScale, NanGradient, parse
+from sealegs.faults.strikes import Strike
 from sealegs.faults.targets import flip_top_exponent_bit, named_targets, select
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES
@@ -193,6 +194,25 @@ def test_several_steps_take_several_elements_of_one_tensor() -> None:
     assert not pending
 
 
+def test_comes_again_and_again() -> None:
+    _, strikes, pending = train(
+        transformer(), ["nan-gradient:every=2@0", "inf-gradient:every=2,times=2@1"], skip=range(STEPS)
+    )
+    assert [(strike.step, strike.fault.name) for strike in strikes] == [
+        (0, "nan-gradient"),
+        (1, "inf-gradient"),
+        (2, "nan-gradient"),
+        (3, "inf-gradient"),
+    ]
+    assert not pending
+    _, strikes, pending = train(transformer(), ["nan-gradient:every=2,times=3@0", "nan-gradient:every=2@9"])
+    assert [strike.step for strike in strikes] == [0, 2]
+    assert len(pending) == 2  # one lacks a time, the other all of them
+    _, strikes, pending = train(transformer(), ["nan-gradient:every=50@3"])
+    assert len(strikes) == 1
+    assert not pending  # there is no end that could be waited for
+
+
 def test_the_seed_chooses_and_repeats() -> None:
     def places(seed: int) -> list[tuple[str, tuple[int, ...] | None]]:
         _, strikes, _ = train(transformer(), [f"nan-gradient:seed={seed}@0"], skip=range(STEPS), micro_batches=1)
@@ -348,7 +368,7 @@ def test_refuses_what_could_only_disappoint() -> None:
         inject([parse("nan-gradient@2"), parse("nan-gradient:rank=1@2")], model, clock=lambda: 0)
     with pytest.raises(ConfigError, match="nan-gradient@2: is given twice"):
         inject(map(parse, ["nan-gradient@2", "inf-gradient@2", "nan-gradient@2"]), model, clock=lambda: 0)
-    with pytest.raises(ConfigError, match="strikes neither gradients nor weights"):
+    with pytest.raises(ConfigError, match="strikes neither model nor optimizer"):
         inject([Other(step=1)], model, clock=lambda: 0)
     assert not hooks_on(model)  # refused before anything was attached
 
@@ -463,7 +483,19 @@ SCALE = "gradient-scale:factor=1000,rank=1@2"
 FLIP = "bit-flip:in=weight,tensor=embedding.weight,rank=1@2"
 FLIP_INSIDE = f"bit-flip:in=weight,tensor={UP},rank=1@2"
 BOTH_RANKS = f"inf-gradient:tensor={UP}@2"
-RUNS = {"clean": [], "nan": [NAN], "scale": [SCALE], "flip": [FLIP, FLIP_INSIDE], "all": [BOTH_RANKS]}
+QUERIES_AND_KEYS = "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@2"
+HALF_OF_ONE_SHARD = "weight-scale:factor=4,tensor=embedding,rank=1@3"
+MOMENT = f"bit-flip:in=moment1,tensor={UP},rank=1@2"
+RESET = "moments-reset:rank=0@3"
+RUNS = {
+    "clean": [],
+    "nan": [NAN],
+    "scale": [SCALE],
+    "flip": [FLIP, FLIP_INSIDE],
+    "all": [BOTH_RANKS],
+    "weights": [QUERIES_AND_KEYS, HALF_OF_ONE_SHARD],
+    "moments": [MOMENT, RESET],
+}
 
 
 def wrapped(how: str) -> nn.Module:
@@ -487,10 +519,10 @@ def whole(tensor: Tensor) -> Tensor:
 def rank_run(how: str, rank: int, faults: list[str]) -> dict[str, Any]:
     """As ``train``, on one of two ranks with data of its own; the reduced gradients, and all weights at the end."""
     model = wrapped(how)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * any("moment" in fault for fault in faults))
     seen: Gradients = []
     step = 0
-    with inject(map(parse, faults), model, clock=lambda: step) as injector:
+    with inject(map(parse, faults), model, optimizers=optimizer, clock=lambda: step) as injector:
         while step < STEPS:
             for micro_batch in range(MICRO_BATCHES):
                 is_last = micro_batch == MICRO_BATCHES - 1
@@ -513,7 +545,13 @@ def rank_run(how: str, rank: int, faults: list[str]) -> dict[str, Any]:
         cast(FSDPModule, model).reshard()
     weights = {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}
     strikes = [(s.step, str(s.fault), s.tensor, s.element, s.before, s.after) for s in injector.strikes]
-    return {"gradients": seen, "weights": weights, "strikes": strikes, "pending": list(map(str, injector.pending()))}
+    moments = {
+        name.removeprefix("module."): whole(optimizer.state[p]["momentum_buffer"])
+        for name, p in model.named_parameters()
+        if "momentum_buffer" in optimizer.state[p]
+    }
+    pending = list(map(str, injector.pending()))
+    return {"gradients": seen, "weights": weights, "strikes": strikes, "pending": pending, "moments": moments}
 
 
 def rank_main(rank: int, folder: Path) -> None:
@@ -629,6 +667,45 @@ def test_a_weight_flipped_in_one_shard_is_gathered_by_all(ranks: list[dict[str, 
         assert differing(clean["weights"], run["weights"]) == places
         changed = [bool(differing(a, b)) for a, b in zip(clean["gradients"], run["gradients"], strict=True)]
         assert changed == [False, False, True, True]  # computed with from the very step on
+
+
+@one_launch
+@both_ways
+def test_rows_are_counted_over_all_shards(ranks: list[dict[str, Any]], how: str) -> None:
+    for number, rank in enumerate(ranks):
+        clean, struck = (rank["runs"][how, run] for run in ("clean", "weights"))
+        for name, weight in clean["weights"].items():
+            factors = torch.ones(len(weight))
+            if "query_key_value" in name:
+                factors[: 2 * NANO.width] = 16
+            # the second half of a sharded weight is rank 1's; replicas have it all, each for itself
+            if name == "embedding.weight" and (how == "fsdp" or number == 1):
+                factors[len(weight) // 2 if how == "fsdp" else 0 :] = 4
+            assert torch.equal(struck["weights"][name], weight * factors.view(-1, *([1] * (weight.ndim - 1)))), name
+        changed = [bool(differing(a, b)) for a, b in zip(clean["gradients"], struck["gradients"], strict=True)]
+        assert changed == [False, False, True, True]
+        struck_here = [(2, QUERIES_AND_KEYS), (3, HALF_OF_ONE_SHARD)][: 1 + number]
+        assert [s[:2] for s in struck["strikes"]] == struck_here
+        assert not struck["pending"]
+
+
+@one_launch
+@both_ways
+def test_moments_are_struck_on_one_rank(ranks: list[dict[str, Any]], how: str) -> None:
+    first, second = (rank["runs"][how, "moments"] for rank in ranks)
+    assert [s[1] for s in first["strikes"]] == [RESET]
+    [(step, fault, tensor, element, _, after)] = second["strikes"]
+    assert (step, fault, tensor) == (2, MOMENT, UP)
+    assert not first["pending"] + second["pending"]
+    if how == "ddp":
+        assert not any(moment.any() for moment in first["moments"].values())
+        assert second["moments"][UP][element].item() == after
+        assert all(moment.any() for moment in second["moments"].values())
+    else:  # one moment, of which each rank has its part
+        assert not differing(first["moments"], second["moments"])
+        assert not any(moment.chunk(RANKS)[0].any() for moment in first["moments"].values())
+        assert all(moment.chunk(RANKS)[1].any() for moment in first["moments"].values())
+        assert first["moments"][UP].chunk(RANKS)[1][element].item() == after
 
 
 @one_launch

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -9,20 +11,65 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import KINDS, BitFlip, Fault, GradientScale, InfGradient, NanGradient, parse
+from sealegs.faults.spec import (
+    KINDS,
+    BitFlip,
+    DataFault,
+    DuplicateBatch,
+    Fault,
+    GradientScale,
+    InfGradient,
+    LiveFault,
+    LrSpike,
+    MomentsReset,
+    NanGradient,
+    PoisonedSource,
+    RandomShard,
+    RareTokens,
+    RecurringFault,
+    ShiftedLabels,
+    WeightScale,
+    parse,
+)
 
 COUNTS = st.integers(0, 10**18 - 1)
-COMMON = {"step": COUNTS, "steps": st.integers(1, 10**18 - 1), "rank": st.none() | COUNTS}
+FROM_1 = st.integers(1, 10**18 - 1)
+ANY = {"step": COUNTS, "rank": st.none() | COUNTS}
+LIVE = ANY | {"steps": FROM_1}
 TENSOR = st.none() | st.text(min_size=1).filter(lambda name: "," not in name)
-ELEMENT = COMMON | {"tensor": TENSOR, "seed": COUNTS}
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**300), 10**300)
+FACTORS = NUMBERS.filter(lambda factor: factor != 1)
+ELEMENT = LIVE | {"tensor": TENSOR, "seed": COUNTS}
+BATCHES = ANY | {"batches": FROM_1}
 FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
     NanGradient: ELEMENT,
     InfGradient: ELEMENT,
-    BitFlip: ELEMENT | {"in_": st.sampled_from(["gradient", "weight"])},
-    GradientScale: COMMON | {"tensor": TENSOR, "factor": NUMBERS.filter(lambda factor: factor != 1)},
+    BitFlip: ELEMENT | {"in_": st.sampled_from(["gradient", "weight", "moment1", "moment2"])},
+    GradientScale: LIVE | {"tensor": TENSOR, "factor": FACTORS},
+    WeightScale: LIVE
+    | {"tensor": TENSOR, "factor": FACTORS}
+    | {"rows": st.none() | st.fractions(0, 1, max_denominator=10**9 - 1).filter(lambda share: 0 < share < 1)},
+    LrSpike: LIVE | {"factor": FACTORS.filter(lambda factor: factor > 0)},
+    MomentsReset: LIVE,
+    RandomShard: BATCHES | {"seed": COUNTS},
+    RareTokens: BATCHES | {"seed": COUNTS},
+    ShiftedLabels: BATCHES,
+    DuplicateBatch: ANY | {"batches": st.integers(2, 10**18 - 1)},
+    PoisonedSource: ANY | {"seed": COUNTS, "source": TENSOR.filter(lambda name: name is not None)},
 }
-FAULTS = st.one_of(*(st.builds(kind, **values) for kind, values in FIELDS.items()))
+
+
+def recurring(fault: Fault) -> st.SearchStrategy[Fault]:
+    """The fault, or the same coming again and again, where it can."""
+    if not isinstance(fault, RecurringFault):
+        return st.just(fault)
+    every = st.integers(fault.steps, 10**18 - 1)
+    return st.just(fault) | st.builds(
+        lambda every, times: replace(fault, every=every, times=times), every, st.none() | FROM_1
+    )
+
+
+FAULTS = st.one_of(*(st.builds(kind, **values) for kind, values in FIELDS.items())).flatmap(recurring)
 
 
 def test_every_kind_is_in_the_round_trip() -> None:
@@ -48,6 +95,18 @@ def test_what_is_printed_is_read_back(fault: Fault) -> None:
         "gradient-scale:factor=1e-07@3",
         "bit-flip:in=weight@50",
         "bit-flip:in=weight,tensor=a.b,seed=4,steps=2,rank=1@50",
+        "bit-flip:in=moment1@200",
+        "nan-gradient:every=50@100",
+        "gradient-scale:factor=2,every=50,times=3,steps=2@100",
+        "lr-spike:factor=30,steps=10@200",
+        "weight-scale:factor=16,tensor=*.q_proj+*.k_proj@200",
+        "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@200",
+        "moments-reset@200",
+        "random-shard:batches=40@200",
+        "rare-tokens:seed=3,batches=10@200",
+        "shifted-labels:batches=10,rank=0@200",
+        "duplicate-batch:batches=20@200",
+        "poisoned-source:source=data/web.txt@200",
     ],
 )
 def test_prints_as_it_was_written(text: str) -> None:
@@ -63,8 +122,38 @@ def test_options_come_in_any_order_and_defaults_are_left_out() -> None:
     )
 
 
-def test_strikes_at_so_many_steps_in_a_row() -> None:
-    assert list(parse("nan-gradient:steps=3@5").when) == [5, 6, 7]
+@pytest.mark.parametrize(
+    ("text", "struck", "total"),
+    [
+        ("nan-gradient:steps=3@5", [5, 6, 7], 3),
+        ("nan-gradient:every=10@5", [5, 15, 25, 35], None),
+        ("nan-gradient:every=10,times=2@5", [5, 15], 2),
+        ("nan-gradient:every=10,times=3,steps=2@5", [5, 6, 15, 16, 25, 26], 6),
+        ("gradient-scale:factor=2,every=2,steps=2@36", [36, 37, 38, 39], None),
+        ("lr-spike:factor=30,steps=4@7", [7, 8, 9, 10], 4),
+        ("moments-reset@0", [0], 1),
+    ],
+)
+def test_strikes_at_its_steps_and_no_others(text: str, struck: list[int], total: int | None) -> None:
+    fault = parse(text)
+    assert isinstance(fault, LiveFault)
+    assert [step for step in range(40) if fault.is_at(step)] == struck
+    assert fault.total == total
+
+
+@pytest.mark.parametrize(
+    ("text", "struck"),
+    [
+        ("random-shard:batches=3@5", [5, 6, 7]),
+        ("shifted-labels@5", [5]),
+        ("duplicate-batch@5", [5, 6]),
+        ("poisoned-source:source=a@36", [36, 37, 38, 39]),
+    ],
+)
+def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None:
+    fault = parse(text)
+    assert isinstance(fault, DataFault)
+    assert [number for number in range(40) if fault.is_at(number)] == struck
 
 
 @pytest.mark.parametrize(
@@ -79,12 +168,12 @@ def test_strikes_at_so_many_steps_in_a_row() -> None:
         ("nan-gradient@1.5", ["step='1.5'", "whole number"]),
         ("nan-gradient@٣", ["step='٣'", "whole number"]),
         ("nan-gradient@" + "9" * 5000, ["step=", "whole number"]),
-        ("nan-gradient:@3", ["''", "key=value", "tensor, seed, steps, rank"]),
+        ("nan-gradient:@3", ["''", "key=value", "tensor, seed, every, times, steps, rank"]),
         ("nan-gradient:rank@3", ["'rank'", "key=value"]),
         ("nan-gradient:rank=1,@3", ["''", "key=value"]),
-        ("nan-gradient:step=4@3", ["'step=4'", "tensor, seed, steps, rank"]),
-        ("nan-gradient:in=weight@3", ["'in=weight'", "nan-gradient", "tensor, seed, steps, rank"]),
-        ("bit-flip:in_=weight@3", ["'in_=weight'", "in, tensor, seed, steps, rank"]),
+        ("nan-gradient:step=4@3", ["'step=4'", "tensor, seed, every, times, steps, rank"]),
+        ("nan-gradient:in=weight@3", ["'in=weight'", "nan-gradient", "tensor, seed, every, times, steps, rank"]),
+        ("bit-flip:in_=weight@3", ["'in_=weight'", "in, tensor, seed, every, times, steps, rank"]),
         ("nan-gradient:rank=1,rank=2@3", ["rank=", "twice"]),
         ("nan-gradient:rank=one@3", ["rank='one'", "whole number"]),
         ("nan-gradient:steps=0@3", ["steps=0", "from 1"]),
@@ -94,8 +183,26 @@ def test_strikes_at_so_many_steps_in_a_row() -> None:
         ("gradient-scale:factor=nan@3", ["factor=nan", "finite"]),
         ("gradient-scale:factor=1e999@3", ["factor=inf", "finite"]),
         ("gradient-scale:factor=1.0@3", ["factor=1", "another"]),
-        ("gradient-scale:factor=2,seed=1@3", ["'seed=1'", "factor, tensor, steps, rank"]),
-        ("bit-flip:in=weights@3", ["in='weights'", "gradient, weight"]),
+        ("gradient-scale:factor=2,seed=1@3", ["'seed=1'", "factor, tensor, every, times, steps, rank"]),
+        ("bit-flip:in=weights@3", ["in='weights'", "gradient, weight, moment1, moment2"]),
+        ("nan-gradient:every=0@3", ["every=0", "from 1"]),
+        ("nan-gradient:steps=5,every=4@3", ["every=4", "from 5"]),
+        ("nan-gradient:times=4@3", ["times=4", "every=50"]),
+        ("nan-gradient:every=4,times=0@3", ["times=0", "from 1"]),
+        ("lr-spike@3", ["factor=", "needs"]),
+        ("lr-spike:factor=1@3", ["factor=1", "another"]),
+        ("lr-spike:factor=0@3", ["factor=0", "above 0"]),
+        ("lr-spike:factor=-2@3", ["factor=-2", "above 0"]),
+        ("lr-spike:factor=2,every=5@3", ["'every=5'", "factor, steps, rank"]),
+        ("weight-scale:factor=16,rows=3/2@3", ["rows=3/2", "between 0 and 1"]),
+        ("weight-scale:factor=16,rows=1/0@3", ["rows='1/0'", "2/3"]),
+        ("weight-scale:factor=16,rows=0.5@3", ["rows='0.5'", "2/3"]),
+        ("moments-reset:tensor=a@3", ["'tensor=a'", "steps, rank"]),
+        ("random-shard:steps=4@3", ["'steps=4'", "seed, batches, rank"]),
+        ("random-shard:batches=0@3", ["batches=0", "from 1"]),
+        ("duplicate-batch:batches=1@3", ["batches=1", "at least 2"]),
+        ("poisoned-source@3", ["source=", "needs"]),
+        ("poisoned-source:source=@3", ["source=''", "name of a source"]),
     ],
 )
 def test_bad_text_is_one_sentence_with_field_value_and_cure(text: str, words: list[str]) -> None:
@@ -107,7 +214,10 @@ def test_bad_text_is_one_sentence_with_field_value_and_cure(text: str, words: li
     assert ". " not in sentence
 
 
-@given(st.text() | st.from_regex(r"(nan-gradient|bit-flip|gradient-scale)(:[a-z=,0-9]*)?@[0-9]*", fullmatch=True))
+WRITTEN = rf"({'|'.join(KINDS)})(:(factor=[0-9]+)?[a-z=,0-9/]*)?@[0-9]*"
+
+
+@given(st.text() | st.from_regex(WRITTEN, fullmatch=True))
 def test_any_text_is_a_fault_or_refused(text: str) -> None:
     try:
         fault = parse(text)
@@ -132,6 +242,11 @@ def test_any_text_is_a_fault_or_refused(text: str) -> None:
         (GradientScale, {"step": 1, "factor": False}, "factor=False"),
         (GradientScale, {"step": 1, "factor": 10**400}, "factor=1000"),
         (GradientScale, {"step": 1, "factor": 2, "tensor": ""}, "tensor=''"),
+        (WeightScale, {"step": 1, "factor": 2, "rows": 0.5}, "rows=0.5"),
+        (WeightScale, {"step": 1, "factor": 2, "rows": Fraction(1)}, "rows=1"),
+        (RandomShard, {"step": 1, "seed": -1}, "seed=-1"),
+        (PoisonedSource, {"step": 1, "source": "a,b"}, "source='a,b'"),
+        (PoisonedSource, {"step": 1, "source": "a", "seed": None}, "seed=None"),
     ],
 )
 def test_values_that_cannot_be_are_refused(kind: type[Fault], values: dict[str, Any], field: str) -> None:

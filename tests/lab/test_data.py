@@ -1,13 +1,16 @@
 """Token arrays in, batches out."""
 
+import hashlib
+import json
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealegs.errors import SourceError
+from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion, shuffled
 
 
@@ -169,3 +172,113 @@ def test_fingerprints_tell_data_apart() -> None:
     changed[-1] += 1
     assert source().fingerprint() == other.fingerprint()
     assert Source("a", changed, other.starts).fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize(("rows", "expected"), [("packed", "682c83a1aedf2ee1"), ("documents", "b042283663f05019")])
+def test_streams_stay_what_they_were(rows: str, expected: str) -> None:
+    """Published numbers and runs to resume rest on them."""
+    subject = stream(source("a"), source("b", documents=40, length=9, first_token=50), rows=rows, a=0.7, b=0.3)
+    digest = hashlib.sha256("".join(subject.batch(index).hash for index in [*range(600), 10**6]).encode())
+    assert digest.hexdigest()[:16] == expected
+
+
+def test_a_stream_is_a_loader() -> None:
+    subject = stream(source())
+    expected = [subject.batch(index).hash for index in range(6)]
+    assert [batch.hash for batch in islice(subject, 3)] == expected[:3]
+    assert [batch.hash for batch in islice(subject, 3)] == expected[3:], "it goes on from its place"
+
+
+# Other weights on the way.
+
+
+def three(rows: str = "packed") -> Stream:
+    return stream(source("a"), source("b"), source("c", documents=31), rows=rows, a=2.0, b=1.0, c=1.0)
+
+
+def rows_of(batches: list[Batch]) -> Counter[str]:
+    return Counter(span.source.name for batch in batches for span in batch.spans)
+
+
+@pytest.mark.parametrize("at", [0, 1, 255, 256, 300])
+def test_other_weights_hold_from_the_next_batch_on(at: int) -> None:
+    subject = three()
+    subject.load_state_dict({"next_batch": at})
+    subject.reweight("b", 0.0)
+    assert rows_of(list(islice(subject, 256))) == {"a": 682, "c": 342}, "met over a cycle"
+    untouched, before = three(), range(max(0, at - 5), at)
+    assert [subject.batch(index).hash for index in before] == [untouched.batch(index).hash for index in before]
+
+
+@pytest.mark.parametrize("rows", ["packed", "documents"])
+def test_sources_go_on_where_they_were(rows: str) -> None:
+    """Nothing is read twice in an epoch of a source, or left out of it, because the weights changed in it."""
+    subject = three(rows)
+    read: dict[str, list[tuple[int, int]]] = {"a": [], "b": [], "c": []}
+    for index, batch in enumerate(islice(subject, 700)):
+        for span in batch.spans:
+            read[span.source.name].append((span.start, span.end))
+        if index in (3, 301, 302):
+            subject.reweight("a", index / 100)
+        if index == 310:
+            subject.reweight("b", 0.0)
+        if index == 600:
+            subject.reweight("b", 7.0)
+    windows = {"a": 30, "b": 30, "c": 31} if rows == "documents" else {"a": 34, "b": 34, "c": 36}
+    for name, spans in read.items():
+        epochs = [spans[i : i + windows[name]] for i in range(0, len(spans) - windows[name], windows[name])]
+        assert len(epochs) > 10
+        assert all(len(set(epoch)) == windows[name] for epoch in epochs)
+
+
+def test_a_batch_is_a_function_of_its_number_and_the_weights() -> None:
+    subject = three()
+    seen = {}
+    for batch in islice(subject, 400):
+        seen[batch.index] = batch.hash
+        if batch.index in (10, 200, 201):
+            subject.reweight("c", batch.index / 50)
+    state = json.loads(json.dumps(subject.state_dict()))
+    assert [first for first, _ in state["weights"]] == [0, 11, 201, 202]
+    other = three()
+    other.load_state_dict(state)
+    assert {index: other.batch(index).hash for index in reversed(range(400))} == seen
+    assert other.state_dict() == state
+    other.load_state_dict(state | {"next_batch": 150})
+    assert other.next().hash == seen[150]
+    other.load_state_dict({"next_batch": 150})
+    assert other.next().hash == three().batch(150).hash, "a place without weights has those of the beginning"
+
+
+def test_weights_that_were_never_used_leave_no_trace() -> None:
+    subject = three()
+    [subject.next() for _ in range(20)]
+    subject.reweight("a", 2.0)
+    subject.reweight("b", 0.5)
+    subject.batch(20)
+    subject.reweight("b", 1.0)
+    assert subject.state_dict() == {"next_batch": 20}
+    untouched = three()
+    assert [subject.batch(index).hash for index in range(30)] == [untouched.batch(index).hash for index in range(30)]
+    subject.load_state_dict({"next_batch": 0})
+    subject.reweight("b", 0.0)
+    assert subject.state_dict() == {"next_batch": 0, "weights": [[0, {"a": 2.0, "b": 0.0, "c": 1.0}]]}
+
+
+def test_weights_that_cannot_be_are_refused_in_a_sentence() -> None:
+    subject = three()
+    with pytest.raises(
+        ConfigError, match=r"source='d': not one of those that are mixed; give one of \['a', 'b', 'c'\]"
+    ):
+        subject.reweight("d", 1.0)
+    for weight in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"weight=.*: the new weight of 'a', 0 or above"):
+            subject.reweight("a", weight)
+    subject.reweight("a", 0.0)
+    subject.reweight("b", 0.0)
+    before = subject.state_dict()
+    with pytest.raises(ConfigError, match=r"source='c': without it nothing is left to train on"):
+        subject.reweight("c", 0.0)
+    with pytest.raises(SourceError, match=r"the place is in a stream of \['a'\], and this one mixes \['a', 'b', 'c'\]"):
+        subject.load_state_dict({"next_batch": 7, "weights": [[0, {"a": 1.0}]]})
+    assert subject.state_dict() == before

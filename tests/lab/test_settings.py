@@ -41,6 +41,7 @@ IMPOSSIBLE = {
     "cadence.checkpoint_steps": -1,
     "cadence.checkpoint_minutes": float("nan"),
     "cadence.keep_checkpoints": 0,
+    "cadence.snapshot_steps": 0,
     "cadence.detail_steps": 0,
 }
 

@@ -118,8 +118,8 @@ def trainee(settings: Settings, data: Data) -> Trainee:
     optimizer = build_optimizer(model, settings.optimizer)
     return Trainee(
         model=model,
-        optimizer=optimizer,
-        scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps)),
+        optimizers=[optimizer],
+        schedulers=[LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))],
         scaler=GradScaler("cpu", enabled=False),
         data=data.training,
     )
@@ -139,15 +139,16 @@ def update(subject: Trainee, losses: LossFunction, batch: Batch, settings: Setti
     rows: list[Row] = []
     guard = Guard(
         subject.model,
-        subject.optimizer,
+        subject.optimizers,
         run=None,
-        scheduler=subject.scheduler,
+        scheduler=subject.schedulers,
         clip=settings.optimizer.clip or None,
         scaler=subject.scaler,
         sample_every=0,
     )
     guard.watch.complete = lambda row: rows.append(row) or row  # type: ignore[func-returns-value]
-    guard.step(backward(subject, losses, batch, settings)[0])
+    assert subject.scaler is not None
+    guard.step(backward(subject.scaler, losses, batch, settings)[0])
     return rows[0]
 
 
@@ -227,7 +228,7 @@ def test_the_norm_is_taken_before_clipping_and_clipping_is_done(tmp_path: Path, 
         subject = trainee(settings, data)
         assert isinstance(subject.model, Transformer)
         gradients: list[torch.Tensor] = []
-        subject.optimizer.register_step_pre_hook(partial(keep_gradients, gradients))
+        subject.optimizers[0].register_step_pre_hook(partial(keep_gradients, gradients))
         norms.append(float(update(subject, subject.model.losses, data.training.next(), settings)["grad_norm"]))
         kept.append(torch.stack([gradient.norm() for gradient in gradients]).norm().item())
     assert norms[0] == norms[1] == pytest.approx(kept[0], rel=1e-5)
@@ -272,7 +273,8 @@ def test_signals_are_those_of_the_stream(tmp_path: Path, tokens_file: Path) -> N
 def test_checkpoints_come_by_the_clock_too(tmp_path: Path, tokens_file: Path) -> None:
     cadence = CadenceSettings(evaluate_steps=0, checkpoint_steps=0, checkpoint_minutes=1e-9, keep_checkpoints=9)
     run_of(nano(tokens_file, steps=3, cadence=cadence), tmp_path / "a")
-    assert sorted(path.name for path in (tmp_path / "a" / "checkpoints").iterdir()) == ["1", "2", "3"]
+    written = {path.name for path in (tmp_path / "a" / "checkpoints").iterdir() if path.is_dir()}
+    assert {"1", "3"} <= written <= {"1", "2", "3"}  # the second may come while the first is being written
 
 
 def test_a_failure_is_written_down(tmp_path: Path, tokens_file: Path) -> None:

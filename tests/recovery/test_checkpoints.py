@@ -2,35 +2,41 @@
 
 import json
 import pickle
-import signal
+import resource
 import subprocess
 import sys
 import textwrap
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from sealegs.errors import SourceError, StorageError
-from sealegs.recovery.checkpoints import Checkpoints, State
+from sealegs.recovery import contents
+from sealegs.recovery.checkpoints import Checkpoints, Damage, State
+from sealegs.recovery.tags import Tag
 
 
 def state(value: float) -> State:
-    return State({"model/w": torch.full((40, 5), value), "rng/cpu": torch.get_rng_state()}, {"data": {"next": value}})
+    tensors = {"model/w": torch.full((40, 5), value), "rng/0/cpu": torch.get_rng_state()}
+    return State(tensors, {"data": {"next": value}}, {"python": value})
 
 
 def files_of(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.is_file())
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     odd = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
     tensors = {"a": odd, "b": odd.bfloat16(), "step": torch.tensor(3.0), "count": torch.tensor([2**40])}
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(7, State(tensors, {"lr": 0.1 + 0.2}))
+    checkpoints.save(7, State(tensors, {"lr": 0.1 + 0.2}, {"of rank": 0}))
     loaded = checkpoints.load(7)
-    assert loaded.plain == {"lr": 0.1 + 0.2}
+    assert (loaded.plain, loaded.own, loaded.step) == ({"lr": 0.1 + 0.2}, {"of rank": 0}, 7)
     assert loaded.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert loaded.tensors[name].dtype == tensor.dtype
@@ -55,13 +61,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("which", range(4), ids=[".metadata", "tensors", "digests", "plain"])
+@pytest.mark.parametrize("which", range(5), ids=[".metadata", "tensors", "digests", "plain", "own"])
 def test_damage_to_any_file_is_noticed_and_named(tmp_path: Path, damage: str, which: int) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state(1.0))
     checkpoints.save(2, state(2.0))
     files = files_of(tmp_path / "2")
-    assert len(files) == 4
+    assert len(files) == 5
     DAMAGES[damage](files[which])
     step, passed_over = checkpoints.newest_intact()
     assert step == 1
@@ -70,17 +76,46 @@ def test_damage_to_any_file_is_noticed_and_named(tmp_path: Path, damage: str, wh
     assert checkpoints.load(step).tensors["model/w"][0, 0] == 1.0
 
 
-def test_rotation_never_lets_the_only_good_one_go(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
+HISTORIES: dict[str, tuple[str, str]] = {
+    "newest": ("1 2 3 4", "3 4"),
+    "a healthy one stays": ("1h 2h 3 4 5", "2h 4 5"),
+    "one healthy one is enough": ("1h 2h 3h 4", "3h 4"),
+    "an intact healthy one stays": ("1h 2hx 3 4", "1h 3 4"),
+    "suspect ones go first": ("1 2 3s 4s", "1 2"),
+    "suspect ones fill up": ("1 2s 3s 4s", "1 4s"),
+    "nothing goes if no kept one is intact": ("1 2x 3x", "1 2x 3x"),
+    "the first": ("0 1 2 3", "0 2 3"),
+    "a damaged one counts": ("1 2 3x 4", "3x 4"),
+}
+"""Checkpoints (h healthy, s suspect, x damaged) and what is left of them, of which two are to be kept."""
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_what_rotation_leaves(tmp_path: Path, history: str) -> None:
+    before, after = (words.split() for words in HISTORIES[history])
+    unlimited = Checkpoints(tmp_path, keep=99)
+    for word in before:
+        step = int(word.rstrip("hsx"))
+        unlimited.save(step, state(step))
+        if word.strip("0123456789x"):
+            unlimited.tag(step, "healthy" if "h" in word else "suspect")
+        if "x" in word:
+            DAMAGES["flipped"](files_of(tmp_path / str(step))[1])
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_first=True)
+    checkpoints._take_in(99)
+    assert checkpoints.steps() == [int(word.rstrip("hsx")) for word in after]
+    assert {entry.name for entry in tmp_path.iterdir()} - {"tags.json"} == {word.rstrip("hsx") for word in after}
+
+
+def test_a_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, state(1.0))
-    Checkpoints(tmp_path, keep=3).save(2, state(2.0))
-    Checkpoints(tmp_path, keep=3).save(3, state(3.0))
-    for step in (2, 3):
-        DAMAGES["flipped"](files_of(tmp_path / str(step))[1])
-    checkpoints._rotate()
-    assert checkpoints.steps() == [1, 2, 3]
-    checkpoints.save(4, state(4.0))
-    assert checkpoints.steps() == [3, 4]
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # as if killed there
+        checkpoints.save(2, state(2.0))
+    assert checkpoints.steps() == [2]
+    checkpoints.save(3, state(3.0))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["3"]
 
 
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
@@ -120,29 +155,60 @@ def test_a_state_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
+KILLS = 10
+
+
 def test_killed_while_saving_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
-    """Kills at many moments of a save: what has a checkpoint's name is always intact."""
+    """Kills at many moments of a save, by the thread and without: what has a checkpoint's name is always intact."""
     program = textwrap.dedent("""
-        import sys, torch
+        import os, random, signal, sys, time, torch
         from pathlib import Path
         from sealegs.recovery.checkpoints import Checkpoints, State
-        checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
-        for step in range(10**6):
-            checkpoints.save(step % 3, State({"w": torch.full((2000, 100), float(step))}, {}))
-            print(step, flush=True)
+
+        def go_on_saving(by_thread, told):
+            checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
+            for step in range(max(checkpoints.steps(), default=0) + 1, 10**6):
+                state = State({"w": torch.full((2000, 100), float(step))}, {"step": step})
+                if by_thread:
+                    assert checkpoints.save_soon(step, state)
+                    checkpoints.wait()
+                    assert checkpoints.trouble() is None
+                else:
+                    checkpoints.save(step, state)
+                os.write(told, step.to_bytes(8, "big"))
+
+        torch.set_num_threads(1)
+        moments = random.Random(0)
+        for attempt in range(int(sys.argv[2])):
+            told, tell = os.pipe()
+            child = os.fork()
+            if child == 0:
+                go_on_saving(attempt % 2 == 0, tell)
+            os.close(tell)
+            os.read(told, 8)
+            time.sleep(moments.uniform(0, 0.03))  # a save takes some 10 ms
+            os.kill(child, signal.SIGKILL)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+            steps_told = b""
+            while more := os.read(told, 1 << 16):
+                steps_told += more
+            os.close(told)
+            checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
+            assert [checkpoints.check(step) for step in checkpoints.steps()] == [None] * len(checkpoints.steps())
+            newest, passed_over = checkpoints.newest_intact()
+            assert not passed_over
+            if steps_told:
+                assert newest >= int.from_bytes(steps_told[-8:], "big")
+            loaded = checkpoints.load(newest)
+            assert loaded.plain == {"step": newest}
+            assert torch.equal(loaded.tensors["w"], torch.full((2000, 100), float(newest)))
+            print("killed at", newest)
     """)
-    for attempt in range(3):
-        child = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE)
-        assert child.stdout
-        for _ in range(3):
-            child.stdout.readline()
-        time.sleep(0.007 * (attempt + 1))  # somewhere in the next save, which takes some 20 ms
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
-        child.stdout.close()
-        checkpoints = Checkpoints(tmp_path, keep=2)
-        assert len(checkpoints.steps()) >= 2
-        assert [checkpoints.check(step) for step in checkpoints.steps()] == [None] * len(checkpoints.steps())
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path, str(KILLS)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("killed at") == KILLS
 
 
 class Exploit:
@@ -156,10 +222,215 @@ def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path, caps
     (tmp_path / "1" / ".metadata").write_bytes(pickle.dumps(Exploit()))
     with pytest.raises(SourceError, match=r"not a checkpoint that Sealegs wrote \(it names builtins.print\)"):
         checkpoints.load(1)
+    with pytest.raises(AssertionError, match="metadata"):
+        contents.read_tensors(tmp_path / "1", {"model/w": torch.empty(40, 5)}, None)
     assert capsys.readouterr().out == ""
 
 
 def test_digests_are_of_every_file(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(1, state(1.0))
     digests = json.loads((tmp_path / "1" / "digests.json").read_text())
-    assert digests.keys() == {file.name for file in files_of(tmp_path / "1")} - {"digests.json"}
+    written = {str(file.relative_to(tmp_path / "1")) for file in files_of(tmp_path / "1")}
+    assert digests.keys() == written - {"digests.json"}
+
+
+# By a thread.
+
+
+@contextmanager
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The thread waits with its writing until this is over. The event says that it has come so far."""
+    has_come, may_go_on = threading.Event(), threading.Event()
+    write = contents.write_tensors
+
+    def write_later(*arguments: Any) -> None:
+        has_come.set()
+        may_go_on.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(contents, "write_tensors", write_later)
+    try:
+        yield has_come
+    finally:
+        may_go_on.set()
+
+
+def test_a_thread_saves_the_state_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    weights, position = torch.ones(5), {"next": [1]}
+    with held_up(monkeypatch):
+        assert checkpoints.save_soon(3, State({"model/w": weights}, {"data": position}))
+        checkpoints.before_update()
+        weights += 1
+        position["next"].append(2)
+        assert checkpoints.steps() == []
+        assert checkpoints.written() == []
+    checkpoints.wait()
+    assert checkpoints.trouble() is None
+    ((step, seconds),) = checkpoints.written()
+    assert (step, checkpoints.written()) == (3, [])
+    assert seconds > 0
+    loaded = checkpoints.load(3)
+    assert loaded.tensors["model/w"].tolist() == [1.0] * 5
+    assert loaded.plain == {"data": {"next": [1]}}
+
+
+def test_one_is_written_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    with held_up(monkeypatch):
+        assert checkpoints.save_soon(1, state(1.0))
+        assert not checkpoints.save_soon(2, state(2.0))
+    checkpoints.wait()
+    assert checkpoints.save_soon(2, state(2.0))
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_the_copies_take_the_same_memory_every_time(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    places = []
+    for step in (1, 2):
+        checkpoints.save_soon(step, state(float(step)))
+        checkpoints.wait()
+        places.append([room.data_ptr() for room in checkpoints._staging._rooms.values()])
+    assert places[0] == places[1]
+    assert checkpoints.held_bytes == sum(tensor.nbytes for tensor in state(1.0).tensors.values())
+    checkpoints.save_soon(3, State({"model/w": torch.ones(7)}, {}))  # other shapes, fewer tensors
+    checkpoints.wait()
+    assert checkpoints.load(3).tensors["model/w"].tolist() == [1.0] * 7
+    assert checkpoints.held_bytes == 28
+
+
+def test_a_synchronous_save_waits_for_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    others = threading.Event()
+    write = contents.write_tensors
+
+    def write_noting(folder: Path, *arguments: Any) -> None:
+        number = folder.name.split(".")[1]
+        order.append(f"{number} begins")
+        others.set() if number == "2" else others.wait(0.3)  # long enough for one that does not wait to come
+        write(folder, *arguments)
+        order.append(f"{number} ends")
+
+    monkeypatch.setattr(contents, "write_tensors", write_noting)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_soon(1, state(1.0))
+    checkpoints.save(2, state(2.0))
+    assert order == ["1 begins", "1 ends", "2 begins", "2 ends"]
+
+
+def test_a_full_disk_costs_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files, which the system refuses in the same way."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_soon(1, state(1.0))
+    checkpoints.wait()
+    large = State({"model/w": torch.ones(1_000_000)}, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        assert checkpoints.save_soon(2, large)
+        checkpoints.wait()
+        with pytest.raises(StorageError, match="raise the file size limit"):
+            checkpoints.save(2, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    trouble = checkpoints.trouble()
+    assert trouble is not None
+    assert trouble.startswith(f"checkpoint 2: {tmp_path}/2: cannot be written (File too large): raise the file size")
+    assert checkpoints.trouble() is None, "it is said once"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+    assert checkpoints.save_soon(2, large), "the next one is tried"
+    checkpoints.wait()
+    assert checkpoints.newest_intact() == (2, [])
+
+
+def test_a_state_that_a_thread_cannot_write_is_trouble_too(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.save_soon(1, State({}, {"not json": object()}))
+    checkpoints.wait()
+    assert checkpoints.trouble() == "checkpoint 1: Object of type object is not JSON serializable"
+    assert list(tmp_path.iterdir()) == []
+
+
+# Tags.
+
+
+def saved(folder: Path, tags: dict[int, Tag | None]) -> Checkpoints:
+    checkpoints = Checkpoints(folder, keep=99)
+    for step, tag in tags.items():
+        checkpoints.save(step, state(step))
+        if tag is not None:
+            checkpoints.tag(step, tag, f"because of {step}")
+    return Checkpoints(folder, keep=99)  # another process
+
+
+def test_a_checkpoint_is_a_candidate_until_it_is_tagged(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, {1: "healthy", 2: None, 3: "suspect", 4: "healthy"})
+    assert checkpoints.tags() == {1: "healthy", 2: "candidate", 3: "suspect", 4: "healthy"}
+    checkpoints.tag(4, "suspect")
+    assert checkpoints.tags()[4] == "suspect"
+    checkpoints.tag(77, "healthy")  # was rotated away
+    assert 77 not in checkpoints.tags()
+
+
+def test_a_resume_takes_the_newest_that_is_not_suspect(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, {1: "healthy", 2: None, 3: None, 4: "suspect"})
+    assert checkpoints.newest_intact() == (3, [Damage(4, "suspect: because of 4")])
+    DAMAGES["missing"](tmp_path / "3" / "plain.json")
+    step, passed_over = checkpoints.newest_intact()
+    assert step == 2
+    assert passed_over[1] == Damage(3, "plain.json is missing")
+
+
+def test_a_restart_takes_the_newest_healthy_one_before_a_step(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, {10: "healthy", 20: "healthy", 30: "healthy", 40: None})
+    assert checkpoints.newest_healthy() == (30, [Damage(40, "not known to be healthy")])
+    assert checkpoints.newest_healthy(before=30) == (30, [])
+    assert checkpoints.newest_healthy(before=29) == (20, [])
+    assert checkpoints.newest_healthy(before=9) == (None, [])
+    DAMAGES["flipped"](tmp_path / "20" / "plain.json")
+    assert checkpoints.newest_healthy(before=29) == (10, [Damage(20, "plain.json is not what was written")])
+
+
+def test_a_tag_belongs_to_what_was_tagged(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, {1: "healthy", 2: "suspect"})
+    checkpoints.save(2, state(2.5))
+    checkpoints.save(1, state(1.5))
+    assert checkpoints.tags() == {1: "candidate", 2: "candidate"}
+
+
+def test_what_lies_after_a_rollback_is_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = saved(tmp_path, {1: "healthy", 2: None, 3: "healthy"})
+    with held_up(monkeypatch):
+        checkpoints.save_soon(4, state(4.0))
+        checkpoints.discard_after(2)
+    checkpoints.wait()
+    assert checkpoints.tags() == {1: "healthy", 2: "candidate", 3: "suspect", 4: "suspect"}
+    assert checkpoints.newest_intact() == (
+        2,
+        [Damage(step, "suspect: the run went back to step 2") for step in (4, 3)],
+    )
+    checkpoints.save(3, state(3.5))
+    assert checkpoints.newest_intact()[0] == 3
+
+
+def test_tags_of_a_save_that_failed_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = saved(tmp_path, {1: None})
+    with held_up(monkeypatch) as has_come:
+        checkpoints.save_soon(2, state(2.0))
+        checkpoints.tag(2, "healthy")
+        assert has_come.wait(60)
+        next(tmp_path.glob(".2.*.partial")).rename(tmp_path / ".gone.partial")  # from under its hands
+    checkpoints.wait()
+    assert "checkpoint 2: " in (checkpoints.trouble() or "")
+    checkpoints.save_soon(2, state(2.0))
+    checkpoints.wait()
+    assert checkpoints.tags() == {1: "candidate", 2: "candidate"}
+
+
+def test_tags_that_cannot_be_read_are_not_guessed(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, {1: "suspect"})
+    (tmp_path / "tags.json").write_text("{")
+    with pytest.raises(SourceError, match=r"tags.json: cannot be read .*; delete it"):
+        checkpoints.newest_intact()

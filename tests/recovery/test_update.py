@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Muon, NAdam, Optimizer, RAdam, RMSprop
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
 from sealegs.recovery.update import Update, reads_found_inf
 
@@ -109,6 +109,28 @@ def take_step(update: Update, model: nn.Module, decide: str, *, seed: int, poiso
     return "host"
 
 
+@pytest.mark.parametrize("name", ["adamw-fused", "adamw-fused-amsgrad-tensor-lr", "sgd-momentum"])
+@pytest.mark.parametrize("decide", ["host", "device"])
+def test_factors_stand_around_the_schedule(name: str, decide: str) -> None:
+    """A factor of a half is a schedule at half the rate, and leaves the schedule alone."""
+    weights = []
+    for factor in (0.5, 1.0):
+        model = network()
+        optimizers = OPTIMIZERS[name](model)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * (0.5 / factor)
+        scheduler = ExponentialLR(optimizers[0], 0.9)
+        update = Update(optimizers, [scheduler])
+        update.factors = {"lr": factor} if factor != 1.0 else {}
+        for seed in range(4):
+            rate = scheduler.get_last_lr()
+            take_step(update, model, decide, seed=seed, poison=False)
+            assert scheduler.get_last_lr() == [pytest.approx(0.9 * r) for r in rate]
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.allclose(weights[0], weights[1], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", sorted(DECIDED_ON_DEVICE))
 def test_gradients_divided_on_the_way_are_clipped_gradients(name: str) -> None:
     weights = []
@@ -124,7 +146,7 @@ def test_gradients_divided_on_the_way_are_clipped_gradients(name: str) -> None:
                 assert nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.05
                 update.apply(True)
         weights.append(nn.utils.parameters_to_vector(model.parameters()))
-    assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(weights[0], weights[1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

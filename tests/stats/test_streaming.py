@@ -50,7 +50,7 @@ def fold(values: Stream) -> tuple[Stream, State]:
             continue
         reading = look(state, x)
         p_of.append(reading.p)
-        state = learn(state, x, condemned=reading.p < GATE)
+        state = learn(state, x, suspicious=reading.p < GATE)
     return np.array(p_of), state
 
 
@@ -61,7 +61,7 @@ def test_the_loop_equals_the_fold(noise: str) -> None:
     values[900:1050] += 2.0
     values[300] += 5.0
     p_fold, state_fold = fold(values)
-    p_scan, state_scan = scan(values, gate=GATE)
+    p_scan, state_scan = scan(values, limit=GATE)
     assert p_fold.tobytes() == p_scan.tobytes()
     assert state_fold == state_scan
 
@@ -69,7 +69,7 @@ def test_the_loop_equals_the_fold(noise: str) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.floats(-1e3, 1e3) | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=300))
 def test_no_stream_breaks_it(values: list[float]) -> None:
-    p_of, state = scan(np.array(values, np.float64), gate=GATE)
+    p_of, state = scan(np.array(values, np.float64), limit=GATE)
     assert ((p_of >= 0) & (p_of <= 1)).all()
     assert all(math.isfinite(part) for part in state if not isinstance(part, tuple))
     assert state.scale > 0
@@ -79,7 +79,7 @@ def test_no_stream_breaks_it(values: list[float]) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 def test_p_means_what_it_says(noise: str) -> None:
     """Of healthy values, about one in a hundred has p < 0.01, and hardly more than nominal have p < 1e-4."""
-    p_of = np.concatenate([scan(healthy(noise, 20_000, seed), gate=GATE)[0][150:] for seed in range(3)])
+    p_of = np.concatenate([scan(healthy(noise, 20_000, seed), limit=GATE)[0][150:] for seed in range(3)])
     assert (p_of < 0.1).mean() == pytest.approx(0.1, rel=0.35)
     assert (p_of < 0.01).mean() < 0.016
     assert (p_of < GATE).mean() < 4 * GATE
@@ -89,7 +89,7 @@ def test_a_spike_is_seen_the_first_time_and_the_second() -> None:
     values = healthy("t5", 3000)
     values[2000] += math.log(1000)
     values[2040] += math.log(20)
-    p_of, _ = scan(values, gate=GATE)
+    p_of, _ = scan(values, limit=GATE)
     assert p_of[2000] < 1e-6
     assert p_of[2040] < 1e-6
 
@@ -98,10 +98,10 @@ def test_a_nan_disables_nothing() -> None:
     values = healthy("t5", 3000)
     values[1000:1010] = math.nan
     values[1010] += 1.0
-    p_of, _ = scan(values, gate=GATE)
+    p_of, _ = scan(values, limit=GATE)
     assert (p_of[1000:1010] == 0).all()
     assert p_of[1010] < 1e-6
-    clean, _ = scan(np.delete(values, slice(1000, 1010)), gate=GATE)
+    clean, _ = scan(np.delete(values, slice(1000, 1010)), limit=GATE)
     assert np.delete(p_of, slice(1000, 1010)).tobytes() == clean.tobytes()
 
 
@@ -109,7 +109,7 @@ def test_a_nan_disables_nothing() -> None:
 def test_a_burst_is_condemned_to_its_end(steps: int) -> None:
     values = healthy("t5", 3000)
     values[2000 : 2000 + steps] += math.log(1.4)
-    p_of, _ = scan(values, gate=GATE)
+    p_of, _ = scan(values, limit=GATE)
     assert (p_of[2000 : 2000 + steps] < GATE).mean() >= 0.95
     assert (p_of[2000 + steps + 50 :] < GATE).mean() < 0.01
 
@@ -118,7 +118,7 @@ def test_a_burst_is_condemned_to_its_end(steps: int) -> None:
 def test_a_new_level_is_accepted_in_the_end(factor: float, within: int) -> None:
     values = healthy("t5", 5000)
     values[2000:] += math.log(factor)
-    p_of, state = scan(values, gate=GATE)
+    p_of, state = scan(values, limit=GATE)
     assert (p_of[2000 + within :] < GATE).sum() <= 2
     assert state.level == pytest.approx(values[-200:].mean(), abs=0.02)
 
@@ -132,15 +132,15 @@ def test_nothing_is_judged_before_there_is_something_to_compare_with() -> None:
 
 
 def test_a_constant_stream_is_not_surprising_and_a_change_of_it_is() -> None:
-    p_of, _ = scan(np.full(2000, 3.0), gate=GATE)
+    p_of, _ = scan(np.full(2000, 3.0), limit=GATE)
     assert (p_of > GATE).all()
-    p_of, _ = scan(np.append(np.full(2000, 3.0), 3.1), gate=GATE)
+    p_of, _ = scan(np.append(np.full(2000, 3.0), 3.1), limit=GATE)
     assert p_of[-1] < GATE
 
 
 def test_a_start_full_of_outliers_is_survived() -> None:
     values = healthy("normal", 1000)
     values[3:20:4] += 3.0
-    p_of, state = scan(values, gate=GATE)
+    p_of, state = scan(values, limit=GATE)
     assert (p_of[150:] < GATE).sum() <= 1
     assert state.scale == pytest.approx(0.01, rel=0.4)

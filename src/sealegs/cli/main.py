@@ -18,6 +18,8 @@ from sealegs.errors import SealegsError
 # and nothing but training for torch.
 COMMANDS = {
     "train": "pretrain a small language model and record everything",
+    "interventions": "what was done to a run, by whom, why, and what came of it",
+    "do": "intervene in a run that is under way",
 }
 
 USAGE = f"""\
@@ -26,7 +28,7 @@ usage: sealegs COMMAND [OPTIONS]
 Keeps training runs standing: prevent, detect, recover from and explain numerical failure.
 
 commands:
-{chr(10).join(f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items())}
+{chr(10).join(f"  {name:<14} {purpose}" for name, purpose in COMMANDS.items())}
 
 options:
   -h, --help     this page; `sealegs COMMAND --help` for the options of a command
@@ -35,6 +37,8 @@ options:
 examples:
   sealegs train --size toy --steps 400 --run a     train the toy model into experiments/a
   sealegs train --run a --resume                   go on with it after an interruption
+  sealegs interventions a                          what was done to it
+  sealegs do a lr 0.5                              halve its learning rate while it runs
 """
 
 

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 import tyro
 
 from sealegs.errors import ConfigError, MissingExtra, RunHalted
-from sealegs.faults.spec import Fault
+from sealegs.faults.spec import DataFault, Fault
 from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config
 from sealegs.lab.settings import Settings
@@ -30,7 +30,9 @@ from sealegs.vocabulary import Sink
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
+    from sealegs.lab.data import Batch, Stream
     from sealegs.lab.train import Result
 
 DESCRIPTION = """\
@@ -46,6 +48,7 @@ examples:
   sealegs train --data.sources grammar=0.7 stdlib=0.3      two sources, weighted
   sealegs train my.toml --optimizer.lr 1e-3                a file of settings, one of them overridden
   sealegs train --inject nan-gradient@120                  practise: see one step skipped, and the run go on
+  sealegs train --playbook standard --inject lr-spike:factor=30,steps=10@200     practise: see it go back and recover
   sealegs train --tracker mlflow                           metrics to MLflow too (MLFLOW_TRACKING_URI, or local SQLite)
 """
 
@@ -68,6 +71,8 @@ class Options:
     """Send the metrics to a tracker too."""
     inject: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAULT@STEP"), tyro.conf.UseAppendAction] = ()
     """Practise: nan-gradient@120, gradient-scale:factor=1000@200, bit-flip@50; may be given several times."""
+    skip: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A:B"), tyro.conf.UseAppendAction] = ()
+    """Never train on batches A to B - 1; may be given several times."""
     settings: Annotated[Settings, tyro.conf.arg(name="")]
 
 
@@ -84,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
     settings = resolved(options.settings)
     faults = [parse_fault(text) for text in options.inject]
+    of_data = [fault for fault in faults if isinstance(fault, DataFault)]
     data = open_data(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     sinks = [progress(settings.steps), *trackers(options.tracker, folder)]
     with stop_signals() as should_stop:
@@ -95,7 +101,9 @@ def main(arguments: Sequence[str]) -> int:
                 resume=options.resume,
                 sinks=sinks,
                 should_stop=should_stop,
-                inject=partial(injecting, faults),
+                skip=ranges(options.skip),
+                inject=partial(injecting, [fault for fault in faults if not isinstance(fault, DataFault)]),
+                spoil=partial(spoiling, of_data, settings.model.vocabulary),
             )
         except RunHalted as halt:
             print(f"sealegs train: {halt}", file=sys.stderr)
@@ -108,7 +116,11 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def injecting(
-    faults: Sequence[Fault], model: "nn.Module", clock: Callable[[], int], say: Callable[[str], None]
+    faults: Sequence[Fault],
+    model: "nn.Module",
+    optimizer: "Optimizer",
+    clock: Callable[[], int],
+    say: Callable[[str], None],
 ) -> Iterator[None]:
     """Disturb a model with faults, and say at the end which of them never struck."""
     if not faults:
@@ -116,10 +128,36 @@ def injecting(
         return
     from sealegs.faults.gradient import inject
 
-    with inject(faults, model, clock=clock, say=say) as injector:
+    with inject(faults, model, optimizers=optimizer, clock=clock, say=say) as injector:
         yield
         for fault in injector.pending():
             say(f"{fault} has not struck: its step did not come, or its tensor had no gradient then")
+
+
+def spoiling(faults: Sequence[DataFault], vocabulary: int, stream: "Stream") -> "Iterable[Batch]":
+    """Disturb the data with faults."""
+    if not faults:
+        return stream
+    from sealegs.faults.batches import Spoiler, Spoilt
+
+    return Spoilt(stream, Spoiler(faults, vocabulary=vocabulary))
+
+
+def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Batches to leave out.
+
+    >>> ranges(["14250:14280", "7:8"])
+    [(14250, 14280), (7, 8)]
+    """
+    found = []
+    for text in texts:
+        first, colon, end = text.partition(":")
+        if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
+            raise ConfigError(
+                f"--skip {text}: the first batch, a colon, and one after it as the end: --skip 14250:14280"
+            )
+        found.append((int(first), int(end)))
+    return found
 
 
 def parse(arguments: Sequence[str]) -> Options:

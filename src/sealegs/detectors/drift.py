@@ -129,7 +129,7 @@ class Drift:
         slow = state.slow
         if len(state.blocks) >= BEFORE:
             rise = block - median(state.blocks[-BEFORE:])
-            slow = streaming.learn(slow, rise, condemned=streaming.look(slow, rise).p < self.chance / 2)
+            slow = streaming.learn(slow, rise, suspicious=streaming.look(slow, rise).p < self.chance / 2)
             if slow.has_started and slow.age == 0:
                 slow = as_normal(slow)
         return state._replace(

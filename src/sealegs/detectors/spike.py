@@ -17,6 +17,9 @@ YOUNG = streaming.START + streaming.SETTLED
 RECENT = 32
 GROWN = 1000
 """Values up to which the statistic knows its tail only roughly: until then one signal alone ..."""
+SUSPICIOUS = 1e-3
+"""Values of so small a p that follow each other are one event, condemned or not: they teach tail and scale once, and
+count once in the audit. Else the beginning of a rise teaches a young run that such things happen."""
 STRICTER = 10.0
 """... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
 WIDENED_STEPS = 500
@@ -124,9 +127,10 @@ class Spike:
         if judged_coarsely:
             assert kept is not None
             return state._replace(stream=streaming.learn(state.stream, math.log(kept)), recent=recent)
-        in_burst = condemned and state.stream.burst > 0  # counts once
+        suspicious = p < SUSPICIOUS / state.audit.correction
+        in_burst = suspicious and state.stream.burst > 0  # counts once
         return state._replace(
-            stream=streaming.learn(state.stream, math.log(value), condemned=condemned),
+            stream=streaming.learn(state.stream, math.log(value), suspicious=suspicious),
             recent=recent,
             audit=state.audit if in_burst else state.audit.after(p),
         )

@@ -2,43 +2,38 @@
 
     NAME[:key=value,...]@STEP
 
-Standard library only, so that a misspelt fault is refused before torch is loaded. What a fault does is in the module
-that injects it (``gradient.py``); a new kind is a class here and its place in ``KINDS``.
+Standard library only, so that a misspelt fault is refused before torch is loaded. A new kind is a class here, its place
+in ``KINDS``, and what it does in the module that has what it strikes: ``gradient.py``, ``weight.py``, ``optimizer.py``,
+``batches.py``.
 """
 
 import re
 import sys
 from dataclasses import MISSING, Field, dataclass, fields
+from fractions import Fraction
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from sealegs.errors import ConfigError
 
 DIGITS = re.compile("[0-9]{1,18}")
+SHARE = re.compile("[0-9]{1,9}/[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that is made to go wrong, at steps that are known. Prints as the text that ``parse`` reads."""
+    """Something that is made to go wrong, at a time that is known. Prints as the text that ``parse`` reads."""
 
     name: ClassVar[str]
 
     step: int
-    """The first step at which it strikes, counted from 0."""
-    steps: int = 1
-    """At how many steps in a row."""
+    """When it strikes first, counted from 0: a step; for a fault of the data, the number of a batch."""
     rank: int | None = None
     """The one rank that it strikes; without it, all of them."""
 
     def __post_init__(self) -> None:
         refuse_unless_count(self, "step", 0)
-        refuse_unless_count(self, "steps", 1)
         if self.rank is not None:
             refuse_unless_count(self, "rank", 0)
-
-    @property
-    def when(self) -> range:
-        """The steps at which it strikes."""
-        return range(self.step, self.step + self.steps)
 
     def __str__(self) -> str:
         """``bit-flip:in=weight@50``: what is not left at its default."""
@@ -50,18 +45,75 @@ class Fault:
         return f"{self.name}{':' if given else ''}{','.join(given)}@{self.step}"
 
 
+# What strikes a model or an optimizer, by the loop's step.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElementFault(Fault):
+class LiveFault(Fault):
+    """Strikes a model in training, or its optimizers: is given to ``inject``."""
+
+    steps: int = 1
+    """At how many steps in a row."""
+
+    def __post_init__(self) -> None:
+        Fault.__post_init__(self)
+        refuse_unless_count(self, "steps", 1)
+
+    def is_at(self, step: int) -> bool:
+        """Whether it strikes at a step."""
+        return self.step <= step < self.step + self.steps
+
+    @property
+    def total(self) -> int | None:
+        """At how many steps it strikes in all; none where there is no end to it."""
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurringFault(LiveFault):
+    """May come again and again."""
+
+    every: int | None = None
+    """Comes again so many steps after it came; without it, never again."""
+    times: int | None = None
+    """How often it comes in all; without it, until the run ends."""
+
+    def __post_init__(self) -> None:
+        LiveFault.__post_init__(self)
+        if self.every is not None:
+            refuse_unless_count(self, "every", self.steps)
+        if self.times is not None:
+            refuse_unless_count(self, "times", 1)
+            if self.every is None:
+                raise ConfigError(f"{self.name}: times={self.times}: say how many steps apart, such as every=50")
+
+    def is_at(self, step: int) -> bool:
+        """Whether it strikes at a step."""
+        if self.every is None or step < self.step:
+            return LiveFault.is_at(self, step)
+        turn, since = divmod(step - self.step, self.every)
+        return since < self.steps and (self.times is None or turn < self.times)
+
+    @property
+    def total(self) -> int | None:
+        """At how many steps it strikes in all; none where there is no end to it."""
+        if self.every is None:
+            return self.steps
+        return None if self.times is None else self.steps * self.times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementFault(RecurringFault):
     """One element of one tensor, chosen by the seed: the tensor once, the element at each step anew."""
 
     tensor: str | None = None
-    """A parameter's name, or the dotted beginning of several (``blocks.0``) among which the seed chooses. Without it,
-    among all that are trained."""
+    """A parameter's name, or the dotted beginning of several (``blocks.0``) among which the seed chooses; ``*`` stands
+    for anything (``blocks.*.mlp``), ``+`` for "and" (``head+blocks.0``). Without it, among all that are trained."""
     seed: int = 0
     """Chooses the tensor and the element."""
 
     def __post_init__(self) -> None:
-        Fault.__post_init__(self)
+        RecurringFault.__post_init__(self)
         refuse_unless_tensor(self, self.tensor)
         refuse_unless_count(self, "seed", 0)
 
@@ -86,8 +138,9 @@ class BitFlip(ElementFault):
 
     name: ClassVar[str] = "bit-flip"
 
-    in_: Literal["gradient", "weight"] = "gradient"
-    """``gradient``: in the first backward pass of the step. ``weight``: for good, before the first forward pass."""
+    in_: Literal["gradient", "weight", "moment1", "moment2"] = "gradient"
+    """``gradient``: in the first backward pass of the step. ``weight``, and the optimizer's first or second ``moment``:
+    for good, before the first forward pass."""
 
     def __post_init__(self) -> None:
         ElementFault.__post_init__(self)
@@ -97,7 +150,7 @@ class BitFlip(ElementFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientScale(Fault):
+class GradientScale(RecurringFault):
     """The gradient times a factor, in every backward pass of the step, so that what is accumulated is scaled too."""
 
     name: ClassVar[str] = "gradient-scale"
@@ -105,17 +158,186 @@ class GradientScale(Fault):
     factor: float
     """Any finite number but 1."""
     tensor: str | None = None
-    """A parameter's name, or the dotted beginning of several (``blocks.0``). Without it, the whole gradient."""
+    """A parameter's name, or the dotted beginning of several, with ``*`` and ``+`` as in ``ElementFault``. Without it,
+    the whole gradient."""
 
     def __post_init__(self) -> None:
-        Fault.__post_init__(self)
+        RecurringFault.__post_init__(self)
         refuse_unless_tensor(self, self.tensor)
-        refuse_unless_number(self, "factor")
-        if self.factor == 1:
-            raise ConfigError(f"{self.name}: factor=1: changes nothing; give another factor")
+        refuse_unless_factor(self)
 
 
-KINDS: dict[str, type[Fault]] = {kind.name: kind for kind in (NanGradient, InfGradient, GradientScale, BitFlip)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightScale(LiveFault):
+    """Weights times a factor, for good, before the first forward pass of the step.
+
+    Queries and keys of every block: ``weight-scale:factor=16,tensor=*.q_proj+*.k_proj@200``; where one matrix has
+    queries, keys and values below each other, ``weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@200``.
+    """
+
+    name: ClassVar[str] = "weight-scale"
+
+    factor: float
+    """Any finite number but 1."""
+    tensor: str | None = None
+    """A parameter's name, or the dotted beginning of several, with ``*`` and ``+`` as in ``ElementFault``. Without it,
+    all that are trained."""
+    rows: Fraction | None = None
+    """This share of a tensor's rows, from the first one on; without it, all of them."""
+
+    def __post_init__(self) -> None:
+        LiveFault.__post_init__(self)
+        refuse_unless_tensor(self, self.tensor)
+        refuse_unless_factor(self)
+        if self.rows is not None and not (isinstance(self.rows, Fraction) and 0 < self.rows < 1):
+            raise ConfigError(f"{self.name}: rows={self.rows}: a share between 0 and 1, such as 2/3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrSpike(LiveFault):
+    """The learning rate times a factor, at each of the steps: a schedule that is mis-set at a resume.
+
+    It is there for the update and taken back after it, so that the schedule goes on as if nothing had been: what looks
+    at the rate at another time, a record for one, sees the schedule's. When the loop's clock goes back, the fault is
+    over, also for those of its steps that had not come: a rollback restores the schedule.
+    """
+
+    name: ClassVar[str] = "lr-spike"
+
+    factor: float
+    """Any number above 0 but 1."""
+
+    def __post_init__(self) -> None:
+        LiveFault.__post_init__(self)
+        refuse_unless_factor(self)
+        if not self.factor > 0:
+            raise ConfigError(f"{self.name}: factor={self.factor:g}: a number above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MomentsReset(LiveFault):
+    """All that the optimizers have gathered in their parameters' shapes is zero, before the first forward pass.
+
+    As after a resume that lost the moments. The step counters stay, so that no bias correction makes up for it.
+    """
+
+    name: ClassVar[str] = "moments-reset"
+
+
+# What strikes the data, by the batch's number.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFault(Fault):
+    """Batches are bad, in the same way whenever they come, after a rollback too: is given to ``batches.Spoiler``."""
+
+    def is_at(self, number: int) -> bool:
+        """Whether it strikes a batch."""
+        return self.step <= number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesFault(DataFault):
+    """So many bad batches in a row."""
+
+    batches: int = 1
+    """How many."""
+
+    def __post_init__(self) -> None:
+        DataFault.__post_init__(self)
+        refuse_unless_count(self, "batches", 1)
+
+    def is_at(self, number: int) -> bool:
+        """Whether it strikes a batch."""
+        return self.step <= number < self.step + self.batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTokens(BatchesFault):
+    """Every token of a batch is another."""
+
+    seed: int = 0
+    """Chooses the tokens, together with the batch's number."""
+
+    def __post_init__(self) -> None:
+        BatchesFault.__post_init__(self)
+        refuse_unless_count(self, "seed", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomShard(DrawnTokens):
+    """Every token of a batch is drawn at random, each id as likely as another: a corrupt shard."""
+
+    name: ClassVar[str] = "random-shard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RareTokens(DrawnTokens):
+    """Every token of a batch is drawn from those that are rare in the data: what the model has hardly been taught."""
+
+    name: ClassVar[str] = "rare-tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftedLabels(BatchesFault):
+    """Labels are one place too far: each position is asked for what comes after its next token.
+
+    As when both the loader and the model shift them. The first label of a row stands at its end.
+    """
+
+    name: ClassVar[str] = "shifted-labels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicateBatch(BatchesFault):
+    """The first of the batches comes in the place of all of them: a loader that is stuck."""
+
+    name: ClassVar[str] = "duplicate-batch"
+
+    batches: int = 2
+    """How many, the first included."""
+
+    def __post_init__(self) -> None:
+        BatchesFault.__post_init__(self)
+        if self.batches == 1:
+            raise ConfigError(f"{self.name}: batches=1: nothing comes twice; give at least 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonedSource(DataFault):
+    """From a batch on, the rows that come from one source are random tokens."""
+
+    name: ClassVar[str] = "poisoned-source"
+
+    source: str
+    """Its name, as the batches have it."""
+    seed: int = 0
+    """Chooses the tokens, together with the batch's number."""
+
+    def __post_init__(self) -> None:
+        DataFault.__post_init__(self)
+        refuse_unless_count(self, "seed", 0)
+        if not isinstance(self.source, str) or not self.source or "," in self.source:
+            raise ConfigError(f"{self.name}: source={self.source!r}: the name of a source, without commas")
+
+
+KINDS: dict[str, type[Fault]] = {
+    kind.name: kind
+    for kind in (
+        NanGradient,
+        InfGradient,
+        GradientScale,
+        BitFlip,
+        WeightScale,
+        LrSpike,
+        MomentsReset,
+        RandomShard,
+        RareTokens,
+        ShiftedLabels,
+        DuplicateBatch,
+        PoisonedSource,
+    )
+}
 """Every fault that can be written, by its name."""
 
 
@@ -123,7 +345,7 @@ def parse(text: str) -> Fault:
     """The fault that a text describes, such as ``nan-gradient@120``.
 
     >>> parse("gradient-scale:factor=1000,rank=1@200")
-    GradientScale(step=200, steps=1, rank=1, factor=1000.0, tensor=None)
+    GradientScale(step=200, rank=1, steps=1, every=None, times=None, factor=1000.0, tensor=None)
     >>> str(parse("bit-flip:in=weight@50"))
     'bit-flip:in=weight@50'
     """
@@ -176,6 +398,10 @@ def read(kind: type[Fault], field: str, value: str, text: str) -> Any:
             return float(value)
         except ValueError:
             raise ConfigError(f"fault {text!r}: {key}={value!r}: a number, such as 1000 or 1e-3") from None
+    if hint == Fraction | None:
+        if not SHARE.fullmatch(value) or not int(value.partition("/")[2]):
+            raise ConfigError(f"fault {text!r}: {key}={value!r}: a share, such as 2/3")
+        return Fraction(value)
     return value
 
 
@@ -198,6 +424,13 @@ def refuse_unless_number(fault: Fault, field: str) -> None:
     if not is_number or not abs(value) <= sys.float_info.max:  # NaN too
         raise ConfigError(f"{fault.name}: {field}={value!r}: a finite number")
     object.__setattr__(fault, field, float(value))
+
+
+def refuse_unless_factor(fault: GradientScale | WeightScale | LrSpike) -> None:
+    """A factor is a finite number, and changes something."""
+    refuse_unless_number(fault, "factor")
+    if fault.factor == 1:
+        raise ConfigError(f"{fault.name}: factor=1: changes nothing; give another factor")
 
 
 def refuse_unless_tensor(fault: Fault, tensor: str | None) -> None:

@@ -3,16 +3,22 @@
 import difflib
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import BitFlip, ElementFault, GradientScale, InfGradient
+from sealegs.faults.spec import BitFlip, ElementFault, Fault, GradientScale, InfGradient, WeightScale
+
+TensorFault: TypeAlias = ElementFault | GradientScale | WeightScale
+"""What strikes parameters that can be named."""
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 """What torch.compile and activation checkpointing put into the names of parameters."""
@@ -70,29 +76,68 @@ def unit_of(path: str, modules: dict[str, nn.Module]) -> nn.Module | None:
         path = path.rpartition(".")[0]
 
 
-def select(model: nn.Module, fault: ElementFault | GradientScale) -> list[Target]:
+def select(model: nn.Module, fault: TensorFault, optimizers: Iterable[Optimizer] = ()) -> list[Target]:
     """The parameters that a fault strikes: one for an element, all that it names for a factor."""
     known = named_targets(model)
-    named = [target for name, target in known.items() if is_within(name, fault.tensor)]
-    if not named:
-        raise ConfigError(f"{fault}: tensor={fault.tensor!r}: the model has no such parameter; {near(fault, known)}")
+    named: list[Target] = []
+    for wanted in [fault.tensor] if fault.tensor is None or fault.tensor in known else fault.tensor.split("+"):
+        found = [target for name, target in known.items() if is_within(name, wanted)]
+        if not found:
+            raise ConfigError(f"{fault}: tensor={wanted!r}: the model has no such parameter; {near(wanted, known)}")
+        named += found
     targets = [target for target in unique(named) if is_open_to(fault, target.parameter())]
     if not targets:
         raise ConfigError(f"{fault}: tensor={fault.tensor!r}: frozen, or not of floats; name one that is trained")
-    return targets if isinstance(fault, GradientScale) else [targets[draw(len(targets), fault.seed, "tensor")]]
+    if is_in_moment(fault):
+        targets = [target for target in targets if is_updated(target, optimizers)]
+        if not targets:
+            raise ConfigError(f"{fault}: tensor={fault.tensor!r}: of no optimizer that was given; give its optimizer")
+    return [targets[draw(len(targets), fault.seed, "tensor")]] if isinstance(fault, ElementFault) else targets
 
 
-def is_open_to(fault: ElementFault | GradientScale, parameter: nn.Parameter) -> bool:
-    """Whether a fault can strike it: what is frozen has no gradient, but a bit may flip in it, if it is asked for."""
+def is_open_to(fault: TensorFault, parameter: nn.Parameter) -> bool:
+    """Whether a fault can strike it: what is frozen has no gradient, but its values may go wrong, if it is named."""
     if isinstance(fault, GradientScale):
         return parameter.requires_grad
-    is_by_name = isinstance(fault, BitFlip) and fault.in_ == "weight" and fault.tensor is not None
+    is_by_name = is_in_weight(fault) and fault.tensor is not None
     return parameter.is_floating_point() and (parameter.requires_grad or is_by_name)
 
 
+def is_in_weight(fault: Fault) -> bool:
+    """Whether it strikes weights."""
+    return isinstance(fault, WeightScale) or (isinstance(fault, BitFlip) and fault.in_ == "weight")
+
+
+def is_in_moment(fault: Fault) -> bool:
+    """Whether it strikes an element of an optimizer's moment."""
+    return isinstance(fault, BitFlip) and fault.in_ in ("moment1", "moment2")
+
+
+def is_updated(target: Target, optimizers: Iterable[Optimizer]) -> bool:
+    """Whether one of the optimizers has it among its parameters; an optimizer knows the shard, not the whole."""
+    reshard(target)
+    parameter = target.parameter()
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return any(parameter is updated for group in groups for updated in group["params"])
+
+
+def reshard(target: Target) -> None:
+    """Put FSDP2's shard in a parameter's place, where a forward pass has left the whole. Takes all ranks: gathering
+    it again does."""
+    if target.unit is not None:
+        cast(FSDPModule, target.unit).reshard()
+
+
 def is_within(name: str, wanted: str | None) -> bool:
-    """Whether a name is the one wanted, or begins with it: ``blocks.1`` is no beginning of ``blocks.10.weight``."""
-    return wanted is None or f"{name}.".startswith(f"{wanted}.")
+    """Whether a name is the one wanted, or begins with it: ``blocks.1`` is no beginning of ``blocks.10.weight``.
+
+    >>> is_within("blocks.10.mlp.up.weight", "blocks.*.mlp")
+    True
+    """
+    if wanted is None or name == wanted:
+        return True
+    pattern = ".*".join(map(re.escape, f"{wanted}.".split("*")))
+    return re.match(pattern, f"{name}.", re.DOTALL) is not None
 
 
 def unique(targets: Iterable[Target]) -> list[Target]:
@@ -100,11 +145,18 @@ def unique(targets: Iterable[Target]) -> list[Target]:
     return list({target.name: target for target in targets}.values())
 
 
-def near(fault: ElementFault | GradientScale, known: Iterable[str]) -> str:
+def near(wanted: str | None, known: Iterable[str]) -> str:
     """Names that may have been meant, or else what names look like here."""
     names = list(known)
-    close = difflib.get_close_matches(fault.tensor or "", names, n=3)
+    close = difflib.get_close_matches(wanted or "", names, n=3)
     return f"near it are {', '.join(close)}" if close else f"it has {', '.join(names[:8])}, ..."
+
+
+def label(fault: GradientScale | WeightScale, targets: Sequence[Target]) -> str:
+    """What a factor takes: a name, or the common beginnings of several."""
+    if len(targets) == 1:
+        return targets[0].name
+    return "*" if fault.tensor is None else "+".join(f"{wanted}.*" for wanted in fault.tensor.split("+"))
 
 
 def draw(count: int, *key: object) -> int:

@@ -3,20 +3,21 @@
 The order is arithmetic, not state. Sample ``k`` of a run belongs to one source, by a shuffled table of the weights, and
 is the n-th draw from it; the n-th draw from a source of w windows is window ``shuffled(n mod w)`` of its epoch
 ``n div w``. So a stream resumes at any batch without reading what came before, a source of any size is shuffled
-without a table in memory, and the batch of step 312 can be made again by anyone who knows the settings.
+without a table in memory, and the batch of step 312 can be made again by anyone who knows the settings. Weights that
+are changed on the way begin a new part, in which every source goes on with the draw after its last.
 """
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.errors import SourceError
+from sealegs.errors import ConfigError, SourceError
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -109,8 +110,24 @@ class Batch:
         return list(zip(np.split(self.tokens, count), np.split(self.targets, count), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stretch of a stream over which the weights stay the same."""
+
+    first: int
+    """Its first batch."""
+    weights: dict[str, float]
+    shares: list[int]
+    """Samples of a cycle by source."""
+    drawn: list[int]
+    """Draws from each source before it."""
+
+
 class Stream:
-    """Batches of weighted sources, shuffled. ``batch`` is pure; ``next`` walks, and its place is one number."""
+    """Batches of weighted sources, shuffled, without end. ``batch`` is pure; ``next`` walks, and its place is a number.
+
+    The weights can be changed on the way: a batch is a function of its number and of the weights in force at it.
+    """
 
     def __init__(
         self,
@@ -132,8 +149,10 @@ class Stream:
         # documents of one token have no target
         self._documents = [np.flatnonzero(np.diff(source.starts, append=len(source.tokens)) > 1) for source in sources]
         self._windows = [self._count_windows(i) for i in range(len(sources))]
-        self._shares = apportion([weights[source.name] for source in sources], _CYCLE)
-        self._cycle: tuple[int, Ints, Ints] = (-1, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._cycle: tuple[tuple[int, int], Ints, Ints] = ((-1, -1), np.empty(0, np.int64), np.empty(0, np.int64))
+        self._weights = {source.name: weights[source.name] for source in sources}
+        self._parts: list[_Part] = []
+        self._begin_part(0, self._weights)
         self._next = 0
 
     def next(self) -> Batch:
@@ -142,19 +161,79 @@ class Stream:
         self._next += 1
         return batch
 
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from the stream's place on."""
+        while True:
+            yield self.next()
+
+    def reweight(self, source: str, weight: float) -> None:
+        """Give a source another weight from the next batch on; 0 takes it out."""
+        weights = self._parts[-1].weights
+        if source not in weights:
+            raise ConfigError(f"source={source!r}: not one of those that are mixed; give one of {sorted(weights)}")
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"weight={weight}: the new weight of {source!r}, 0 or above")
+        changed = weights | {source: weight}
+        if not any(changed.values()):
+            raise ConfigError(f"source={source!r}: without it nothing is left to train on; give it a weight above 0")
+        self._begin_part(self._next, changed)
+
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream."""
-        return {"next_batch": self._next}
+        """The place in the stream, and the weights by the batch that they begin at, where they were changed."""
+        if [part.weights for part in self._parts] == [self._weights]:
+            return {"next_batch": self._next}
+        weights = [[part.first, dict(part.weights)] for part in self._parts]
+        return {"next_batch": self._next, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place in the stream."""
+        """Go to a place in the stream, with the weights of that time."""
+        parts = state.get("weights", [[0, self._weights]])
+        for _, weights in parts:
+            if weights.keys() != self._weights.keys():
+                raise SourceError(
+                    f"the place is in a stream of {sorted(weights)}, and this one mixes {sorted(self._weights)}; "
+                    "bring those sources back"
+                )
         self._next = int(state["next_batch"])
+        self._parts.clear()
+        for first, weights in parts:
+            self._begin_part(int(first), weights)
+
+    def _begin_part(self, first: int, weights: Mapping[str, float]) -> None:
+        """Let other weights be in force from a batch on."""
+        while self._parts and self._parts[-1].first >= first:
+            self._parts.pop()
+        self._cycle = ((-1, -1), *self._cycle[1:])
+        if self._parts and self._parts[-1].weights == weights:
+            return
+        drawn = self._drawn_before(first)
+        used = [source.name for source in self._sources if weights[source.name]]
+        shares = dict(zip(used, apportion([weights[name] for name in used], _CYCLE), strict=True))
+        self._parts.append(_Part(first, dict(weights), [shares.get(source.name, 0) for source in self._sources], drawn))
+
+    def _drawn_before(self, batch: int) -> list[int]:
+        """How many samples each source has given before a batch."""
+        if not self._parts:
+            return [0] * len(self._sources)
+        number, part = self._part_of(batch - 1)
+        cycles, slots = divmod((batch - part.first) * self._batch, _CYCLE)
+        begun = np.bincount(self._plan(number, cycles)[0][:slots], minlength=len(self._sources))
+        return [
+            before + cycles * share + int(here)
+            for before, share, here in zip(part.drawn, part.shares, begun, strict=True)
+        ]
+
+    def _part_of(self, batch: int) -> tuple[int, _Part]:
+        number = max((i for i, part in enumerate(self._parts) if part.first <= batch), default=0)
+        return number, self._parts[number]
 
     def batch(self, index: int) -> Batch:
         """The batch of a number, wherever the stream is."""
         tokens = np.zeros((self._batch, self._context), np.int64)
         targets = np.full((self._batch, self._context), IGNORED, np.int64)
-        spans = tuple(self._span(*self._draw(index * self._batch + row)) for row in range(self._batch))
+        number, part = self._part_of(index)
+        first = (index - part.first) * self._batch
+        spans = tuple(self._span(*self._draw(number, first + row)) for row in range(self._batch))
         for row, span in enumerate(spans):
             piece = span.source.tokens[span.start : span.end]
             tokens[row, : len(piece) - 1] = piece[:-1]
@@ -183,24 +262,25 @@ class Stream:
         end = int(source.starts[window + 1]) if window + 1 < len(source.starts) else len(source.tokens)
         return Span(source, start, min(end, start + self._context + 1))
 
-    def _draw(self, sample: int) -> tuple[Source, int]:
+    def _draw(self, part: int, sample: int) -> tuple[Source, int]:
         cycle, slot = divmod(sample, _CYCLE)
-        if self._cycle[0] != cycle:
-            self._cycle = (cycle, *self._plan(cycle))
+        if self._cycle[0] != (part, cycle):
+            self._cycle = ((part, cycle), *self._plan(part, cycle))
         _, sources, windows = self._cycle
         window = windows[slot] if self._packed else self._documents[sources[slot]][windows[slot]]
         return self._sources[sources[slot]], int(window)
 
-    def _plan(self, cycle: int) -> tuple[Ints, Ints]:
-        """Source and window of every sample of a cycle."""
-        order = shuffled(np.arange(_CYCLE), _CYCLE, self._key("mixture", cycle))
-        sources = np.repeat(np.arange(len(self._sources)), self._shares)[order]
+    def _plan(self, part: int, cycle: int) -> tuple[Ints, Ints]:
+        """Source and window of every sample of a cycle, counted from the beginning of a part."""
+        first, shares, drawn = self._parts[part].first, self._parts[part].shares, self._parts[part].drawn
+        order = shuffled(np.arange(_CYCLE), _CYCLE, self._key(f"mixture from {first}" if first else "mixture", cycle))
+        sources = np.repeat(np.arange(len(self._sources)), shares)[order]
         windows = np.empty(_CYCLE, np.int64)
-        for i, (source, share, count) in enumerate(zip(self._sources, self._shares, self._windows, strict=True)):
-            epochs, positions = np.divmod(cycle * share + np.arange(share), count)
+        for i, source in enumerate(self._sources):
+            epochs, positions = np.divmod(drawn[i] + cycle * shares[i] + np.arange(shares[i]), self._windows[i])
             for epoch in np.unique(epochs):
                 here = epochs == epoch
-                positions[here] = shuffled(positions[here], count, self._key(source.name, int(epoch)))
+                positions[here] = shuffled(positions[here], self._windows[i], self._key(source.name, int(epoch)))
             windows[sources == i] = positions
         return sources, windows
 

@@ -172,13 +172,15 @@ class CadenceSettings:
     """Minutes between checkpoints, whichever comes first; 0 is off."""
     keep_checkpoints: int = 3
     """The newest so many are kept, and always at least one intact one."""
+    snapshot_steps: int = 50
+    """Steps between snapshots in memory, where a playbook may go back to them."""
     detail_steps: int = 10
     """Steps between the costlier signals: throughput, token entropy."""
 
     def __post_init__(self) -> None:
         for name in ("evaluate_steps", "checkpoint_steps", "checkpoint_minutes"):
             _refuse_unless(getattr(self, name) >= 0, f"cadence.{name}", getattr(self, name), "must not be negative")
-        for name in ("evaluate_batches", "keep_checkpoints", "detail_steps"):
+        for name in ("evaluate_batches", "keep_checkpoints", "snapshot_steps", "detail_steps"):
             _refuse_unless(getattr(self, name) >= 1, f"cadence.{name}", getattr(self, name), "must be at least 1")
 
 
@@ -198,6 +200,10 @@ class Settings:
     """Run the model through torch.compile."""
     threads: int = 0
     """CPU threads; 0 takes all cores. A resumed run keeps the number it had: sums in another order differ."""
+    playbook: Literal["observe", "standard", "palm"] = "observe"
+    """What is done about trouble: `observe` skips and halts, the others go back, pass over data, lower the rate."""
+    shadow: bool = False
+    """Decide and write down, but neither skip nor halt nor treat: to see what would have been done."""
     price_per_hour: float = 0.0
     """What an hour of this machine costs, for the cost of incidents."""
     model: ModelSettings = field(default_factory=ModelSettings)

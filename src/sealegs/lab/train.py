@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
@@ -31,13 +31,17 @@ from sealegs.record.files import whole_file, writing
 from sealegs.record.manifest import Manifest
 from sealegs.record.schema import CHECKPOINTS, TOKENIZER
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.checkpoints import Checkpoints, State
-from sealegs.recovery.state import Trainee
+from sealegs.recovery.checkpoints import Checkpoints
+from sealegs.recovery.playbook import Playbook
 from sealegs.vocabulary import Sink
 from sealegs.watch import Watch
 
-Inject: TypeAlias = Callable[[nn.Module, Callable[[], int], Callable[[str], None]], AbstractContextManager[object]]
-"""Something that disturbs a model while it is open: told how to ask for the number of the step, and whom to tell."""
+Inject: TypeAlias = Callable[
+    [nn.Module, Optimizer, Callable[[], int], Callable[[str], None]], AbstractContextManager[object]
+]
+"""Something that disturbs a model and its optimizer while it is open: told how to ask for the number of the step, and
+whom to tell."""
+Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,46 +66,53 @@ def train(
     resume: bool = False,
     sinks: Sequence[Sink] = (),
     should_stop: Callable[[], str | None] = lambda: None,
-    inject: Inject = lambda model, number, say: nullcontext(),
+    skip: Ranges = (),
+    inject: Inject = lambda model, optimizer, number, say: nullcontext(),
+    spoil: Callable[[Stream], Iterable[Batch]] = lambda stream: stream,
 ) -> Result:
     """Train to the last step, or until ``should_stop`` gives a reason; either way leave a checkpoint.
 
-    ``settings`` must be ``resolved``. A resumed run takes its newest intact checkpoint and computes, on the CPU bit for
-    bit, what it would have computed without the interruption.
+    ``settings`` must be ``resolved``. A resumed run takes its newest checkpoint to trust and computes, on the CPU bit
+    for bit, what it would have computed without the interruption. ``skip`` are ranges of batches never to train on.
+    ``inject`` and ``spoil`` are for practice: they disturb the model, and the data.
     """
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = Transformer(settings.model).to(settings.device)
-    with inject(model, lambda: -1, lambda text: None):
-        pass  # what does not fit the model is refused here, before there is a folder
     optimizer = build_optimizer(model, settings.optimizer)
-    trainee = Trainee(
-        model=model,
-        optimizer=optimizer,
-        scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps)),
-        scaler=GradScaler(settings.device, enabled=settings.dtype == "fp16"),
-        data=data.training,
-    )
-    checkpoints = Checkpoints(folder / CHECKPOINTS, keep=settings.cadence.keep_checkpoints)
+    with inject(model, optimizer, lambda: -1, lambda text: None):
+        pass  # what does not fit the model is refused here, before there is a folder
+    scheduler = LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))
+    scaler = GradScaler(settings.device, enabled=settings.dtype == "fp16")
     manifest = describe(settings, data, model, folder.name)
     with RunWriter.reopen(folder) if resume else RunWriter.create(folder, manifest) as record:
-        resumption, guarded = go_on(trainee, checkpoints, record, settings, data) if resume else (None, None)
+        changed = what_changed(record, settings, data) if resume else {}
         record.amend(settings=manifest.settings, dtype=manifest.dtype, price_per_hour=manifest.price_per_hour)
-        with Watch(record, sinks=sinks) as watch:
+        with (
+            Watch(record, sinks=sinks) as watch,
+            Guard(
+                model,
+                optimizer,
+                run=watch,
+                scheduler=scheduler,
+                clip=settings.optimizer.clip or None,
+                scaler=scaler,
+                act=not settings.shadow,
+                sample_every=settings.cadence.detail_steps,
+                resume=resume,
+                playbook=PLAYBOOKS[settings.playbook](),
+                checkpoint_every=settings.cadence.checkpoint_steps,
+                keep_checkpoints=settings.cadence.keep_checkpoints,
+                snapshot_every=settings.cadence.snapshot_steps,
+                skip=skip,
+            ) as guard,
+        ):
             try:
-                first = begin(folder, watch, manifest, data, resumption)
-                guard = Guard(
-                    model,
-                    optimizer,
-                    run=watch,
-                    scheduler=trainee.scheduler,
-                    clip=settings.optimizer.clip or None,
-                    scaler=trainee.scaler,
-                    sample_every=settings.cadence.detail_steps,
-                )
-                guard.go_on(first, guarded)
-                with inject(model, lambda: guard.number, lambda text: watch.note("fault", text=text)):
-                    result = run_steps(settings, data, trainee, checkpoints, guard, folder, should_stop)
+                begin(folder, guard, manifest, data, changed)
+                if guard.number:
+                    take_settings(optimizer, scheduler, settings, guard.number)
+                with inject(model, optimizer, lambda: guard.number, lambda text: watch.note("fault", text=text)):
+                    result = run_steps(settings, data, model, scaler, guard, folder, should_stop, spoil(data.training))
             except BaseException as error:
                 with suppress(StorageError):  # the disk may be what failed; the error itself says more
                     reason = "halted" if isinstance(error, RunHalted) else "failed"
@@ -112,45 +123,43 @@ def train(
     return result
 
 
+PLAYBOOKS = {"observe": Playbook.observe, "standard": Playbook.standard, "palm": Playbook.palm}
+
+
 def run_steps(
     settings: Settings,
     data: Data,
-    trainee: Trainee,
-    checkpoints: Checkpoints,
+    model: Transformer,
+    scaler: GradScaler,
     guard: Guard,
     folder: Path,
     should_stop: Callable[[], str | None],
+    batches: Iterable[Batch],
 ) -> Result:
     """The loop."""
-    assert isinstance(trainee.model, Transformer)
-    losses = torch.compile(trainee.model.losses) if settings.compile else trainee.model.losses
+    losses = torch.compile(model.losses) if settings.compile else model.losses
     cadence = settings.cadence
     last_save = time.monotonic()
-    saved = guard.number
-    reason = None
-    while guard.number < settings.steps and not (reason := should_stop()):
-        signals: dict[str, Any] = {}
+    reason = should_stop()
+    for batch in guard.batches(batches) if guard.number < settings.steps and not reason else ():
+        signals: dict[str, Any] = {"batch_hash": batch.hash, "sources": batch.sources}
         if cadence.evaluate_steps and guard.number % cadence.evaluate_steps == 0:
             with guard.paused():
                 signals["eval_loss"] = evaluate(losses, data.held_out, settings)
-        batch = data.training.next()
-        signals |= {"batch_index": batch.index, "batch_hash": batch.hash, "sources": batch.sources}
         if guard.number % cadence.detail_steps == 0:
             signals["token_entropy"] = batch.token_entropy
 
-        loss, token_losses = backward(trainee, losses, batch, settings)
+        loss, token_losses = backward(scaler, losses, batch, settings)
         guard.step(loss, tokens=batch.target_count, token_losses=token_losses, **signals)
 
-        step = guard.number
-        due = cadence.checkpoint_steps and step % cadence.checkpoint_steps == 0
-        late = cadence.checkpoint_minutes and time.monotonic() - last_save > 60 * cadence.checkpoint_minutes
-        if due or late:
-            with guard.paused():
-                save(trainee, checkpoints, guard)
-            saved, last_save = step, time.monotonic()
+        is_late = cadence.checkpoint_minutes and time.monotonic() - last_save > 60 * cadence.checkpoint_minutes
+        if is_late and guard.checkpoint():
+            last_save = time.monotonic()
+        if guard.number >= settings.steps or (reason := should_stop()):
+            break
 
-    if guard.number > saved:
-        save(trainee, checkpoints, guard)
+    if guard.number != guard.last_checkpoint:
+        guard.checkpoint(wait=True)
     eval_loss = None
     if not reason:  # whoever asked for a stop is waiting
         last = evaluate(losses, data.held_out, settings)
@@ -168,7 +177,7 @@ def run_steps(
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Losses]
 
 
-def backward(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
+def backward(scaler: GradScaler, losses: LossFunction, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
     """Gradients of one batch; its mean loss, and the loss of each of its tokens.
 
     Micro-batches may hold different numbers of targets, so their losses are summed and divided by the targets of the
@@ -179,7 +188,7 @@ def backward(trainee: Trainee, losses: LossFunction, batch: Batch, settings: Set
     for tokens, targets in batch.micro_batches(settings.data.accumulation):
         with precision(settings):
             micro = losses(on_device(tokens, settings), on_device(targets, settings))
-        trainee.scaler.scale(micro.total / batch.target_count).backward()
+        scaler.scale(micro.total / batch.target_count).backward()
         of_tokens.append(micro.tokens.detach())
         loss += of_tokens[-1].sum() / batch.target_count
     return loss, torch.cat(of_tokens)
@@ -284,18 +293,6 @@ def describe(settings: Settings, data: Data, model: Transformer, name: str) -> M
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
-    """Where a run goes on, and what is to be said about it."""
-
-    checkpoint: int | None
-    """None where the run was killed before its first one: it then begins anew."""
-    passed_over: dict[str, str]
-    """Newer checkpoints that are damaged, and how."""
-    changed: dict[str, list[object]]
-    """Old and new value of each setting that was changed."""
-
-
 MAY_CHANGE_IN_MODEL = {
     "model.z_loss",
     "model.norm_eps",
@@ -306,14 +303,12 @@ MAY_CHANGE_IN_MODEL = {
 """Margins. Anything else in the model would go on as another function of the same weights."""
 
 
-def go_on(
-    trainee: Trainee, checkpoints: Checkpoints, record: RunWriter, settings: Settings, data: Data
-) -> tuple[Resumption, dict[str, Any] | None]:
-    """Restore the newest intact checkpoint; refuse what would not go on as it began, before anything is changed.
-
-    Gives the guard's state too, for when there is a guard.
-    """
+def what_changed(record: RunWriter, settings: Settings, data: Data) -> dict[str, list[object]]:
+    """Old and new value of each setting that was changed; refused where it would not go on as it began."""
     before = record.manifest
+    done = max(Checkpoints(record.folder / CHECKPOINTS).steps(), default=0)
+    if settings.steps < done:
+        raise ConfigError(f"steps={settings.steps}: the run has done {done} already; give at least as many")
     for name, facts in before.data.get("sources", {}).items():
         if data.facts["sources"].get(name) != facts:
             raise SourceError(f"{name}: not the data that {before.run_id} was trained on; bring that back to resume")
@@ -322,49 +317,33 @@ def go_on(
         in_model = name.startswith("model.") and name not in MAY_CHANGE_IN_MODEL
         if name == "seed" or name.startswith("data.") or in_model:
             raise ConfigError(f"{name}: changed since the run was started; it would be another run, so start another")
-    step, damaged = checkpoints.newest_intact()
-    passed_over = {str(damage.step): damage.reason for damage in damaged}
-    if step is None and damaged:
-        raise SourceError(
-            f"{record.folder}: no checkpoint is intact ({passed_over}); restore one from a copy, or start another run"
-        )
-    guarded = None
-    if step is not None:
-        if settings.steps < step:
-            raise ConfigError(f"steps={settings.steps}: the run has done {step} already; give at least as many")
-        state = checkpoints.load(step)
-        trainee.restore(state)
-        guarded = state.plain.get("guard")
-        take_settings(trainee, settings, step)
-    return Resumption(checkpoint=step, passed_over=passed_over, changed=changed), guarded
+    return changed
 
 
-def take_settings(trainee: Trainee, settings: Settings, step: int) -> None:
+def take_settings(optimizer: AdamW, scheduler: LambdaLR, settings: Settings, step: int) -> None:
     """A checkpoint brings back the optimizer's settings of its time: put those that the run has now in their place."""
     wanted = settings.optimizer
     rate = wanted.lr * lr_share(wanted, settings.steps, step)
-    for group, decay in zip(trainee.optimizer.param_groups, decays(wanted), strict=True):
+    for group, decay in zip(optimizer.param_groups, decays(wanted), strict=True):
         group.update(betas=wanted.betas, eps=wanted.eps, weight_decay=decay, initial_lr=wanted.lr, lr=rate)
-    trainee.scheduler.base_lrs = [wanted.lr for _ in trainee.optimizer.param_groups]
+    scheduler.base_lrs = [wanted.lr for _ in optimizer.param_groups]
 
 
-def begin(folder: Path, watch: Watch, manifest: Manifest, data: Data, resumption: Resumption | None) -> int:
-    """Put what a reader will need beside the manifest, say how it begins, and give the first step."""
+def begin(folder: Path, guard: Guard, manifest: Manifest, data: Data, changed: dict[str, list[object]]) -> None:
+    """Put what a reader will need beside the manifest, and say how it begins."""
     tokenizer = folder / TOKENIZER
     if data.tokenizer is not None and not tokenizer.exists():
         with writing(tokenizer), whole_file(tokenizer) as file:
             file.write(data.tokenizer)
-    if resumption is None:
-        watch.note("start", run_id=manifest.run_id)
-        return 0
-    first = resumption.checkpoint or 0
+    if guard.resumed is None:
+        guard.watch.note("start", run_id=manifest.run_id)
+        return
     here = {
         "versions": manifest.versions,
         "git": manifest.git,
         "host": manifest.host,
     }  # may be others than at the start
-    watch.note("resume", step=first, **asdict(resumption), **here)
-    return first
+    guard.watch.note("resume", step=guard.number, **asdict(guard.resumed), changed=changed, **here)
 
 
 def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:
@@ -372,12 +351,3 @@ def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[obj
     old = dict(manifests.dotted(before.settings))
     new = dict(manifests.dotted(json.loads(json.dumps(asdict(settings)))))
     return {name: [old.get(name), new.get(name)] for name in old | new if old.get(name) != new.get(name)}
-
-
-def save(trainee: Trainee, checkpoints: Checkpoints, guard: Guard) -> None:
-    """Put the rows so far on disk, then a checkpoint: everything needed to run the next step."""
-    began = time.perf_counter()
-    guard.watch.sync()
-    state = trainee.capture()
-    checkpoints.save(guard.number, State(state.tensors, {**state.plain, "guard": guard.state_dict()}))
-    guard.watch.note("checkpoint", checkpoint=guard.number, seconds=round(time.perf_counter() - began, 3))

@@ -13,6 +13,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 COLUMN_CACHE = "metrics.columns.npz"
 CHECKPOINTS = "checkpoints"
+RECOVERY = "recovery.json"
 TOKENIZER = "tokenizer.json"
 
 CONTENTS = {
@@ -22,6 +23,7 @@ CONTENTS = {
     TOKENIZER: "the vocabulary, so that tokens can be read as text",
     COLUMN_CACHE: "metrics.jsonl as numpy columns, rebuilt at will",
     CHECKPOINTS: "everything needed to run a step, by its number",
+    RECOVERY: "what recovery has done and must not do again: treatments, batches left out, margins",
 }
 """A line for each thing in a run folder, in the order people look at them."""
 

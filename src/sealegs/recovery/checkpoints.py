@@ -2,59 +2,91 @@
 
 Tensors go through ``torch.distributed.checkpoint``, in one process as in many; everything else is JSON. A checkpoint is
 written aside, synced, given the digests of its files and then renamed: no moment at which a kill leaves a folder
-that looks like a checkpoint and is not one. Nothing in it is unpickled but torch's own table of contents, and that
-only into the types such a table is made of.
+that looks like a checkpoint and is not one. A thread can write it while the training goes on. Whether the weights in
+it are any good shows later: it is a candidate first, and tagged when that is known.
 """
 
-import hashlib
 import json
-import pickle
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import metadata
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
-from sealegs.errors import SourceError
-from sealegs.record.files import folder_aside, whole_file, writing
-
-_DIGESTS = "digests.json"
-_PLAIN = "plain.json"
+from sealegs.record.files import folder_aside, writing
+from sealegs.recovery import contents
+from sealegs.recovery.staging import Staging, on_host
+from sealegs.recovery.tags import Tag, Tags
+from sealegs.recovery.together import Together
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything needed to go on from a step, in the two kinds that are stored differently."""
+    """Everything needed to go on from a step, in the kinds that are stored differently."""
 
     tensors: Mapping[str, Tensor]
+    """By names under which all ranks have the same, or shards of the same; those of one rank are ``rng/<rank>/...``."""
     plain: Mapping[str, Any]
-    """JSON values."""
+    """JSON values, the same on all ranks: those of rank 0 are stored."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values of this rank alone. Empty where there was no such rank when the state was saved."""
+    step: int | None = None
+    """The step that it makes ready to run: known when it comes from a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(NamedTuple):
     """A checkpoint that cannot be used, and why."""
 
     step: int
     reason: str
 
 
-class Checkpoints:
-    """The checkpoints of one run, by the step that they make ready to run."""
+class Written(NamedTuple):
+    """A checkpoint that a thread has brought to disk, and how long after it was asked for."""
 
-    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+    step: int
+    seconds: float
+
+
+class _Parts(NamedTuple):
+    """A state as it will be written, whatever becomes of the live objects."""
+
+    tensors: Mapping[str, Tensor]
+    plain: bytes
+    own: bytes
+
+
+class Checkpoints:
+    """The checkpoints of one run, by the step that they make ready to run.
+
+    In a process group make one on every rank, where all of them see the folder, and call every method on every rank;
+    rank 0 alone renames, tags and deletes.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, keep_first: bool = False) -> None:
+        """``keep`` so many of the newest; with ``keep_first`` that of step 0 as well."""
         self._folder = folder
         self._keep = keep
+        self._keep_first = keep_first
+        self._tags = Tags(folder)
+        self._ranks = Together()
+        self._writers = Together()  # the threads': what they say to each other must not meet what the loops say
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._is_writing = False
+        self._written: deque[Written] = deque()
+        self._trouble: deque[str] = deque()
+        contents.expect_to_be_alone()
 
     def steps(self) -> list[int]:
         """The steps for which there is a checkpoint, rising."""
@@ -62,27 +94,154 @@ class Checkpoints:
             return []
         return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal())
 
+    # Saving.
+
     def save(self, step: int, state: State) -> Path:
         """Write a checkpoint, then remove those that are no longer kept."""
-        target = self._folder / str(step)
-        with writing(target):
+        self.wait()
+        self._write(step, lambda: _parts(state, state.tensors))
+        return self._folder / str(step)
+
+    def save_soon(self, step: int, state: State) -> bool:
+        """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
+
+        Call ``before_update`` before the tensors change. ``written`` and ``trouble`` tell what came of it.
+        """
+        if any(self._ranks.gather(self._is_writing)):
+            return False
+        began = time.perf_counter()
+        self._is_writing = True
+        self._tags.expect(step)
+        parts: _Parts | Exception
+        try:
+            parts = _parts(state, self._staging.copy(state.tensors))
+        except Exception as error:  # the thread tells the other ranks
+            parts = error
+        self._thread = threading.Thread(target=self._write_late, args=(step, parts, began), name=f"checkpoint {step}")
+        self._thread.start()
+        return True
+
+    def before_update(self) -> None:
+        """What is being saved is about to change: let the device copy it first. The host does not wait."""
+        self._staging.before_update()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def written(self) -> list[Written]:
+        """What ``save_soon`` has brought to disk since this was last asked."""
+        return _taken(self._written)
+
+    def trouble(self) -> str | None:
+        """What went wrong in ``save_soon`` since this was last asked, as a sentence. The run may go on."""
+        return "; ".join(_taken(self._trouble)) or None
+
+    @property
+    def held_bytes(self) -> int:
+        """Host memory that ``save_soon`` holds, from its first call on."""
+        return self._staging.held_bytes
+
+    def _write_late(self, step: int, parts: _Parts | Exception, began: float) -> None:
+        def arrived() -> _Parts:
+            if isinstance(parts, Exception):
+                raise parts
+            self._staging.wait()
+            return parts
+
+        try:
+            self._write(step, arrived)
+            self._written.append(Written(step, time.perf_counter() - began))
+        except BaseException as error:  # torch has some that are no Exception, and nobody else would hear of it
+            self._trouble.append(f"checkpoint {step}: {error}")
+        finally:
+            self._tags.expect(None)
+            self._is_writing = False
+
+    def _write(self, step: int, make: Callable[[], _Parts]) -> None:
+        target, ranks = self._folder / str(step), self._writers
+
+        def begin() -> Path:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with folder_aside(target, replace=True) as aside:
-                with whole_file(aside / _PLAIN) as file:
-                    file.write(json.dumps(state.plain).encode())
-                with _speaking_plainly():
-                    save_tensors(dict(state.tensors), storage_writer=FileSystemWriter(aside))
-                digests = {file.name: _digest(file) for file in sorted(aside.iterdir())}
-                with whole_file(aside / _DIGESTS) as file:
-                    file.write(json.dumps(digests, indent=1).encode())
-        self._rotate()
-        return target
+            return on_disk.enter_context(folder_aside(target, replace=True))
+
+        def finish() -> None:
+            contents.write_digests(aside, digests)
+            on_disk.close()  # now it has its name
+            self._take_in(step)
+
+        with writing(target), ExitStack() as on_disk:
+            parts = ranks.agree(make)
+            aside = ranks.first(begin)
+            ranks.agree(lambda: contents.write_plain(aside, ranks.rank, parts.plain, parts.own))
+            contents.write_tensors(aside, parts.tensors, ranks.group)
+            digests = ranks.gather(ranks.agree(lambda: contents.digests_of(aside, ranks.rank)))
+            ranks.first(finish)
+
+    def _take_in(self, step: int) -> None:
+        self._tags.arrived(step)
+        for left_by_a_kill in self._folder.glob(".*.partial"):
+            shutil.rmtree(left_by_a_kill, ignore_errors=True)
+        for old in self._no_longer_kept():
+            # first the name, then the files: a kill in between must not leave a checkpoint with half its files
+            aside = (self._folder / str(old)).rename(self._folder / f".{old}.partial")
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _no_longer_kept(self) -> list[int]:
+        """All but the newest so many, suspect ones first; not the last healthy one, and none if no other is intact."""
+        tags = self.tags()
+        best_first = sorted(tags, key=lambda step: (tags[step] != "suspect", step), reverse=True)
+        kept, old = best_first[: self._keep], best_first[self._keep :]
+        spared = {0} if self._keep_first else set()
+        if any(tags[step] == "healthy" for step in old):
+            intact = (step for step in best_first if tags[step] == "healthy" and self.check(step) is None)
+            spared |= set(islice(intact, 1))
+        going = [step for step in old if step not in spared]
+        return going if going and any(self.check(step) is None for step in kept) else []
+
+    # Which to go back to.
+
+    def tag(self, step: int, tag: Tag, why: str = "") -> None:
+        """Say what is known of a checkpoint, also of one that is being written; one that is gone is left alone."""
+        if self._ranks.rank == 0:
+            self._tags.give(step, tag, why)
+
+    def tags(self) -> dict[int, Tag]:
+        """What is known of each checkpoint."""
+        return {step: tag for step, (tag, _) in self._tags.of(self.steps()).items()}
+
+    def discard_after(self, step: int, why: str = "") -> None:
+        """The run goes on from this step: what lies after it belongs to a line that was given up, and is suspect."""
+        being_written = [] if self._tags.expected is None else [self._tags.expected]
+        for later in (*self.steps(), *being_written):
+            if later > step:
+                self.tag(later, "suspect", why or f"the run went back to step {step}")
 
     def newest_intact(self) -> tuple[int | None, list[Damage]]:
-        """The newest checkpoint that passes its check, and the newer ones that do not."""
+        """The newest checkpoint that passes its check and is not suspect, and why newer ones were passed over."""
+        return self._newest(("healthy", "candidate"), None)
+
+    def newest_healthy(self, before: int | None = None) -> tuple[int | None, list[Damage]]:
+        """The newest one that passes its check and is known to be healthy, at or before a step; and the same."""
+        return self._newest(("healthy",), before)
+
+    def _newest(self, wanted: tuple[Tag, ...], before: int | None) -> tuple[int | None, list[Damage]]:
+        self.wait()
+        return self._ranks.first(lambda: self._search(wanted, before))
+
+    def _search(self, wanted: tuple[Tag, ...], before: int | None) -> tuple[int | None, list[Damage]]:
         passed_over: list[Damage] = []
-        for step in reversed(self.steps()):
-            damage = self.check(step)
+        known = self._tags.of(self.steps())
+        for step in sorted(known, reverse=True):
+            if before is not None and step > before:
+                continue
+            tag, why = known[step]
+            if tag in wanted:
+                damage = self.check(step)
+            else:
+                damage = Damage(step, f"suspect: {why}" if tag == "suspect" else "not known to be healthy")
             if damage is None:
                 return step, passed_over
             passed_over.append(damage)
@@ -90,96 +249,52 @@ class Checkpoints:
 
     def check(self, step: int) -> Damage | None:
         """Read a checkpoint whole and compare it with its digests."""
-        folder = self._folder / str(step)
-        try:
-            digests = json.loads((folder / _DIGESTS).read_bytes())
-            for name, digest in digests.items():
-                if _digest(folder / name) != digest:
-                    return Damage(step, f"{name} is not what was written")
-        except FileNotFoundError as error:
-            return Damage(step, f"{Path(error.filename).name} is missing")
-        except (OSError, ValueError, AttributeError) as error:
-            return Damage(step, f"{_DIGESTS} cannot be read ({error})")
-        if not {_PLAIN, ".metadata"} <= digests.keys():
-            return Damage(step, f"{_DIGESTS} does not list its files")
-        return None
+        fault = contents.fault_in(self._folder / str(step))
+        return None if fault is None else Damage(step, fault)
 
-    def load(self, step: int) -> State:
-        """Read a checkpoint that has been checked."""
-        folder = self._folder / str(step)
-        # only tensors are asked for: torch would unpickle anything else
+    def load(self, step: int, like: State | None = None) -> State:
+        """Read a checkpoint that has been checked, into host memory.
+
+        What is sharded in ``like`` is read as this rank's shards, in however many parts it was written; so are the
+        optimizer's tensors that belong to such weights. Everything else is read whole.
+        """
+        self.wait()
+        folder, rank = self._folder / str(step), self._ranks.rank
         tensors = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in _table_of_contents(folder).state_dict_metadata.items()
-            if isinstance(entry, metadata.TensorStorageMetadata)
+            name: _room(name, entry, {} if like is None else like.tensors)
+            for name, entry in contents.tensors_in(folder).items()
+            if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
         }
-        with _speaking_plainly():
-            load_tensors(tensors, storage_reader=FileSystemReader(folder))
-        return State(tensors, json.loads((folder / _PLAIN).read_bytes()))
-
-    def _rotate(self) -> None:
-        """Keep the newest so many; but let nothing go while none of those passes its check."""
-        for left_by_a_kill in self._folder.glob(".*.partial"):
-            shutil.rmtree(left_by_a_kill, ignore_errors=True)
-        steps = self.steps()
-        kept, old = steps[-self._keep :], steps[: -self._keep]
-        if old and any(self.check(step) is None for step in reversed(kept)):
-            for step in old:
-                # first the name, then the files: a kill in between must not leave a checkpoint with half its files
-                aside = (self._folder / str(step)).rename(self._folder / f".{step}.partial")
-                shutil.rmtree(aside, ignore_errors=True)
+        contents.read_tensors(folder, tensors, self._ranks.group)
+        plain, own = contents.read_plain(folder, rank)
+        return State(tensors, plain, own, step)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _parts(state: State, tensors: Mapping[str, Tensor]) -> _Parts:
+    return _Parts(tensors, json.dumps(state.plain).encode(), json.dumps(state.own).encode())
 
 
-@contextmanager
-def _speaking_plainly() -> Iterator[None]:
-    """torch wraps a full disk into exceptions of its own, and warns where there is no process group: we mean that."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
-    except CheckpointException as wrapper:  # not even an Exception
-        for error, _ in wrapper.failures.values():
-            raise _first_cause(error) from wrapper
-        raise
+def _room(name: str, entry: TensorStorageMetadata, like: Mapping[str, Tensor]) -> Tensor:
+    """An empty tensor to read into."""
+    model = like.get(name)
+    weight = _weight_of(name, like) if model is None else model
+    if isinstance(weight, DTensor) and weight.shape == entry.size:
+        return on_host(weight, entry.properties.dtype)
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    """What the system said, where an error came of that: it is further down the chain."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError):
-            return link
-        link = link.__cause__ or link.__context__
-    return error
+def _weight_of(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The weight that ``optimizer/0/blocks.1.weight.exp_avg`` belongs to."""
+    if not name.startswith("optimizer/"):
+        return None
+    path = name.split("/", 2)[-1]
+    while "." in path:
+        path = path.rpartition(".")[0]
+        if (weight := tensors.get(f"model/{path}")) is not None:
+            return weight
+    return None
 
 
-class _TableOfContents(pickle.Unpickler):
-    """Reads torch's ``.metadata``, a pickle, and refuses one that names anything else than a table is made of."""
-
-    _TABLE = frozenset({
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        *(("torch.distributed.checkpoint.metadata", name) for name in (*metadata.__all__, "_MEM_FORMAT_ENCODING")),
-        *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
-    })  # fmt: skip
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in self._TABLE or is_dtype:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def _table_of_contents(folder: Path) -> metadata.Metadata:
-    try:
-        with (folder / ".metadata").open("rb") as file:
-            table: metadata.Metadata = _TableOfContents(file).load()
-    except (OSError, pickle.UnpicklingError) as error:
-        raise SourceError(f"{folder}: not a checkpoint that Sealegs wrote ({error}); use another one") from error
-    return table
+def _taken(entries: deque[Any]) -> list[Any]:
+    """All entries, out of a queue that another thread may be adding to."""
+    return [entries.popleft() for _ in range(len(entries))]

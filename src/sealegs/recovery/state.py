@@ -1,20 +1,25 @@
 """Live objects in, a ``State`` out, and back: all that decides what the next steps will compute."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.errors import SourceError
+from sealegs.errors import ConfigError, SourceError
+from sealegs.recovery.aside import from_json, to_json
 from sealegs.recovery.checkpoints import State
+
+Rng: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, Any] | None]
 
 
 class Positioned(Protocol):
@@ -32,72 +37,219 @@ class Trainee:
     """What is being trained, and everything that has a state of its own beside it."""
 
     model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    scaler: GradScaler
-    data: Positioned
+    """Plain, compiled, in DDP or sharded by FSDP2: its tensors have the same names in all of them."""
+    optimizers: Sequence[Optimizer]
+    schedulers: Sequence[LRScheduler] = ()
+    scaler: GradScaler | None = None
+    data: Positioned | None = None
 
     def capture(self) -> State:
-        """The state as it is now. The tensors are the live ones: store or copy them before the next step."""
-        weights, moments = dcp_state.get_state_dict(self.model, self.optimizer, options=_OPTIONS)
-        both: dict[str, Any] = {f"model/{name}": value for name, value in weights.items()}
-        both |= {f"optimizer/{name}": value for name, value in moments.items()}
-        tensors = {name: value for name, value in both.items() if isinstance(value, Tensor)}
-        return State(
-            tensors=tensors | _torch_rng(),
-            plain={
-                "optimizer": {name: value for name, value in both.items() if name not in tensors},
-                "scheduler": self.scheduler.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "data": self.data.state_dict(),
-                "rng": _host_rng(),
+        """The state as it is now. The tensors are the live ones: store or copy them before the next step.
+
+        An optimizer that has not stepped has no state, and is not made to have one.
+        """
+        rank, world = _rank_and_world()
+        weights, names = self._weights(), self._names()
+        tensors = {f"model/{name}": value for name, value in weights.items() if isinstance(value, Tensor)}
+        position = None if self.data is None else self.data.state_dict()
+        plain = {
+            "ranks": world,
+            "extra": {
+                name: to_json(value, f"extra/{name}", tensors)
+                for name, value in weights.items()
+                if not isinstance(value, Tensor)
             },
-        )
+            "optimizers": [
+                _of_optimizer(optimizer, names, f"optimizer/{number}", tensors)
+                for number, optimizer in enumerate(self.optimizers)
+            ],
+            "schedulers": [
+                {"kind": _kind(scheduler), "state": to_json(scheduler.state_dict(), f"scheduler/{number}", tensors)}
+                for number, scheduler in enumerate(self.schedulers)
+            ],
+            "scaler": {} if self.scaler is None else self.scaler.state_dict(),
+            "data": position,
+        }
+        tensors |= {f"rng/{rank}/{device}": state for device, state in _torch_rng().items()}
+        return State(tensors, plain, own={"data": position, "rng": _host_rng()})
 
-    def restore(self, state: State) -> None:
-        """Make the live objects what they were. A state of another model is refused before anything is changed."""
-        self._refuse_other_model(state)
-        both = {**state.tensors, **{name: _tupled(value) for name, value in state.plain["optimizer"].items()}}
-        dcp_state.set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=_under("model/", both),
-            optim_state_dict=_under("optimizer/", both),
-            options=_OPTIONS,
-        )
-        self.scheduler.load_state_dict(dict(state.plain["scheduler"]))
-        if self.scaler.is_enabled() and state.plain["scaler"]:  # a run may have changed to fp16, or away from it
+    def restore(self, state: State) -> list[str]:
+        """Make the live objects what they were. Gives sentences on what cannot be as it was.
+
+        A state of another model, optimizer or schedule is refused before anything is changed.
+        """
+        self._refuse_another(state)
+        names, remarks = self._names(), list(self._remarks(state))
+        if self.data is not None and (position := _position(state)) is not None:
+            self.data.load_state_dict(position)  # first: it may have reasons of its own to refuse
+        weights = _under("model/", state.tensors) | from_json(state.plain["extra"], state.tensors)
+        dcp_state.set_model_state_dict(self.model, weights)
+        for optimizer, stored in zip(self.optimizers, state.plain["optimizers"], strict=True):
+            _restore_optimizer(optimizer, names, stored, state.tensors)
+        for scheduler, stored in zip(self.schedulers, state.plain["schedulers"], strict=True):
+            scheduler.load_state_dict(from_json(stored["state"], state.tensors))
+        if self.scaler is not None and self.scaler.is_enabled() and state.plain["scaler"]:
             self.scaler.load_state_dict(dict(state.plain["scaler"]))
-        self.data.load_state_dict(state.plain["data"])
         _restore_rng(state)
+        return remarks
 
-    def _refuse_other_model(self, state: State) -> None:
-        stored = {name: tuple(tensor.shape) for name, tensor in _under("model/", state.tensors).items()}
-        live = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
-        for name in sorted(stored.keys() | live.keys()):
-            if stored.get(name) != live.get(name):
-                raise SourceError(
-                    f"the checkpoint is of another model: {name} is {stored.get(name, 'absent')} there "
-                    f"and {live.get(name, 'absent')} here; resume with the settings that it was trained with"
-                )
+    def _weights(self) -> dict[str, Any]:
+        """Parameters, buffers, and what modules keep besides."""
+        return dcp_state.get_model_state_dict(self.model)
+
+    def _names(self) -> dict[Tensor, str]:
+        """The parameters' names, as ``get_model_state_dict`` gives them."""
+        return {
+            parameter: next(iter(dcp_state._get_fqns(self.model, name)))
+            for name, parameter in self.model.named_parameters()
+        }
+
+    def _refuse_another(self, state: State) -> None:
+        if "optimizers" not in state.plain:
+            raise SourceError("the checkpoint is of an older Sealegs: finish the run with that one, or start another")
+        here = self._weights()
+        there = _under("model/", state.tensors)
+        for name in sorted(there.keys() | {name for name, value in here.items() if isinstance(value, Tensor)}):
+            _refuse_unless_same("model", name, _shape(there.get(name)), _shape(here.get(name)))
+            if isinstance(here[name], DTensor) and not isinstance(there[name], DTensor):
+                raise SourceError(f"{name} is sharded here: load the checkpoint with like=trainee.capture()")
+        stored = state.plain["optimizers"]
+        _refuse_unless_same("run", "the optimizer", [one["kind"] for one in stored], [*map(_kind, self.optimizers)])
+        for optimizer, one in zip(self.optimizers, stored, strict=True):
+            _refuse_other_groups(optimizer, one, self._names())
+        stored = state.plain["schedulers"]
+        _refuse_unless_same("run", "the scheduler", [one["kind"] for one in stored], [*map(_kind, self.schedulers)])
+
+    def _remarks(self, state: State) -> Iterator[str]:
+        """What will not be as it was."""
+        before, now = state.plain["ranks"], _rank_and_world()[1]
+        if before < now:
+            yield f"there were {before} ranks and are {now}: ranks from {before} on are seeded by seed, step and rank"
+        if before > now:
+            yield f"there were {before} ranks and are {now}: the random state of the others is not used"
+        if self.data is None and state.plain["data"] is not None:
+            yield "the place in the data is not restored: there are no data here that could go there"
+        elif self.data is not None and state.plain["data"] is None:
+            yield "the place in the data is not restored: the checkpoint does not hold one"
+        elif self.data is not None and before != now:
+            yield "every rank takes the place in the data that rank 0 had"
+        is_scaled = self.scaler is not None and self.scaler.is_enabled()
+        if bool(state.plain["scaler"]) != is_scaled:
+            yield "the loss scale begins anew" if is_scaled else "the loss scale of the checkpoint is not used"
+        if torch.cuda.is_initialized() and not any(name.endswith("/cuda") for name in state.tensors):
+            yield "the random state of the CUDA device is made of seed, step and rank: the checkpoint does not hold one"
+        here = self._weights()
+        for name, weight in _under("model/", state.tensors).items():
+            if weight.dtype != here[name].dtype:
+                yield f"weights are converted: {name} was saved as {weight.dtype} and is {here[name].dtype} here"
+                return
 
 
-_OPTIONS = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
+def _of_optimizer(
+    optimizer: Optimizer, names: Mapping[Tensor, str], prefix: str, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Settings by group and state by parameter, as JSON; its tensors are put aside."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not all(parameter in names for parameter in trained):
+        raise ConfigError(f"{prefix} trains a parameter that is not in the model: a checkpoint would lack it; add it")
+    return {
+        "kind": _kind(optimizer),
+        "groups": [
+            {
+                "params": [names[parameter] for parameter in group["params"]],
+                "settings": {key: to_json(group[key], f"{prefix}/{key}") for key in group if key not in _NOT_STORED},
+            }
+            for group in optimizer.param_groups
+        ],
+        "state": {
+            names[parameter]: to_json(optimizer.state[parameter], f"{prefix}/{names[parameter]}", tensors)
+            for parameter in trained
+            if optimizer.state.get(parameter)
+        },
+    }
+
+
+_NOT_STORED = frozenset({"params", "param_names", "fused", "foreach", "capturable", "differentiable"})
+"""Of a group: what has its own place, and how an update is computed, which is up to the machine."""
+
+
+def _restore_optimizer(
+    optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Through the optimizer's own ``load_state_dict``; torch's ``set_optimizer_state_dict`` would step it first."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    of_parameters = {
+        place: from_json(stored["state"][names[parameter]], tensors)
+        for place, parameter in enumerate(parameters)
+        if names[parameter] in stored["state"]
+    }
+    as_tensors = [
+        {key: value for key, value in group.items() if isinstance(value, Tensor)} for group in optimizer.param_groups
+    ]
+    groups = optimizer.state_dict()["param_groups"]
+    for group, before in zip(groups, stored["groups"], strict=True):
+        group.update(from_json(before["settings"], tensors))
+    optimizer.load_state_dict({"state": of_parameters, "param_groups": groups})
+    for group, settings in zip(optimizer.param_groups, as_tensors, strict=True):
+        for key, tensor in settings.items():  # a compiled step goes on reading this very tensor
+            group[key] = tensor.fill_(group[key])
+    for place, entries in of_parameters.items():
+        live = optimizer.state[parameters[place]]
+        for key, value in entries.items():
+            if isinstance(value, Tensor) and (live[key] is value or live[key].dtype != value.dtype):
+                # torch would share it with the state, or round it to the type of the weight
+                live[key] = value.to(live[key].device, copy=True)
+
+
+def _refuse_other_groups(optimizer: Optimizer, stored: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+    there = {name: number for number, group in enumerate(stored["groups"]) for name in group["params"]}
+    here = {
+        names.get(parameter, "a parameter that is not in the model"): number
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    _refuse_unless_same("run", "the number of parameter groups", len(stored["groups"]), len(optimizer.param_groups))
+    for name in sorted(there.keys() | here.keys()):
+        _refuse_unless_same("run", f"the parameter group of {name}", there.get(name, "none"), here.get(name, "none"))
+
+
+def _refuse_unless_same(of: str, what: str, there: object, here: object) -> None:
+    if there != here:
+        raise SourceError(
+            f"the checkpoint is of another {of}: {what} is {there} there and {here} here; "
+            "resume with the settings that it was trained with"
+        )
+
+
+def _kind(thing: object) -> str:
+    return type(thing).__name__
+
+
+def _shape(value: Any) -> object:
+    return tuple(value.shape) if isinstance(value, Tensor) else "absent"
 
 
 def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def _tupled(value: Any) -> Any:
-    """JSON has no tuples; optimizers give and take their betas as one."""
-    return tuple(value) if isinstance(value, list) else value
+def _rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _position(state: State) -> Mapping[str, Any] | None:
+    """Where this rank's data were; with another number of ranks, where those of rank 0 were."""
+    is_same_world = state.plain["ranks"] == _rank_and_world()[1]
+    position: Mapping[str, Any] | None = (state.own if is_same_world else state.plain)["data"]
+    return position
 
 
 def _torch_rng() -> dict[str, Tensor]:
-    states = {"rng/cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["rng/cuda"] = torch.cuda.get_rng_state()
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
@@ -112,9 +264,35 @@ def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _restore_rng(state: State) -> None:
-    torch.set_rng_state(state.tensors["rng/cpu"])
-    if "rng/cuda" in state.tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state.tensors["rng/cuda"])
-    version, internal, gauss = state.plain["rng"]["python"]
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(state.plain["rng"]["numpy"])
+    rank, _ = _rank_and_world()
+    stored = _under(f"rng/{rank}/", state.tensors)
+    if len(stored) < len(_torch_rng()):
+        _seed_anew(state, rank)
+    restore_rng((stored, state.own["rng"] if state.own else None))
+
+
+def rng_now() -> Rng:
+    """The random state of this process: torch's as tensors, the others as JSON values."""
+    return _torch_rng(), _host_rng()
+
+
+def restore_rng(rng: Rng) -> None:
+    """The inverse; what is not there is left alone."""
+    of_torch, of_host = rng
+    if "cpu" in of_torch:
+        torch.set_rng_state(of_torch["cpu"])
+    if "cuda" in of_torch and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(of_torch["cuda"])
+    if of_host is not None:
+        version, internal, gauss = of_host["python"]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(of_host["numpy"])
+
+
+def _seed_anew(state: State, rank: int) -> None:
+    """Seeds for a rank that there was not: others than those of any other rank or step."""
+    seed = int(state.plain.get("seed", torch.initial_seed()))
+    of_torch, of_python, of_numpy = np.random.SeedSequence((seed, state.step or 0, rank)).generate_state(3).tolist()
+    torch.manual_seed(of_torch)
+    random.seed(of_python)
+    np.random.seed(of_numpy)

@@ -7,7 +7,8 @@ schedule counts the attempt: a skip on the device cannot hold it back without th
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +41,8 @@ class Update:
         self.optimizers = tuple(optimizers)
         self.schedulers = tuple(schedulers)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.factors: Mapping[str, float] = {}
+        """By name, what a setting of the optimizers is multiplied with during an update: ``lr``, ``weight_decay``."""
         self._has_updated = False
 
     def unscale(self) -> None:
@@ -68,8 +71,14 @@ class Update:
         """Update the weights, or not, as the host decided."""
         if go:
             for optimizer in self.optimizers:
-                optimizer.step()
+                with self._factored(optimizer):
+                    optimizer.step()
         self._finish(updated=go)
+
+    def discard(self) -> None:
+        """Leave the weights, the schedule and the loss scale alone; the gradients were only looked at."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def has_step_hooks(self) -> bool:
         """Whether someone looks at the gradients when an optimizer is called."""
@@ -84,7 +93,8 @@ class Update:
             readable: Any = optimizer
             readable.found_inf, readable.grad_scale = found_inf, grad_scale
             try:
-                optimizer.step()
+                with self._factored(optimizer):
+                    optimizer.step()
             finally:
                 del readable.found_inf, readable.grad_scale  # a step of the user's own must not read them
         self._finish(updated=True)
@@ -92,11 +102,27 @@ class Update:
     def apply_as_ever(self) -> None:
         """Update the weights as they would be without Sealegs: only the scaler skips, and only for itself."""
         for optimizer in self.optimizers:
-            if self.scaler is not None:
-                self.scaler.step(optimizer)
-            else:
-                optimizer.step()
+            with self._factored(optimizer):
+                if self.scaler is not None:
+                    self.scaler.step(optimizer)
+                else:
+                    optimizer.step()
         self._finish(updated=True)
+
+    @contextmanager
+    def _factored(self, optimizer: Optimizer) -> Iterator[None]:
+        """An optimizer with the factors; afterwards its settings are the user's again, and so is the schedule."""
+        kept: list[tuple[dict[str, Any], str, Any]] = []
+        for name, factor in self.factors.items():
+            for group in optimizer.param_groups:
+                if name in group:
+                    kept.append((group, name, group[name]))
+                    group[name] = group[name] * factor
+        try:
+            yield
+        finally:
+            for group, name, value in kept:
+                group[name] = value
 
     def _finish(self, *, updated: bool) -> None:
         if self.scaler is not None:

@@ -87,6 +87,16 @@ def remarkable(event: Event) -> str | None:
             return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
         case "skip" | "alarm" | "halt" | "remark" | "fault":
             return str(detail["text"])
+        case "intervention":
+            done = "" if detail["acted"] else " (not done: shadow mode)"
+            return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()
+        case "outcome" | "incident-closed" | "snapshots":
+            return str(detail["text"])
+        case "probe":
+            found = "bad too" if detail["is_condemned"] else "as it should be"
+            return f"step {event.step}  a batch from before has a loss of {detail['loss']:.4g}: {found}"
+        case "checkpoint-failed":
+            return f"no checkpoint at step {event.step}, the run goes on: {detail['reason']}"
         case "stalled":
             return f"no step for {detail['seconds']:.0f} s, waiting in {detail['where']}"
     return None

@@ -114,6 +114,12 @@ class Collector:
         return pending.row
 
 
+def waited_for(tensor: Tensor) -> list[float]:
+    """The numbers of a tensor, at once: for steps at which something is wrong, and waiting is the least of it."""
+    numbers: list[float] = tensor.detach().reshape(-1).double().tolist()
+    return numbers
+
+
 def _fill(row: dict[str, Number | str], names: Names, numbers: list[float]) -> None:
     if callable(names):
         row.update(names(numbers))

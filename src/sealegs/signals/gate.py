@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import FIRST_JUDGED, GROWN, RECENT, STRICTER, YOUNG, Spike, State
+from sealegs.detectors.spike import FIRST_JUDGED, GROWN, RECENT, STRICTER, SUSPICIOUS, YOUNG, Spike, State
 from sealegs.judge import SAME
 from sealegs.stats import audit, streaming
 
@@ -52,7 +52,8 @@ class Gate:
         """What fused optimizers read: 1 where the update is not to be applied."""
         self.grad_scale = torch.ones((), dtype=torch.float32, device=device)
         """What they divide gradients by, as if these had been clipped."""
-        self.clip = torch.full((), math.inf if clip is None else clip, **double)
+        self.clip = torch.full((), math.inf, **double)
+        self._clipped_at: float | None = None
         self.grad_norm = self.row[ROW.index("grad_norm")]
         """The norm of all gradients of the step."""
         self.without_kernel = ""
@@ -62,6 +63,7 @@ class Gate:
         self._nowhere = torch.full((), -1.0, **double)
         self._announced_before = (False, False)
         self._decide: Decide = _quickest(self)
+        self.clip_at(clip)
 
     def decide(
         self,
@@ -83,6 +85,12 @@ class Gate:
             self.announced[1].fill_(coarse)
         self._decide(loss.detach(), norms.detach(), self._nowhere if worst is None else worst)
         return self.row
+
+    def clip_at(self, limit: float | None) -> None:
+        """From here on ``grad_scale`` brings gradients down to this norm."""
+        if limit != self._clipped_at:
+            self._clipped_at = limit
+            self.clip.fill_(math.inf if limit is None else limit)
 
     def begin_from(self, states: Sequence[State], skipped: Sequence[float] = ()) -> None:
         """Go on from what the host has learned; ``skipped``: loss and gradient norm of the step before, if it was."""
@@ -165,7 +173,8 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     coarse = (age + early < YOUNG) | (gate.announced[1] > 0)
 
     limit = _coarse_limit(ring, held, factor, deviations)
-    chance = chance / _correction(values, hundredths, thousandths)
+    correction = _correction(values, hundredths, thousandths)
+    chance = chance / correction
     e = torch.log(value_or_one) - (level + slope)
     p = torch.where(e <= smallest, 1.0, _probability(e / scale, q80, q90, q98, excess, squared))
     is_young = age + early < GROWN
@@ -176,8 +185,9 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     cut = torch.where(coarse | is_young, torch.minimum(value_or_one, limit), value_or_one)
     x = torch.log(torch.where(coarse, cut, value_or_one))
     taken = torch.cat((ring[:, 1:], cut[:, None]), 1)
-    in_burst = condemned & ~coarse & (burst > 0)
-    next_stream = _learned(state, x, condemned & ~coarse, in_burst, taken)
+    suspicious = usable & (p < SUSPICIOUS / correction) & ~coarse
+    in_burst = suspicious & (burst > 0)
+    next_stream = _learned(state, x, suspicious, in_burst, taken)
     counted = usable & ~coarse & ~in_burst
     next_counts = (
         torch.where(counted, values * audit.MEMORY + 1.0, values),
@@ -202,7 +212,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
 
 
 def _learned(
-    state: Tensor, x: Tensor, condemned: Tensor, in_burst: Tensor, taken: Tensor
+    state: Tensor, x: Tensor, suspicious: Tensor, in_burst: Tensor, taken: Tensor
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """streaming.learn: each scalar of the stream after the value, and before."""
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, *_ = state.unbind(1)
@@ -213,7 +223,7 @@ def _learned(
     e = x - (level + slope)
     r = e / scale
     surprised = torch.where(e.abs() > streaming.MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
-    accepted = started & condemned & (burst + 1 >= streaming.PATIENCE)
+    accepted = started & suspicious & (burst + 1 >= streaming.PATIENCE)
     bounded = torch.where(in_burst, 1.0, r.clamp(-streaming.WINSOR, streaming.WINSOR)) * scale
     level_rate = torch.clamp(1 / (age / 4 + 4), min=streaming.LEVEL_RATE)
     scale_rate = torch.clamp(1 / (age + 10), min=streaming.SCALE_RATE)
@@ -248,7 +258,7 @@ def _learned(
         (where(is_beyond, excess + speed * (y - excess), excess), excess),
         (where(is_beyond, squared + speed * (y * y - squared), squared), squared),
         (where(is_beyond, beyond + 1, beyond), beyond),
-        (where(accepted, 0.0, where(started, where(condemned, burst + 1, 0.0), burst)), burst),
+        (where(accepted, 0.0, where(started, where(suspicious, burst + 1, 0.0), burst)), burst),
     )
 
 

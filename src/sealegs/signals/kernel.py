@@ -46,6 +46,7 @@ _LOW, _LOWER = (tl.constexpr(p) for p in audit.CHECKED)
 _YOUNG = tl.constexpr(spike.YOUNG)
 _GROWN = tl.constexpr(spike.GROWN)
 _STRICTER = tl.constexpr(spike.STRICTER)
+_SUSPICIOUS = tl.constexpr(spike.SUSPICIOUS)
 _ACCEPTED_SPREAD = tl.constexpr(streaming.ACCEPTED_SPREAD)
 _FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
 _RECENT = tl.constexpr(spike.RECENT)
@@ -201,14 +202,14 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     sure = condemned & (coarse | (is_young == 0) | (burst > 0) | (p < chance / _STRICTER))
     bounded = tl.where(coarse | is_young, tl.minimum(safe, limit), safe)
     x = tl.log(tl.where(coarse, bounded, safe))
-    was_condemned = condemned & (coarse == 0)
-    in_burst = was_condemned & (burst > 0)
+    suspicious = usable & (p < _f64(_SUSPICIOUS) / correction) & (coarse == 0)
+    in_burst = suspicious & (burst > 0)
 
     if usable:
         if early >= _START:
             e = x - (level + slope)
             r = e / scale
-            accepted = was_condemned & (burst + 1 >= _PATIENCE)
+            accepted = suspicious & (burst + 1 >= _PATIENCE)
             moved = tl.where(in_burst, 1.0, tl.minimum(tl.maximum(r, -_f64(_WINSOR)), _f64(_WINSOR))) * scale
             tl.store(state_at, age + 1)
             tl.store(state_at + 1, early)
@@ -220,7 +221,7 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             next_scale = tl.where(in_burst, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE)))
             new_scale = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(e))
             tl.store(state_at + 4, tl.where(accepted, new_scale, next_scale))
-            tl.store(state_at + 11, tl.where(was_condemned & (accepted == 0), burst + 1, 0.0))
+            tl.store(state_at + 11, tl.where(suspicious & (accepted == 0), burst + 1, 0.0))
             learns_tail = (age >= _SETTLED) & (in_burst == 0) & (accepted == 0)
             is_beyond = learns_tail & (r > q98)
             y = tl.minimum(r - q98, _f64(_LARGEST_EXCESS))

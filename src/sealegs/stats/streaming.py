@@ -35,7 +35,7 @@ TAIL_RATE = 1 / 64
 """Per value beyond the last quantile: 64 of them are about 3200 steps."""
 
 PATIENCE = 100
-"""How many values in a row may be condemned: a burst. The last of them is taken as the new level."""
+"""How many values in a row may be suspicious: a burst. The last of them is taken as the new level."""
 ACCEPTED_SPREAD = 0.1
 """Share of the way to a new level that counts as its scale at first: one value does not say where it will settle."""
 WINSOR = 3.0
@@ -103,7 +103,7 @@ class State(NamedTuple):
     beyond: int = 0
     """How many values the tail has been learned from."""
     burst: int = 0
-    """How many values in a row were condemned, up to the last: a burst teaches scale and tail once only."""
+    """How many values in a row were suspicious, up to the last: a burst teaches scale and tail once only."""
 
     @property
     def has_started(self) -> bool:
@@ -173,7 +173,7 @@ def _beyond(y: float, excess: float, excess_squared: float) -> float:
     return LEVELS[2] * (math.exp(-y) if shape == 0 else (1 + shape * y) ** (-1 / shape))
 
 
-def learn(state: State, x: float, *, condemned: bool = False) -> State:
+def learn(state: State, x: float, *, suspicious: bool = False) -> State:
     """What is remembered after a finite value."""
     if not state.has_started:
         early = (*state.early, x)
@@ -181,10 +181,10 @@ def learn(state: State, x: float, *, condemned: bool = False) -> State:
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst = state
     e = x - (level + slope)
     r = e / scale
-    if condemned and burst + 1 >= PATIENCE:
+    if suspicious and burst + 1 >= PATIENCE:
         scale = max(scale, ACCEPTED_SPREAD * abs(e))
         return State(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
-    in_burst = condemned and burst > 0
+    in_burst = suspicious and burst > 0
     bounded = (1.0 if in_burst else -WINSOR if r < -WINSOR else WINSOR if r > WINSOR else r) * scale
     is_young = age < GROWN_UP
     by_level = level_rate(age) if is_young else LEVEL_RATE
@@ -204,7 +204,7 @@ def learn(state: State, x: float, *, condemned: bool = False) -> State:
         q80 = max(q80 + rate * ((r > q80) - LEVELS[0]), QUANTILE_GAP)
         q90 = max(q90 + rate * ((r > q90) - LEVELS[1]), q80 + QUANTILE_GAP)
         q98 = max(q98 + rate * ((r > q98) - LEVELS[2]), q90 + QUANTILE_GAP)
-    burst = burst + 1 if condemned else 0
+    burst = burst + 1 if suspicious else 0
     return State(age + 1, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)
 
 
@@ -216,10 +216,10 @@ def begun(early: Sequence[float]) -> State:
     return State(early=tuple(early), level=median(early[-9:]), scale=max(spread / math.sqrt(2), SMALLEST_SCALE))
 
 
-def scan(values: NDArray[np.float64], *, gate: float) -> tuple[NDArray[np.float64], State]:
+def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float64], State]:
     """p of each value of a finished stream, and the state after it: ``look`` and ``learn`` written out in one loop.
 
-    Values whose p is below ``gate`` are condemned; those that are not finite are left out, and have p = 0. More than
+    Values whose p is below ``limit`` are suspicious; those that are not finite are left out, and have p = 0. More than
     twice as fast as the fold, and equal to it (tests/stats/test_streaming.py).
     """
     p_of = np.ones(len(values))
@@ -253,13 +253,13 @@ def scan(values: NDArray[np.float64], *, gate: float) -> tuple[NDArray[np.float6
         else:
             p = _beyond(r - q98, excess, squared)
         p_of[i] = p
-        condemned = p < gate
+        suspicious = p < limit
 
-        if condemned and burst + 1 >= PATIENCE:
+        if suspicious and burst + 1 >= PATIENCE:
             level, slope, scale, burst = x, 0.0, max(scale, ACCEPTED_SPREAD * abs(e)), 0
             age += 1
             continue
-        in_burst = condemned and burst > 0
+        in_burst = suspicious and burst > 0
         bounded = (1.0 if in_burst else min(max(r, -WINSOR), WINSOR)) * scale
         level, slope = level + slope + level_rate(age) * bounded, slope + SLOPE_RATE * bounded
         if not in_burst:
@@ -276,6 +276,6 @@ def scan(values: NDArray[np.float64], *, gate: float) -> tuple[NDArray[np.float6
             q80 = max(q80 + rate * ((r > q80) - low), QUANTILE_GAP)
             q90 = max(q90 + rate * ((r > q90) - middle), q80 + QUANTILE_GAP)
             q98 = max(q98 + rate * ((r > q98) - high), q90 + QUANTILE_GAP)
-        burst = burst + 1 if condemned else 0
+        burst = burst + 1 if suspicious else 0
         age += 1
     return p_of, State(age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)

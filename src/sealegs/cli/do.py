@@ -1,0 +1,84 @@
+"""``sealegs do``: a person's wish in, what became of it out."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from sealegs.cli.train import named_folder
+from sealegs.errors import SourceError
+from sealegs.record import manifest as manifests
+from sealegs.record import requests
+from sealegs.record.requests import Request
+from sealegs.record.run import open_run
+from sealegs.recovery.asked import parse
+from sealegs.report.interventions import Intervention, interventions
+
+DESCRIPTION = """\
+Intervene in a run that is under way. It is carried out after the step in progress, and logged with your name, as
+`sealegs interventions` shows it.
+
+  rollback [STEPS]   to the newest healthy state, or one at least so many steps old
+  lr FACTOR          learning rate times a factor, warmed up again
+  skip BATCHES       leave out the next batches
+  clip NORM          clip gradients to that norm from here on
+  swap SOURCE        take a source out of the data
+  halt               stop the run, as the playbook would
+
+examples:
+  sealegs do night rollback 200
+  sealegs do night lr 0.5
+"""
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Name of the run, a folder in experiments/; or a path, with a slash."""
+    what: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WHAT")]
+    """One of the above."""
+    wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 600.0
+    """How long to wait for it to be carried out. After that the request is taken back."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask, wait, say what was done."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs do", description=DESCRIPTION)
+    folder = named_folder(options.run)
+    manifests.load(folder)
+    action = parse(options.what)
+    if not requests.is_under_way(folder):
+        raise SourceError(f"{folder}: no process is training this run, so nobody would do it; resume it first")
+    request = requests.leave(folder, options.what)
+    print(f"asked for: {action}", file=sys.stderr, flush=True)
+    try:
+        done = answered(folder, request, options.wait)
+    except BaseException:
+        requests.remove(folder, request)
+        raise
+    print(done)
+    return 0
+
+
+def answered(folder: Path, request: Request, patience_s: float) -> Intervention:
+    """Wait for the run to say what it did."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        for event in open_run(folder).events:
+            if event.kind == "request-refused" and event.detail.get("request") == request.id:
+                raise SourceError(f"{folder}: refused: {event.detail['reason']}")
+        for intervention in interventions(open_run(folder).events):
+            if intervention.decided.detail.get("request") == request.id:
+                return intervention
+        if not requests.is_under_way(folder):
+            break
+        time.sleep(POLL_S)
+    raise SourceError(f"{folder}: it was not carried out within {patience_s:g} s; is the guard given a playbook?")

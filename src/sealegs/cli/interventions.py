@@ -1,0 +1,42 @@
+"""``sealegs interventions``: a run in, what was done to it out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from sealegs.cli.train import named_folder
+from sealegs.record.run import open_run
+from sealegs.report.interventions import interventions
+
+DESCRIPTION = """\
+Print every intervention in a run: who or what decided, on which evidence, what was changed, and what came of it.
+
+examples:
+  sealegs interventions night              of experiments/night
+  sealegs interventions /runs/a7 --json    as one JSON object
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Name of the run, a folder in experiments/; or a path, with a slash."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the log."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs interventions", description=DESCRIPTION)
+    run = open_run(named_folder(options.run))
+    found = interventions(run.events)
+    if options.json:
+        print(json.dumps({"run": run.manifest.run_id, "interventions": [each.plain() for each in found]}, indent=1))
+    else:
+        print("\n\n".join(map(str, found)) if found else f"{run.folder}: nothing but skips was done to this run")
+    return 0

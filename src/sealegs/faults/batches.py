@@ -1,0 +1,270 @@
+"""Batches and Faults in, batches out, some of them bad: in the same way whenever they come.
+
+    spoiler = Spoiler([parse("random-shard:batches=40@200")], vocabulary=512)
+    loader = Spoilt(loader, spoiler)                        # in the place of a loader that knows where it is, or
+    batch = spoiler.apply(batch, number)                    # in any loop; over a list, beforehand
+
+What a batch may be is said by ``text.text_of``. The batches of the loader are left as they are: bad ones are copies.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.errors import ConfigError
+from sealegs.faults.spec import (
+    DataFault,
+    DuplicateBatch,
+    Fault,
+    PoisonedSource,
+    RandomShard,
+    RareTokens,
+    ShiftedLabels,
+)
+from sealegs.faults.strikes import place, refuse_twice_or_nowhere
+from sealegs.faults.targets import draw
+from sealegs.faults.text import Ints, Text, number_of, sources_of, text_of, with_changes
+
+RARE = 64
+"""So many of the least frequent ids are rare."""
+HANDED_OUT = "spoilt_next_batch"
+"""The key under which a position has the number of its next batch."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoiltBatch:
+    """What a fault did to one batch, each time that it came."""
+
+    number: int
+    fault: DataFault
+    deed: str
+
+    def __str__(self) -> str:
+        """``batch 203: random-shard:batches=40@200 put random tokens into 8 of 8 rows``"""
+        return f"batch {self.number}: {self.fault} {self.deed}"
+
+
+class Spoiler:
+    """Makes batches bad. What it does to one depends on the fault and the batch's number, not on when it comes."""
+
+    strikes: list[SpoiltBatch]
+    """What was done so far."""
+    say: Callable[[str], None] | None
+    """Whom to tell, as a line; may be given later, when there is somebody."""
+
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        *,
+        vocabulary: int | None = None,
+        rare: Iterable[int] | None = None,
+        sources: Callable[[Any], Sequence[str] | None] = sources_of,
+        rank: int | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """``vocabulary`` is the number of token ids, ``rare`` those that are rare in the data.
+
+        Without them, they are learned from the batches that come before the first one that needs them: ids up to the
+        highest that was seen; the 64 that were seen least, but were seen. A process that goes on from a checkpoint
+        learns them anew, from other batches: give both where that must not be. ``sources`` gives the source of each row
+        of a batch. Each strike is kept in ``strikes`` and said to ``say`` as a line; of a poisoned source, the first.
+        """
+        here, ranks = place(rank)
+        self.strikes = []
+        self._faults: list[DataFault] = []
+        self._sources = sources
+        self.say = say
+        self._vocabulary = vocabulary
+        self._rare = None if rare is None else np.array(sorted(set(rare)), np.int64)
+        self._seen = np.zeros(0, np.int64)
+        """How often each id was seen."""
+        self._struck: set[DataFault] = set()
+        self._stuck: dict[DuplicateBatch, tuple[int, Any]] = {}
+        self._is_known = False
+        """Whether a batch has come, and fits the faults."""
+        if vocabulary is not None and vocabulary < 1:
+            raise ConfigError(f"vocabulary={vocabulary}: the number of token ids, at least 1")
+        if self._rare is not None and not (len(self._rare) and self._rare[0] >= 0):
+            raise ConfigError(f"rare={rare}: one token id or more, none of them negative")
+        for fault in faults:
+            if not isinstance(fault, DataFault):
+                raise ConfigError(f"{fault}: strikes no data; give faults of model and optimizer to inject")
+            refuse_twice_or_nowhere(fault, self._faults, ranks)
+            if fault.rank in (None, here):
+                self._faults.append(fault)
+
+    def apply(self, batch: T, number: int) -> T:
+        """The batch of a number, or a bad copy of it."""
+        self._refuse_unless_fit(batch)
+        due = [fault for fault in self._faults if fault.is_at(number)]
+        if not due and self._is_learning():
+            self._learn(text_of(batch))
+        for fault in due:
+            batch = self._spoil(fault, batch, number)
+        return batch
+
+    def pending(self) -> tuple[DataFault, ...]:
+        """Faults of this rank that have struck no batch: none of theirs came, or none had a row of the source."""
+        return tuple(fault for fault in self._faults if fault not in self._struck)
+
+    def _refuse_unless_fit(self, batch: Any) -> None:
+        """What cannot be struck is refused with the first batch, not at the one that it would strike."""
+        if self._is_known or not self._faults:
+            return
+        text = text_of(batch)
+        for fault in self._faults:
+            if isinstance(fault, ShiftedLabels) and text.labels is None:
+                raise ConfigError(f"{fault}: the batches have tokens and no labels; give labels as a part of their own")
+            if isinstance(fault, PoisonedSource) and self._sources(batch) is None:
+                raise ConfigError(f"{fault}: the batches do not say their rows' sources; give Spoiler sources=")
+        self._is_known = True
+
+    def _spoil(self, fault: DataFault, batch: Any, number: int) -> Any:
+        if isinstance(fault, DuplicateBatch):
+            return self._stick(fault, batch, number)
+        text = text_of(batch)
+        if isinstance(fault, ShiftedLabels):
+            assert text.labels is not None
+            self._report(fault, number, "shifted the labels")
+            return text.put(text.tokens, np.roll(text.labels, -1, axis=-1))
+        assert isinstance(fault, RandomShard | RareTokens | PoisonedSource)
+        rows = np.ones(text.tokens.shape[:-1], np.bool_)
+        if isinstance(fault, PoisonedSource):
+            sources = self._sources(batch) or ()
+            if len(sources) != rows.size:
+                raise ConfigError(f"{fault}: batch {number} has {rows.size} rows, and names {len(sources)} sources")
+            rows = np.array([source == fault.source for source in sources]).reshape(rows.shape)
+            if not rows.any():
+                return batch
+        kind = "rare" if isinstance(fault, RareTokens) else "random"
+        self._report(fault, number, f"put {kind} tokens into {rows.sum()} of {rows.size} rows")
+        return rewritten(text, rows, self._drawn(fault, text, number))
+
+    def _stick(self, fault: DuplicateBatch, batch: Any, number: int) -> Any:
+        """The first batch of the fault that came, again; with the number of the one in whose place it comes."""
+        first, stuck = self._stuck.setdefault(fault, (number, copy_of(batch)))
+        if number == first:
+            return batch
+        self._report(fault, number, f"gave batch {first} again")
+        again = copy_of(stuck)
+        return again if number_of(again) is None else with_changes(again, {"index": number})
+
+    def _drawn(self, fault: RandomShard | RareTokens | PoisonedSource, text: Text, number: int) -> Ints:
+        """Tokens for every place of a batch, and for one more place at the end of each row."""
+        shape = (*text.tokens.shape[:-1], text.tokens.shape[-1] + 1)
+        # the raw numbers of a generator are the same in every version of numpy
+        generator = np.random.PCG64(draw(2**64, fault.seed, fault.name, number))
+        raw: NDArray[np.uint64] = generator.random_raw(math.prod(shape)).reshape(shape)
+        if isinstance(fault, RareTokens):
+            if self._rare is None:
+                ids = np.flatnonzero(self._counts(text))
+                self._rare = ids[np.argsort(self._seen[ids], kind="stable")][:RARE]
+            return np.take(self._rare, raw % np.uint64(len(self._rare)))
+        if self._vocabulary is None:
+            self._vocabulary = len(self._counts(text))
+        return (raw % np.uint64(self._vocabulary)).astype(np.int64)
+
+    def _counts(self, text: Text) -> Ints:
+        """How often each id was seen; where none was, in the batch that is to be bad: nothing better is known."""
+        if not len(self._seen):
+            self._learn(text)
+        return self._seen
+
+    def _learn(self, text: Text) -> None:
+        counts = np.bincount(text.tokens[text.tokens >= 0], minlength=len(self._seen))
+        counts[: len(self._seen)] += self._seen
+        self._seen = counts
+
+    def _is_learning(self) -> bool:
+        """Whether a fault will need what only batches can tell."""
+        return any(
+            self._rare is None if isinstance(fault, RareTokens) else self._vocabulary is None
+            for fault in self._faults
+            if isinstance(fault, RandomShard | RareTokens | PoisonedSource)
+        )
+
+    def _report(self, fault: DataFault, number: int, deed: str) -> None:
+        strike = SpoiltBatch(number=number, fault=fault, deed=deed)
+        self.strikes.append(strike)
+        is_endless = isinstance(fault, PoisonedSource) and fault in self._struck
+        self._struck.add(fault)
+        if self.say is not None and not is_endless:
+            self.say(str(strike))
+
+
+def rewritten(text: Text, rows: NDArray[np.bool_], drawn: Ints) -> Any:
+    """A copy of a batch in which some rows say something else; what is not to be predicted stays so."""
+    mask = rows[..., None]
+    tokens = np.where(mask, drawn[..., :-1], text.tokens)
+    labels = text.labels
+    if labels is not None and labels.shape == tokens.shape:  # else a label is a whole row's, and stays
+        counts = labels >= 0
+        is_same = np.array_equal(labels[counts], text.tokens[counts])  # then the model looks one further itself
+        labels = np.where(mask & counts, drawn[..., :-1] if is_same else drawn[..., 1:], labels)
+    return text.put(tokens, labels)
+
+
+def copy_of(batch: Any) -> Any:
+    """A batch whose tokens and labels are its own: loops may write into what they are given."""
+    text = text_of(batch)
+    return text.put(text.tokens, text.labels)
+
+
+class Spoilt:
+    """A loader some of whose batches are bad. All else is the loader's own: position, length, weights of sources.
+
+    A batch is known by the number that it has (``index``, as the lab's), else by how many came before it, over all
+    epochs; a part of ``state_dict`` where the loader has one. Where it has none, this has none either.
+    """
+
+    def __init__(self, loader: Any, spoiler: Spoiler) -> None:
+        self.loader = loader
+        self.spoiler = spoiler
+        self._next: int | None = 0
+        """The number of the next batch; none where only the loader knows."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._spoilt, self.loader)  # begins at once: for some loaders that is the start of an epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def next(self) -> Any:
+        """The next batch of a loader that is walked by ``next``, as the lab's stream."""
+        return self._spoilt(self.loader.next())
+
+    def batch(self, number: int) -> Any:
+        """The batch of a number, of a loader that can tell any, as the lab's stream."""
+        return self.spoiler.apply(self.loader.batch(number), number)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a loader's private matters, and what makes it a sequence, do not hold for this one
+            raise AttributeError(name)
+        found = getattr(self.loader, name)
+        if name == "state_dict":
+            return lambda: {**found(), HANDED_OUT: self._next}
+        if name == "load_state_dict":
+            return partial(self._go_to, found)
+        return found
+
+    def _go_to(self, load: Callable[[Mapping[str, Any]], None], state: Mapping[str, Any]) -> None:
+        load({name: value for name, value in state.items() if name != HANDED_OUT})
+        self._next = state.get(HANDED_OUT)
+
+    def _spoilt(self, batch: Any) -> Any:
+        number = number_of(batch)
+        if number is None:
+            number = self._next
+        if number is None:
+            raise ConfigError(
+                "the loader's position was saved without Spoilt, which counts batches: start from its own"
+            )
+        self._next = number + 1
+        return self.spoiler.apply(batch, number)

@@ -1,0 +1,123 @@
+"""A batch of any loop in, its tokens and labels as numpy arrays out; and others back, in a copy of the batch."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sealegs.errors import ConfigError
+
+Ints: TypeAlias = NDArray[Any]
+
+TOKENS = ("input_ids", "tokens", "inputs", "ids", "x")
+LABELS = ("labels", "targets", "label", "target", "y")
+"""What batches that name their parts call them."""
+SOURCES = ("sources", "source")
+BARE = ""
+"""The key of a batch that is nothing but tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a batch says."""
+
+    tokens: Ints
+    labels: Ints | None
+    """What is to be predicted; none where the loop makes it of the tokens."""
+    put: Callable[[Ints, Ints | None], Any]
+    """A copy of the batch with others in their place."""
+
+
+def text_of(batch: Any) -> Text:
+    """The text of a batch: a tensor or array of whole numbers, or a mapping, dataclass, tuple or list that has some.
+
+    Where the parts have names, tokens are known by theirs (``input_ids``, ``tokens``, ...) and labels too (``labels``,
+    ``targets``, ...). In a tuple or list the first part of whole numbers has the tokens, and the last one the labels.
+    """
+    parts = parts_of(batch)
+    ids = [key for key, part in parts.items() if is_ids(part)]
+    if isinstance(batch, list | tuple) or BARE in ids:
+        tokens, labels = next(iter(ids), None), ids[-1] if len(ids) > 1 else None
+    else:
+        tokens, labels = (next((name for name in names if name in ids), None) for names in (TOKENS, LABELS))
+    if tokens is None:
+        raise ConfigError(
+            f"batch: {type(batch).__name__} of {', '.join(map(str, parts)) or 'unknown parts'} has no token ids that a "
+            f"fault of the data could strike; name whole numbers one of {', '.join(TOKENS)}"
+        )
+
+    def put(new_tokens: Ints, new_labels: Ints | None) -> Any:
+        changes = {tokens: as_before(parts[tokens], new_tokens)}
+        if labels is not None and new_labels is not None:
+            changes[labels] = as_before(parts[labels], new_labels)
+        return with_changes(batch, changes)
+
+    return Text(on_host(parts[tokens]), None if labels is None else on_host(parts[labels]), put)
+
+
+def sources_of(batch: Any) -> Sequence[str] | None:
+    """Which source each row comes from, where the batch says so: under ``sources``, or in spans as the lab's has."""
+    if isinstance(batch, Mapping):
+        return next((batch[name] for name in SOURCES if name in batch), None)
+    spans: Iterable[Any] | None = getattr(batch, "spans", None)
+    return None if spans is None else [span.source.name for span in spans]
+
+
+def number_of(batch: Any) -> int | None:
+    """The number that a batch says it has; a tuple's ``index`` is no number."""
+    index = getattr(batch, "index", None)
+    return index if isinstance(index, int) else None
+
+
+def parts_of(batch: Any) -> dict[Any, Any]:
+    """What a batch consists of, by name or place."""
+    if is_ids(batch):
+        return {BARE: batch}
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, list | tuple):
+        return dict(enumerate(batch))
+    if dataclasses.is_dataclass(batch):
+        return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return {}
+
+
+def with_changes(batch: Any, changes: dict[Any, Any]) -> Any:
+    """A copy of a batch in which some parts are others."""
+    if BARE in changes:
+        return changes[BARE]
+    if isinstance(batch, list | tuple):
+        items = [changes.get(place, item) for place, item in enumerate(batch)]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if isinstance(batch, Mapping):
+        changed: Any = copy.copy(batch)
+        for name, part in changes.items():
+            changed[name] = part
+        return changed
+    return dataclasses.replace(batch, **changes)
+
+
+def is_ids(part: object) -> bool:
+    """Whether it is a tensor or array of whole numbers."""
+    if isinstance(part, Tensor):
+        is_whole = not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool)
+        return is_whole and part.ndim > 0
+    return isinstance(part, np.ndarray) and part.dtype.kind in "iu" and part.ndim > 0
+
+
+def on_host(part: Any) -> Ints:
+    """As a numpy array; this waits for the device that it may be on."""
+    return part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+
+
+def as_before(part: Any, ids: Ints) -> Any:
+    """A copy of ids, of the kind and on the device of what was there."""
+    if isinstance(part, Tensor):
+        return torch.from_numpy(np.array(ids)).to(device=part.device, dtype=part.dtype)
+    return np.array(ids, part.dtype)

@@ -1,0 +1,448 @@
+"""Rows and Verdicts in, Incidents out: when each began, how bad it was, how it went on.
+
+    state, news = follow(state, row, verdict)
+
+A fold like the judge's, and the same live and offline. An alarm opens an incident; it is closed when the mean loss of
+ten rows is back where the healthy steps before it were. At most one is open: what happens meanwhile belongs to it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from sealegs.vocabulary import Row, Severity, Verdict
+
+AVERAGED = 10
+"""Rows whose mean loss is compared with the limit. One row proves nothing: 31 % of healthy ones are above it."""
+USUAL = 100
+"""Healthy steps before the onset that say what is usual: the limit is their mean and half a standard deviation ..."""
+FEWEST = 10
+"""... if there are so many; else there is no limit, and so many calm rows as are `fast` close the incident."""
+BEFORE = 50
+"""Healthy steps before the onset whose mean is the loss before."""
+FAST, SLOW = 50, 500
+"""Rows after the onset within which a loss is back."""
+LOOKS = (50, 200, 500)
+"""Rows after which an incident is looked at again."""
+GRACE = 10
+"""Rows after the last look in which it stays open: whoever rolls back because of that look finds it so."""
+ENOUGH = 0.1
+"""Share of what is left to the limit that a loss must have come down by, from look to look, to be decaying."""
+KINDS = {
+    "nonfinite": "nonfinite",
+    "overflow": "overflow",
+    "drift": "drift",
+    "monotonic-rise": "drift",
+    "proportion": "drift",
+    "spike": "spike",
+}
+"""What an incident is called, by the detector that found it; others are spikes."""
+FOUND_LATE = {"level_shift": 32, "drift": 224}
+"""Rows that the slow channel needs: its alarm is the second block of 16 at a new level, or at the end of a rise through
+13. What began that long ago must neither be rolled back to nor count as what was usual."""
+BLOCK = 32
+"""Losses that are set aside at once: to copy all that are remembered at every step would cost three microseconds."""
+MEMORY = USUAL + max(FOUND_LATE.values())
+BEYOND = 1e150
+"""What stands for a loss that is not finite, and for any beyond it: states hold nothing that JSON cannot spell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A stretch of a run in which something was wrong."""
+
+    number: int
+    """From 1, each once: the judge's, where that has not gone back in a rollback."""
+    start: int
+    """The onset: the first of the skips that led to the alarm, or where the slow channel must have begun to see it."""
+    kind: str
+    """``nonfinite``, ``spike``, ``level_shift``, ``drift`` or ``overflow``."""
+    pre_loss: float
+    """Mean of the 50 healthy steps before the onset; NaN if there are none."""
+    usual: float
+    """Mean of the 100 healthy steps before the onset; NaN if there are none."""
+    limit: float
+    """What the mean loss of ten rows must come back under; NaN if there were too few healthy steps to say."""
+    peak: int
+    """The step with the highest loss so far, over all attempts."""
+    peak_loss: float
+    """NaN where it was not finite."""
+    grad_norm_peak: float
+    """Infinite where it was not finite, NaN where none was logged."""
+    end: int | None = None
+    """The step at which it was closed."""
+    trajectory: str | None = None
+    """``fast``, ``slow``, ``lingering`` or ``divergent``; None while it is open, or where there is no limit."""
+    recovery_loss: float | None = None
+    """The mean loss of the ten rows that closed it; None if it did not recover."""
+
+    def __str__(self) -> str:
+        """``incident 2: spike at step 4821, loss 2.41 before, 6.93 at step 4822; fast: 2.43 at step 4833``"""
+        text = f"incident {self.number}: {self.kind.replace('_', ' ')} at step {self.start}, "
+        text += f"loss {self.pre_loss:.4g} before, {self.peak_loss:.4g} at step {self.peak}; "
+        if self.end is None:
+            return text + (self.trajectory or "open")
+        became = "did not recover" if self.recovery_loss is None else f"{self.recovery_loss:.4g}"
+        return text + f"{self.trajectory or 'closed'}: {became} at step {self.end}"
+
+
+class News(NamedTuple):
+    """What a row brought."""
+
+    kind: Literal["opened", "look", "closed"]
+    """``opened`` comes again, with the same number, for one that was closed too soon: the judge says that a new alarm
+    belongs to it."""
+    incident: Incident
+    is_decaying: bool | None = None
+    """At a look: whether the loss is coming down, so that waiting is worth it."""
+
+
+class Memory(NamedTuple):
+    """The losses of the last healthy steps."""
+
+    older: tuple[float, ...] = ()
+    newest: tuple[float, ...] = ()
+    step: int = -1
+    """Of the last of them."""
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """All of them, in order."""
+        return self.older + self.newest
+
+    def after(self, step: int, loss: float) -> "Memory":
+        """With one more."""
+        if len(self.newest) < BLOCK:
+            return Memory(self.older, (*self.newest, loss), step)
+        return Memory(self.losses[-MEMORY:], (loss,), step)
+
+    def before(self, step: int, rows: int) -> "Memory":
+        """Without the last so many, which were at that step or after it."""
+        losses = self.losses
+        return Memory(losses[: max(len(losses) - rows, 0)], (), min(self.step, step - 1))
+
+
+class Seen(NamedTuple):
+    """What counts of a row."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    """Negative where it was not logged."""
+
+
+class Peak(NamedTuple):
+    """The worst so far."""
+
+    step: int = -1
+    loss: float = -BEYOND
+    grad_norm: float = -1.0
+
+    def after(self, seen: Seen) -> "Peak":
+        """With one more row; of equal losses the first is the peak."""
+        grad_norm = max(self.grad_norm, seen.grad_norm)
+        is_higher = self.step < 0 or seen.loss > self.loss
+        return Peak(seen.step, seen.loss, grad_norm) if is_higher else Peak(self.step, self.loss, grad_norm)
+
+
+class Skips(NamedTuple):
+    """The unbroken row of skips up to the last step, while no incident is open: one may have begun with them."""
+
+    start: int = -1
+    rows: int = 0
+    peak: Peak = Peak()
+
+    def after(self, seen: Seen) -> "Skips":
+        """With one more."""
+        return Skips(self.start if self.rows else seen.step, self.rows + 1, self.peak.after(seen))
+
+
+class Course(NamedTuple):
+    """The incident that is open, or was the last one."""
+
+    number: int = 0
+    kind: str = ""
+    start: int = 0
+    pre_loss: float | None = None
+    usual: float | None = None
+    limit: float | None = None
+    peak: Peak = Peak()
+    onset_row: int = 0
+    """The row of its onset, in this attempt."""
+    followed_from: int = 0
+    """The row that looks are counted from: the alarm; in a later attempt, the onset."""
+    is_treated: bool = False
+    """Whether the run has gone back to its onset, or behind it, since."""
+    recent: tuple[float, ...] = ()
+    """The last losses, as many as are averaged."""
+    calm: int = 0
+    """Rows in a row, up to the last, that were neither skipped nor an alarm."""
+    highest: float = -BEYOND
+    """Of all mean losses in this attempt."""
+    at_look: float | None = None
+    """The mean loss at the last look; before the first one, that of the first ten rows."""
+    is_climbing: bool = False
+    """Whether it had risen at the last look."""
+
+    @property
+    def mean(self) -> float:
+        """Of the last losses."""
+        return math.fsum(self.recent) / max(len(self.recent), 1)
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the loss is where it was, and updates are applied."""
+        if self.limit is None:
+            return self.calm >= FAST
+        return self.calm >= AVERAGED and self.mean <= self.limit
+
+    @property
+    def incident(self) -> Incident:
+        """As it stands."""
+        loss, norm = self.peak.loss, self.peak.grad_norm
+        return Incident(
+            number=self.number,
+            start=self.start,
+            kind=self.kind,
+            pre_loss=math.nan if self.pre_loss is None else self.pre_loss,
+            usual=math.nan if self.usual is None else self.usual,
+            limit=math.nan if self.limit is None else self.limit,
+            peak=self.peak.step,
+            peak_loss=math.nan if loss >= BEYOND else loss,
+            grad_norm_peak=math.nan if norm < 0 else math.inf if norm >= BEYOND else norm,
+        )
+
+    def followed_anew(self, row: int) -> "Course":
+        """Looks and means begin with the next row, which has that number."""
+        return self._replace(followed_from=row, recent=(), calm=0, highest=-BEYOND, at_look=None, is_climbing=False)
+
+    def after(self, seen: Seen, is_healthy: bool) -> "Course":
+        """With one more row."""
+        recent = (*self.recent, seen.loss)[-AVERAGED:]
+        course = self._replace(recent=recent, calm=self.calm + 1 if is_healthy else 0, peak=self.peak.after(seen))
+        if len(recent) < AVERAGED:
+            return course
+        mean = course.mean
+        return course._replace(highest=max(self.highest, mean), at_look=mean if self.at_look is None else self.at_look)
+
+
+class State(NamedTuple):
+    """Everything that the next news depends on: plain values, which ``judge.thaw`` brings back from JSON."""
+
+    rows: int = 0
+    """Rows with a loss so far. Time is counted in them: numbers of steps may go back, or go by tens."""
+    step: int = -1
+    """Of the last of them."""
+    memory: Memory = Memory()
+    skips: Skips = Skips()
+    is_open: bool = False
+    course: Course = Course()
+
+    @property
+    def open(self) -> Incident | None:
+        """The incident that is open, as it stands."""
+        return self.course.incident if self.is_open else None
+
+
+NO_SKIPS = Skips()
+
+
+def begin() -> State:
+    """The state before the first step."""
+    return State()
+
+
+def follow(state: State, row: Row, verdict: Verdict, looks: Sequence[int] = LOOKS) -> tuple[State, tuple[News, ...]]:
+    """One step. A row without a loss is none. ``looks`` are numbers of rows, rising from 10 on.
+
+    A step that goes back is a new attempt: an open incident stays open, and its time begins when the run is at the
+    onset again. It is closed when it is 50 rows past that, and the loss is back.
+    """
+    if "loss" not in row:
+        return state, ()
+    step, loss = int(row["step"]), float(row["loss"])
+    if step < state.step:
+        state = gone_back(state, step)
+    is_alarm = verdict.incident is not None
+    is_healthy = verdict.go and not is_alarm and -BEYOND < loss < BEYOND
+    if is_healthy and not state.is_open:  # most steps by far
+        return State(state.rows + 1, step, state.memory.after(step, loss), NO_SKIPS, False, state.course), ()
+    seen = Seen(step, loss_in(row), grad_norm_in(row))
+    if not state.is_open and not is_alarm:
+        return state._replace(rows=state.rows + 1, step=step, skips=state.skips.after(seen)), ()
+    if not state.is_open:
+        state = opened(state, seen, verdict)
+        return state, (News("opened", state.course.incident),)
+    if is_alarm and step < state.course.start:  # in a later attempt it comes sooner: that is the onset now
+        return begun(state, seen, verdict, state.course.number), ()
+    if is_healthy and step < state.course.start:
+        state = state._replace(memory=state.memory.after(step, loss))
+    return gone_on(state, seen, is_healthy, looks)
+
+
+def incidents_of(rows: Iterable[Row], verdicts: Iterable[Verdict], looks: Sequence[int] = LOOKS) -> list[Incident]:
+    """The incidents of a recorded run, in order: a verdict for each row that has a loss, as ``judge.replay`` gives."""
+    state = begin()
+    found: dict[int, Incident] = {}
+    for row, verdict in zip((row for row in rows if "loss" in row), verdicts, strict=True):
+        state, news = follow(state, row, verdict, looks)
+        found |= {item.incident.number: item.incident for item in news}
+    if (last := ended(state)) is not None:
+        found[last.number] = last
+    return list(found.values())
+
+
+def ended(state: State) -> Incident | None:
+    """The open incident of a run that ends here or is halted: divergent, if that is how it stands."""
+    if not state.is_open:
+        return None
+    return replace(state.course.incident, trajectory="divergent" if diverges(state.course) else None)
+
+
+def gone_back(state: State, step: int) -> State:
+    """Before a row of an earlier step: what came after it never was."""
+    course, late = state.course, state.memory.step - step + 1
+    if state.is_open and step <= course.start:
+        course = course._replace(is_treated=True)
+    memory = state.memory.before(step, late) if late > 0 else state.memory
+    return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course)
+
+
+def opened(state: State, seen: Seen, verdict: Verdict) -> State:
+    """An alarm while none is open: a new incident, or the last one where the judge says that it is still that one."""
+    row, last = state.rows + 1, state.course
+    if verdict.opens_incident or not last.number:
+        return begun(state, seen, verdict, max(last.number + 1, verdict.incident or 1))
+    course = last.followed_anew(row).after(seen, is_healthy=False)
+    return State(row, seen.step, state.memory, NO_SKIPS, True, course)
+
+
+def begun(state: State, seen: Seen, verdict: Verdict, number: int) -> State:
+    """The onset of an incident: where it was, and what was usual before it."""
+    row, kind, memory = state.rows + 1, kind_of(verdict), state.memory
+    skips = (NO_SKIPS if verdict.go else state.skips).after(seen)
+    start, rows = skips.start, skips.rows
+    late = min(FOUND_LATE.get(kind, 0), row)
+    if late > rows:
+        start, rows = seen.step - (late - 1) * max(seen.step - state.step, 1), late
+        memory = memory.before(start, late - 1)
+    losses = memory.losses[-USUAL:]
+    usual = mean_of(losses)
+    is_same = number == state.course.number
+    course = Course(
+        number=number,
+        kind=kind,
+        start=start,
+        pre_loss=mean_of(losses[-BEFORE:]),
+        usual=usual,
+        limit=None if usual is None or len(losses) < FEWEST else usual + 0.5 * deviation_of(losses, usual),
+        peak=state.course.peak if is_same else skips.peak,
+        onset_row=row - rows + 1,
+        followed_from=row,
+        is_treated=is_same,
+    )
+    return State(row, seen.step, memory, NO_SKIPS, True, course.after(seen, is_healthy=False))
+
+
+def gone_on(state: State, seen: Seen, is_healthy: bool, looks: Sequence[int]) -> tuple[State, tuple[News, ...]]:
+    """One more row of an open incident."""
+    row, course = state.rows + 1, state.course
+    if course.is_treated and seen.step <= course.start:
+        course = course.followed_anew(row)._replace(onset_row=row)
+    course = course.after(seen, is_healthy)
+    age, followed = row - course.onset_row, row - course.followed_from
+    news: tuple[News, ...] = ()
+    is_over = followed >= max((SLOW, *looks)) + GRACE
+    is_closed = is_over or (course.is_back and (age >= FAST or not course.is_treated))
+    if is_closed:
+        news = (News("closed", closed(course, seen.step, age)),)
+    elif followed in looks and not course.is_back:
+        news = (News("look", course.incident, is_decaying(course, is_first=followed == looks[0])),)
+        course = course._replace(at_look=course.mean, is_climbing=climbs(course))
+    return State(row, seen.step, state.memory, NO_SKIPS, not is_closed, course), news
+
+
+def closed(course: Course, step: int, age: int) -> Incident:
+    """An incident that is back, or has been waited for long enough."""
+    if course.is_back:
+        trajectory = "fast" if age <= FAST else "slow" if age <= SLOW else "lingering"
+    else:
+        trajectory = "divergent" if diverges(course) else "lingering"
+    is_told = course.limit is not None or trajectory == "divergent"
+    return replace(
+        course.incident,
+        end=step,
+        trajectory=trajectory if is_told else None,
+        recovery_loss=course.mean if course.is_back else None,
+    )
+
+
+def is_decaying(course: Course, is_first: bool) -> bool:
+    """Whether the mean loss has come down enough since the last look; at the first one, since it was highest."""
+    if course.at_look is None or max(course.recent) >= BEYOND:
+        return False
+    fallen = (course.highest if is_first else course.at_look) - course.mean
+    left = 0.0 if course.limit is None else course.mean - course.limit
+    return fallen > 0 and fallen >= ENOUGH * left
+
+
+def climbs(course: Course) -> bool:
+    """Whether the mean loss has risen since the last look, by as much and by more than noise would have it."""
+    if course.at_look is None or course.limit is None or course.usual is None:
+        return False
+    deviation = 2 * (course.limit - course.usual)
+    return course.mean - course.at_look > max(deviation, ENOUGH * (course.at_look - course.limit))
+
+
+def diverges(course: Course) -> bool:
+    """Whether an incident that is not back is not finite, or climbs."""
+    is_broken = course.kind == "nonfinite" and course.calm == 0
+    is_broken |= max(course.recent, default=0.0) >= BEYOND
+    return is_broken or course.is_climbing or climbs(course)
+
+
+def kind_of(verdict: Verdict) -> str:
+    """What an incident is called after the gravest finding that has a name for it.
+
+    >>> from sealegs.vocabulary import Finding
+    >>> level = Finding(detector="drift/loss", step=7, severity=Severity.ALARM, signal="loss", value=3.1, limit=2.6,
+    ...                 note="loss level shift")
+    >>> kind_of(Verdict(step=7, findings=(level,)))
+    'level_shift'
+    """
+    for finding in verdict.findings:
+        if finding.severity < Severity.ALARM:
+            break
+        family = finding.detector.partition("/")[0]
+        if family == "drift" and "level shift" in finding.note:
+            return "level_shift"
+        if family in KINDS:
+            return KINDS[family]
+    return "spike"
+
+
+def loss_in(row: Row) -> float:
+    """The loss of a row, and what stands for one that is not finite, or comes of weights that are not."""
+    loss = float(row["loss"])
+    if not math.isfinite(loss) or float(row.get("params_finite", 1.0)) != 1.0:  # NaN too
+        return BEYOND
+    return min(max(loss, -BEYOND), BEYOND)
+
+
+def grad_norm_in(row: Row) -> float:
+    """The same of the gradient norm; negative where it was not logged."""
+    if "grad_norm" not in row:
+        return -1.0
+    norm = float(row["grad_norm"])
+    return min(norm, BEYOND) if norm >= 0 else BEYOND  # NaN too
+
+
+def mean_of(losses: Sequence[float]) -> float | None:
+    """Of those that there are."""
+    return math.fsum(losses) / len(losses) if losses else None
+
+
+def deviation_of(losses: Sequence[float], mean: float) -> float:
+    """The standard deviation."""
+    return math.sqrt(math.fsum((loss - mean) * (loss - mean) for loss in losses) / len(losses))

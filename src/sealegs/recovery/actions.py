@@ -1,0 +1,202 @@
+"""What can be done about trouble: descriptions, which print as phrases and go to files as JSON; no torch here."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, TypeAlias
+
+from sealegs.errors import ConfigError, SourceError
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on as before."""
+
+    kind: ClassVar[str] = "continue"
+
+    def __str__(self) -> str:
+        return "go on, skipping what is condemned"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Take everything back to a healthy state, and pass over the batches from the onset on."""
+
+    kind: ClassVar[str] = "rollback"
+    back: int = 0
+    """The newest healthy state that is at least so many steps older than the onset."""
+    skip: int = 10
+    """Batches that are not trained on again, from that of the onset."""
+
+    def __post_init__(self) -> None:
+        refuse_unless(is_whole(self.back, 0), "Rollback.back", self.back, "steps before the onset, from 0")
+        refuse_unless(is_whole(self.skip, 0), "Rollback.skip", self.skip, "a number of batches, from 0")
+
+    def __str__(self) -> str:
+        which = f" at least {self.back} steps before the onset" if self.back else ""
+        return f"roll back to the newest healthy state{which}, skip {_batches(self.skip)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LowerLR:
+    """Multiply the learning rate for the rest of the run; the schedule goes on under the factor."""
+
+    kind: ClassVar[str] = "lower-lr"
+    factor: float = 0.5
+    rewarm_steps: int = 50
+    """Steps in which it rises from zero to its new value."""
+
+    def __post_init__(self) -> None:
+        is_sound = is_number(self.factor) and 0 < self.factor < 1
+        refuse_unless(is_sound, "LowerLR.factor", self.factor, "what is left of the learning rate, between 0 and 1")
+        is_sound = is_whole(self.rewarm_steps, 0)
+        refuse_unless(is_sound, "LowerLR.rewarm_steps", self.rewarm_steps, "a number of steps, from 0")
+
+    def __str__(self) -> str:
+        rewarmed = f", warmed up again over {self.rewarm_steps} steps" if self.rewarm_steps else ""
+        return f"learning rate x {self.factor:g}{rewarmed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tighten:
+    """Take back some margin: what is None stays as it is."""
+
+    kind: ClassVar[str] = "tighten"
+    clip: float | None = None
+    """The largest global norm of the gradients."""
+    clip_value: float | None = None
+    """The largest element of a gradient, before that."""
+    weight_decay: float | None = None
+    """A factor on the weight decay: 2 doubles it."""
+
+    def __post_init__(self) -> None:
+        values = asdict(self)
+        refuse_unless(any(value is not None for value in values.values()), "Tighten", "()", "say what: clip=0.5, ...")
+        for name, value in values.items():
+            is_sound = value is None or (is_number(value) and value > 0)
+            refuse_unless(is_sound, f"Tighten.{name}", value, "a number above 0, or None to leave it")
+
+    def __str__(self) -> str:
+        words = {"clip": "clip at", "clip_value": "clip elements at", "weight_decay": "weight decay times"}
+        return ", ".join(f"{words[name]} {value:g}" for name, value in asdict(self).items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class SwapSource:
+    """Take a source of the data out of the mixture, or give it less weight."""
+
+    kind: ClassVar[str] = "swap-source"
+    source: str | None = None
+    """None: the one that the evidence names."""
+    weight: float = 0.0
+    """Its new weight in the mixture."""
+
+    def __post_init__(self) -> None:
+        is_sound = self.source is None or (isinstance(self.source, str) and bool(self.source))
+        refuse_unless(is_sound, "SwapSource.source", self.source, "a name, or None for the one that the evidence names")
+        is_sound = is_number(self.weight) and self.weight >= 0
+        refuse_unless(is_sound, "SwapSource.weight", self.weight, "a weight in the mixture, from 0")
+
+    def __str__(self) -> str:
+        source = f"source {self.source}" if self.source else "the source that the evidence names"
+        return f"give {source} the weight {self.weight:g}" if self.weight else f"take out {source}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetMoments:
+    """Forget the optimizer's running means: they may be what is damaged."""
+
+    kind: ClassVar[str] = "reset-moments"
+
+    def __str__(self) -> str:
+        return "reset the optimizer's moments"
+
+
+@dataclass(frozen=True, slots=True)
+class SkipBatches:
+    """Pass over the batches that come next, without going back."""
+
+    count: int
+    kind: ClassVar[str] = "skip-batches"
+
+    def __post_init__(self) -> None:
+        refuse_unless(is_whole(self.count, 1), "SkipBatches.count", self.count, "a number of batches, from 1")
+
+    def __str__(self) -> str:
+        return f"skip the next {_batches(self.count)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Stop the run."""
+
+    kind: ClassVar[str] = "halt"
+    advice: str = ""
+    """What to change before it is started again; left empty, what is advised for the trigger."""
+
+    def __post_init__(self) -> None:
+        refuse_unless(isinstance(self.advice, str), "Halt.advice", self.advice, "a text, or leave it out")
+
+    def __str__(self) -> str:
+        return f"halt: {self.advice}" if self.advice else "halt"
+
+
+Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | ResetMoments | SkipBatches | Halt
+ACTIONS: tuple[type[Action], ...] = (
+    Continue,
+    Rollback,
+    LowerLR,
+    Tighten,
+    SwapSource,
+    ResetMoments,
+    SkipBatches,
+    Halt,
+)
+
+
+def plain_actions(actions: Iterable[Action]) -> list[dict[str, Any]]:
+    """Actions as JSON values.
+
+    >>> plain_actions((Rollback(back=100, skip=50), Halt()))
+    [{'action': 'rollback', 'back': 100, 'skip': 50}, {'action': 'halt', 'advice': ''}]
+    """
+    return [{"action": action.kind, **asdict(action)} for action in actions]
+
+
+def actions_from(plain: Iterable[Mapping[str, Any]]) -> tuple[Action, ...]:
+    """From what ``plain_actions`` gave, once it has been through a file."""
+    kinds = {kind.kind: kind for kind in ACTIONS}
+    actions = []
+    for entry in plain:
+        values = dict(entry) if isinstance(entry, Mapping) else {"action": entry}
+        name = values.pop("action", None)
+        if not isinstance(name, str) or name not in kinds:
+            raise SourceError(f"action {name!r}: not one of {', '.join(kinds)}; was it written by a newer Sealegs?")
+        unknown = sorted(values.keys() - {field.name for field in fields(kinds[name])})
+        if unknown:
+            raise SourceError(f"action {name!r} has no {unknown[0]!r}; was it written by a newer Sealegs?")
+        try:
+            actions.append(kinds[name](**values))
+        except (ConfigError, TypeError) as error:
+            raise SourceError(f"action {name!r}: {error}") from None
+    return tuple(actions)
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch" if count == 1 else f"{count} batches" if count else "no batch"
+
+
+def is_whole(value: Any, lowest: int) -> bool:
+    """A whole number from there on; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
+def is_number(value: Any) -> bool:
+    """A finite number; True is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def refuse_unless(sound: bool, name: str, value: Any, cure: str) -> None:
+    """One sentence: the field, its value, what it should be."""
+    if not sound:
+        raise ConfigError(f"{name}={value!r}: {cure}")

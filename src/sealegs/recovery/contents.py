@@ -1,0 +1,167 @@
+"""Tensors and JSON in, the files of one checkpoint out, and back, checked; nothing from a stranger is unpickled."""
+
+import hashlib
+import json
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from sealegs.errors import SourceError
+from sealegs.record.files import whole_file
+
+DIGESTS = "digests.json"
+_PLAIN = "plain.json"
+_TABLE = ".metadata"
+"""What torch calls its table of contents, a pickle."""
+
+
+def write_plain(folder: Path, rank: int, plain: bytes, own: bytes) -> None:
+    """Write the JSON of a rank, and that of all ranks once."""
+    (folder / _own(rank)).parent.mkdir(exist_ok=True)
+    with whole_file(folder / _own(rank)) as file:
+        file.write(own)
+    if rank == 0:
+        with whole_file(folder / _PLAIN) as file:
+            file.write(plain)
+
+
+def read_plain(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON of all ranks, and of one; empty where there was no such rank."""
+    own = folder / _own(rank)
+    return json.loads((folder / _PLAIN).read_bytes()), json.loads(own.read_bytes()) if own.exists() else {}
+
+
+def expect_to_be_alone() -> None:
+    """torch warns whenever one process is to write or read alone: we mean that.
+
+    Once and for all: filters are of the whole process, and a thread that puts them back undoes what others have set.
+    """
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
+    """Write this rank's part of the tensors, and wait for the other ranks. What all ranks hold is written by rank 0."""
+    # ahead of the writing, torch would copy from a device on the stream that trains
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    with _speaking_plainly():
+        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+
+
+def read_tensors(folder: Path, rooms: Mapping[str, Tensor], group: Any) -> None:
+    """Fill the tensors: all that a rank asks for, or its shards of it, wherever they were when they were written."""
+    with _speaking_plainly():
+        load(dict(rooms), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
+
+
+def tensors_in(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """What a folder holds: sizes and types by name. Tensors alone: torch would unpickle anything else."""
+    entries = _table(folder).state_dict_metadata.items()
+    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+
+
+def digests_of(folder: Path, rank: int) -> dict[str, str]:
+    """SHA-256 of each file that a rank wrote."""
+    names = [_own(rank), *sorted(file.name for file in folder.glob(f"__{rank}_*"))]
+    if rank == 0:
+        names += [_PLAIN, _TABLE]
+    return {name: _digest(folder / name) for name in names}
+
+
+def write_digests(folder: Path, of_ranks: list[dict[str, str]]) -> None:
+    """Write the digests of all files down, beside them."""
+    of_all = {name: digest for of_rank in of_ranks for name, digest in of_rank.items()}
+    with whole_file(folder / DIGESTS) as file:
+        file.write(json.dumps(of_all, indent=1).encode())
+
+
+def fault_in(folder: Path) -> str | None:
+    """Read all files and compare them with their digests: what is wrong, if anything is."""
+    name = DIGESTS
+    try:
+        digests = json.loads((folder / DIGESTS).read_bytes())
+        for name, digest in digests.items():
+            if _digest(folder / name) != digest:
+                return f"{name} is not what was written"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{name} cannot be read ({error})"
+    return None if {_PLAIN, _TABLE} <= digests.keys() else f"{DIGESTS} does not list its files"
+
+
+def _own(rank: int) -> str:
+    return f"plain/{rank}.json"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _speaking_plainly() -> Iterator[None]:
+    """torch wraps a full disk into exceptions of its own."""
+    try:
+        yield
+    except CheckpointException as wrapper:  # not even an Exception
+        for error, _ in wrapper.failures.values():
+            raise _first_cause(error) from wrapper
+        raise
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What the system said, where an error came of that: it is further down the chain."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link
+        link = link.__cause__ or link.__context__
+    return error
+
+
+class _TableOfContents(pickle.Unpickler):
+    """Reads torch's table of contents, and refuses one that names anything else than a table is made of."""
+
+    _PARTS = frozenset({
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *(("torch.distributed.checkpoint.metadata", name) for name in (*metadata.__all__, "_MEM_FORMAT_ENCODING")),
+        *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
+    })  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if (module, name) in self._PARTS or is_dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _table(folder: Path) -> Metadata:
+    try:
+        with (folder / _TABLE).open("rb") as file:
+            table: Metadata = _TableOfContents(file).load()
+    except (OSError, pickle.UnpicklingError) as error:
+        raise SourceError(f"{folder}: not a checkpoint that Sealegs wrote ({error}); use another one") from error
+    return table
+
+
+class _Reader(FileSystemReader):
+    """torch's own reader, which would unpickle the table without looking."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return _table(Path(self.path))

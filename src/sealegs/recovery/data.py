@@ -1,0 +1,325 @@
+"""A loader in, its batches out, once each: which of them a step saw, how to go back to one, which to leave out.
+
+Batches are numbered from 0, over all epochs. A *position* says where the next batch is, as JSON values that another
+process can go to. The iterator that ``over`` gives follows: when someone goes to a position between two batches, the
+next one comes from there, be it in an epoch before; what was begun after that is then gone through anew.
+"""
+
+import bisect
+import copy
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from sealegs.errors import ConfigError, SourceError
+from sealegs.recovery.loaders import Epoch, Loader, cannot_reposition, loader_of
+
+Position: TypeAlias = dict[str, Any]
+T = TypeVar("T")
+
+KEPT_EPOCHS = 100
+"""Epochs before the newest whose order is remembered: one that was gone back behind can be gone through again."""
+
+
+class Ranges:
+    """Whole numbers, as ranges ``[first, end)``: sorted, and none touching another.
+
+    >>> ranges = Ranges([(5, 8), (0, 2)])
+    >>> ranges.add(2, 3)
+    >>> ranges.as_list(), 2 in ranges, 3 in ranges
+    ([[0, 3], [5, 8]], True, False)
+    """
+
+    def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
+        self._ranges: list[list[int]] = []
+        for first, end in ranges:
+            self.add(first, end)
+
+    def add(self, first: int, end: int) -> None:
+        """Take a range in."""
+        touched = [each for each in self._ranges if each[0] <= end and first <= each[1]]
+        if touched:
+            first, end = min(first, touched[0][0]), max(end, touched[-1][1])
+        self._ranges = sorted([*(each for each in self._ranges if each not in touched), [first, end]])
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect.bisect_right(self._ranges, number, key=lambda each: each[0]) - 1
+        return place >= 0 and number < self._ranges[place][1]
+
+    def as_list(self) -> list[list[int]]:
+        """The ranges, as JSON values."""
+        return [list(each) for each in self._ranges]
+
+
+class Batches:
+    """The data of a run: where it is, go there, leave out, hand out later."""
+
+    def __init__(
+        self,
+        *,
+        skipped: Iterable[tuple[int, int]] = (),
+        deferred: bool = False,
+        must_reposition: bool = False,
+    ) -> None:
+        """``skipped`` are ranges ``(first, end)`` of numbers never to hand out.
+
+        With ``deferred`` they are handed out after all, once, at the end of their epoch. With ``must_reposition`` a
+        loader that cannot be brought back is refused at the start.
+        """
+        self.number: int | None = None
+        """The number of the batch that was handed out last."""
+        self.is_probe = False
+        """Whether the batch under way is one that was asked for with ``repeat``."""
+        self.deferred = deferred
+        self._must_reposition = must_reposition or deferred
+        self._skipped = Ranges()
+        self._handed_out_again = Ranges()
+        self._given_up = Ranges()
+        """Deferred, and skipped once more."""
+        self._swaps: dict[str, float] = {}
+        self._given: Any = None
+        self._loader: Loader | None = None
+        self._epoch: Epoch | None = None
+        self._epochs: dict[int, Epoch] = {}
+        self._newest = -1
+        self._next = 0
+        self._is_again = False
+        self._target: Position | None = None
+        """Where the next batch is to come from, if not from where the loader is."""
+        self._probe: list[Any] = []
+        self._iterators = 0
+        self._walk: Generator[tuple[int, Any], None, None] | None = None
+        for first, end in skipped:
+            self.skip(first, end - first)
+
+    def over(self, loader: Iterable[T]) -> Iterator[T]:
+        """The batches of an epoch of a loader; what is left of one, after going to a position in it.
+
+        After going back into an epoch before, an iterator hands out the rest of that one first.
+        """
+        if loader is not self._given:
+            self._take(loader)
+        self._iterators += 1
+        return self._hand_out(self._iterators)
+
+    @staticmethod
+    def can_reposition(loader: Iterable[Any]) -> bool:
+        """Whether a loader can be brought back to an earlier batch."""
+        return cannot_reposition(loader) is None
+
+    def position(self) -> Position:
+        """Where the next batch is. Empty before the first one."""
+        if self._target is not None:
+            return copy.deepcopy(self._target)
+        if self._loader is None or self._epoch is None:
+            return {}
+        return {
+            "loader": dict(self._loader.identity),
+            "epoch": copy.deepcopy(self._epoch),
+            "next": self._next,
+            "is_again": self._is_again,
+            "state": self._loader.state(),
+        }
+
+    def go_to(self, position: Mapping[str, Any]) -> None:
+        """Let the next batch be the one of a position. That of another loader is refused, and nothing changed."""
+        if not position and self._epoch is None:
+            return
+        if {"loader", "epoch", "next", "is_again", "state"} - position.keys():
+            raise SourceError("the position of the data: it was taken before the first batch; take a later one")
+        if self._loader is not None:
+            _refuse_other(self._given, self._loader, position)
+        self._target = copy.deepcopy(dict(position))
+        self._probe.clear()
+
+    @property
+    def skipped(self) -> list[list[int]]:
+        """The ranges ``[first, end)`` of numbers that are not handed out."""
+        return self._skipped.as_list()
+
+    def skip(self, first: int, count: int) -> None:
+        """Do not hand out so many batches from a number on, now or later."""
+        if first < 0 or count < 1:
+            raise ConfigError(
+                f"skip {first}:{first + count}: give the first batch, from 0, and one after it as the end"
+            )
+        for begin, end in self._handed_out_again.as_list():
+            if max(begin, first) < min(end, first + count):
+                self._given_up.add(max(begin, first), min(end, first + count))
+        self._skipped.add(first, first + count)
+
+    def repeat(self, batch: Any) -> None:
+        """Hand this very object out next, once, and go on from where the data is."""
+        self._probe[:] = [batch]
+
+    def swap(self, source: str, weight: float) -> None:
+        """Give a source of the data another weight, which holds after going back, too; 0 takes the source out."""
+        if not hasattr(self._given, "reweight"):
+            raise ConfigError(_cannot_swap(source, self._given))
+        self._given.reweight(source, weight)
+        self._swaps[source] = weight
+
+    def count_from(self, number: int) -> None:
+        """Number the first batch so: for a loader that someone else has brought to where it is."""
+        assert self._epoch is None, "the first batch has its number"
+        self._next = number
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """What going back does not undo, as JSON values."""
+        return {
+            "skipped": self._skipped.as_list(),
+            "handed_out_again": self._handed_out_again.as_list(),
+            "given_up": self._given_up.as_list(),
+            "swaps": dict(self._swaps),
+        }
+
+    def take_over(self, bookkeeping: Mapping[str, Any]) -> None:
+        """Go on with the books of a process before this one; what was given by hand stays."""
+        for mine, name in (
+            (self._skipped, "skipped"),
+            (self._handed_out_again, "handed_out_again"),
+            (self._given_up, "given_up"),
+        ):
+            for first, end in bookkeeping[name]:
+                mine.add(first, end)
+        self._swaps |= bookkeeping["swaps"]
+
+    def _take(self, given: Iterable[Any]) -> None:
+        """Look at a loader that was not seen before."""
+        loader = loader_of(given, must_reposition=self._must_reposition, defers=self.deferred, swaps=self._swaps)
+        if self._target is not None:
+            _refuse_other(given, loader, self._target)
+        for source, weight in self._swaps.items():
+            if not hasattr(given, "reweight"):
+                raise ConfigError(_cannot_swap(source, given))
+            given.reweight(source, weight)
+        self._given, self._loader = given, loader
+
+    def _hand_out(self, iterator: int) -> Iterator[Any]:
+        is_resumed = self._target is not None
+        if iterator == self._iterators:
+            self._stop_walk()
+        try:
+            while True:
+                if iterator != self._iterators:
+                    raise ConfigError("batches: another iterator was begun after this one; go through one at a time")
+                self.is_probe = bool(self._probe)
+                if self.is_probe:
+                    yield self._probe.pop()
+                    continue
+                if self._target is not None or self._walk is None:
+                    self._stop_walk()
+                    target, self._target = self._target, None
+                    self._walk = self._walk_from(target)
+                found = next(self._walk, None)
+                if found is not None:
+                    is_resumed = False
+                    self._note(found[0])
+                    yield found[1]
+                elif is_resumed:  # at the very end of an epoch: go on with the next, as if nothing had been saved
+                    is_resumed, self._walk = False, None
+                else:
+                    return
+        finally:
+            if iterator == self._iterators:
+                self._stop_walk()
+
+    def _stop_walk(self) -> None:
+        """Let go of the loader's iterator, and so of its workers, before another one is made."""
+        if self._walk is not None:
+            self._walk.close()
+        self._walk = None
+
+    def _note(self, number: int) -> None:
+        if self._is_again:
+            self._handed_out_again.add(number, number + 1)
+        else:
+            self._leave_out_up_to(number)
+        self.number, self._next = number, number + 1
+
+    def _leave_out_up_to(self, number: int) -> None:
+        assert self._epoch is not None
+        if self.deferred and number > self._next:
+            self._epoch.setdefault("dropped", []).append([self._next, number])
+        self._next = number
+
+    def _walk_from(self, position: Position | None) -> Generator[tuple[int, Any], None, None]:
+        """Numbered batches from a position, or from the beginning of a new epoch, to the end of the newest one."""
+        assert self._loader is not None
+        state = None
+        if position is None:
+            if self._epoch is not None and self._is_again:  # left by the loop where it was not to stay
+                state = self._epoch.get("end_state")
+            epoch = self._new_epoch()
+            self._newest = epoch["number"]
+        else:
+            epoch, self._next, self._is_again = position["epoch"], position["next"], position["is_again"]
+            state = position["state"]
+            self._newest = max(self._newest, epoch["number"])
+        while True:
+            number = epoch["number"]
+            self._epoch = self._epochs[number] = epoch
+            self._epochs.pop(self._newest - KEPT_EPOCHS, None)
+            later = self._epochs.get(number + 1) if number < self._newest else None
+            if later and "start" not in later:
+                later = None
+            cut = later["first"] if later and not later["is_after_end"] else None
+            if later and cut == self._next:
+                state = later["start"].get("state")  # the loop had left this epoch here
+            elif not self._is_again:
+                until = epoch.get("end", cut)
+                end = yield from self._loader.walk(epoch, self._next, self._is_wanted, until, state)
+                self._leave_out_up_to(end)
+                state = None
+            if cut is None:
+                epoch.setdefault("end", self._next)
+                yield from self._walk_again(epoch, state)
+                state = None
+            if number >= self._newest:
+                return
+            if later and later["first"] == self._next:
+                epoch = {
+                    "number": later["number"],
+                    "first": later["first"],
+                    "is_after_end": later["is_after_end"],
+                    "start": later["start"],
+                }
+            else:
+                epoch = self._new_epoch()
+
+    def _walk_again(self, epoch: Epoch, state: Any) -> Generator[tuple[int, Any], None, None]:
+        """What was left out of an epoch, at its end."""
+        assert self._loader is not None
+        if dropped := epoch.get("dropped"):
+            at = self._next if self._is_again else epoch["first"]
+            self._is_again = True
+            ranges = Ranges(dropped)
+            yield from self._loader.again(epoch, at, lambda n: n in ranges and n not in self._given_up, state)
+            epoch["dropped"] = []
+        self._is_again, self._next = False, epoch["end"]
+
+    def _new_epoch(self) -> Epoch:
+        if self._epoch is None:
+            return {"number": 0, "first": self._next, "is_after_end": True}
+        self._is_again, self._next = False, self._epoch.get("end", self._next)
+        return {"number": self._epoch["number"] + 1, "first": self._next, "is_after_end": "end" in self._epoch}
+
+    def _is_wanted(self, number: int) -> bool:
+        return number not in self._skipped
+
+
+def _refuse_other(given: Any, loader: Loader, position: Mapping[str, Any]) -> None:
+    """Positions of one loader mean nothing to another."""
+    if refusal := cannot_reposition(given):
+        raise ConfigError(refusal)
+    there = position["loader"]
+    for name in ("kind", "length", "workers"):
+        if there.get(name) != loader.identity.get(name):
+            raise SourceError(
+                f"the position is in the data of another loader: {name} {there.get(name)} there, "
+                f"{loader.identity.get(name)} in this {type(given).__name__}; give the loader that it was taken of"
+            )
+
+
+def _cannot_swap(source: str, given: Any) -> str:
+    what = "there is no loader" if given is None else f"{type(given).__name__} has no reweight(source, weight)"
+    return f"swap source={source!r}: {what}; give guard.batches a loader that can change its mixture"

@@ -1,0 +1,166 @@
+"""Judged rows in, Troubles out: what a run shows that no single step does, and what it asks the playbook for."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import dropwhile
+
+from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.vocabulary import Row, Severity, Verdict
+
+OFTEN_WITHIN = 500
+"""Steps of which a share may be not finite."""
+WINDOW = 100
+"""Steps that are looked at together."""
+PROBE_AGAIN = 20
+"""Skips among them that ask for a probe too, and after which one is made once more."""
+FEWEST_BATCHES = 8
+"""Batches from which a source can be blamed ..."""
+SUREST = 4.0
+"""... where its share and the loss go together by so many standard errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that skipping alone does not cure."""
+
+    trigger: Trigger
+    onset: int
+    """The first step that showed it."""
+    batch: int | None
+    """The batch of that step."""
+    text: str
+    """The evidence, to be read."""
+    source: str | None = None
+    """The source of data that the evidence names."""
+
+
+class Evidence:
+    """Follows the rows of a run. Forgets everything after a treatment: what comes then is judged for itself."""
+
+    def __init__(self, playbook: Playbook) -> None:
+        self._playbook = playbook
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._nonfinite: deque[bool] = deque(maxlen=OFTEN_WITHIN)
+        self._often = 0
+        self._in_a_row = 0
+        self._recent: deque[tuple[Row, bool]] = deque(maxlen=WINDOW)
+        """The last rows, and whether they were skipped."""
+        self._skips = 0
+        """In a row."""
+        self._unprobed = 0
+        """Skips since the last probe, or since the last hundred steps had none."""
+        self._is_probed = False
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether so much was skipped that it is time to ask: is it the data, or the weights?"""
+        if self._is_probed:
+            return self._unprobed >= PROBE_AGAIN
+        return self._skips >= self._playbook.probe_after or self._unprobed >= PROBE_AGAIN
+
+    def take(self, row: Row, verdict: Verdict) -> Trouble | None:
+        """One step that was judged."""
+        is_nonfinite = any(f.detector == "nonfinite" and f.spoils_update for f in verdict.findings)
+        self._count(row, verdict, is_nonfinite)
+        if float(row.get("params_finite", 1.0)) == 0.0:
+            return self._trouble(Trigger.NONFINITE_WEIGHTS, "a weight is not finite")
+        if self._in_a_row >= self._playbook.nonfinite_in_a_row:
+            return self._trouble(Trigger.NONFINITE_OFTEN, f"{self._in_a_row} steps in a row were not finite")
+        if is_nonfinite and self._often > self._playbook.nonfinite_share * OFTEN_WITHIN:
+            return self._trouble(
+                Trigger.NONFINITE_OFTEN, f"{self._often} of the last {len(self._nonfinite)} steps were not finite"
+            )
+        if verdict.severity == Severity.HALT:
+            return self._trouble(Trigger.BUDGET_SPENT, str(verdict))
+        return None
+
+    def probed(self, found: str, *, is_condemned: bool) -> Trouble | None:
+        """What a batch showed that was healthy before: bad now, and it is the weights; good, and it is the data."""
+        self._unprobed, self._is_probed = 0, True
+        skipped = sum(is_skipped for _, is_skipped in self._recent)
+        found = f"{skipped} of {len(self._recent)} steps were skipped; a batch from before has {found}"
+        if is_condemned:
+            return self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged")
+        since = dropwhile(lambda seen: not seen[1], self._recent)
+        source = blamed((float(row["loss"]), shares_of(str(row.get("sources", "")))) for row, _ in since)
+        if source is None:
+            return None  # bad data of no known origin: skipping is all that can be done
+        return self._trouble(Trigger.BAD_DATA, f"{found}: the data are bad, those of {source}", source)
+
+    def _count(self, row: Row, verdict: Verdict, is_nonfinite: bool) -> None:
+        if len(self._nonfinite) == OFTEN_WITHIN:
+            self._often -= self._nonfinite[0]
+        self._nonfinite.append(is_nonfinite)
+        self._often += is_nonfinite
+        self._recent.append((row, not verdict.go))
+        if verdict.go:
+            self._in_a_row = self._skips = 0
+            if self._unprobed and not any(is_skipped for _, is_skipped in self._recent):
+                self._unprobed, self._is_probed = 0, False
+            return
+        self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
+        if not is_nonfinite:
+            self._skips += 1
+            self._unprobed += 1
+
+    def _trouble(self, trigger: Trigger, text: str, source: str | None = None) -> Trouble:
+        """Its onset is the first of the skips in a row that led to it; without any, the last step."""
+        onset = self._recent[-1][0]
+        for row, is_skipped in reversed(self._recent):
+            if not is_skipped:
+                break
+            onset = row
+        batch = onset.get("batch_index")
+        return Trouble(
+            trigger=trigger,
+            onset=int(onset["step"]),
+            batch=None if batch is None else int(batch),
+            text=text,
+            source=source,
+        )
+
+
+def shares_of(sources: str) -> dict[str, float]:
+    """What part of a batch each source is.
+
+    >>> shares_of("grammar=6 stdlib=2")
+    {'grammar': 0.75, 'stdlib': 0.25}
+    """
+    rows = {name: float(count) for name, _, count in (part.rpartition("=") for part in sources.split()) if name}
+    total = sum(rows.values())
+    return {name: count / total for name, count in rows.items()} if total else {}
+
+
+def blamed(batches: Iterable[tuple[float, Mapping[str, float]]]) -> str | None:
+    """The source whose share of a batch and the batch's loss go together, if one surely does.
+
+    >>> blamed([(3.0 + share + 0.01 * (i % 3), {"a": share, "b": 1 - share}) for i in range(12) for share in [i / 12]])
+    'a'
+    >>> blamed([(3.0 + 0.01 * (i % 3), {"a": i / 12, "b": 1 - i / 12}) for i in range(12)]) is None
+    True
+    """
+    seen = [(loss, shares) for loss, shares in batches if math.isfinite(loss)]
+    names = sorted({name for _, shares in seen for name in shares})
+    if len(seen) < FEWEST_BATCHES or len(names) < 2:
+        return None
+    surest = max(names, key=lambda name: _standard_errors([(shares.get(name, 0.0), loss) for loss, shares in seen]))
+    is_sure = _standard_errors([(shares.get(surest, 0.0), loss) for loss, shares in seen]) > SUREST
+    return surest if is_sure else None
+
+
+def _standard_errors(pairs: list[tuple[float, float]]) -> float:
+    """By how many of its standard errors the slope of the second on the first is above zero."""
+    n = len(pairs)
+    mean_x, mean_y = sum(x for x, _ in pairs) / n, sum(y for _, y in pairs) / n
+    xx = sum((x - mean_x) ** 2 for x, _ in pairs)
+    yy = sum((y - mean_y) ** 2 for _, y in pairs)
+    xy = sum((x - mean_x) * (y - mean_y) for x, y in pairs)
+    if not xx or not yy:
+        return 0.0
+    unexplained = max(1.0 - xy * xy / (xx * yy), 1e-12)
+    return xy / math.sqrt(xx * yy) * math.sqrt((n - 2) / unexplained)

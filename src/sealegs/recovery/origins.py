@@ -1,0 +1,123 @@
+"""A loader in, out of it what the order of its batches is drawn from: generators, epochs, states of samplers.
+
+At the beginning of an epoch they are read; written back, they give that order again.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sealegs.recovery.plain import live, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Something that the order of an epoch may depend on."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    is_lent: bool = False
+    """Not the sampler's own: is put back once the order has been drawn."""
+    is_kept: bool = False
+    """Told even if drawing an order does not change it."""
+
+
+def global_origins() -> list[Origin]:
+    """The generators that everyone draws from."""
+    return [
+        Origin("torch", torch.get_rng_state, torch.set_rng_state, is_lent=True),
+        Origin("python", random.getstate, random.setstate, is_lent=True),
+        Origin("numpy", lambda: np.random.get_state(legacy=False), np.random.set_state, is_lent=True),
+    ]
+
+
+def own_origins(given: Any) -> list[Origin]:
+    """The generators of a loader and of its samplers, and the epochs that its samplers were told."""
+    samplers = samplers_of(given)
+    held = [getattr(given, "generator", None)]
+    held += [value for sampler in samplers for value in getattr(sampler, "__dict__", {}).values()]
+    held = [each for each in held if isinstance(each, _GENERATORS) and not isinstance(each, random.SystemRandom)]
+    generators = {id(each): each for each in held}
+    told = [sampler for sampler in samplers if has_epoch(sampler)]
+    return [
+        *(_generator(f"generator {i}", each) for i, each in enumerate(generators.values())),
+        *(_epoch(f"epoch {i}", each) for i, each in enumerate(told)),
+    ]
+
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _generator(name: str, held: Any) -> Origin:
+    if isinstance(held, random.Random):
+        return Origin(name, held.getstate, held.setstate)
+    if isinstance(held, np.random.Generator):
+        bits = held.bit_generator
+        return Origin(name, lambda: bits.state, lambda state: setattr(bits, "state", state))
+    return Origin(name, held.get_state, held.set_state)
+
+
+def _epoch(name: str, sampler: Any) -> Origin:
+    if hasattr(sampler, "set_epoch"):  # the loop tells it
+        return Origin(name, lambda: sampler.epoch, sampler.set_epoch, is_lent=True, is_kept=True)
+    return Origin(name, lambda: sampler.epoch, lambda epoch: setattr(sampler, "epoch", epoch), is_kept=True)
+
+
+def sampler_states(given: Any) -> list[Origin]:
+    """The states that the samplers of a loader tell."""
+    return [
+        Origin(f"state {i}", sampler.state_dict, sampler.load_state_dict, is_kept=True)
+        for i, sampler in enumerate(filter(has_state, samplers_of(given)))
+    ]
+
+
+def read(origins: Iterable[Origin]) -> dict[str, Any]:
+    """What the origins are now, as JSON values."""
+    return {origin.name: plain(origin.read(), f"sampler's {origin.name}") for origin in origins}
+
+
+def drawn_from(origins: Sequence[Origin], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What has changed while an order was drawn, as it was before, and what is kept in any case."""
+    after = read(origins)
+    kept = {origin.name for origin in origins if origin.is_kept}
+    return {name: value for name, value in before.items() if name in kept or value != after[name]}
+
+
+@contextmanager
+def as_at(start: Mapping[str, Any], origins: Iterable[Origin]) -> Iterator[None]:
+    """Draw as it was drawn at the start of an epoch."""
+    here = [origin for origin in origins if origin.name in start]
+    lent = [(origin, origin.read()) for origin in here if origin.is_lent]
+    for origin in here:
+        origin.write(live(start[origin.name]))
+    try:
+        yield
+    finally:
+        for origin, value in lent:
+            origin.write(value)
+
+
+def samplers_of(given: Any) -> list[Any]:
+    """Whatever decides the order of a loader's batches: its samplers, and those that they are made of."""
+    found: list[Any] = []
+    for sampler in (getattr(given, "batch_sampler", None), getattr(given, "sampler", None)):
+        while sampler is not None and all(sampler is not other for other in found):
+            found.append(sampler)
+            sampler = getattr(sampler, "sampler", None)
+    return found
+
+
+def has_epoch(sampler: Any) -> bool:
+    """Whether a sampler counts epochs, or is told them."""
+    return type(getattr(sampler, "epoch", None)) is int
+
+
+def has_state(given: Any) -> bool:
+    """Whether something says where it is and goes there."""
+    return hasattr(given, "state_dict") and hasattr(given, "load_state_dict")

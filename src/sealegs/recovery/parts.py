@@ -1,0 +1,189 @@
+"""A model and its optimizers in, their plain tensors by key out, and what else optimizers hold; and back.
+
+Keys are stable for as long as nobody rebuilds the model: ``model/blocks.0.weight`` for parameters and buffers,
+``optimizer 0/3/exp_avg`` for what the first optimizer holds for its fourth parameter, ``optimizer 0/group 1/lr``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from numbers import Number
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sealegs.errors import ConfigError
+
+Join: TypeAlias = Callable[[Iterator[Tensor]], Tensor]
+"""Parts in, in their order, the tensor that consists of them out."""
+
+_IMMUTABLE = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
+
+
+class Apart(NamedTuple):
+    """A tensor, and the plain ones that it consists of: itself, or what this rank holds of a DTensor."""
+
+    whole: Tensor
+    parts: Mapping[str, Tensor]
+    join: Join
+    """Makes one like it of parts like these."""
+
+
+class TensorAt(NamedTuple):
+    """Stands for a tensor of an optimizer."""
+
+    key: str
+
+
+class Settings(NamedTuple):
+    """What an optimizer holds, with a key in the place of each tensor."""
+
+    sizes: list[int]
+    """How many parameters each group has."""
+    states: dict[str, Any]
+    """By owner; an owner that has none yet is not there."""
+    others: dict[str, Any]
+    """Owners that are no parameters."""
+    groups: list[dict[str, Any]]
+    """Their hyperparameters."""
+
+    def put_into(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+        """Make the optimizer hold this and no other state, with these tensors in their places."""
+        for label, owner in (_owners(optimizer) | self.others).items():
+            now = optimizer.state.pop(owner, None)
+            if label not in self.states:
+                continue
+            then = _filled(self.states[label], tensors)
+            if isinstance(now, dict) and isinstance(then, dict):  # others may hold the very dict
+                now.clear()
+                now.update(then)
+                then = now
+            optimizer.state[owner] = then
+        for group, hyperparameters in zip(optimizer.param_groups, self.groups, strict=True):
+            group.update(_filled(hyperparameters, tensors))
+
+
+@dataclass(slots=True)
+class Live:
+    """A model and its optimizers as they are now."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """Parts of parameters and buffers, each piece of memory once."""
+    buffers: set[str] = field(default_factory=set)
+    """Which of these a forward pass may change."""
+    moments: dict[str, Apart] = field(default_factory=dict)
+    """Tensors in the states and among the hyperparameters of optimizers."""
+    settings: list[Settings] = field(default_factory=list)
+    _seen: set[object] = field(default_factory=set)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All parts of all tensors."""
+        return self.weights | {key: part for apart in self.moments.values() for key, part in apart.parts.items()}
+
+    def add_weights(self, named: Iterable[tuple[str, Tensor]]) -> list[str]:
+        """Take in those that have not been met, under another name or as another object. Gives their keys."""
+        added = []
+        for name, tensor in named:
+            if id(tensor) in self._seen:
+                continue
+            self._seen.add(id(tensor))
+            for key, part in _taken_apart(name, tensor).parts.items():
+                where = part.data_ptr(), part.shape, part.stride(), part.dtype, part.device
+                if where not in self._seen or not part.numel():
+                    self._seen.add(where)
+                    self.weights[key] = part
+                    added.append(key)
+        return added
+
+
+def walk(model: nn.Module, optimizers: Sequence[Optimizer]) -> Live:
+    """Everything that updates depend on. What could not be copied and put back is refused."""
+    live = Live()
+    live.add_weights((f"model/{name}", parameter) for name, parameter in model.named_parameters())
+    live.buffers.update(live.add_weights((f"model/{name}", buffer) for name, buffer in model.named_buffers()))
+    held: dict[str, Tensor] = {}
+    for place, optimizer in enumerate(optimizers):
+        prefix = f"optimizer {place}"
+        owners = _owners(optimizer)
+        # those of the model have been met; an optimizer may have others: master copies, weights of a loss
+        live.add_weights((f"{prefix}/{label}", owner) for label, owner in owners.items() if isinstance(owner, Tensor))
+        states = {label: optimizer.state[owner] for label, owner in owners.items() if owner in optimizer.state}
+        groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        live.settings.append(
+            Settings(
+                [len(group["params"]) for group in optimizer.param_groups],
+                _emptied(prefix, states, held),
+                {label: owner for label, owner in owners.items() if not isinstance(owner, Tensor)},
+                [_emptied(f"{prefix}/group {number}", group, held) for number, group in enumerate(groups)],
+            )
+        )
+    live.moments.update((key, _taken_apart(key, tensor)) for key, tensor in held.items())
+    return live
+
+
+def _owners(optimizer: Optimizer) -> dict[str, Any]:
+    """Who may have a state: parameters, by their place in all groups; what is no tensor, by its own name."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    others = {f"state {owner}": owner for owner in optimizer.state if not isinstance(owner, Tensor)}
+    return {str(place): parameter for place, parameter in enumerate(parameters)} | others
+
+
+def _emptied(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A value with a key in the place of each tensor; the tensors go into the dict."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return TensorAt(key)
+    if type(value) is dict:
+        return {name: _emptied(f"{key}/{name}", item, tensors) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_emptied(f"{key}/{place}", item, tensors) for place, item in enumerate(value))
+    if not isinstance(value, _IMMUTABLE) and not callable(value):
+        raise ConfigError(
+            f"{key} is a {type(value).__name__}: a snapshot holds tensors, numbers and text, in dicts, lists and "
+            "tuples; memory=0 does without snapshots"
+        )
+    return value
+
+
+def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse: a new value every time, but for its tensors."""
+    if isinstance(value, TensorAt):
+        return tensors[value.key]
+    if type(value) is dict:
+        return {name: _filled(item, tensors) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_filled(item, tensors) for item in value)
+    return value
+
+
+def _taken_apart(key: str, tensor: Tensor) -> Apart:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return Apart(tensor, {key: _distinct(key, tensor)}, next)
+    wrapper: Any = tensor
+    names, context = wrapper.__tensor_flatten__()
+    attributes = {name: getattr(wrapper, name) for name in names}
+    inner = {name: _taken_apart(f"{key}/{name}", item) for name, item in attributes.items() if isinstance(item, Tensor)}
+    others = {name: item for name, item in attributes.items() if name not in inner}  # a DTensor has its mesh there
+    joins = {name: apart.join for name, apart in inner.items()}
+    kind, size, stride = type(wrapper), wrapper.shape, wrapper.stride()
+
+    def join(parts: Iterator[Tensor]) -> Tensor:
+        joined = others | {name: join_one(parts) for name, join_one in joins.items()}
+        whole: Tensor = kind.__tensor_unflatten__(joined, context, size, stride)
+        return whole
+
+    return Apart(tensor, {name: part for apart in inner.values() for name, part in apart.parts.items()}, join)
+
+
+def _distinct(key: str, tensor: Tensor) -> Tensor:
+    """The elements that lie apart in memory: all, but for those of an expanded tensor, which has some many times."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"a tensor of {tensor.layout}, {tensor.dtype}"
+        raise ConfigError(f"{key} is {kind}: a snapshot holds dense tensors; memory=0 does without snapshots")
+    if 0 not in tensor.stride():
+        return tensor
+    shape = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride())

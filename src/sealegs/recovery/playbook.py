@@ -1,0 +1,428 @@
+"""A trigger and what was done before in, the next rung out: descriptions of what to do, which others carry out.
+
+    decision = choose(playbook, trigger, onset, history)
+
+A playbook is a ladder. Trouble that is new begins at the first rung for its trigger; trouble that comes back goes on
+with a later one, and no rung is used twice for it; when none is left, the run is halted with advice. No torch here.
+"""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from sealegs.errors import ConfigError, SourceError
+from sealegs.recovery.actions import (
+    ACTIONS,
+    Action,
+    Continue,
+    Halt,
+    LowerLR,
+    ResetMoments,
+    Rollback,
+    SkipBatches,
+    SwapSource,
+    Tighten,
+    actions_from,
+    is_number,
+    is_whole,
+    plain_actions,
+    refuse_unless,
+)
+
+__all__ = [
+    "Action",
+    "Continue",
+    "Decision",
+    "Halt",
+    "LowerLR",
+    "Playbook",
+    "ResetMoments",
+    "Rollback",
+    "Rung",
+    "SkipBatches",
+    "SwapSource",
+    "Tighten",
+    "Treatment",
+    "Trigger",
+    "actions_from",
+    "choose",
+    "plain_actions",
+]
+
+WIDTH, WHEN_WIDTH = 100, 34
+"""Columns of the table, and of its second one."""
+
+
+class Trigger(StrEnum):
+    """What asks for a decision."""
+
+    NONFINITE_WEIGHTS = "nonfinite-weights"
+    """A parameter is NaN or infinite: every later step would start from it."""
+    NONFINITE_OFTEN = "nonfinite-often"
+    """Losses or gradients are not finite several times in a row, or in too large a share of the steps."""
+    DAMAGED = "damaged"
+    """Steps are condemned one after the other, and so is a batch that was healthy before: it is the weights."""
+    BAD_DATA = "bad-data"
+    """Steps are condemned one after the other, but a batch that was healthy before still is: it is the data."""
+    NOT_RECOVERING = "not-recovering"
+    """At a look the loss of an incident was neither back nor coming down."""
+    BUDGET_SPENT = "budget-spent"
+    """As many steps have been skipped as may be."""
+    ASKED = "asked"
+    """A person wants it: part of the history, but no rung's, and it spends no budget."""
+
+
+TRIGGERS = frozenset(Trigger) - {Trigger.ASKED}
+"""Those that a rung can be for."""
+
+
+HALTING = frozenset({Trigger.NONFINITE_WEIGHTS, Trigger.BUDGET_SPENT})
+"""Where a playbook has no rung for these, the run is halted: it would train on garbage, or on nothing. Where it has
+none for the others, the run goes on."""
+
+ADVICE = {
+    Trigger.NONFINITE_WEIGHTS: "lower the peak learning rate, warm up longer, clip at 1.0 or below; in fp16, train in "
+    "bf16",
+    Trigger.NONFINITE_OFTEN: "look for the first layer that is not finite; train in bf16 instead of fp16, with softmax "
+    "and loss in fp32",
+    Trigger.DAMAGED: "lower the peak learning rate, warm up longer, use beta2 0.95 and clip at 1.0 or below; from 1B "
+    "parameters up add QK-norm or z-loss",
+    Trigger.BAD_DATA: "look at the data of the skipped batches, and take their source out of the mixture",
+    Trigger.NOT_RECOVERING: "lower the peak learning rate, use beta2 0.95; from 1B parameters up add QK-norm or z-loss",
+    Trigger.BUDGET_SPENT: "look at the data of the skipped batches; if they are sound, lower the peak learning rate",
+}
+"""What may be wrong in the structure of a run, where treating it did not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What is done, and what for. Sets and lists are taken too."""
+
+    on: Set[Trigger]
+    """Any of these."""
+    actions: tuple[Action, ...]
+    """In this order, together."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "on", _triggers(self.on))
+        object.__setattr__(self, "actions", _actions(self.actions))
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether it spends one of the rollbacks."""
+        return any(isinstance(action, Rollback) for action in self.actions)
+
+    @property
+    def halts(self) -> bool:
+        """Whether it is the end."""
+        return any(isinstance(action, Halt) for action in self.actions)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.actions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """What was done: an entry of a run's history."""
+
+    incident: int
+    """Number of the incident; 0 where none was open."""
+    onset: int
+    """The step that it began at."""
+    step: int
+    """The step at which this was decided."""
+    trigger: Trigger
+    rung: int | None
+    """Number of the rung, from 1 as the table has it; None where there was none."""
+    actions: tuple[Action, ...]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        own = {name: getattr(self, name) for name in ("incident", "onset", "step", "rung")}
+        return own | {"trigger": self.trigger.value, "actions": plain_actions(self.actions)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """From what ``to_plain`` gave, once it has been through a file."""
+        try:
+            own = {name: plain[name] for name in ("incident", "onset", "step", "rung")}
+            trigger, actions = Trigger(plain["trigger"]), plain["actions"]
+            is_sound = all(is_whole(value, 0) or (name == "rung" and value is None) for name, value in own.items())
+            is_sound &= isinstance(actions, list)
+        except (KeyError, TypeError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise SourceError(
+                f"treatment {plain!r}: it has no incident, onset, step, trigger, rung and actions to read"
+            )
+        return cls(**own, trigger=trigger, actions=actions_from(actions))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done next, and why."""
+
+    rung: int | None
+    """Number of the rung, from 1 as the table has it; None where none is left, or there is none for this."""
+    actions: tuple[Action, ...]
+    reason: str
+
+    @property
+    def halts(self) -> bool:
+        """Whether it is the end."""
+        return any(isinstance(action, Halt) for action in self.actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playbook:
+    """What is done about trouble while nobody watches: rungs, and the numbers that bound them. Prints as a table.
+
+    >>> mine = Playbook(
+    ...     name="mine",
+    ...     rungs=(
+    ...         Rung(on={Trigger.DAMAGED}, actions=(Rollback(back=50, skip=20),)),
+    ...         Rung(on={Trigger.DAMAGED}, actions=(Rollback(back=500, skip=20), LowerLR(0.5))),
+    ...     ),
+    ... )
+    >>> print(mine)
+    playbook mine
+    rung  when                                what is done
+       -  a step is condemned                 skip it
+       1  damaged                             roll back to the newest healthy state at least 50 steps
+                                              before the onset, skip 20 batches
+       2  damaged                             roll back to the newest healthy state at least 500 steps
+                                              before the onset, skip 20 batches; learning rate x 0.5,
+                                              warmed up again over 50 steps
+       -  bad-data, nonfinite-often,          go on, skipping what is condemned
+          not-recovering
+       -  budget-spent, nonfinite-weights     halt
+    Trouble within 1000 steps of the onset that was treated last is the same trouble: it takes a later
+    rung. With none left, or after 10 rollbacks in all, the run is halted.
+    """
+
+    name: str
+    rungs: tuple[Rung, ...] = ()
+    looks: tuple[int, ...] = (50, 200, 500)
+    """Rows after the onset at which it is asked whether the loss is coming down."""
+    probe_after: int = 5
+    """Condemned steps in a row after which a batch that was healthy is tried again: is it the weights, or the data?"""
+    again_within: int = 1000
+    """Steps after an onset in which trouble is the same trouble, come back."""
+    nonfinite_in_a_row: int = 3
+    """So many steps in a row that are not finite are often ..."""
+    nonfinite_share: float = 0.01
+    """... and so is this share of the last 500."""
+    rollbacks: int = 10
+    """As many as may be made in all."""
+
+    def __post_init__(self) -> None:
+        refuse_unless(isinstance(self.name, str) and bool(self.name), "Playbook.name", self.name, "a word")
+        for name in ("rungs", "looks"):
+            value = getattr(self, name)
+            refuse_unless(isinstance(value, list | tuple), f"Playbook.{name}", value, "a tuple")
+            object.__setattr__(self, name, tuple(value))
+        for rung in self.rungs:
+            refuse_unless(isinstance(rung, Rung), "Playbook.rungs", rung, "Rung(on={Trigger...}, actions=(...,))")
+        is_sound = bool(self.looks) and all(is_whole(look, 10) for look in self.looks)
+        is_sound = is_sound and list(self.looks) == sorted(set(self.looks))
+        refuse_unless(is_sound, "Playbook.looks", self.looks, "numbers of steps, rising, from 10 on")
+        for name, lowest in (("probe_after", 1), ("again_within", 1), ("nonfinite_in_a_row", 1), ("rollbacks", 0)):
+            value = getattr(self, name)
+            refuse_unless(is_whole(value, lowest), f"Playbook.{name}", value, f"a whole number from {lowest}")
+        is_sound = is_number(self.nonfinite_share) and 0 < self.nonfinite_share <= 1
+        refuse_unless(is_sound, "Playbook.nonfinite_share", self.nonfinite_share, "a share, above 0 and up to 1")
+        self._refuse_idle_rungs()
+
+    @classmethod
+    def observe(cls) -> Self:
+        """Skips and halts only: no rungs. The default.
+
+        >>> print(Playbook.observe())
+        playbook observe
+        rung  when                                what is done
+           -  a step is condemned                 skip it
+           -  bad-data, damaged,                  go on, skipping what is condemned
+              nonfinite-often, not-recovering
+           -  budget-spent, nonfinite-weights     halt
+        """
+        return cls(name="observe")
+
+    @classmethod
+    def standard(cls) -> Self:
+        """Goes back just before the onset, then further, then with a lower learning rate; takes out bad data.
+
+        >>> print(Playbook.standard())
+        playbook standard
+        rung  when                                what is done
+           -  a step is condemned                 skip it
+           -  the loss is coming down             wait, and look again after 50, 200 and 500 steps
+           1  bad-data                            go on, skipping what is condemned
+           2  bad-data, budget-spent              take out the source that the evidence names
+           3  damaged, nonfinite-often,           roll back to the newest healthy state, skip 10 batches
+              nonfinite-weights, not-recovering
+           4  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
+              nonfinite-weights, not-recovering   before the onset, skip 50 batches
+           5  damaged, nonfinite-often,           roll back to the newest healthy state at least 1000 steps
+              nonfinite-weights, not-recovering   before the onset, skip 200 batches; learning rate x 0.5,
+                                                  warmed up again over 50 steps; clip at 0.5
+           6  anything                            halt
+        Trouble within 1000 steps of the onset that was treated last is the same trouble: it takes a later
+        rung. With none left, or after 10 rollbacks in all, the run is halted.
+        """
+        state = TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
+        return cls(
+            name="standard",
+            rungs=(
+                Rung({Trigger.BAD_DATA}, (Continue(),)),
+                Rung({Trigger.BAD_DATA, Trigger.BUDGET_SPENT}, (SwapSource(),)),
+                Rung(state, (Rollback(back=0, skip=10),)),
+                Rung(state, (Rollback(back=100, skip=50),)),
+                Rung(state, (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5))),
+                Rung(TRIGGERS, (Halt(),)),
+            ),
+        )
+
+    @classmethod
+    def palm(cls) -> Self:
+        """What PaLM's authors did by hand: about 100 steps back, and past 200 to 500 batches.
+
+        >>> print(Playbook.palm())
+        playbook palm
+        rung  when                                what is done
+           -  a step is condemned                 skip it
+           -  the loss is coming down             wait, and look again after 50, 200 and 500 steps
+           1  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
+              nonfinite-weights, not-recovering   before the onset, skip 200 batches
+           2  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
+              nonfinite-weights, not-recovering   before the onset, skip 500 batches
+           3  budget-spent, damaged,              halt
+              nonfinite-often,
+              nonfinite-weights, not-recovering
+           -  bad-data                            go on, skipping what is condemned
+        Trouble within 1000 steps of the onset that was treated last is the same trouble: it takes a later
+        rung. With none left, or after 10 rollbacks in all, the run is halted.
+        """
+        state = TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
+        return cls(
+            name="palm",
+            rungs=(
+                Rung(state, (Rollback(back=100, skip=200),)),
+                Rung(state, (Rollback(back=100, skip=500),)),
+                Rung(state | {Trigger.BUDGET_SPENT}, (Halt(),)),
+            ),
+        )
+
+    def __str__(self) -> str:
+        """One row a rung; what is done without one stands beside a dash."""
+        rows = [("rung", "when", "what is done"), ("-", "a step is condemned", "skip it")]
+        if self.has_rung_for(Trigger.NOT_RECOVERING):
+            looks = " and ".join(map(str, self.looks)).replace(" and ", ", ", len(self.looks) - 2)
+            rows.append(("-", "the loss is coming down", f"wait, and look again after {looks} steps"))
+        rows += [(str(number), _when(rung.on), str(rung)) for number, rung in enumerate(self.rungs, 1)]
+        others = frozenset(trigger for trigger in TRIGGERS if not self.has_rung_for(trigger))
+        for triggers, action in ((others - HALTING, Continue()), (others & HALTING, Halt())):
+            rows += [("-", _when(triggers), str(action))] if triggers else []
+        lines = [f"playbook {self.name}", *(line for row in rows for line in _table_lines(*row))]
+        if self.rungs:
+            text = (
+                f"Trouble within {self.again_within} steps of the onset that was treated last is the same trouble: it "
+                f"takes a later rung. With none left, or after {self.rollbacks} rollbacks in all, the run is halted."
+            )
+            lines += textwrap.wrap(text, WIDTH)
+        return "\n".join(lines)
+
+    def has_rung_for(self, trigger: Trigger) -> bool:
+        """Whether anything is to be done about it."""
+        return any(trigger in rung.on for rung in self.rungs)
+
+    def _refuse_idle_rungs(self) -> None:
+        """Rungs that are never reached, or do once more what has just failed, are a mistake in the playbook."""
+        for number, rung in enumerate(self.rungs, 1):
+            for earlier, other in enumerate(self.rungs[: number - 1], 1):
+                shared = other.on & rung.on
+                if shared and (other.halts or other.actions == rung.actions):
+                    why = f"rung {earlier} halts" if other.halts else f"rung {earlier} has done the same"
+                    raise ConfigError(f"Playbook.rungs: {why} on {_when(shared)} before rung {number}: leave one out")
+
+
+def choose(playbook: Playbook, trigger: Trigger, onset: int, history: Sequence[Treatment]) -> Decision:
+    """The next rung for a trigger, whose trouble began at step ``onset``.
+
+    Never one that this trouble has used, nor one before it: after as many treatments as there are rungs, or with the
+    last of the rollbacks that are allowed in all, the run is halted.
+
+    >>> print(choose(Playbook.standard(), Trigger.DAMAGED, 4821, ()).reason)
+    damaged at step 4821: rung 3 is the first for it
+    """
+    what = f"{trigger} at step {onset}"
+    rungs = {number: rung for number, rung in enumerate(playbook.rungs, 1) if trigger in rung.on}
+    history = [treatment for treatment in history if treatment.trigger != Trigger.ASKED]
+    if not rungs:
+        reason = f"{what}: playbook {playbook.name} has no rung for it"
+        return _halt(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
+    trouble = same_trouble(playbook, onset, history)
+    used = max((t.rung for t in trouble if t.rung in rungs), default=0)
+    number = next((number for number in rungs if number > used), None)
+    if number is None:
+        return _halt(trigger, f"{what}: rung {used} was the last for it, and it has come back")
+    rung = rungs[number]
+    spent = sum(any(isinstance(action, Rollback) for action in treatment.actions) for treatment in history)
+    if rung.rolls_back and spent >= playbook.rollbacks:
+        return _halt(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
+    after = f"comes after rung {used}" if used else "is the first for it"
+    return Decision(number, _advised(rung.actions, trigger), f"{what}: rung {number} {after}")
+
+
+def same_trouble(playbook: Playbook, onset: int, history: Sequence[Treatment]) -> list[Treatment]:
+    """The last treatments that were of the trouble that began, or has come back, at step ``onset``: newest first."""
+    same = []
+    for treatment in reversed(history):
+        if onset - treatment.onset > playbook.again_within:
+            break
+        same.append(treatment)
+        onset = treatment.onset
+    return same
+
+
+def _table_lines(number: str, when: str, what: str) -> Iterable[str]:
+    """A row of the table, in as many lines as it takes."""
+    whens = textwrap.wrap(when, WHEN_WIDTH, break_on_hyphens=False)
+    whats = textwrap.wrap(what, WIDTH - WHEN_WIDTH - 8, break_on_hyphens=False)
+    for line in range(max(len(whens), len(whats))):
+        cells = (number if line == 0 else "", whens[line : line + 1], whats[line : line + 1])
+        yield f"{cells[0]:>4}  {''.join(cells[1]):<{WHEN_WIDTH}}  {''.join(cells[2])}".rstrip()
+
+
+def _when(triggers: Set[Trigger]) -> str:
+    return "anything" if triggers == TRIGGERS else ", ".join(sorted(triggers))
+
+
+def _halt(trigger: Trigger, reason: str) -> Decision:
+    return Decision(None, (Halt(ADVICE[trigger]),), reason)
+
+
+def _advised(actions: tuple[Action, ...], trigger: Trigger) -> tuple[Action, ...]:
+    """A halt without advice of its own gets that for the trigger."""
+    return tuple(Halt(ADVICE[trigger]) if action == Halt() else action for action in actions)
+
+
+def _triggers(given: Any) -> frozenset[Trigger]:
+    triggers = tuple(given) if isinstance(given, Iterable) else ()
+    is_sound = bool(triggers) and all(isinstance(trigger, str) and trigger in TRIGGERS for trigger in triggers)
+    refuse_unless(is_sound, "Rung.on", given, f"a set with one or more of {', '.join(sorted(TRIGGERS))}")
+    return frozenset(map(Trigger, triggers))
+
+
+def _actions(given: Any) -> tuple[Action, ...]:
+    refuse_unless(isinstance(given, list | tuple), "Rung.actions", given, "a tuple of actions: (Rollback(back=50),)")
+    actions = tuple(given)
+    is_sound = bool(actions) and all(isinstance(action, ACTIONS) for action in actions)
+    names = ", ".join(kind.__name__ for kind in ACTIONS)
+    refuse_unless(is_sound, "Rung.actions", given, f"one or more of {names}")
+    kinds = [type(action) for action in actions]
+    refuse_unless(len(set(kinds)) == len(kinds), "Rung.actions", given, "each kind of action at most once")
+    for alone in (Continue, Halt):
+        refuse_unless(alone not in kinds or len(kinds) == 1, "Rung.actions", given, f"{alone.__name__} stands alone")
+    return actions

@@ -1,0 +1,140 @@
+"""Tensors in, memory for a copy of them out: how much it takes, how much is free, and the copying."""
+
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Place: TypeAlias = Literal["device", "host"]
+"""Where a copy lies: on the device that its original lies on, or in the memory of the host."""
+
+CPU = torch.device("cpu")
+
+_ALIGNED_BYTES = 64
+"""Where a tensor may begin: kernels read up to 32 bytes at once."""
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Buffer:
+    """Memory for one copy: a block for each device that it comes from, in which every tensor has its part."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], place: Place) -> None:
+        sizes = sizes_of(tensors)
+        self.bytes = sum(sizes.values())
+        self.parts: dict[str, Tensor] = {}
+        blocks = {device: self._block(size, device, place) for device, size in sizes.items()}
+        taken = dict.fromkeys(sizes, 0)
+        for key, tensor in tensors.items():
+            begin = taken[tensor.device]
+            part = blocks[tensor.device][begin : begin + tensor.nbytes].view(tensor.dtype)
+            strides = torch.empty_like(tensor, device="meta").stride()  # the same, but for gaps: quick to copy to
+            self.parts[key] = part.as_strided(tensor.shape, strides)
+            taken[tensor.device] += _aligned(tensor.nbytes)
+
+    def _block(self, size: int, device: torch.device, place: Place) -> Tensor:
+        if place == "host" and device.type == "cuda":
+            block = _pinned(size)
+            weakref.finalize(self, _unpin, block, device).atexit = False  # a process that ends gives all back anyway
+            return block
+        return torch.empty(size, dtype=torch.uint8, device=device if place == "device" else CPU)
+
+
+def sizes_of(tensors: Mapping[str, Tensor]) -> dict[torch.device, int]:
+    """Bytes of one copy, by the device that they come from, in whole pages: the host has no less."""
+    sizes: dict[torch.device, int] = {}
+    for tensor in tensors.values():
+        sizes[tensor.device] = sizes.get(tensor.device, 0) + _aligned(tensor.nbytes)
+    return {device: max(1, math.ceil(size / mmap.PAGESIZE)) * mmap.PAGESIZE for device, size in sizes.items()}
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy into the first of each pair, on the current stream, in one pass for those that are alike.
+
+    What CUDA copies from or to on the host must be pinned: nobody waits for it.
+    """
+    alike: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in pairs:
+        if target.numel():
+            kind = target.device, source.device, target.dtype, target.stride() == source.stride()
+            targets, sources = alike.setdefault(kind, ([], []))
+            targets.append(target)
+            sources.append(source)
+    for targets, sources in alike.values():
+        torch._foreach_copy_(targets, sources, non_blocking=targets[0].is_cuda or sources[0].is_cuda)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a device can give to this process beyond what the process has needed so far."""
+    if device.type != "cuda":
+        return _free_on_host() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # all ranks of a host ask for the same
+    free, _ = torch.cuda.mem_get_info(device)
+    # between two steps nearly all that is reserved is unused, and in the middle of the next it is in use again
+    never_used = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+    return free + max(never_used, 0)
+
+
+def in_words(size: float) -> str:
+    """A number of bytes.
+
+    >>> in_words(601295421), in_words(5 * 2**20), in_words(4096)
+    ('0.56 GiB', '5.00 MiB', '4.0 KiB')
+    """
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if size >= 0.1 * 2**power:
+            return f"{size / 2**power:.2f} {unit}"
+    return f"{size / 2**10:.1f} KiB"
+
+
+def _aligned(size: int) -> int:
+    return math.ceil(size / _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _pinned(size: int) -> Tensor:
+    """Exactly so many bytes: torch would take the next power of two, and keep it when it is freed.
+
+    The mapping is shared, as a fork (of a loader) would make two of private pages, of which the device knows one.
+    """
+    block = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    error = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 1))  # 1: for all devices
+    if error:
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")  # CUDA reports an error once more with the next kernel: let it be this one
+        raise MemoryError(f"pinning it failed with CUDA error {error}")
+    return block
+
+
+def _unpin(block: Tensor, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # it may be copied from or to
+    torch.cuda.cudart().cudaHostUnregister(block.data_ptr())
+
+
+def _free_on_host() -> int:
+    """What the system says that it can give, within the limit of a container."""
+    try:
+        lines = (line.split() for line in _MEMINFO.read_text().splitlines())
+        free = next(1024 * int(number) for name, number, *_ in lines if name == "MemAvailable:")
+    except (OSError, StopIteration):
+        free = _half_of_the_host()
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        details = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except OSError:
+        return free
+    return free if limit == "max" else max(0, min(free, int(limit) - used + int(details["inactive_file"])))
+
+
+def _half_of_the_host() -> int:
+    """Where the system does not say what is free; a gibibyte where it says nothing at all."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 2**30

@@ -1,0 +1,313 @@
+"""A model and its optimizers in, two copies of them in memory out, and back into the very same tensors.
+
+There are two buffers, never more. Every ``every`` steps a *candidate* is copied over the older snapshot; when
+``promote_after`` healthy steps have come of it, it is the newest snapshot, and the newest one is the older. Nothing is
+taken in doubt, and a candidate in doubt is dropped. So, with 50 and 16, the newest is 16 to 66 steps old; the older
+one 66 to 100, and then gone until the candidate that took its place is promoted.
+
+Held is what this rank has of parameters, buffers and optimizer states, bit for bit. Copies are made on the device, or
+into pinned memory of the host beside the computation: the host waits for neither.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sealegs.errors import ConfigError, SourceError
+from sealegs.recovery import room
+from sealegs.recovery.parts import Apart, Join, Live, Settings, walk
+from sealegs.recovery.room import CPU, Buffer, Place, in_words
+
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """A moment that a run can go back to."""
+
+    step: int
+    """The step that is the next to run."""
+    plain: dict[str, Any]
+    """Whatever else belongs to the moment. As long as it is a candidate, what becomes known later may be added."""
+
+
+class Snapshots:
+    """The newest and the older snapshot of a model, and the candidate for the next.
+
+    >>> model = nn.Linear(2, 1)
+    >>> snapshots = Snapshots(model, [torch.optim.SGD(model.parameters())], every=2, promote_after=1)
+    >>> if snapshots.due(2):
+    ...     snapshots.take(2, {"batch": 17})
+    >>> snapshots.healthy(2)
+    >>> before = model.weight.tolist()
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> snapshots.restore_tensors(snapshots.newest(before=3))
+    >>> model.weight.tolist() == before, snapshots.description
+    (True, '2 x 4.0 KiB in host memory')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        every: int = 50,
+        promote_after: int = 16,
+        memory: float | None = None,
+        place: Literal["auto", "device", "host"] = "auto",
+    ) -> None:
+        """``memory`` is the most bytes that both may take together; 0 holds none.
+
+        ``place`` is where: on the ``device``, if they fit into half of what is free there; on the ``host``, if they
+        fit into ``memory`` or, where none is given, into half of what is free; ``auto`` tries one after the other. That
+        is decided at the first snapshot, when the run has shown what it needs for itself. Where there is no room there
+        are no snapshots, and ``description`` says why.
+        """
+        for name, steps in (("every", every), ("promote_after", promote_after)):
+            if steps < 1:
+                raise ConfigError(f"{name}={steps}: a number of steps, at least 1")
+        if memory is not None and not 0 <= memory < math.inf:
+            raise ConfigError(f"memory={memory}: bytes for both snapshots together; leave it out for what is free")
+        if place not in ("auto", "device", "host"):
+            raise ConfigError(f"place={place!r}: one of 'auto', 'device' and 'host'")
+        self._model = model
+        self._optimizers = tuple(optimizers)
+        self._every = every
+        self._promote_after = promote_after
+        self._memory = memory
+        self._places: tuple[Place, ...] = ("device", "host") if place == "auto" else (place,)
+        self._place: Place = self._places[0]
+        self._where = ""
+        self._why_none = "memory=0" if memory == 0 else ""
+        self._layout: dict[str, _Kind] = {}
+        """Of everything that is held: all snapshots have the same."""
+        self._buffers: list[Buffer] = []
+        self._kept: list[_Held] = []
+        """The newest first."""
+        self._candidate: _Held | None = None
+        self._survived = 0
+        self._is_in_doubt = False
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._under_way: list[_Copying] = []
+        if not self._why_none:
+            walk(model, self._optimizers)  # refuses now what it would refuse at the first snapshot
+
+    def due(self, step: int) -> bool:
+        """Whether to take a snapshot before a step is run. Not of step 0, at which optimizers have no state."""
+        if self._why_none or self._is_in_doubt or self._candidate is not None:
+            return False
+        newest = self._kept[0].snapshot.step if self._kept else 0
+        return step > newest and step % self._every == 0
+
+    @torch.no_grad()
+    def take(self, step: int, plain: Mapping[str, Any]) -> None:
+        """Copy everything as it is now, with ``step`` the next to run, over the older snapshot.
+
+        Where tensors have come or gone since the last time (a layer was thawed), the snapshots begin anew.
+        """
+        if self._why_none:
+            return
+        self.before_update()
+        self._candidate = None
+        live = walk(self._model, self._optimizers)
+        tensors = live.tensors
+        layout = {key: _kind(tensor) for key, tensor in tensors.items()}
+        if layout != self._layout:
+            self._begin(layout, tensors)
+        if not self._buffers:
+            return
+        del self._kept[1:]
+        newest = self._kept[0].buffer if self._kept else None
+        buffer = next(buffer for buffer in self._buffers if buffer is not newest)
+        self._copy_into(buffer, tensors, live.buffers)
+        joins = {key: (tuple(apart.parts), apart.join) for key, apart in live.moments.items()}
+        self._candidate = _Held(Snapshot(step, dict(plain)), buffer, joins, live.settings)
+        self._survived = 0
+
+    def before_update(self) -> None:
+        """Before weights are changed: lets the device finish copying them first. The host does not wait."""
+        for copying in self._under_way:
+            torch.cuda.current_stream(copying.device).wait_event(copying.done)
+        self._under_way.clear()
+
+    @property
+    def candidate(self) -> Snapshot | None:
+        """The one that was taken and is not promoted yet."""
+        return self._candidate.snapshot if self._candidate is not None else None
+
+    def healthy(self, step: int) -> None:
+        """A step was found healthy. One before the candidate, of which it is learnt late, says nothing about that."""
+        self._is_in_doubt = False
+        if self._candidate is None or step < self._candidate.snapshot.step:
+            return
+        self._survived += 1
+        if self._survived >= self._promote_after:
+            self._kept.insert(0, self._candidate)
+            self._candidate = None
+
+    def doubtful(self) -> None:
+        """A step was not healthy, or an incident is open: no candidate until the next healthy step."""
+        self._is_in_doubt = True
+        self._candidate = None
+
+    def newest(self, before: int) -> Snapshot | None:
+        """The newest healthy snapshot of a step that is not after the one given."""
+        return next((held.snapshot for held in self._kept if held.snapshot.step <= before), None)
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was taken after a step: a run that went back to it goes on along another line."""
+        self._kept = [held for held in self._kept if held.snapshot.step <= step]
+        if self._candidate is not None and self._candidate.snapshot.step > step:
+            self._candidate = None
+
+    @torch.no_grad()
+    def restore_tensors(self, snapshot: Snapshot) -> None:
+        """Make parameters, buffers, optimizer states and hyperparameters what they were, each in its place.
+
+        State that an optimizer has lost since is made again, state that it did not have yet is removed. A snapshot that
+        does not fit is refused before anything is changed. It stays valid.
+        """
+        held = next((held for held in self._kept if held.snapshot is snapshot), None)
+        if held is None:
+            raise SourceError(f"the snapshot of step {snapshot.step} is no longer held; ask for newest() again")
+        targets, moments = self._targets(held, walk(self._model, self._optimizers))
+        self.before_update()  # what is written now may still be read for a candidate
+        room.copy_all((targets[key], part) for key, part in held.buffer.parts.items())
+        for optimizer, settings in zip(self._optimizers, held.settings, strict=True):
+            settings.put_into(optimizer, moments)
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of both buffers together."""
+        return sum(buffer.bytes for buffer in self._buffers)
+
+    @property
+    def description(self) -> str:
+        """How much is held and where, or why nothing is: ``2 x 0.56 GiB on the device``."""
+        if self._why_none:
+            return f"none: {self._why_none}"
+        return f"2 x {in_words(self._buffers[0].bytes)} {self._where}" if self._buffers else "none yet"
+
+    def drop(self) -> None:
+        """Give all memory back. The next snapshot begins anew."""
+        self.before_update()
+        self._candidate = None
+        self._kept, self._buffers, self._layout = [], [], {}
+
+    def _begin(self, layout: dict[str, _Kind], tensors: Mapping[str, Tensor]) -> None:
+        """Make two buffers for such tensors, where there is room for them."""
+        self.drop()
+        sizes = room.sizes_of(tensors)
+        if not self._find_place(sizes):
+            return
+        try:
+            self._buffers = [Buffer(tensors, self._place), Buffer(tensors, self._place)]
+        except (RuntimeError, MemoryError, OSError) as error:  # the ways of the kinds of memory to say that it is full
+            reason = str(error).partition(". ")[0]
+            self._why_none = f"2 x {in_words(sum(sizes.values()))} {self._where} could not be had ({reason})"
+            return
+        self._layout = layout
+
+    def _find_place(self, sizes: Mapping[torch.device, int]) -> bool:
+        """Decide where two snapshots of these sizes go; or why nowhere.
+
+        One alone is no use: it would be lost at every candidate, until that is promoted.
+        """
+        size = sum(sizes.values())
+        two = f"2 x {in_words(size)}"
+        if self._memory is not None and 2 * size > self._memory:
+            self._why_none = f"{two} are more than memory={self._memory:.0f}; memory={2 * size} is enough"
+            return False
+        on_host = "in pinned host memory" if any(device.type == "cuda" for device in sizes) else "in host memory"
+        full = []
+        for place in ("host",) if set(sizes) <= {CPU} else self._places:
+            needed = sizes if place == "device" else {} if self._memory is not None else {CPU: size}
+            half = {device: room.free_bytes(device) // 2 for device in needed}
+            too_small = [device for device in needed if 2 * needed[device] > half[device]]
+            if not too_small:
+                self._place = place
+                self._where = "on the device" if place == "device" else on_host
+                return True
+            full += [f"half of the free memory of the {device} ({in_words(half[device])})" for device in too_small]
+        self._why_none = f"{two} do not fit into {' or '.join(full)}"
+        return False
+
+    def _copy_into(self, buffer: Buffer, tensors: Mapping[str, Tensor], changed_by_forward: set[str]) -> None:
+        """On the current stream; but what leaves a device, and does not change before an update, on one beside it."""
+        at_once: list[tuple[Tensor, Tensor]] = []
+        beside: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        for key, tensor in tensors.items():
+            is_beside = self._place == "host" and tensor.is_cuda and key not in changed_by_forward
+            pairs = beside.setdefault(tensor.device, []) if is_beside else at_once
+            pairs.append((buffer.parts[key], tensor))
+        room.copy_all(at_once)
+        for device, pairs in beside.items():
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            stream = self._streams[device]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                room.copy_all(pairs)
+            self._under_way.append(_Copying(stream.record_event(), device, [source for _, source in pairs]))
+
+    def _targets(self, held: "_Held", live: Live) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Where everything that is held goes, by part; and the tensors that optimizers shall have. Or a refusal."""
+        for place, (then, now) in enumerate(zip(held.settings, live.settings, strict=True)):
+            if then.sizes != now.sizes:
+                _refuse(held, f"optimizer {place}", f"of {then.sizes} parameters", f"of {now.sizes}")
+        targets = dict(live.weights)
+        moments = {}
+        for key, (names, join) in held.joins.items():
+            if (apart := live.moments.get(key)) is None:
+                devices = {name: self._layout[name][2] for name in names}
+                parts = {name: torch.empty_like(held.buffer.parts[name], device=devices[name]) for name in names}
+                apart = Apart(join(iter(parts.values())), parts, join)
+            targets |= apart.parts
+            moments[key] = apart.whole
+        found = {key: _kind(tensor) for key, tensor in targets.items()}
+        for key in (*self._layout, *found):
+            if found.get(key) != self._layout.get(key):
+                _refuse(held, key, _said(self._layout.get(key)), _said(found.get(key)))
+        return targets, moments
+
+
+class _Held(NamedTuple):
+    """A snapshot and what belongs to it."""
+
+    snapshot: Snapshot
+    buffer: Buffer
+    joins: dict[str, tuple[tuple[str, ...], Join]]
+    """Of the tensors of optimizers: the keys of their parts, and what makes one of such parts."""
+    settings: list[Settings]
+
+
+class _Copying(NamedTuple):
+    """A copy that is being made beside the computation."""
+
+    done: torch.cuda.Event
+    device: torch.device
+    sources: list[Tensor]
+    """Kept: nobody else may get their memory before the stream that uses it has waited for the copy."""
+
+
+def _refuse(held: _Held, key: str, then: str, now: str) -> NoReturn:
+    raise SourceError(
+        f"the snapshot of step {held.snapshot.step} does not fit: {key} was {then} and is {now} now; nothing was "
+        "changed, go back to a checkpoint instead"
+    )
+
+
+def _kind(tensor: Tensor) -> _Kind:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _said(kind: _Kind | None) -> str:
+    if kind is None:
+        return "absent"
+    shape, dtype, device = kind
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} on {device}"

@@ -1,0 +1,54 @@
+"""Events in, the log of interventions out: who decided what, on which evidence, and what came of it."""
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sealegs.vocabulary import Event
+
+WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervention:
+    """One line of a clinical log: the event of the decision, and that of its outcome where there is one."""
+
+    decided: Event
+    outcome: Event | None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        head = {"step": self.decided.step, "time": self.decided.time}
+        outcome = None if self.outcome is None else {"step": self.outcome.step, **self.outcome.detail}
+        return {**head, **self.decided.detail, "outcome": outcome}
+
+    def __str__(self) -> str:
+        """A paragraph."""
+        detail = self.decided.detail
+        when = datetime.fromtimestamp(self.decided.time, UTC)
+        head = f"{detail['number']}. step {self.decided.step}, {when:%Y-%m-%d %H:%M:%S} UTC, by {detail['decided_by']}"
+        fields = {
+            "trigger": f"{detail['trigger']}, since step {detail['onset']}",
+            "evidence": detail["evidence"],
+            "action": detail["text"]
+            if detail["acted"]
+            else f"none (shadow mode); it would have been: {detail['text']}",
+            "changed": detail.get("changed", ""),
+            "outcome": "not known yet" if self.outcome is None else self.outcome.detail["text"],
+        }
+        lines = [
+            textwrap.fill(str(value), WIDTH, initial_indent=f"   {name:<9} ", subsequent_indent=" " * 13)
+            for name, value in fields.items()
+            if value
+        ]
+        return "\n".join([head, *lines])
+
+
+def interventions(events: Iterable[Event]) -> list[Intervention]:
+    """The interventions among the events of a run, oldest first, each with its outcome."""
+    told = list(events)
+    outcomes = {event.detail["intervention"]: event for event in told if event.kind == "outcome"}
+    decided = [event for event in told if event.kind == "intervention"]
+    return [Intervention(decided=event, outcome=outcomes.get(event.detail["number"])) for event in decided]

@@ -1,0 +1,208 @@
+"""Real training, real faults: a run with a playbook ends where it would have ended, and without one it does not."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealegs.cli.train import injecting, spoiling
+from sealegs.errors import RunHalted
+from sealegs.faults.checkpoint import corrupt_checkpoint
+from sealegs.faults.spec import DataFault, parse
+from sealegs.lab.settings import SIZES, Settings
+from sealegs.lab.sources import open_data
+from sealegs.lab.train import Result, resolved, train
+from sealegs.record.run import Run, open_run
+from sealegs.report.interventions import interventions
+from sealegs.vocabulary import Event
+
+pytestmark = pytest.mark.xdist_group("recovery of runs")  # one prefix serves all
+
+FORK, STEPS = 200, 400
+"""Where branches leave their prefix, and where they end. Faults begin at step 230."""
+SPREAD = 0.0135
+"""Standard deviation of the clean evaluation loss over five seeds: docs/benchmarks/2026-11-15-faults.md."""
+
+Branch = Callable[..., tuple[Result | None, Run]]
+
+
+def settings_of(**changes: Any) -> Settings:
+    nano = SIZES["nano"]
+    cadence = replace(nano.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
+    return resolved(replace(replace(nano, steps=STEPS, playbook="standard", cadence=cadence), **changes))
+
+
+def trained(settings: Settings, folder: Path, faults: Sequence[str] = (), **how: Any) -> Result:
+    parsed = [parse(text) for text in faults]
+    of_data = [fault for fault in parsed if isinstance(fault, DataFault)]
+    others = [fault for fault in parsed if not isinstance(fault, DataFault)]
+    return train(
+        settings,
+        open_data(settings),
+        folder,
+        inject=partial(injecting, others),
+        spoil=partial(spoiling, of_data, settings.model.vocabulary),
+        **how,
+    )
+
+
+def stop_after(steps: int) -> Callable[[], str | None]:
+    asked = iter(range(steps + 1))
+    return lambda: "fork" if next(asked, steps) >= steps else None
+
+
+@pytest.fixture(scope="module")
+def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
+    """Goes on from step 200 of one run, with faults; None where it was halted."""
+    folder = tmp_path_factory.mktemp("branches")
+    trained(settings_of(), folder / "prefix", should_stop=stop_after(FORK))
+    taken = iter(range(1000))
+
+    def go_on(*faults: str, **changes: Any) -> tuple[Result | None, Run]:
+        here = folder / str(next(taken))
+        shutil.copytree(folder / "prefix", here)
+        try:
+            result = trained(settings_of(**changes), here, faults, resume=True)
+        except RunHalted:
+            return None, open_run(here)
+        return result, open_run(here)
+
+    return go_on
+
+
+@pytest.fixture(scope="module")
+def clean(branch: Branch) -> float:
+    result, run = branch()
+    assert not events(run, "intervention"), "nothing is done to a healthy run"
+    return loss_of(result)
+
+
+def loss_of(result: Result | None) -> float:
+    assert result is not None
+    assert result.eval_loss is not None
+    return result.eval_loss
+
+
+def events(run: Run, *kinds: str) -> list[Event]:
+    return [event for event in run.events if event.kind in kinds]
+
+
+CURED_BY_GOING_BACK = {
+    "lr-spike:factor=60,steps=10@230": "damaged",
+    "bit-flip:in=weight@230": "nonfinite-often",
+    "bit-flip:in=weight,seed=1@230": "damaged",
+    "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@230": "damaged",
+}
+CURED_BY_SKIPPING = ["nan-gradient@230", "nan-gradient:every=50@230"]
+
+
+@pytest.mark.parametrize(("fault", "trigger"), CURED_BY_GOING_BACK.items())
+def test_damage_is_undone(fault: str, trigger: str, branch: Branch, clean: float) -> None:
+    result, run = branch(fault)
+    assert abs(loss_of(result) - clean) < 2 * SPREAD
+    (done,) = interventions(run.events)
+    detail = done.decided.detail
+    assert (detail["trigger"], detail["to_step"], detail["acted"]) == (trigger, FORK, True)
+    assert detail["actions"] == [{"action": "rollback", "back": 0, "skip": 10}]
+    assert detail["onset"] > 229
+    assert done.outcome is not None
+    assert done.outcome.detail["result"] == "helped"
+    assert detail["cost"]["steps"] == done.decided.step - FORK
+    assert run.steps.tolist()[-1] == STEPS
+    left_out = json.loads((run.folder / "recovery.json").read_text())["data"]["skipped"]
+    assert len(left_out) == 1
+    seen = set(run.column("batch_index")[FORK:STEPS].astype(int).tolist())
+    assert not seen & set(range(*left_out[0])), "what is left out is not trained on, by the rows that count"
+
+
+@pytest.mark.parametrize("fault", [*CURED_BY_GOING_BACK, *CURED_BY_SKIPPING[:1]])
+def test_without_a_guard_it_stays(fault: str, branch: Branch, clean: float) -> None:
+    result, run = branch(fault, shadow=True)
+    assert not loss_of(result) < clean + 2 * SPREAD
+    assert not any(event.detail["acted"] for event in events(run, "skip", "alarm", "halt", "intervention"))
+
+
+@pytest.mark.parametrize("fault", CURED_BY_SKIPPING)
+def test_what_a_skip_cures_is_not_rolled_back(fault: str, branch: Branch, clean: float) -> None:
+    result, run = branch(fault)
+    assert abs(loss_of(result) - clean) < 2 * SPREAD
+    assert events(run, "skip")
+    assert not events(run, "intervention")
+
+
+def test_bad_data_are_told_from_damage(branch: Branch) -> None:
+    """Forty bad batches: a batch from before shows that the weights are good, so they are skipped and no more."""
+    _, run = branch("random-shard:batches=40@230")
+    probes = events(run, "probe")
+    assert probes
+    assert not any(probe.detail["is_condemned"] for probe in probes)
+    assert not events(run, "intervention")
+    assert 35 <= len([event for event in events(run, "skip", "alarm") if event.detail["acted"]]) <= 41
+
+
+def test_trouble_that_comes_back_climbs_the_ladder_to_a_halt(branch: Branch) -> None:
+    """NaN in every gradient from step 230 on: each rung once, then the end, with advice."""
+    result, run = branch("nan-gradient:every=1@230")
+    assert result is None
+    done = interventions(run.events)
+    assert [each.decided.detail["decided_by"] for each in done] == [
+        f"playbook standard, rung {n}" for n in (3, 4, 5, 6)
+    ]
+    assert [each.outcome.detail["result"] for each in done[:-1] if each.outcome] == ["came back"] * 3
+    assert "bf16" in done[-1].decided.detail["text"]
+    assert json.loads((run.folder / "recovery.json").read_text())["margins"]["lr"] == 0.5
+
+
+def test_a_damaged_checkpoint_is_passed_over(branch: Branch, tmp_path: Path) -> None:
+    """The run goes back to the last one that is intact, and says which were not."""
+    cadence = replace(settings_of().cadence, checkpoint_steps=20)
+    settings = settings_of(steps=100, cadence=cadence)
+    trained(settings, tmp_path / "a", should_stop=stop_after(70))
+    corrupt_checkpoint(tmp_path / "a")
+    trained(settings, tmp_path / "a", resume=True)
+    (resume,) = events(open_run(tmp_path / "a"), "resume")
+    assert resume.detail["checkpoint"] < 70
+    assert "70" in resume.detail["passed_over"]
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    import test_runs
+    import {module} as module
+
+    before = module.{name}
+    def killed(*args, **kwargs):
+        if Path("armed").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return before(*args, **kwargs)
+    module.{name} = killed
+    cadence = test_runs.replace(test_runs.settings_of().cadence, checkpoint_steps=20)
+    settings = test_runs.settings_of(steps=120, cadence=cadence)
+    test_runs.trained(settings, Path("a"), ["bit-flip:in=weight@70"], resume=Path("a").exists())
+"""
+
+
+@pytest.mark.parametrize("inside", ["sealegs.recovery.room.copy_all", "sealegs.recovery.contents.write_tensors"])
+def test_a_kill_in_the_middle_loses_nothing(inside: str, tmp_path: Path) -> None:
+    """SIGKILL while a snapshot is restored, and while a checkpoint is written: the resumed run ends well."""
+    module, _, name = inside.rpartition(".")
+    program = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent), module=module, name=name))
+    (tmp_path / "armed").touch()
+
+    def run() -> int:
+        return subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True).returncode
+
+    assert run() == -9
+    (tmp_path / "armed").unlink()
+    assert run() == 0
+    assert open_run(tmp_path / "a").steps.tolist()[-1] == 120
