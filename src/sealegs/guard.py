@@ -306,6 +306,15 @@ class Guard:
         self.number = number
         self._knows_its_step = True
 
+    def ask(self, *words: str, by: str = "code") -> None:
+        """What ``sealegs do`` asks for, from code: ``guard.ask("rollback", "100")``. Needs a playbook, be it observe.
+
+        On several ranks call it on all of them, at the same step.
+        """
+        if self.recovery is None:
+            raise ConfigError(f"ask {' '.join(words)}: there is no playbook; give one, be it Playbook.observe()")
+        self._go_on_at(self.recovery.ask(self.number, words, by=by, request=""))
+
     def checkpoint(self, *, wait: bool = False) -> bool:
         """Write what is needed to run the next step to the run folder; beside the training, unless it is to wait.
 
