@@ -447,13 +447,21 @@ class Recovery:
         by one at least: the update that did it may have been that of the step before."""
         latest = trouble.onset - 1
         for before in (latest - rollback.back, latest):
-            on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
             in_memory = self._snapshots.newest(before)
-            if in_memory is not None and (on_disk is None or in_memory.step >= on_disk):
+            if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
                 return Target(in_memory.step, in_memory)
-            if on_disk is not None:
+            on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
+            if on_disk is not None and (in_memory is None or on_disk > in_memory.step):
                 return Target(on_disk, None)
+            if in_memory is not None:  # what is on disk is damaged
+                return Target(in_memory.step, in_memory)
         raise Impossible(f"there is no healthy state from before step {trouble.onset}")
+
+    def _is_newer_on_disk(self, step: int, before: int) -> bool:
+        """Going by what is known of checkpoints: to check one is to read it whole."""
+        tags = self._checkpoints.tags() if self._checkpoints is not None else {}
+        newest = max((saved for saved, tag in tags.items() if tag == "healthy" and saved <= before), default=-1)
+        return self._ranks.gather(newest > step)[0]
 
     def _go_back(self, target: Target, number: int) -> Cost:
         """All of it, or an error and nothing. Gives what is to be done once more."""
