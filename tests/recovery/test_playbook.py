@@ -176,7 +176,6 @@ def test_sets_and_lists_are_taken() -> None:
         ({Trigger.DAMAGED}, (Rollback(), Halt()), "Rung.actions=.*: Halt stands alone"),
         ({Trigger.DAMAGED}, (Continue(), ResetMoments()), "Rung.actions=.*: Continue stands alone"),
     ],
-    ids=str,
 )
 def test_rungs_that_make_no_sense_are_refused(on: Any, actions: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{says}"):
@@ -209,7 +208,6 @@ DAMAGED = Rung({Trigger.DAMAGED}, (Rollback(),))
             "Playbook.rungs: rung 1 halts on damaged before rung 2",
         ),
     ],
-    ids=str,
 )
 def test_playbooks_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{says}") as refused:

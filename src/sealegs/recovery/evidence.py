@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import dropwhile, islice
 
 from sealegs.recovery.playbook import Playbook, Trigger
 from sealegs.vocabulary import Row, Severity, Verdict
@@ -53,7 +53,9 @@ class Evidence:
         self._skips = 0
         """In a row."""
         self._unprobed = 0
-        """Skips since the last probe, or since the last hundred steps had none."""
+        """Skips among the last steps, since the last probe."""
+        self._since_probe = 0
+        """Steps since that."""
         self._is_probed = False
 
     @property
@@ -81,7 +83,7 @@ class Evidence:
 
     def probed(self, found: str, *, is_condemned: bool) -> Trouble | None:
         """What a batch showed that was healthy before: bad now, and it is the weights; good, and it is the data."""
-        self._unprobed, self._is_probed = 0, True
+        self._unprobed, self._since_probe, self._is_probed = 0, 0, True
         skipped = sum(is_skipped for _, is_skipped in self._recent)
         found = f"{skipped} of {len(self._recent)} steps were skipped; a batch from before has {found}"
         if is_condemned:
@@ -97,24 +99,23 @@ class Evidence:
             self._often -= self._nonfinite[0]
         self._nonfinite.append(is_nonfinite)
         self._often += is_nonfinite
-        self._recent.append((row, not verdict.go))
+        self._recent.append((row, not verdict.go and not is_nonfinite))
+        self._since_probe += 1
+        if self._since_probe > WINDOW:
+            self._is_probed = False
         if verdict.go:
             self._in_a_row = self._skips = 0
-            if self._unprobed and not any(is_skipped for _, is_skipped in self._recent):
-                self._unprobed, self._is_probed = 0, False
             return
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
         if not is_nonfinite:
             self._skips += 1
-            self._unprobed += 1
+            last = islice(reversed(self._recent), self._since_probe)
+            self._unprobed = sum(is_skipped for _, is_skipped in last)
 
     def _trouble(self, trigger: Trigger, text: str, source: str | None = None) -> Trouble:
         """Its onset is the first of the skips in a row that led to it; without any, the last step."""
-        onset = self._recent[-1][0]
-        for row, is_skipped in reversed(self._recent):
-            if not is_skipped:
-                break
-            onset = row
+        in_a_row = max(self._skips, self._in_a_row, 1)
+        onset = self._recent[-min(in_a_row, len(self._recent))][0]
         batch = onset.get("batch_index")
         return Trouble(
             trigger=trigger,

@@ -1,0 +1,103 @@
+"""A person intervenes in a run that is under way, and it is logged as any other intervention."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sealegs.cli.main import main
+from sealegs.record import requests
+from sealegs.record.run import open_run
+
+PROGRAM = str(Path(sys.executable).with_name("sealegs"))
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
+    """A run in the folder ``a``, which goes on until it is stopped."""
+    folder = tmp_path_factory.mktemp("running")
+    np.save(folder / "counter.npy", np.arange(30_000) % 64)
+    words = [
+        *("train", "--run", "./a", "--size", "nano", "--steps", "1000000", "--threads", "1", "--playbook", "standard"),
+        *("--data.sources", "counter.npy", "--cadence.evaluate-steps", "0", "--cadence.snapshot-steps", "20"),
+    ]
+    child = subprocess.Popen(
+        [PROGRAM, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (
+        (folder / "a" / "metrics.jsonl").exists() and len(open_run(folder / "a").steps) > 60
+    ):
+        time.sleep(0.5)
+    yield folder, child
+    if child.poll() is None:
+        os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+
+
+def test_words_are_carried_out_and_logged(
+    running: tuple[Path, "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, child = running
+    monkeypatch.chdir(folder)
+    for words in (["lr", "0.5"], ["skip", "10"], ["clip", "0.5"], ["rollback"]):
+        assert main(["do", "./a", *words, "--wait", "60"]) == 0, words
+    out = capsys.readouterr().out
+    assert "learning rate x 0.5" in out
+    assert "went back from step" in out
+    assert main(["do", "./a", "swap", "nowhere", "--wait", "60"]) == 2
+    assert "source='nowhere'" in capsys.readouterr().err
+    assert main(["interventions", "./a", "--json"]) == 0
+    logged = json.loads(capsys.readouterr().out)["interventions"]
+    assert [entry["actions"][0]["action"] for entry in logged] == ["lower-lr", "skip-batches", "tighten", "rollback"]
+    assert all(entry["decided_by"].startswith("person ") for entry in logged)
+    assert logged[-1]["to_step"] < logged[-1]["step"]
+
+    assert main(["do", "./a", "halt", "--wait", "60"]) == 0
+    assert child.wait(timeout=60) == 1
+    assert main(["do", "./a", "halt"]) == 2
+    assert "no process is training this run" in capsys.readouterr().err
+    assert main(["interventions", "./a"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("by person ") == 5
+    assert list((folder / "a" / requests.FOLDER).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["fly"], "one of rollback, lr, skip, clip, swap, halt"),
+        (["lr"], "say `lr FACTOR`"),
+        (["lr", "much"], "'much' is no number"),
+        (["lr", "2"], "between 0 and 1"),
+        (["halt", "now"], "say `halt`"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_a_sentence(
+    words: list[str],
+    part: str,
+    running: tuple[Path, "subprocess.Popen[str]"],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(running[0])
+    assert main(["do", "./a", *words]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_without_interventions_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import sealegs
+
+    sealegs.Watch(tmp_path / "quiet").close()
+    assert main(["interventions", str(tmp_path / "quiet")]) == 0
+    assert "nothing but skips" in capsys.readouterr().out
+    assert main(["interventions", str(tmp_path / "absent")]) == 2

@@ -1,0 +1,93 @@
+"""A run on several ranks whose weights are damaged, under DDP and under FSDP2: run by test_rollback.py under torchrun.
+
+Writes what each rank saw to OUT/<rank>.json.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.optim import AdamW
+
+import sealegs
+
+DAMAGED, LAST = 80, 120
+"""The step before which the weights are damaged, and the last."""
+
+
+def wrapped(wrapper: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    if wrapper == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def digest(model: nn.Module, optimizer: AdamW) -> str:
+    """Weights and moments of this rank."""
+    parts = []
+    for parameter in model.parameters():
+        state = optimizer.state.get(parameter, {})
+        for tensor in (parameter, *(state[key] for key in sorted(state))):
+            held = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+            parts.append(held.double().flatten())
+    return hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()
+
+
+def damage(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.mul_(30.0)
+
+
+def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
+    model = wrapped(wrapper)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(100 + rank)
+    data = list(torch.randn(400, 16, 8, generator=generator))
+    saw: dict[str, Any] = {"digests": [], "numbers": [], "batches": []}
+    is_damaged = False
+    with sealegs.Guard(
+        model,
+        optimizer,
+        run=out / wrapper,
+        clip=1.0,
+        playbook=sealegs.Playbook.standard(),
+        checkpoint_every=25,
+        snapshot_every=20,
+    ) as guard:
+        for batch in guard.batches(data):
+            if guard.number == DAMAGED and not is_damaged:
+                is_damaged = True
+                damage(model)
+            loss = (model(batch) - batch[:, :4]).square().mean()
+            loss.backward()
+            guard.step(loss)
+            saw["digests"].append(digest(model, optimizer))
+            saw["numbers"].append(guard.number)
+            if guard.number >= LAST:
+                break
+        saw["skipped"] = guard._batches.skipped
+    return saw
+
+
+def main(out: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    saw = {wrapper: run(wrapper, out, rank) for wrapper in ("ddp", "fsdp2")}
+    (out / f"{rank}.json").write_text(json.dumps(saw))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

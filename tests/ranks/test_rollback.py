@@ -1,0 +1,50 @@
+"""Two real processes go back together, and stay identical."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sealegs
+
+LOOP = Path(__file__).with_name("rollback.py")
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    out = tmp_path_factory.mktemp("rollback")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(LOOP), str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_ranks_go_back_together_and_stay_identical(wrapper: str, launched: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, saw = launched
+    first, second = (of_rank[wrapper] for of_rank in saw)
+    assert first["numbers"] == second["numbers"]
+    assert first["skipped"] == second["skipped"] != []
+    numbers = first["numbers"]
+    assert numbers[-1] == 120
+    assert any(after < before for before, after in pairwise(numbers)), "they went back"
+    if wrapper == "ddp":
+        assert first["digests"] == second["digests"]
+    events = [event for event in sealegs.open_run(out / wrapper).events if event.kind == "intervention"]
+    assert [(event.detail["trigger"], event.detail["acted"]) for event in events] == [("damaged", True)]
+    # the weights that were gone back to are those of that step, bit for bit: what follows from the same batches is too
+    back = events[0].detail["to_step"]
+    again = [i for i, number in enumerate(numbers) if number == back + 1]
+    for of_rank in (first, second):
+        assert len({of_rank["digests"][i] for i in again}) == 1

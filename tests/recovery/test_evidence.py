@@ -1,0 +1,82 @@
+"""What a run shows that no single step does."""
+
+from sealegs.recovery.evidence import OFTEN_WITHIN, PROBE_AGAIN, Evidence, Trouble
+from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.vocabulary import Finding, Row, Severity, Verdict
+
+
+def seen(evidence: Evidence, step: int, kind: str = "go", **signals: float | str) -> Trouble | None:
+    row: Row = {"step": step, "batch_index": step + 1000, "loss": 2.0, **signals}
+    severity = {"go": None, "skip": Severity.GATE, "nan": Severity.GATE, "halt": Severity.HALT}[kind]
+    detector = "nonfinite" if kind == "nan" else "spike/loss"
+    findings = () if severity is None else (_finding(detector, step, severity),)
+    return evidence.take(row, Verdict(step=step, findings=findings))
+
+
+def _finding(detector: str, step: int, severity: Severity) -> Finding:
+    return Finding(detector=detector, step=step, severity=severity, signal="loss", value=9.0, limit=3.0)
+
+
+def test_an_isolated_hard_batch_asks_for_nothing() -> None:
+    evidence = Evidence(Playbook.standard())
+    for step in range(1000):
+        assert seen(evidence, step, "skip" if step % 50 == 0 else "go") is None
+        assert not evidence.wants_probe
+
+
+def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
+    evidence = Evidence(Playbook.standard())
+    for step in range(5):
+        assert not evidence.wants_probe
+        seen(evidence, step, "skip")
+    assert evidence.wants_probe
+    assert evidence.probed("a loss of 2", is_condemned=False) is None
+    for step in range(5, 5 + PROBE_AGAIN):
+        assert not evidence.wants_probe
+        seen(evidence, step, "skip")
+    assert evidence.wants_probe
+    trouble = evidence.probed("a loss of 9", is_condemned=True)
+    assert trouble is not None
+    assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
+
+
+def test_many_in_a_hundred_ask_for_a_probe_too() -> None:
+    evidence = Evidence(Playbook.standard())
+    asked = []
+    for step in range(100):
+        seen(evidence, step, "skip" if step % 3 else "go")
+        asked.append(evidence.wants_probe)
+    assert asked.index(True) == 29, "at the twentieth skip"
+
+
+def test_a_source_is_named_where_the_loss_goes_with_its_share() -> None:
+    evidence = Evidence(Playbook.standard())
+    for step in range(12):
+        share = step % 4
+        seen(evidence, step, "skip" if share else "go", loss=2.0 + share, sources=f"web={share} books={8 - share}")
+    trouble = evidence.probed("a loss of 2", is_condemned=False)
+    assert trouble is not None
+    assert (trouble.trigger, trouble.source) == (Trigger.BAD_DATA, "web")
+
+
+def test_not_finite_in_a_row_or_too_often() -> None:
+    evidence = Evidence(Playbook.standard())
+    assert [seen(evidence, step, "nan") for step in range(2)] == [None, None]
+    trouble = seen(evidence, 2, "nan")
+    assert trouble is not None
+    assert (trouble.trigger, trouble.onset) == (Trigger.NONFINITE_OFTEN, 0)
+    evidence.forget()
+    found = [step for step in range(1000) if seen(evidence, step, "nan" if step % 50 == 0 else "go")]
+    assert found[0] == 250, "the sixth in 500 steps is more than 1 %"
+    evidence.forget()
+    assert not any(seen(evidence, step, "nan" if step % (OFTEN_WITHIN // 5) == 0 else "go") for step in range(2000))
+
+
+def test_weights_that_are_not_finite_and_a_spent_budget() -> None:
+    evidence = Evidence(Playbook.standard())
+    trouble = seen(evidence, 7, params_finite=0.0)
+    assert trouble is not None
+    assert (trouble.trigger, trouble.onset) == (Trigger.NONFINITE_WEIGHTS, 7)
+    spent = seen(evidence, 8, "halt")
+    assert spent is not None
+    assert spent.trigger == Trigger.BUDGET_SPENT
