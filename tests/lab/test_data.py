@@ -256,6 +256,8 @@ def test_weights_that_were_never_used_leave_no_trace() -> None:
     subject.reweight("a", 2.0)
     subject.reweight("b", 0.5)
     subject.batch(20)
+    subject.reweight("b", 90.0)
+    assert rows_of([subject.batch(20)]) == {"b": 4}
     subject.reweight("b", 1.0)
     assert subject.state_dict() == {"next_batch": 20}
     untouched = three()
@@ -263,6 +265,16 @@ def test_weights_that_were_never_used_leave_no_trace() -> None:
     subject.load_state_dict({"next_batch": 0})
     subject.reweight("b", 0.0)
     assert subject.state_dict() == {"next_batch": 0, "weights": [[0, {"a": 2.0, "b": 0.0, "c": 1.0}]]}
+
+
+def test_weights_that_change_all_the_time_are_met_too() -> None:
+    subject = stream(source("a"), source("b"))
+    batches = []
+    for batch in islice(subject, 200):
+        batches.append(batch)
+        subject.reweight("a", 1.0 + 1e-6 * batch.index)
+    assert 0.4 < rows_of(batches)["a"] / 800 < 0.6
+    assert len({tuple(span.source.name for span in batch.spans) for batch in batches}) == 2**4
 
 
 def test_weights_that_cannot_be_are_refused_in_a_sentence() -> None:

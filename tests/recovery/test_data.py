@@ -279,6 +279,8 @@ class Model:
         while True:
             place = self.place
             later = self.begun.get(place.epoch + 1) if place.epoch < self.newest else None
+            if later and later[0] < place.next:
+                later = None
             cut = later[0] if later and not later[1] else float("inf")
             end = min(self.kind.end(*self.begun[place.epoch]), cut)
             while place.again_from is None and place.end is None and place.next < end:
@@ -517,9 +519,25 @@ def test_a_range_that_is_none_is_refused(skipped: tuple[int, int]) -> None:
 def test_deferred_batches_come_at_the_end_of_their_epoch_once(make: Callable[[], Any]) -> None:
     batches, loader = Batches(skipped=[(1, 3), (5, 6), (8, 9)], deferred=True), make()
     assert "".join(batches.over(loader)) == "adebcf"
+    batches.go_to(batches.position())
     assert "".join(batches.over(loader)) == "abdefc"
     assert batches.number == 8
     assert numbers_of(batches, loader) == [12, 13, 14, 15, 16, 17]
+
+
+def test_a_loop_may_be_left_among_deferred_batches() -> None:
+    torch.manual_seed(6)
+    batches, loader = Batches(skipped=[(1, 3), (6, 7)], deferred=True), StatefulDataLoader("abcdef", None, shuffle=True)
+    assert numbers_of(batches, loader, 5) == [0, 3, 4, 5, 1]
+    before = torch.get_rng_state()
+    batches.position()
+    assert torch.equal(before, torch.get_rng_state())
+    seen = list(batches.over(loader))
+    assert batches.number == 6
+    assert sorted(seen) == list("abcdef"), "the first of this epoch, which was left out, is the last"
+    before = torch.get_rng_state()
+    batches.position()
+    assert torch.equal(before, torch.get_rng_state()), "finding out where the data is draws nothing"
 
 
 def test_a_deferred_batch_that_is_skipped_again_is_given_up() -> None:

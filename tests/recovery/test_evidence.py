@@ -13,6 +13,10 @@ def seen(evidence: Evidence, step: int, kind: str = "go", **signals: float | str
     return evidence.take(row, Verdict(step=step, findings=findings))
 
 
+def asks(evidence: Evidence) -> bool:
+    return evidence.wants_probe
+
+
 def _finding(detector: str, step: int, severity: Severity) -> Finding:
     return Finding(detector=detector, step=step, severity=severity, signal="loss", value=9.0, limit=3.0)
 
@@ -21,20 +25,20 @@ def test_an_isolated_hard_batch_asks_for_nothing() -> None:
     evidence = Evidence(Playbook.standard())
     for step in range(1000):
         assert seen(evidence, step, "skip" if step % 50 == 0 else "go") is None
-        assert not evidence.wants_probe
+        assert not asks(evidence)
 
 
 def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
     evidence = Evidence(Playbook.standard())
     for step in range(5):
-        assert not evidence.wants_probe
+        assert not asks(evidence)
         seen(evidence, step, "skip")
-    assert evidence.wants_probe
+    assert asks(evidence)
     assert evidence.probed("a loss of 2", is_condemned=False) is None
     for step in range(5, 5 + PROBE_AGAIN):
-        assert not evidence.wants_probe
+        assert not asks(evidence)
         seen(evidence, step, "skip")
-    assert evidence.wants_probe
+    assert asks(evidence)
     trouble = evidence.probed("a loss of 9", is_condemned=True)
     assert trouble is not None
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
@@ -45,7 +49,7 @@ def test_many_in_a_hundred_ask_for_a_probe_too() -> None:
     asked = []
     for step in range(100):
         seen(evidence, step, "skip" if step % 3 else "go")
-        asked.append(evidence.wants_probe)
+        asked.append(asks(evidence))
     assert asked.index(True) == 29, "at the twentieth skip"
 
 

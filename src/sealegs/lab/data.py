@@ -195,7 +195,6 @@ class Stream:
                     "bring those sources back"
                 )
         self._next = int(state["next_batch"])
-        self._parts.clear()
         for first, weights in parts:
             self._begin_part(int(first), weights)
 

@@ -260,8 +260,8 @@ class Batches:
             self._epoch = self._epochs[number] = epoch
             self._epochs.pop(self._newest - KEPT_EPOCHS, None)
             later = self._epochs.get(number + 1) if number < self._newest else None
-            if later and "start" not in later:
-                later = None
+            if later and ("start" not in later or later["first"] < epoch.get("end", self._next)):
+                later = None  # failed before its first batch, or comes from a way that was not taken in the end
             cut = later["first"] if later and not later["is_after_end"] else None
             if later and cut == self._next:
                 state = later["start"].get("state")  # the loop had left this epoch here

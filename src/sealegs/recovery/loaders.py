@@ -360,9 +360,7 @@ class _Stateful:
             if self._has_moved:
                 self._forget_last_epoch()
         before = read(self._origins)
-        # a state brings its generators with it, and not the epoch that a sampler was told
-        origins = [origin for origin in self._origins if state is None or origin.is_lent]
-        lent.enter_context(as_at(epoch.get("start", {}), origins))
+        lent.enter_context(as_at(epoch.get("start", {}), self._origins))
         with _without_trace(not is_new):
             batches = iter(self._given)
         told = {"state": self.state()} if is_new and self._must_tell else {}
