@@ -45,6 +45,25 @@ class Resumable:
         self.place = state["place"]
 
 
+class Drawing(Resumable):
+    """Draws each batch when it is asked for, from a generator that it takes back when it is told its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(9)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in super().__iter__():
+            yield int(torch.randint(1000, (), generator=self.generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.generator.set_state(state["generator"])
+
+
 class Counting(IterableDataset[int]):
     """A stateful dataset, for a stateful loader."""
 
@@ -147,6 +166,7 @@ class Shuffling:
 
 
 ENDLESS = stream()
+DRAWN = [batch for loader in [Drawing()] for _ in range(12) for batch in loader]
 DATA: Any = list(range(2 * LENGTH))
 SEEDED = torch.Generator  # for reading
 
@@ -194,6 +214,7 @@ KINDS = {
         goes_on=lambda number: [2 * (number % LENGTH), 2 * (number % LENGTH) + 1],
     ),
     "own": Kind(Resumable, goes_on=lambda number: number % LENGTH),
+    "own, drawing": Kind(Drawing, goes_on=lambda number: DRAWN[number]),
     "stream": Kind(stream, goes_on=lambda number: content(ENDLESS.batch(number)), length=None),
 }
 

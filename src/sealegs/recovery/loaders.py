@@ -323,9 +323,9 @@ class _Stateful:
         self, epoch: Epoch, at: int, wanted: Wanted, until: int | None, state: Any, marks: dict[str, Any] | None
     ) -> Numbered:
         """``marks`` takes the state before each range that is left out, by its first number."""
-        if state is not None:
-            self._load(state)
         if at == until:
+            if state is not None:
+                self._load(state)
             return at
         number, is_leaving_out = at, False
         with ExitStack() as lent:
@@ -354,13 +354,16 @@ class _Stateful:
         ``lent`` is to be closed then.
         """
         is_new = "start" not in epoch
-        if is_new or state is None:
-            if self._is_loaded:
-                self.state()  # else torchdata's loader takes that up when it begins, and nobody knows what from
-            if self._has_moved:
-                self._forget_last_epoch()
-        before = read(self._origins)
+        if state is not None and is_new:
+            self._load(state)
+        if self._is_loaded:
+            self.state()  # else torchdata's loader takes that up when it begins, and nobody knows what from
         lent.enter_context(as_at(epoch.get("start", {}), self._origins))
+        if state is not None and not is_new:
+            self._load(state)
+        elif self._has_moved:
+            self._forget_last_epoch()
+        before = read(self._origins)
         with _without_trace(not is_new):
             batches = iter(self._given)
         told = {"state": self.state()} if is_new and self._must_tell else {}
