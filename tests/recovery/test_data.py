@@ -647,6 +647,16 @@ def test_the_position_of_another_loader_is_refused_and_nothing_changed() -> None
     assert next(iterator).tolist() == [2, 3]
 
 
+def test_going_nowhere_is_undone_too() -> None:
+    """A rollback that fails puts back what it found, before the first batch as well."""
+    batches = Batches()
+    next(batches.over("abc"))
+    other, before = Batches(), Batches().position()
+    other.go_to(batches.position())
+    other.go_to(before)
+    assert "".join(other.over("abc")) == "abc"
+
+
 def test_a_position_does_not_move_with_the_data() -> None:
     batches = Batches(deferred=True)
     iterator = batches.over("abcdef")

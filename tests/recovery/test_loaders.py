@@ -25,7 +25,7 @@ from torchdata.stateful_dataloader.sampler import (  # type: ignore[import-untyp
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SourceError
 from sealegs.recovery.data import Batches
 from sealegs.recovery.loaders import cannot_reposition
 
@@ -163,9 +163,17 @@ def test_without_a_need_to_go_back_anything_iterable_goes() -> None:
     batches.count_from(1)
     assert list(batches.over(letter for letter in "abcde")) == ["c", "d", "e"]
     assert batches.number == 5
-    position = batches.position()
+    position = json.loads(json.dumps(batches.position()))
     with pytest.raises(ConfigError, match="it cannot be brought back"):
         batches.go_to(position)
+    other = Batches()
+    other.go_to(position)
+    next(other.over(letter for letter in "abcde"))
+    assert other.number == 6, "another process goes on counting, with what it is given"
+    strict = Batches(must_reposition=True)
+    strict.go_to(position)
+    with pytest.raises(SourceError, match="another loader: kind any there, sequence in this list"):
+        strict.over(["f"])
 
 
 class HiddenOrder(Sampler[list[int]]):
@@ -227,7 +235,12 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_batch() -> None
 
     with pytest.raises(ConfigError, match=r"loader=Odd: its state has a object, which cannot be kept"):
         next(Batches(must_reposition=True).over(Odd()))
-    assert list(Batches().over(Odd())) == [0, 1, 2]
+    batches = Batches()
+    assert list(batches.over(Odd())) == [0, 1, 2]
+    other = Batches()
+    other.go_to(json.loads(json.dumps(batches.position())))
+    next(other.over(Odd()))
+    assert other.number == 3
 
 
 # Nothing is read that is not handed out.

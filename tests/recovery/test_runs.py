@@ -37,7 +37,7 @@ Branch = Callable[..., tuple[Result | None, Run]]
 def settings_of(**changes: Any) -> Settings:
     nano = SIZES["nano"]
     cadence = replace(nano.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
-    return resolved(replace(replace(nano, steps=STEPS, playbook="standard", cadence=cadence), **changes))
+    return resolved(replace(replace(nano, steps=STEPS, threads=1, playbook="standard", cadence=cadence), **changes))
 
 
 def trained(settings: Settings, folder: Path, faults: Sequence[str] = (), **how: Any) -> Result:

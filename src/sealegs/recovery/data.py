@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery.loaders import Epoch, Loader, cannot_reposition, loader_of
+from sealegs.recovery.loaders import UNKNOWN, Epoch, Loader, cannot_reposition, loader_of
 
 Position: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -107,25 +107,37 @@ class Batches:
         return cannot_reposition(loader) is None
 
     def position(self) -> Position:
-        """Where the next batch is. Empty before the first one."""
+        """Where the next batch is. Empty before the first one; of some loaders, no more than its number is known."""
         if self._target is not None:
             return copy.deepcopy(self._target)
         if self._loader is None or self._epoch is None:
             return {}
+        identity, state = self._loader.identity, None
+        try:
+            state = self._loader.state()
+        except ConfigError:
+            if self._must_reposition:
+                raise
+            identity = UNKNOWN
         return {
-            "loader": dict(self._loader.identity),
+            "loader": dict(identity),
             "epoch": copy.deepcopy(self._epoch),
             "next": self._next,
             "is_again": self._is_again,
-            "state": self._loader.state(),
+            "state": state,
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Let the next batch be the one of a position. That of another loader is refused, and nothing changed."""
-        if not position and self._epoch is None:
+        is_first = self._epoch is None
+        if not position and is_first:
+            self._target = None
             return
         if {"loader", "epoch", "next", "is_again", "state"} - position.keys():
             raise SourceError("the position of the data: it was taken before the first batch; take a later one")
+        if position["loader"] == UNKNOWN and is_first and not self._must_reposition:
+            self.count_from(position["next"])  # whoever resumes such a run brings its loader to the place
+            return
         if self._loader is not None:
             _refuse_other(self._given, self._loader, position)
         self._target = copy.deepcopy(dict(position))

@@ -57,6 +57,9 @@ Wanted: TypeAlias = Callable[[int], bool]
 Numbered: TypeAlias = Generator[tuple[int, Any], None, int]
 """Batches with their numbers; at the end, the number after the last."""
 
+UNKNOWN: dict[str, Any] = {"kind": "any"}
+"""The identity of a loader whose places nobody can tell."""
+
 _NOTHING: Any = object()
 
 
@@ -388,10 +391,9 @@ class _Stateful:
 class _Blind:
     """Any iterable: it is gone through as it comes."""
 
-    identity: dict[str, Any] = {"kind": "any"}  # noqa: RUF012 - nobody writes to it
-
     def __init__(self, given: Iterable[Any]) -> None:
         self._given = given
+        self.identity = UNKNOWN
 
     def state(self) -> None:
         """Nobody knows."""
