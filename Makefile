@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: .venv/lab.stamp  ## train the toy model on the embedded corpus and look at what it leaves behind (about a minute)
-	@$(BIN)/sealegs train --preset demo --run demo-$$(date -u +%Y%m%d-%H%M%S)
+demo: .venv/lab.stamp  ## one run, three endings: clean, with a fault, with the fault and a playbook (about two minutes)
+	@$(BIN)/python examples/three_ways.py
 
 test: .venv/test.stamp  ## everything: format, lint, types, import contracts, tests, doctests, README snippets
 	$(BIN)/ruff format --check .

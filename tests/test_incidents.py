@@ -17,7 +17,7 @@ from sealegs import judge, open_run
 from sealegs.detectors import drift
 from sealegs.incidents import (
     BLOCK,
-    FOUND_LATE,
+    LATEST,
     LOOKS,
     MEMORY,
     Incident,
@@ -53,7 +53,9 @@ def level(first: int, rows: int, loss: float, word: str = "GO") -> list[Step]:
     return [(step, loss, word) for step in range(first, first + rows)]
 
 
-def finding(severity: Severity = Severity.ALARM, detector: str = "spike/loss", note: str = "loss spike") -> Finding:
+def finding(
+    severity: Severity = Severity.ALARM, detector: str = "spike/loss", note: str = "loss spike", lasts: int = 1
+) -> Finding:
     spoils = severity > Severity.WATCH and not detector.startswith("drift")
     return Finding(
         detector=detector,
@@ -63,6 +65,7 @@ def finding(severity: Severity = Severity.ALARM, detector: str = "spike/loss", n
         value=9.0,
         limit=3.0,
         spoils_update=spoils,
+        lasts=lasts,
         note=note,
     )
 
@@ -315,7 +318,7 @@ def test_kinds(found: list[tuple[str, Severity, str]], kind: str) -> None:
 
 
 def test_the_slow_channel_is_as_late_as_is_thought() -> None:
-    assert FOUND_LATE == {"level_shift": 2 * drift.BLOCK, "drift": (drift.TREND + 1) * drift.BLOCK}
+    assert (drift.TREND + 1) * drift.BLOCK == LATEST
 
 
 def test_what_is_found_late_began_earlier() -> None:
@@ -324,7 +327,7 @@ def test_what_is_found_late_began_earlier() -> None:
     state = begin()
     for row in rows[:-1]:
         state, _ = follow(state, row, verdict("GO"))
-    state, _ = follow(state, rows[-1], verdict("ALARM", detector="drift/loss", note="loss level shift"))
+    state, _ = follow(state, rows[-1], verdict("ALARM", detector="drift/loss", lasts=32))
     assert state.open is not None
     assert state.open.start == 2000
     assert (state.open.usual, state.open.limit) == pytest.approx((2.5, LIMIT))

@@ -96,18 +96,44 @@ class Guard:
         then brings everything back that the newest checkpoint to trust has. ``skip`` are ranges of batches never to
         train on.
         """
-        if clip is not None and not clip > 0:
-            raise ConfigError(f"clip={clip}: the largest gradient norm, above 0; leave it out to clip nothing")
-        if sample_every < 0:
-            raise ConfigError(f"sample_every={sample_every}: a number of steps, or 0 for never")
+        _refuse(
+            ("clip", clip, clip is None or clip > 0, "the largest gradient norm, above 0; leave it out to clip none"),
+            ("sample_every", sample_every, sample_every >= 0, "a number of steps, or 0 for never"),
+            ("checkpoint_every", checkpoint_every, checkpoint_every >= 0, "a number of steps, or 0 for never"),
+            ("keep_checkpoints", keep_checkpoints, keep_checkpoints >= 1, "how many of the newest, at least 1"),
+            ("snapshot_every", snapshot_every, snapshot_every >= 1, "a number of steps, at least 1"),
+            ("snapshot_memory", snapshot_memory, (snapshot_memory or 0) >= 0, "bytes for both snapshots together"),
+            ("skip", skip, all(map(_is_range, skip)), "pairs of batch numbers, the first and one after the last"),
+            ("playbook", playbook, playbook is None or isinstance(playbook, Playbook), "Playbook.standard(), or None"),
+        )
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
+        if checkpoint_every and (run is None or (isinstance(run, Watch) and run.folder is None)):
+            raise ConfigError(f"checkpoint_every={checkpoint_every}: there is no run folder to write to; give run=")
+        has_rungs = playbook is not None and bool(playbook.rungs)
+        self._update = Update(_several(optimizer), _several(scheduler), scaler)
+        requeues = playbook is not None and playbook.requeues
+        self._batches = Batches(skipped=skip, must_reposition=has_rungs, deferred=requeues)
+        self._trainee = Trainee(
+            model=model,
+            optimizers=self._update.optimizers,
+            schedulers=self._update.schedulers,
+            scaler=self._update.scaler,
+            data=Place(self._batches),
+        )
+        if checkpoint_every or playbook is not None:
+            self._trainee.capture()  # what cannot be stored is refused now, before there is a folder
+        snapshots = Snapshots(
+            model,
+            self._update.optimizers,
+            every=snapshot_every,
+            memory=snapshot_memory if has_rungs and act else 0,
+        )
         self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume)
         self.watch.acts = act
         self.number = 0
         """The number of the step that comes next."""
         self._model = model
-        self._update = Update(_several(optimizer), _several(scheduler), scaler)
         self._clip = clip
         self._act = act
         self._meter = Meter(
@@ -118,39 +144,24 @@ class Guard:
             activations=activations,
         )
         self.watch.complete, self.watch.trim = self._meter.named, self._trimmed
-        has_rungs = playbook is not None and bool(playbook.rungs)
-        self._batches = Batches(skipped=skip, must_reposition=has_rungs)
-        self._trainee = Trainee(
-            model=model,
-            optimizers=self._update.optimizers,
-            schedulers=self._update.schedulers,
-            scaler=self._update.scaler,
-            data=Place(self._batches),
-        )
         folder = self.watch.folder
-        if checkpoint_every and folder is None:
-            raise ConfigError(f"checkpoint_every={checkpoint_every}: there is no run folder to write to; give run=")
         self._checkpoint_every = checkpoint_every
         self._is_checkpoint_due = False
         self.last_checkpoint: int | None = None
         """The step of the last one that was written, or is being written."""
         self.checkpoints: Checkpoints | None = None
         if folder is not None and (checkpoint_every or playbook is not None):
-            self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep_checkpoints)
-            self._trainee.capture()  # what cannot be stored is refused now
+            self.checkpoints = Checkpoints(folder / CHECKPOINTS, keep=keep_checkpoints, keep_first=has_rungs)
         self.recovery: Recovery | None = None
         if playbook is not None:
+            if has_rungs and not self.watch.states_of(Spike):
+                raise ConfigError(f"playbook={playbook.name}: it goes by the calibrated rules; leave rules= out")
             self.recovery = Recovery(
                 playbook=playbook,
                 trainee=self._trainee,
                 watch=self.watch,
                 batches=self._batches,
-                snapshots=Snapshots(
-                    model,
-                    self._update.optimizers,
-                    every=snapshot_every,
-                    memory=snapshot_memory if has_rungs and act else 0,
-                ),
+                snapshots=snapshots,
                 checkpoints=self.checkpoints,
                 folder=folder if self.watch.record is not None else None,
                 act=act,
@@ -169,13 +180,16 @@ class Guard:
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
-        for batch in self._batches.over(loader):
+        batches = self._batches.over(loader)
+        if self.number == 0 and self.last_checkpoint is None and self._begins_with_a_checkpoint:
+            self.checkpoint()
+        for batch in batches:
             number = self._batches.number
             self._batch = {} if number is None else {"batch_index": number}
             if digest := digest_of(batch):
                 self._batch["batch_hash"] = digest
             if self.recovery is not None and not self._batches.is_probe:
-                self.recovery.batch = batch
+                self.recovery.probe.handed_out(batch)
             yield batch
 
     def step(
@@ -202,7 +216,7 @@ class Guard:
         if reserved := RESERVED.intersection(signals):
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         if self._batches.is_probe:
-            return self._probe(loss)
+            return self._probe(loss, grad_norm)
         if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
             raise ConfigError(
                 f"playbook={self.recovery.playbook.name}: it goes back in the data too; use guard.batches(loader)"
@@ -238,17 +252,21 @@ class Guard:
             self._meter.updated(self.number)
         self._batch = {}
         self.number += 1
+        went_back = False
         if self.recovery is not None:
             self.recovery.tokens += tokens or 0
-            self._go_on_at(self.recovery.after_step(self.number))
+            self.recovery.loop_clips = grad_norm is not None
+            went_back = self._go_on_at(self.recovery.after_step(self.number))
         if self.checkpoints is not None:
             self._say_what_was_saved()
-        if self._checkpoint_every and self.number % self._checkpoint_every == 0:
-            self._is_checkpoint_due = True
-        if self._is_checkpoint_due and not self.watch.halted:  # at the next step, where one is still being written
-            self._is_checkpoint_due = not self.checkpoint()
         if self._act and (halted := self.watch.halted):
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
+        if self._checkpoint_every and self.number % self._checkpoint_every == 0:
+            self._is_checkpoint_due = True
+        if went_back:  # the state of this step is on disk, or was not worth it then
+            self._is_checkpoint_due = False
+        if self._is_checkpoint_due:  # at the next step, where one is still being written
+            self._is_checkpoint_due = not self.checkpoint()
         return self.watch.verdict
 
     @contextmanager
@@ -285,6 +303,7 @@ class Guard:
             "gate": gate,
             "coarse_left": self._coarse_left,
             "meter": self._meter.state_dict(),
+            "recovery": None if self.recovery is None else self.recovery.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -297,14 +316,23 @@ class Guard:
         self._gate, self._saved_gate = None, state["gate"]
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
-        self._knows_its_step = True
+        if self.recovery is not None and state.get("recovery") is not None:
+            self.recovery.load_state_dict(state["recovery"])
+        self._goes_on_from_here()
 
     def go_on(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Go on at a step, with the state of a guard that was there, or without one."""
         if state is not None:
             self.load_state_dict(state)
         self.number = number
+        self._goes_on_from_here()
+
+    def _goes_on_from_here(self) -> None:
+        """Whatever was kept of later steps, or had to be done about them, belongs to another line."""
         self._knows_its_step = True
+        self.watch.halted = None
+        if self.recovery is not None:
+            self.recovery.forget_after(self.number)
 
     def ask(self, *words: str, by: str = "code") -> None:
         """What ``sealegs do`` asks for, from code: ``guard.ask("rollback", "100")``. Needs a playbook, be it observe.
@@ -313,7 +341,7 @@ class Guard:
         """
         if self.recovery is None:
             raise ConfigError(f"ask {' '.join(words)}: there is no playbook; give one, be it Playbook.observe()")
-        self._go_on_at(self.recovery.ask(self.number, words, by=by, request=""))
+        self._go_on_at(self.recovery.ask(self.number, words, by=by))
 
     def checkpoint(self, *, wait: bool = False) -> bool:
         """Write what is needed to run the next step to the run folder; beside the training, unless it is to wait.
@@ -335,7 +363,7 @@ class Guard:
                 return False
         self.last_checkpoint = self.number
         if self.recovery is not None:
-            self.recovery.saved(self.number, is_last=wait)
+            self.recovery.saved(self.number, was_waited_for=wait)
         return True
 
     def close(self) -> None:
@@ -352,29 +380,37 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _probe(self, loss: Tensor) -> Verdict:
+    @property
+    def _begins_with_a_checkpoint(self) -> bool:
+        """Where the playbook goes back, it can go back to the beginning."""
+        return self.checkpoints is not None and self.recovery is not None and bool(self.recovery.playbook.rungs)
+
+    def _probe(self, loss: Tensor, grad_norm: Tensor | float | None) -> Verdict:
         """A step on a batch that was healthy before: it is looked at, and nothing is learned or updated."""
         assert self.recovery is not None
+        # to unscale is to count as a step for the scaler; gradients that are scaled have no norm to compare
+        is_scaled = grad_norm is None and self._update.scaler is not None
         with torch.no_grad():
             number = _number(loss, "loss", self._meter.device)
-            is_scaled = self._update.scaler is not None  # to unscale is to count as a step for the scaler
-            given = torch.zeros((), dtype=torch.float64, device=self._meter.device) if is_scaled else None
-            seen = self._meter.see(NO_STEP, number, given, token_losses=None, loss_scale=None)
+            given = 0.0 if is_scaled else grad_norm
+            norm = None if given is None else _number(given, "grad_norm", self._meter.device).double()
+            seen = self._meter.see(NO_STEP, number, norm, token_losses=None, loss_scale=None)
             found = waited_for(torch.stack((seen.loss.double(), seen.grad_norm().double())))
         self._update.discard()
         self._meter.get_ready(self.number)
         self._go_on_at(self.recovery.probed(found[0], None if is_scaled else found[1], self.number))
         return self.watch.verdict
 
-    def _go_on_at(self, step: int | None) -> None:
-        """The run went back to a step: what is measured and decided between steps begins anew there."""
+    def _go_on_at(self, step: int | None) -> bool:
+        """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""
         if step is None:
-            return
+            return False
         self.number = step
         self._gate = self._saved_gate = None  # made anew from what the host knows
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)
         self._last_step_at = None
+        return True
 
     def _resume(self) -> "Resumed":
         """Bring back the newest checkpoint to trust: a healthy one, where the run knows of one."""
@@ -382,8 +418,12 @@ class Guard:
         assert self.watch.folder is not None
         step: int | None = None
         passed_over: list[Damage] = []
+        books = read_books(self.watch.folder)
+        if books is not None and self.recovery is None:
+            self._batches.take_over(books["data"])  # what was found to be bad still is
+            self.watch.note("margins-dropped", margins=books["margins"], reason="there is no playbook any more")
         if self.recovery is not None:
-            if (books := read_books(self.watch.folder)) is not None:
+            if books is not None:
                 self.recovery.take_over(books)
             step, passed_over = self.checkpoints.newest_healthy()
         if step is None:
@@ -607,3 +647,14 @@ def _without_exchange(model: nn.Module) -> AbstractContextManager[None]:
     if hasattr(model, "set_requires_gradient_sync"):
         return _fsdp_without_exchange(model)
     return nullcontext()
+
+
+def _refuse(*arguments: tuple[str, Any, bool, str]) -> None:
+    for name, value, is_sound, cure in arguments:
+        if not is_sound:
+            raise ConfigError(f"{name}={value!r}: {cure}")
+
+
+def _is_range(given: Any) -> bool:
+    is_pair = isinstance(given, Sequence) and len(given) == 2 and all(isinstance(number, int) for number in given)
+    return is_pair and 0 <= given[0] < given[1]

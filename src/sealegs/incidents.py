@@ -38,12 +38,12 @@ KINDS = {
     "spike": "spike",
 }
 """What an incident is called, by the detector that found it; others are spikes."""
-FOUND_LATE = {"level_shift": 32, "drift": 224}
-"""Rows that the slow channel needs: its alarm is the second block of 16 at a new level, or at the end of a rise through
-13. What began that long ago must neither be rolled back to nor count as what was usual."""
+LATEST = 224
+"""Rows after which what is wrong is found at the latest: the slow channel's rise through 14 blocks of 16. What began so
+long ago must neither be rolled back to nor count as what was usual."""
 BLOCK = 32
 """Losses that are set aside at once: to copy all that are remembered at every step would cost three microseconds."""
-MEMORY = USUAL + max(FOUND_LATE.values())
+MEMORY = USUAL + LATEST
 BEYOND = 1e150
 """What stands for a loss that is not finite, and for any beyond it: states hold nothing that JSON cannot spell."""
 
@@ -323,7 +323,7 @@ def begun(state: State, seen: Seen, verdict: Verdict, number: int) -> State:
     row, kind, memory = state.rows + 1, kind_of(verdict), state.memory
     skips = (NO_SKIPS if verdict.go else state.skips).after(seen)
     start, rows = skips.start, skips.rows
-    late = min(FOUND_LATE.get(kind, 0), row)
+    late = min(max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1), LATEST, row)
     if late > rows:
         start, rows = seen.step - (late - 1) * max(seen.step - state.step, 1), late
         memory = memory.before(start, late - 1)

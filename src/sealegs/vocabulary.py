@@ -52,6 +52,8 @@ class Finding:
     """Probability of such a value if nothing is wrong, where the detector has one."""
     spoils_update: bool = True
     """Whether the step's update should not be applied; a slow drift is no fault of this step."""
+    lasts: int = 1
+    """How many of the rows up to this one it is about: what is found late began that long ago."""
     note: str = ""
     """What it is, in a few words: ``loss spike``."""
 

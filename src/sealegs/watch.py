@@ -1,7 +1,7 @@
 """What a step knows in, a record and a verdict out: the rungs that cannot change the run."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -250,20 +250,25 @@ class Watch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on judging from a saved state. Detectors that are new begin anew, and that is said."""
+        self._state = self.thawed(state)
+        self._announced = state["announced"]
+        self.halted = None
+
+    def thawed(self, state: Mapping[str, Any]) -> judge.State:
+        """What ``judging`` was, of a saved state."""
         saved, tally = state["state"]
         states = dict(zip(state["detectors"], saved, strict=True))
         anew = [detector.name for detector in self._detectors if detector.name not in states]
         if anew:
             self.note("detectors-begin-anew", detectors=anew)
         begun = judge.begin(self._detectors)
-        self._state = judge.State(
+        return judge.State(
             tuple(
                 judge.thaw(fresh, states[detector.name]) if detector.name in states else fresh
                 for detector, fresh in zip(self._detectors, begun.detectors, strict=True)
             ),
             judge.thaw(begun.tally, tally),
         )
-        self._announced = state["announced"]
 
     def states_of(self, kind: type[D]) -> list[tuple[D, Any]]:
         """The detectors of one kind, each with its state."""

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.spike import YOUNG, Spike, State
+from sealegs.detectors.spike import LASTING, YOUNG, Spike, State
 from sealegs.errors import ConfigError
+from sealegs.stats import streaming
 from sealegs.stats.audit import Audit
 from sealegs.vocabulary import Finding, Severity
 
@@ -183,3 +184,43 @@ def test_a_stream_with_tails_it_does_not_know_makes_it_careful() -> None:
         gates += detector.look(trusting, row) is not None
         trusting = detector.learn(trusting, row)._replace(audit=Audit())
     assert sum(finding is not None for finding in audited) < 0.8 * gates
+
+
+def test_a_rise_that_no_single_value_proves_is_an_alarm_when_it_lasts() -> None:
+    """A young run, and a learning rate 60 times too high from step 200 on: the loss of a real run (nano)."""
+    random = np.random.default_rng(0)
+    falling = (3.2 + 2.8 * np.exp(-np.arange(200) / 70)) * np.exp(0.03 * random.standard_normal(200))
+    climbing = np.linspace(1.03, 1.25, 6)
+    after = (
+        np.concatenate((climbing, np.full(54, 1.25))) * falling[-20:].mean() * np.exp(0.03 * random.standard_normal(60))
+    )
+    detector, findings = Spike(), []
+    state = detector.init()
+    for step, loss in enumerate(np.concatenate((falling, after)).tolist()):
+        row = {"step": step, "loss": loss}
+        found = detector.look(state, row)
+        findings += [found] if found else []
+        state = detector.learn(state, row)
+    alarms = [found for found in findings if found.severity is Severity.ALARM]
+    assert alarms
+    assert alarms[0].step < 220
+    assert state.stream.burst > 40, "it stays one event, and teaches neither scale nor tail"
+    assert state.audit.correction < 5
+
+
+def test_a_few_high_values_in_a_row_are_no_alarm() -> None:
+    detector = Spike()
+    state = detector.init()
+    random = np.random.default_rng(1)
+    for step, noise in enumerate((0.03 * random.standard_normal(400)).tolist()):
+        state = detector.learn(state, {"step": step, "loss": 3.0 * math.exp(noise)})
+    high = math.exp(streaming.limit(state.stream, 5e-4))
+    for step in range(400, 400 + LASTING - 1):
+        row = {"step": step, "loss": high}
+        found = detector.look(state, row)
+        assert found is None or found.severity < Severity.ALARM
+        state = detector.learn(state, row)
+    last = detector.look(state, {"step": 400 + LASTING, "loss": high})
+    assert last is not None
+    assert (last.severity, last.spoils_update) == (Severity.ALARM, False)
+    assert str(last.note) == "loss stays high, 8 steps in a row"

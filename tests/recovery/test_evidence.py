@@ -10,7 +10,7 @@ def seen(evidence: Evidence, step: int, kind: str = "go", **signals: float | str
     severity = {"go": None, "skip": Severity.GATE, "nan": Severity.GATE, "halt": Severity.HALT}[kind]
     detector = "nonfinite" if kind == "nan" else "spike/loss"
     findings = () if severity is None else (_finding(detector, step, severity),)
-    return evidence.take(row, Verdict(step=step, findings=findings))
+    return evidence.take(row, Verdict(step=step, findings=findings, skips_in_a_row=int(kind != "go")))
 
 
 def asks(evidence: Evidence) -> bool:
@@ -34,12 +34,12 @@ def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
         assert not asks(evidence)
         seen(evidence, step, "skip")
     assert asks(evidence)
-    assert evidence.probed("a loss of 2", is_condemned=False) is None
+    assert evidence.probed("a loss of 2", is_condemned=False, source=None) is None
     for step in range(5, 5 + PROBE_AGAIN):
         assert not asks(evidence)
         seen(evidence, step, "skip")
     assert asks(evidence)
-    trouble = evidence.probed("a loss of 9", is_condemned=True)
+    trouble = evidence.probed("a loss of 9", is_condemned=True, source=None)
     assert trouble is not None
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
 
@@ -58,7 +58,7 @@ def test_a_source_is_named_where_the_loss_goes_with_its_share() -> None:
     for step in range(12):
         share = step % 4
         seen(evidence, step, "skip" if share else "go", loss=2.0 + share, sources=f"web={share} books={8 - share}")
-    trouble = evidence.probed("a loss of 2", is_condemned=False)
+    trouble = evidence.probed("a loss of 2", is_condemned=False, source=evidence.suspect())
     assert trouble is not None
     assert (trouble.trigger, trouble.source) == (Trigger.BAD_DATA, "web")
 

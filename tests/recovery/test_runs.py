@@ -1,7 +1,6 @@
 """Real training, real faults: a run with a playbook ends where it would have ended, and without one it does not."""
 
 import json
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from sealegs.cli.train import injecting, spoiling
 from sealegs.errors import RunHalted
 from sealegs.faults.checkpoint import corrupt_checkpoint
-from sealegs.faults.spec import DataFault, parse
+from sealegs.faults.practice import disturbed
+from sealegs.faults.spec import parse
+from sealegs.lab import branches
+from sealegs.lab.branches import begin
 from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
-from sealegs.lab.train import Result, resolved, train
+from sealegs.lab.train import Disturb, Result, resolved, train
 from sealegs.record.run import Run, open_run
 from sealegs.report.interventions import interventions
 from sealegs.vocabulary import Event
@@ -40,37 +41,26 @@ def settings_of(**changes: Any) -> Settings:
     return resolved(replace(replace(nano, steps=STEPS, threads=1, playbook="standard", cadence=cadence), **changes))
 
 
+def disturbing(settings: Settings, faults: Sequence[str]) -> Disturb:
+    return partial(disturbed, list(map(parse, faults)), settings.model.vocabulary)
+
+
 def trained(settings: Settings, folder: Path, faults: Sequence[str] = (), **how: Any) -> Result:
-    parsed = [parse(text) for text in faults]
-    of_data = [fault for fault in parsed if isinstance(fault, DataFault)]
-    others = [fault for fault in parsed if not isinstance(fault, DataFault)]
-    return train(
-        settings,
-        open_data(settings),
-        folder,
-        inject=partial(injecting, others),
-        spoil=partial(spoiling, of_data, settings.model.vocabulary),
-        **how,
-    )
-
-
-def stop_after(steps: int) -> Callable[[], str | None]:
-    asked = iter(range(steps + 1))
-    return lambda: "fork" if next(asked, steps) >= steps else None
+    return train(settings, open_data(settings), folder, disturb=disturbing(settings, faults), **how)
 
 
 @pytest.fixture(scope="module")
 def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
     """Goes on from step 200 of one run, with faults; None where it was halted."""
     folder = tmp_path_factory.mktemp("branches")
-    trained(settings_of(), folder / "prefix", should_stop=stop_after(FORK))
+    begin(settings_of(), open_data(settings_of()), folder / "beginning", steps=FORK)
     taken = iter(range(1000))
 
     def go_on(*faults: str, **changes: Any) -> tuple[Result | None, Run]:
-        here = folder / str(next(taken))
-        shutil.copytree(folder / "prefix", here)
+        here, settings = folder / str(next(taken)), settings_of(**changes)
+        disturb = disturbing(settings, faults)
         try:
-            result = trained(settings_of(**changes), here, faults, resume=True)
+            result = branches.branch(settings, open_data(settings), folder / "beginning", here, disturb=disturb)
         except RunHalted:
             return None, open_run(here)
         return result, open_run(here)
@@ -165,7 +155,7 @@ def test_a_damaged_checkpoint_is_passed_over(branch: Branch, tmp_path: Path) -> 
     """The run goes back to the last one that is intact, and says which were not."""
     cadence = replace(settings_of().cadence, checkpoint_steps=20)
     settings = settings_of(steps=100, cadence=cadence)
-    trained(settings, tmp_path / "a", should_stop=stop_after(70))
+    begin(settings, open_data(settings), tmp_path / "a", steps=70)
     corrupt_checkpoint(tmp_path / "a")
     trained(settings, tmp_path / "a", resume=True)
     (resume,) = events(open_run(tmp_path / "a"), "resume")

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 import tyro
 
 from sealegs.errors import ConfigError, MissingExtra, RunHalted
-from sealegs.faults.spec import DataFault, Fault
 from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config
 from sealegs.lab.settings import Settings
@@ -29,10 +28,6 @@ from sealegs.report.progress import progress, remarkable
 from sealegs.vocabulary import Sink
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from sealegs.lab.data import Batch, Stream
     from sealegs.lab.train import Result
 
 DESCRIPTION = """\
@@ -84,12 +79,12 @@ def main(arguments: Sequence[str]) -> int:
         refuse_taken(folder)  # asked again when the folder is made; here to save the wait
     if find_spec("torch") is None:
         raise MissingExtra("sealegs train", "PyTorch", "lab")
+    from sealegs.faults.practice import disturbed
     from sealegs.lab.sources import open_data
     from sealegs.lab.train import resolved, train
 
     settings = resolved(options.settings)
     faults = [parse_fault(text) for text in options.inject]
-    of_data = [fault for fault in faults if isinstance(fault, DataFault)]
     data = open_data(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     sinks = [progress(settings.steps), *trackers(options.tracker, folder)]
     with stop_signals() as should_stop:
@@ -102,8 +97,7 @@ def main(arguments: Sequence[str]) -> int:
                 sinks=sinks,
                 should_stop=should_stop,
                 skip=ranges(options.skip),
-                inject=partial(injecting, [fault for fault in faults if not isinstance(fault, DataFault)]),
-                spoil=partial(spoiling, of_data, settings.model.vocabulary),
+                disturb=partial(disturbed, faults, settings.model.vocabulary),
             )
         except RunHalted as halt:
             print(f"sealegs train: {halt}", file=sys.stderr)
@@ -112,35 +106,6 @@ def main(arguments: Sequence[str]) -> int:
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
         print(summary(result, settings, what_happened(folder)), flush=True)
     return EXIT_CODES.get(result.stopped_by or "", 0)
-
-
-@contextmanager
-def injecting(
-    faults: Sequence[Fault],
-    model: "nn.Module",
-    optimizer: "Optimizer",
-    clock: Callable[[], int],
-    say: Callable[[str], None],
-) -> Iterator[None]:
-    """Disturb a model with faults, and say at the end which of them never struck."""
-    if not faults:
-        yield
-        return
-    from sealegs.faults.gradient import inject
-
-    with inject(faults, model, optimizers=optimizer, clock=clock, say=say) as injector:
-        yield
-        for fault in injector.pending():
-            say(f"{fault} has not struck: its step did not come, or its tensor had no gradient then")
-
-
-def spoiling(faults: Sequence[DataFault], vocabulary: int, stream: "Stream") -> "Iterable[Batch]":
-    """Disturb the data with faults."""
-    if not faults:
-        return stream
-    from sealegs.faults.batches import Spoiler, Spoilt
-
-    return Spoilt(stream, Spoiler(faults, vocabulary=vocabulary))
 
 
 def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:

@@ -61,6 +61,8 @@ class Surprise(NamedTuple):
     value: float
     limit: float
     note: str
+    lasts: int
+    """Rows: it is reported for the second block at a new level, or at the end of a rise through all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class Drift:
             limit=math.exp(found.limit),
             p=found.p,
             spoils_update=False,
+            lasts=found.lasts,
             note=f"{self.signal} {found.note}",
         )
 
@@ -142,14 +145,14 @@ class Drift:
     def _surprise(self, state: State, block: float) -> Surprise:
         """Two questions are asked, so the smaller p of the two counts double."""
         if state.slow.age < FIRST_JUDGED - BEFORE - streaming.START:
-            return Surprise(1.0, block, math.inf, "")
+            return Surprise(1.0, block, math.inf, "", 1)
         before = median(state.blocks[-BEFORE:])
         shift = streaming.look(state.slow, block - before).p
         trend, risen, was = rising((*state.blocks, block))
         if trend < shift:
-            return Surprise(min(2 * trend, 1.0), risen, was, "drifting up")
+            return Surprise(min(2 * trend, 1.0), risen, was, "drifting up", (TREND + 1) * BLOCK)
         limit = before + streaming.limit(state.slow, self.chance / 2)
-        return Surprise(min(2 * shift, 1.0), block, limit, "level shift")
+        return Surprise(min(2 * shift, 1.0), block, limit, "level shift", 2 * BLOCK)
 
 
 def heeding(state: State, now: Row) -> State:

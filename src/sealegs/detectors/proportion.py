@@ -99,6 +99,7 @@ class Proportion:
             value=worst.value,
             limit=worst.limit,
             spoils_update=False,
+            lasts=self.window,
             note=worst.note + others,
         )
 

@@ -1,7 +1,7 @@
 """Rows in, Findings out: sudden rises of one signal against its own recent past."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ GROWN = 1000
 SUSPICIOUS = 1e-3
 """Values of so small a p that follow each other are one event, condemned or not: they teach tail and scale once, and
 count once in the audit. Else the beginning of a rise teaches a young run that such things happen."""
+LASTING = 8
+"""So many suspicious values in a row are an alarm, though none of them be one."""
 STRICTER = 10.0
 """... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
 WIDENED_STEPS = 500
@@ -89,7 +91,10 @@ class Spike:
             return None if state.is_told or not has_no_logarithm(now, self.signal) else self._cannot_judge(now)
         state = heeding(state, now)
         p = self.p(state, now, value)
-        if not self._condemns(state, p):
+        is_condemned = self._condemns(state, p)
+        if not is_coarse(state) and self._becomes_long(state, p):
+            return self._stays_high(state, now, value, spoils_update=is_condemned)
+        if not is_condemned:
             return None
         if is_coarse(state):
             return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
@@ -127,7 +132,7 @@ class Spike:
         if judged_coarsely:
             assert kept is not None
             return state._replace(stream=streaming.learn(state.stream, math.log(kept)), recent=recent)
-        suspicious = p < SUSPICIOUS / state.audit.correction
+        suspicious = streaming.is_suspicious(state.stream, p, SUSPICIOUS / state.audit.correction)
         in_burst = suspicious and state.stream.burst > 0  # counts once
         return state._replace(
             stream=streaming.learn(state.stream, math.log(value), suspicious=suspicious),
@@ -153,6 +158,17 @@ class Spike:
         if x - (stream.level + stream.slope) <= math.log(self.smallest):
             return 1.0
         return streaming.look(stream, x).p
+
+    def _becomes_long(self, state: State, p: float) -> bool:
+        limit = SUSPICIOUS / state.audit.correction
+        return state.stream.burst + 1 == LASTING and streaming.is_suspicious(state.stream, p, limit)
+
+    def _stays_high(self, state: State, now: Row, value: float, *, spoils_update: bool) -> Finding:
+        """What the values of a burst say together; of how many independent ones it consists, nobody knows."""
+        limit = math.exp(streaming.limit(state.stream, streaming.LEVELS[-1]))
+        note = f"{self.signal} stays high, {LASTING} steps in a row"
+        found = self._finding(now, Severity.ALARM, value, limit, None, note)
+        return replace(found, spoils_update=spoils_update, lasts=LASTING)
 
     def _cannot_judge(self, now: Row) -> Finding:
         note = f"{self.signal} is not positive, so its spikes are not judged; shift it, or give another signal"

@@ -113,6 +113,7 @@ class MonotonicRise:
             value=rise.last,
             limit=state.last,
             spoils_update=False,
+            lasts=self.steps,
             note=f"{self.signal} rising for {length} steps without a break",
         )
 

@@ -36,11 +36,11 @@ from sealegs.recovery.playbook import Playbook
 from sealegs.vocabulary import Sink
 from sealegs.watch import Watch
 
-Inject: TypeAlias = Callable[
-    [nn.Module, Optimizer, Callable[[], int], Callable[[str], None]], AbstractContextManager[object]
+Disturb: TypeAlias = Callable[
+    [nn.Module, Optimizer, Stream, Callable[[], int], Callable[[str], None]], AbstractContextManager[Iterable[Batch]]
 ]
-"""Something that disturbs a model and its optimizer while it is open: told how to ask for the number of the step, and
-whom to tell."""
+"""Something that disturbs a model, its optimizer and its batches while it is open: told how to ask for the number of
+the step, and whom to tell."""
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
@@ -58,6 +58,11 @@ class Result:
     unigram_entropy: float
 
 
+def undisturbed(_: nn.Module, __: Optimizer, stream: Stream, *___: object) -> AbstractContextManager[Stream]:
+    """The data as they are."""
+    return nullcontext(stream)
+
+
 def train(
     settings: Settings,
     data: Data,
@@ -67,20 +72,19 @@ def train(
     sinks: Sequence[Sink] = (),
     should_stop: Callable[[], str | None] = lambda: None,
     skip: Ranges = (),
-    inject: Inject = lambda model, optimizer, number, say: nullcontext(),
-    spoil: Callable[[Stream], Iterable[Batch]] = lambda stream: stream,
+    disturb: Disturb = undisturbed,
 ) -> Result:
     """Train to the last step, or until ``should_stop`` gives a reason; either way leave a checkpoint.
 
     ``settings`` must be ``resolved``. A resumed run takes its newest checkpoint to trust and computes, on the CPU bit
     for bit, what it would have computed without the interruption. ``skip`` are ranges of batches never to train on.
-    ``inject`` and ``spoil`` are for practice: they disturb the model, and the data.
+    ``disturb`` is for practice.
     """
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = Transformer(settings.model).to(settings.device)
     optimizer = build_optimizer(model, settings.optimizer)
-    with inject(model, optimizer, lambda: -1, lambda text: None):
+    with disturb(model, optimizer, data.training, lambda: -1, lambda text: None):
         pass  # what does not fit the model is refused here, before there is a folder
     scheduler = LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))
     scaler = GradScaler(settings.device, enabled=settings.dtype == "fp16")
@@ -111,8 +115,14 @@ def train(
                 begin(folder, guard, manifest, data, changed)
                 if guard.number:
                     take_settings(optimizer, scheduler, settings, guard.number)
-                with inject(model, optimizer, lambda: guard.number, lambda text: watch.note("fault", text=text)):
-                    result = run_steps(settings, data, model, scaler, guard, folder, should_stop, spoil(data.training))
+                with disturb(
+                    model,
+                    optimizer,
+                    data.training,
+                    lambda: guard.number,
+                    lambda text: watch.note("fault", text=text),
+                ) as batches:
+                    result = run_steps(settings, data, model, scaler, guard, folder, should_stop, batches)
             except BaseException as error:
                 with suppress(StorageError):  # the disk may be what failed; the error itself says more
                     reason = "halted" if isinstance(error, RunHalted) else "failed"

@@ -101,16 +101,11 @@ class Batches:
         self._iterators += 1
         return self._hand_out(self._iterators)
 
-    @staticmethod
-    def can_reposition(loader: Iterable[Any]) -> bool:
-        """Whether a loader can be brought back to an earlier batch."""
-        return cannot_reposition(loader) is None
-
     def position(self) -> Position:
-        """Where the next batch is. Empty before the first one; of some loaders, no more than its number is known."""
+        """Where the next batch is. Empty before there is a loader; of some, no more than its number is known."""
         if self._target is not None:
             return copy.deepcopy(self._target)
-        if self._loader is None or self._epoch is None:
+        if self._loader is None:
             return {}
         identity, state = self._loader.identity, None
         try:
@@ -121,7 +116,7 @@ class Batches:
             identity = UNKNOWN
         return {
             "loader": dict(identity),
-            "epoch": copy.deepcopy(self._epoch),
+            "epoch": copy.deepcopy(self._epoch or self._new_epoch()),
             "next": self._next,
             "is_again": self._is_again,
             "state": state,
@@ -165,10 +160,14 @@ class Batches:
 
     def swap(self, source: str, weight: float) -> None:
         """Give a source of the data another weight, which holds after going back, too; 0 takes the source out."""
-        if not hasattr(self._given, "reweight"):
-            raise ConfigError(_cannot_swap(source, self._given))
+        if refusal := self.cannot_swap(source):
+            raise ConfigError(refusal)
         self._given.reweight(source, weight)
         self._swaps[source] = weight
+
+    def cannot_swap(self, source: str) -> str | None:
+        """Why a source can be given no other weight, in a sentence; None where it can."""
+        return None if hasattr(self._given, "reweight") else _cannot_swap(source, self._given)
 
     def count_from(self, number: int) -> None:
         """Number the first batch so: for a loader that someone else has brought to where it is."""
@@ -183,6 +182,11 @@ class Batches:
             "given_up": self._given_up.as_list(),
             "swaps": dict(self._swaps),
         }
+
+    def put_back(self, bookkeeping: Mapping[str, Any]) -> None:
+        """Undo what was left out since."""
+        self._skipped = Ranges(bookkeeping["skipped"])
+        self._given_up = Ranges(bookkeeping["given_up"])
 
     def take_over(self, bookkeeping: Mapping[str, Any]) -> None:
         """Go on with the books of a process before this one; what was given by hand stays."""

@@ -4,7 +4,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import dropwhile, islice
+from itertools import islice
+from typing import NamedTuple
 
 from sealegs.recovery.playbook import Playbook, Trigger
 from sealegs.vocabulary import Row, Severity, Verdict
@@ -14,7 +15,8 @@ OFTEN_WITHIN = 500
 WINDOW = 100
 """Steps that are looked at together."""
 PROBE_AGAIN = 20
-"""Skips among them that ask for a probe too, and after which one is made once more."""
+"""Skips among them that ask for a probe too, and after which one is made once more. So many healthy steps between two
+bad ones, and they are two troubles."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed ..."""
 SUREST = 4.0
@@ -36,6 +38,16 @@ class Trouble:
     """The source of data that the evidence names."""
 
 
+class Seen(NamedTuple):
+    """A row that was judged."""
+
+    row: Row
+    is_bad: bool
+    """Skipped, or part of what was found late."""
+    is_condemned: bool
+    """Skipped, though everything in it is finite."""
+
+
 class Evidence:
     """Follows the rows of a run. Forgets everything after a treatment: what comes then is judged for itself."""
 
@@ -48,74 +60,93 @@ class Evidence:
         self._nonfinite: deque[bool] = deque(maxlen=OFTEN_WITHIN)
         self._often = 0
         self._in_a_row = 0
-        self._recent: deque[tuple[Row, bool]] = deque(maxlen=WINDOW)
-        """The last rows, and whether they were skipped."""
-        self._skips = 0
-        """In a row."""
+        """Steps that were not finite."""
+        self._recent: deque[Seen] = deque(maxlen=WINDOW)
+        self._condemned = 0
+        """Steps in a row."""
         self._unprobed = 0
-        """Skips among the last steps, since the last probe."""
+        """Condemned ones among the last steps, since the last probe."""
         self._since_probe = 0
         """Steps since that."""
         self._is_probed = False
+        self._is_lasting = False
+        """Whether there was an alarm since that of something that no skip keeps from the weights."""
 
     @property
     def wants_probe(self) -> bool:
-        """Whether so much was skipped that it is time to ask: is it the data, or the weights?"""
-        if self._is_probed:
-            return self._unprobed >= PROBE_AGAIN
-        return self._skips >= self._playbook.probe_after or self._unprobed >= PROBE_AGAIN
+        """Whether it is time to ask: is it the data, or the weights?"""
+        if self._is_lasting or self._unprobed >= PROBE_AGAIN:
+            return True
+        return not self._is_probed and self._condemned >= self._playbook.probe_after
 
     def take(self, row: Row, verdict: Verdict) -> Trouble | None:
         """One step that was judged."""
         is_nonfinite = any(f.detector == "nonfinite" and f.spoils_update for f in verdict.findings)
         self._count(row, verdict, is_nonfinite)
         if float(row.get("params_finite", 1.0)) == 0.0:
-            return self._trouble(Trigger.NONFINITE_WEIGHTS, "a weight is not finite")
+            return self._trouble(Trigger.NONFINITE_WEIGHTS, "a weight is not finite", gap=0)
         if self._in_a_row >= self._playbook.nonfinite_in_a_row:
-            return self._trouble(Trigger.NONFINITE_OFTEN, f"{self._in_a_row} steps in a row were not finite")
+            return self._trouble(Trigger.NONFINITE_OFTEN, f"{self._in_a_row} steps in a row were not finite", gap=0)
         if is_nonfinite and self._often > self._playbook.nonfinite_share * OFTEN_WITHIN:
-            return self._trouble(
-                Trigger.NONFINITE_OFTEN, f"{self._often} of the last {len(self._nonfinite)} steps were not finite"
-            )
+            text = f"{self._often} of the last {len(self._nonfinite)} steps were not finite"
+            return self._trouble(Trigger.NONFINITE_OFTEN, text, gap=WINDOW)
         if verdict.severity == Severity.HALT:
-            return self._trouble(Trigger.BUDGET_SPENT, str(verdict))
+            return self._trouble(Trigger.BUDGET_SPENT, str(verdict), gap=0)
         return None
 
-    def probed(self, found: str, *, is_condemned: bool) -> Trouble | None:
+    def suspect(self) -> str | None:
+        """The source of the data that has the bad losses, if one surely has."""
+        place = self._onset(PROBE_AGAIN)
+        seen = islice(self._recent, place, None)
+        return blamed((float(each.row["loss"]), shares_of(str(each.row.get("sources", "")))) for each in seen)
+
+    def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
         """What a batch showed that was healthy before: bad now, and it is the weights; good, and it is the data."""
-        self._unprobed, self._since_probe, self._is_probed = 0, 0, True
-        skipped = sum(is_skipped for _, is_skipped in self._recent)
-        found = f"{skipped} of {len(self._recent)} steps were skipped; a batch from before has {found}"
+        self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
+        bad = sum(seen.is_bad for seen in self._recent)
+        found = f"{bad} of {len(self._recent)} steps were bad; a batch from before has {found}"
         if is_condemned:
-            return self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged")
-        since = dropwhile(lambda seen: not seen[1], self._recent)
-        source = blamed((float(row["loss"]), shares_of(str(row.get("sources", "")))) for row, _ in since)
+            return self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", gap=PROBE_AGAIN)
         if source is None:
             return None  # bad data of no known origin: skipping is all that can be done
-        return self._trouble(Trigger.BAD_DATA, f"{found}: the data are bad, those of {source}", source)
+        text = f"{found}: the data are bad, those of {source}"
+        return self._trouble(Trigger.BAD_DATA, text, gap=PROBE_AGAIN, source=source)
 
     def _count(self, row: Row, verdict: Verdict, is_nonfinite: bool) -> None:
         if len(self._nonfinite) == OFTEN_WITHIN:
             self._often -= self._nonfinite[0]
         self._nonfinite.append(is_nonfinite)
         self._often += is_nonfinite
-        self._recent.append((row, not verdict.go and not is_nonfinite))
+        is_skipped = not verdict.go and verdict.skips_in_a_row > 0  # a scaler that looks for its scale skips by design
+        self._recent.append(Seen(row, is_skipped, is_skipped and not is_nonfinite))
+        lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
+        if lasting:
+            self._is_lasting = True
+            for place in range(-min(*lasting, len(self._recent)), 0):
+                self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
         if self._since_probe > WINDOW:
             self._is_probed = False
-        if verdict.go:
-            self._in_a_row = self._skips = 0
-            return
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
-        if not is_nonfinite:
-            self._skips += 1
+        if not is_skipped:
+            self._condemned = 0
+        elif not is_nonfinite:
+            self._condemned += 1
             last = islice(reversed(self._recent), self._since_probe)
-            self._unprobed = sum(is_skipped for _, is_skipped in last)
+            self._unprobed = sum(seen.is_condemned for seen in last)
 
-    def _trouble(self, trigger: Trigger, text: str, source: str | None = None) -> Trouble:
-        """Its onset is the first of the skips in a row that led to it; without any, the last step."""
-        in_a_row = max(self._skips, self._in_a_row, 1)
-        onset = self._recent[-min(in_a_row, len(self._recent))][0]
+    def _onset(self, gap: int) -> int:
+        """Which of the recent rows it began with, where so many good ones may lie between two bad ones."""
+        onset, good = len(self._recent) - 1, 0
+        for place in reversed(range(len(self._recent))):
+            if self._recent[place].is_bad:
+                onset, good = place, 0
+            elif (good := good + 1) > gap:
+                break
+        return onset
+
+    def _trouble(self, trigger: Trigger, text: str, *, gap: int, source: str | None = None) -> Trouble:
+        onset = self._recent[self._onset(gap)].row
         batch = onset.get("batch_index")
         return Trouble(
             trigger=trigger,

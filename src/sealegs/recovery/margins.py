@@ -22,9 +22,10 @@ class Margins:
         """By name, what a setting of the optimizers is multiplied with in the update of a step.
 
         >>> margins = Margins(lr=0.5, rewarm_from=100, rewarm_steps=5)
-        >>> [margins.factors_at(step) for step in (100, 102, 104, 500)]
-        [{'lr': 0.1}, {'lr': 0.3}, {'lr': 0.5}, {'lr': 0.5}]
+        >>> [margins.factors_at(step) for step in (90, 100, 102, 104, 500)]
+        [{'lr': 0.5}, {'lr': 0.1}, {'lr': 0.3}, {'lr': 0.5}, {'lr': 0.5}]
         """
-        warmed = (step - self.rewarm_from + 1) / self.rewarm_steps if self.rewarm_steps else 1.0
-        factors = {"lr": self.lr * min(max(warmed, 0.0), 1.0), "weight_decay": self.weight_decay}
+        is_warming = self.rewarm_from <= step < self.rewarm_from + self.rewarm_steps
+        warmed = (step - self.rewarm_from + 1) / self.rewarm_steps if is_warming else 1.0
+        factors = {"lr": self.lr * warmed, "weight_decay": self.weight_decay}
         return {name: factor for name, factor in factors.items() if factor != 1.0}

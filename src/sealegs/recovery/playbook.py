@@ -216,6 +216,8 @@ class Playbook:
     """... and so is this share of the last 500."""
     rollbacks: int = 10
     """As many as may be made in all."""
+    requeues: bool = False
+    """Whether batches that were left out are handed out at the end of their epoch after all."""
 
     def __post_init__(self) -> None:
         refuse_unless(isinstance(self.name, str) and bool(self.name), "Playbook.name", self.name, "a word")
@@ -231,6 +233,7 @@ class Playbook:
         for name, lowest in (("probe_after", 1), ("again_within", 1), ("nonfinite_in_a_row", 1), ("rollbacks", 0)):
             value = getattr(self, name)
             refuse_unless(is_whole(value, lowest), f"Playbook.{name}", value, f"a whole number from {lowest}")
+        refuse_unless(isinstance(self.requeues, bool), "Playbook.requeues", self.requeues, "True or False")
         is_sound = is_number(self.nonfinite_share) and 0 < self.nonfinite_share <= 1
         refuse_unless(is_sound, "Playbook.nonfinite_share", self.nonfinite_share, "a share, above 0 and up to 1")
         self._refuse_idle_rungs()
@@ -330,6 +333,8 @@ class Playbook:
                 f"Trouble within {self.again_within} steps of the onset that was treated last is the same trouble: it "
                 f"takes a later rung. With none left, or after {self.rollbacks} rollbacks in all, the run is halted."
             )
+            if self.requeues:
+                text += " What was left out is handed out at the end of its epoch."
             lines += textwrap.wrap(text, WIDTH)
         return "\n".join(lines)
 

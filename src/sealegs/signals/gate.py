@@ -185,7 +185,8 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     cut = torch.where(coarse | is_young, torch.minimum(value_or_one, limit), value_or_one)
     x = torch.log(torch.where(coarse, cut, value_or_one))
     taken = torch.cat((ring[:, 1:], cut[:, None]), 1)
-    suspicious = usable & (p < SUSPICIOUS / correction) & ~coarse
+    joins = (burst > 0) & (p < streaming.LEVELS[2])
+    suspicious = usable & ((p < SUSPICIOUS / correction) | joins) & ~coarse
     in_burst = suspicious & (burst > 0)
     next_stream = _learned(state, x, suspicious, in_burst, taken)
     counted = usable & ~coarse & ~in_burst

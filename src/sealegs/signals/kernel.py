@@ -202,7 +202,8 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     sure = condemned & (coarse | (is_young == 0) | (burst > 0) | (p < chance / _STRICTER))
     bounded = tl.where(coarse | is_young, tl.minimum(safe, limit), safe)
     x = tl.log(tl.where(coarse, bounded, safe))
-    suspicious = usable & (p < _f64(_SUSPICIOUS) / correction) & (coarse == 0)
+    joins = (burst > 0) & (p < _f64(_P98))
+    suspicious = usable & ((p < _f64(_SUSPICIOUS) / correction) | joins) & (coarse == 0)
     in_burst = suspicious & (burst > 0)
 
     if usable:

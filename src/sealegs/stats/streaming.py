@@ -173,6 +173,15 @@ def _beyond(y: float, excess: float, excess_squared: float) -> float:
     return LEVELS[2] * (math.exp(-y) if shape == 0 else (1 + shape * y) ** (-1 / shape))
 
 
+def is_suspicious(state: State, p: float, limit: float) -> bool:
+    """Whether a value joins a burst, or begins one: what goes on need not be as rare as what begins.
+
+    Without the second half, a burst whose values lie about the limit ends at the first one above it, and the next one
+    teaches scale and tail again.
+    """
+    return p < limit or (state.burst > 0 and p < LEVELS[2])
+
+
 def learn(state: State, x: float, *, suspicious: bool = False) -> State:
     """What is remembered after a finite value."""
     if not state.has_started:
@@ -219,7 +228,7 @@ def begun(early: Sequence[float]) -> State:
 def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float64], State]:
     """p of each value of a finished stream, and the state after it: ``look`` and ``learn`` written out in one loop.
 
-    Values whose p is below ``limit`` are suspicious; those that are not finite are left out, and have p = 0. More than
+    Values are suspicious by ``is_suspicious``; those that are not finite are left out, and have p = 0. More than
     twice as fast as the fold, and equal to it (tests/stats/test_streaming.py).
     """
     p_of = np.ones(len(values))
@@ -253,7 +262,7 @@ def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float
         else:
             p = _beyond(r - q98, excess, squared)
         p_of[i] = p
-        suspicious = p < limit
+        suspicious = p < limit or (burst > 0 and p < high)
 
         if suspicious and burst + 1 >= PATIENCE:
             level, slope, scale, burst = x, 0.0, max(scale, ACCEPTED_SPREAD * abs(e)), 0

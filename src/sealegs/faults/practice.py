@@ -1,0 +1,34 @@
+"""Faults, a model, its optimizer and its batches in: the batches out, and everything disturbed while this is open."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sealegs.faults.batches import Spoiler, Spoilt
+from sealegs.faults.gradient import inject
+from sealegs.faults.spec import DataFault, Fault
+
+
+@contextmanager
+def disturbed(
+    faults: Sequence[Fault],
+    vocabulary: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: Iterable[Any],
+    clock: Callable[[], int],
+    say: Callable[[str], None],
+) -> Iterator[Iterable[Any]]:
+    """Faults of every kind at once; at the end it is said which of them never struck."""
+    of_data = [fault for fault in faults if isinstance(fault, DataFault)]
+    others = [fault for fault in faults if not isinstance(fault, DataFault)]
+    spoiler = Spoiler(of_data, vocabulary=vocabulary, say=say)
+    with inject(others, model, optimizers=optimizer, clock=clock, say=say) as injector:
+        yield Spoilt(batches, spoiler) if of_data else batches
+    for fault in injector.pending():
+        say(f"{fault} has not struck: its step did not come, or its tensor had no gradient then")
+    for fault in spoiler.pending():
+        say(f"{fault} has not struck: its batches did not come, or had no row of the source")

@@ -1,0 +1,35 @@
+"""A run in, other runs out that go on from it: one beginning, several endings."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sealegs.lab.settings import Settings
+from sealegs.lab.sources import Data
+from sealegs.lab.train import Disturb, Result, train, undisturbed
+from sealegs.vocabulary import Sink
+
+
+def begin(settings: Settings, data: Data, folder: Path, *, steps: int, sinks: Sequence[Sink] = ()) -> Result:
+    """Train the first steps of a run, and leave a checkpoint to go on from."""
+    return train(settings, data, folder, sinks=sinks, should_stop=_after(steps))
+
+
+def branch(
+    settings: Settings,
+    data: Data,
+    beginning: Path,
+    folder: Path,
+    *,
+    disturb: Disturb = undisturbed,
+    sinks: Sequence[Sink] = (),
+) -> Result:
+    """Go on from where a run stopped, in a folder of its own; the run stays as it is."""
+    shutil.copytree(beginning, folder)
+    return train(settings, data, folder, resume=True, disturb=disturb, sinks=sinks)
+
+
+def _after(steps: int) -> Callable[[], str | None]:
+    """A reason to stop after so many steps; it is asked before the first, and after each."""
+    asked = iter(range(steps))
+    return lambda: None if next(asked, None) is not None else f"branching at step {steps}"
