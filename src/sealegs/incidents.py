@@ -303,8 +303,8 @@ def ended(state: State) -> Incident | None:
 def gone_back(state: State, step: int) -> State:
     """Before a row of an earlier step: what came after it never was."""
     course, late = state.course, state.memory.step - step + 1
-    if state.is_open and step <= course.start:
-        course = course._replace(is_treated=True)
+    if state.is_open:
+        course = course.followed_anew(state.rows + 1)._replace(is_treated=course.is_treated or step <= course.start)
     memory = state.memory.before(step, late) if late > 0 else state.memory
     return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course)
 

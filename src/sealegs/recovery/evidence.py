@@ -70,7 +70,7 @@ class Evidence:
         """Steps since that."""
         self._is_probed = False
         self._is_lasting = False
-        """Whether there was an alarm since that of something that no skip keeps from the weights."""
+        """Whether there was an alarm since that of something that was not kept from the weights."""
 
     @property
     def wants_probe(self) -> bool:
@@ -120,10 +120,9 @@ class Evidence:
         is_skipped = not verdict.go and verdict.skips_in_a_row > 0  # a scaler that looks for its scale skips by design
         self._recent.append(Seen(row, is_skipped, is_skipped and not is_nonfinite))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
-        if lasting:
-            self._is_lasting = True
-            for place in range(-min(*lasting, len(self._recent)), 0):
-                self._recent[place] = self._recent[place]._replace(is_bad=True)
+        for place in range(-min(max(lasting, default=0), len(self._recent)), 0):
+            self._is_lasting |= not self._recent[place].is_bad
+            self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
         if self._since_probe > WINDOW:
             self._is_probed = False

@@ -148,9 +148,11 @@ class Recovery:
         trouble = None
         while self._judged:
             trouble = self._follow(*self._judged.popleft()) or trouble
+        self._keep_probe(number)
         if trouble is not None and not self._is_over:
             return self._treat(trouble, number)
-        self._keep_probe(number)
+        if self._probes and self._evidence.wants_probe and (batch := self.probe.batch) is not None:
+            self._batches.repeat(batch)
         if self._has_snapshots and self._snapshots.due(number):
             self._take_snapshot(number)
         return self._heed_people(number)
@@ -269,15 +271,13 @@ class Recovery:
         self._watch.note("incident-closed", step=step, **asdict(incident), text=str(incident), cost=cost)
 
     def _keep_probe(self, number: int) -> None:
-        """Keep a batch that can be tried again; and try it, where it is time to."""
+        """Keep a batch that can be tried again."""
         if not self._probes:
             return
         self.probe.after_step(number, is_healthy=self._healthy > 0)
         if self.probe.why_none:
             self._probes = False
             self._watch.note("no-probe", step=number, reason=self.probe.why_none)
-        elif self._evidence.wants_probe and (batch := self.probe.batch) is not None:
-            self._batches.repeat(batch)
 
     def _suspect(self) -> str | None:
         """Each rank knows the sources of its own batches; all go by what rank 0 finds."""

@@ -1,0 +1,368 @@
+"""Going back, in a small loop with a real guard: what comes back, what stays, what is refused, and what is written."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sealegs
+from sealegs import Guard, Playbook
+from sealegs.errors import ConfigError, RunHalted
+from sealegs.recovery.actions import LowerLR, Rollback, SwapSource
+from sealegs.recovery.playbook import Rung, Trigger
+
+Bad = Callable[[Guard], float | None]
+
+
+def data(batches: int = 600) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 4, generator=generator) for _ in range(batches)]
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    loss: Tensor = (model(batch) - batch.sum(1, keepdim=True)).square().mean() + 1
+    return loss
+
+
+def train(guard: Guard, model: nn.Module, until: int, bad: Bad = lambda guard: None, loader: Any = None) -> None:
+    """Train up to a step; ``bad`` gives what a loss is multiplied with."""
+    for batch in guard.batches(data() if loader is None else loader):
+        factor = bad(guard)
+        loss = loss_of(model, batch) * (1.0 if factor is None else factor)
+        loss.backward()
+        guard.step(loss)
+        if guard.number >= until:
+            break
+
+
+def once(*steps: int, factor: float = math.nan) -> Bad:
+    """Bad at these steps, when they come for the first time."""
+    left = set(steps)
+
+    def bad(guard: Guard) -> float | None:
+        if guard.number not in left:
+            return None
+        left.discard(guard.number)
+        return factor
+
+    return bad
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [{"step": e.step, **e.detail} for e in sealegs.open_run(folder).events if e.kind in kinds]
+
+
+STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "sample_every": 0}
+
+
+def test_a_lowered_rate_stays_lowered_before_the_step_it_was_lowered_at(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=20) as guard:
+        batches = data()
+        train(guard, model, 100, loader=batches)
+        guard.ask("lr", "0.5")
+        train(guard, model, 110, loader=batches)
+        guard.ask("rollback", "50")
+        assert guard.number < 100
+        before = copy.deepcopy(model.state_dict())
+        train(guard, model, guard.number + 1, loader=batches)
+        assert sealegs.open_run(tmp_path / "a").column("lr")[-1] == pytest.approx(0.5e-2)
+        assert any(not torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+@pytest.mark.parametrize("memory", [None, 0], ids=["from memory", "from disk"])
+def test_going_back_keeps_the_tally_and_the_healthy_checkpoint(tmp_path: Path, memory: float | None) -> None:
+    model, optimizer = small()
+    words = STANDARD | {"checkpoint_every": 100, "snapshot_every": 100, "snapshot_memory": memory}
+    with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        assert guard.checkpoints is not None
+        train(guard, model, 131, bad := once(110, 130, 131, 132))
+        train(guard, model, 132, bad)
+        before = guard.watch.skips
+        train(guard, model, 100, bad)  # one more, and it goes back
+        assert guard.number == 100
+        assert guard.watch.skips == before + 1 == 4
+        guard.checkpoints.wait()
+        assert guard.checkpoints.tags() == {0: "healthy", 100: "healthy"}
+        train(guard, model, 140, bad)
+    (done,) = events(tmp_path / "a", "intervention")
+    assert done["to_step"] == 100
+
+
+def test_there_is_always_the_beginning(tmp_path: Path) -> None:
+    """Trouble before the first snapshot: from scratch, with half the learning rate, and it says so."""
+    model, optimizer = small()
+    first = copy.deepcopy(model.state_dict())
+    seen: list[tuple[int, Tensor]] = []
+
+    batches = data()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        bad = once(30, 31, 32)
+        for batch in guard.batches(batches):
+            if guard.number == 0 and guard.watch.skips:
+                assert all(torch.equal(first[name], now) for name, now in model.state_dict().items())
+                assert torch.equal(batch, batches[0])
+            seen.append((guard.number, batch))
+            loss = loss_of(model, batch) * (bad(guard) or 1.0)
+            loss.backward()
+            guard.step(loss)
+            if len(seen) == 60:
+                break
+    assert [number for number, _ in seen[30:36]] == [30, 31, 32, 0, 1, 2]
+    (done,) = events(tmp_path / "a", "intervention")
+    assert "from scratch" in done["changed"]
+    assert "0.5 of the learning rate" in done["changed"]
+    assert sealegs.open_run(tmp_path / "a").column("lr")[20] == pytest.approx(0.5e-2)
+
+
+class Unwilling(list[Tensor]):
+    """A loader that cannot change its mixture, though it seems to."""
+
+    def reweight(self, source: str, weight: float) -> None:
+        raise KeyError(source)
+
+
+def test_a_rung_is_carried_out_whole_or_not_at_all(tmp_path: Path) -> None:
+    rung = (SwapSource("web"), Rollback(back=0, skip=10), LowerLR(0.5))
+    playbook = Playbook(name="mine", rungs=(Rung({Trigger.NONFINITE_OFTEN}, rung),))
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+        with pytest.raises(RunHalted, match="not finite"):
+            train(guard, model, 200, once(60, 61, 62), loader=Unwilling(data()))
+        assert guard.recovery is not None
+        assert guard.recovery.margins.lr == 1.0
+    books = json.loads((tmp_path / "a" / "recovery.json").read_text())
+    assert books["data"]["skipped"] == []
+    (passed,) = events(tmp_path / "a", "rung-passed-over")
+    assert "web" in passed["reason"]
+
+
+def test_what_does_not_fit_any_more_is_passed_over_for_what_does(tmp_path: Path) -> None:
+    """Parameters have joined since the snapshot: neither it nor a checkpoint fits, and the run says so."""
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        batches = data()
+        train(guard, model, 80, loader=batches)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        guard.ask("lr", "0.5")
+        with pytest.raises(ConfigError, match="does not fit"):
+            guard.ask("rollback", "10")
+        assert guard.number == 80
+        assert guard.recovery is not None
+        assert guard.recovery.margins.lr == 0.5
+        train(guard, model, 90, loader=batches)
+
+
+def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=None, playbook=Playbook.observe()) as guard:
+        with pytest.raises(ConfigError, match="rolback"):
+            guard.ask("rolback")
+        with pytest.raises(ConfigError, match=r"guard\.batches"):
+            guard.ask("skip", "10")
+
+
+BAD_ARGUMENTS = {
+    "snapshot_every": 0,
+    "snapshot_memory": -1,
+    "checkpoint_every": -5,
+    "keep_checkpoints": 0,
+    "playbook": "standard",
+    "skip": [5],
+    "clip": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_a_wrong_argument_leaves_no_folder(name: str, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with pytest.raises(ConfigError, match=f"^{name}="):
+        Guard(model, optimizer, run=tmp_path / "a", **{name: BAD_ARGUMENTS[name]})
+    assert not (tmp_path / "a").exists()
+
+
+def test_textbook_rules_are_for_looking(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Watch(tmp_path / "a", rules="textbook") as watch, pytest.raises(ConfigError, match="calibrated"):
+        Guard(model, optimizer, run=watch, **STANDARD)
+
+
+def test_in_shadow_mode_the_ladder_is_the_same(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, act=False) as guard:
+        train(guard, model, 120, once(100, 101, 102, factor=1e30))
+        before = guard.number
+        train(guard, model, 130, lambda guard: math.nan if guard.number in (121, 122, 123) else None)
+        assert guard.number > before
+    decided = events(tmp_path / "a", "intervention")
+    assert decided
+    assert decided[0]["text"].startswith("roll back")
+    assert not any(each["acted"] for each in decided)
+    assert not events(tmp_path / "a", "rung-passed-over")
+
+
+def test_outcomes_belong_to_their_interventions(tmp_path: Path) -> None:
+    """With a rung in between that could not be carried out."""
+    playbook = Playbook(
+        name="mine",
+        rungs=(
+            Rung({Trigger.NONFINITE_OFTEN}, (Rollback(back=0, skip=1),)),
+            Rung({Trigger.NONFINITE_OFTEN}, (SwapSource("web"),)),
+            Rung({Trigger.NONFINITE_OFTEN}, (Rollback(back=0, skip=2),)),
+        ),
+    )
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0, snapshot_every=20) as guard:
+        batches = data()
+        bad = once(60, 61, 62)
+        train(guard, model, 61, bad, loader=batches)
+        train(guard, model, 62, bad, loader=batches)
+        train(guard, model, 61, bad, loader=batches)
+        train(guard, model, 160, once(70, 71, 72), loader=batches)
+    numbers = [each["number"] for each in events(tmp_path / "a", "intervention")]
+    outcomes = {each["intervention"]: each["result"] for each in events(tmp_path / "a", "outcome")}
+    assert numbers == [1, 2]
+    assert outcomes == {1: "came back", 2: "helped"}
+
+
+def test_a_resumed_run_has_the_incidents_of_its_checkpoint(tmp_path: Path) -> None:
+    """One that was closed before the checkpoint is not opened again."""
+    model, optimizer = small()
+    words: dict[str, Any] = {"run": tmp_path / "a", **STANDARD, "checkpoint_every": 100}
+    with Guard(model, optimizer, **words) as guard:
+        train(guard, model, 300, once(130, 131, 132))
+    model, optimizer = small()
+    with Guard(model, optimizer, **words, resume=True) as guard:
+        assert guard.number == 300 or guard.resumed is not None
+        train(guard, model, 450)
+    assert len(events(tmp_path / "a", "incident-closed")) == len(
+        {each["number"] for each in events(tmp_path / "a", "incident-closed")}
+    )
+
+
+def test_a_resume_without_a_playbook_still_leaves_out_what_was_bad(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
+        train(guard, model, 60)
+        guard.ask("skip", "10")
+        train(guard, model, 101)
+        guard.checkpoint(wait=True)
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=50, resume=True) as guard:
+        train(guard, model, guard.number + 20)
+    assert events(tmp_path / "a", "margins-dropped")
+    seen = sealegs.open_run(tmp_path / "a").column("batch_index")
+    assert not set(seen.astype(int).tolist()) & set(range(60, 70))
+
+
+def test_a_playbook_of_another_name_begins_its_own_ladder(tmp_path: Path) -> None:
+    model, optimizer = small()
+    words: dict[str, Any] = {"run": tmp_path / "a", "sample_every": 0, "checkpoint_every": 50}
+    with Guard(model, optimizer, playbook=Playbook.standard(), **words) as guard:
+        train(guard, model, 200, once(130, 131, 132))
+    model, optimizer = small()
+    with Guard(model, optimizer, playbook=Playbook.palm(), **words, resume=True) as guard:
+        first = guard.number + 20
+        train(guard, model, first + 60, once(first, first + 1, first + 2))
+    decided = events(tmp_path / "a", "intervention")
+    assert [each["decided_by"] for each in decided] == ["playbook standard, rung 3", "playbook palm, rung 1"]
+
+
+@pytest.mark.parametrize("ahead", ["micro-batches", "prefetching"])
+def test_where_a_step_takes_other_batches_there_is_no_probe(ahead: str, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        batches = guard.batches(data(4000))
+        waiting = next(batches) if ahead == "prefetching" else None
+        for _ in range(260):
+            if waiting is None:
+                with guard.accumulate():
+                    loss_of(model, next(batches)).backward()
+            batch, waiting = (next(batches), None) if waiting is None else (waiting, next(batches))
+            factor = 9.0 if 220 <= guard.number < 235 else 1.0
+            loss = loss_of(model, batch) * factor
+            loss.backward()
+            guard.step(loss)
+    (said,) = events(tmp_path / "a", "no-probe")
+    assert "one at a time" in said["reason"]
+    assert not events(tmp_path / "a", "probe")
+
+
+def test_what_the_loop_does_to_a_batch_does_not_reach_the_probe(tmp_path: Path) -> None:
+    model, optimizer = small()
+    loader = [{"inputs": batch} for batch in data(800)]
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        for batch in guard.batches(loader):
+            inputs = batch.pop("inputs")
+            bad = 220 <= guard.number < 232
+            loss = loss_of(model, inputs) * (9.0 if bad and not guard._batches.is_probe else 1.0)
+            loss.backward()
+            guard.step(loss)
+            if guard.number >= 260:
+                break
+    (probe,) = events(tmp_path / "a", "probe")
+    assert not probe["is_condemned"]
+
+
+def test_a_probe_leaves_the_scaler_as_it_was(tmp_path: Path) -> None:
+    model, optimizer = small()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, scaler=scaler) as guard:
+        for batch in guard.batches(data(800)):
+            bad = 220 <= guard.number < 232 and not guard._batches.is_probe
+            loss = loss_of(model, batch) * (9.0 if bad else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            guard.step(loss, grad_norm=norm)
+            if guard.number >= 260:
+                break
+    (probe,) = events(tmp_path / "a", "probe")
+    assert probe["grad_norm"] is not None
+    assert not probe["is_condemned"]
+
+
+def test_a_last_checkpoint_with_a_bad_weight_is_not_healthy(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=20) as guard:
+        train(guard, model, 55)
+        guard.checkpoint(wait=True)
+        with torch.no_grad():
+            next(model.parameters())[0, 0] = math.nan
+        guard.number += 1
+        guard.checkpoint(wait=True)
+        assert guard.checkpoints is not None
+        tags = guard.checkpoints.tags()
+    assert (tags[55], tags[56]) == ("healthy", "candidate")
+
+
+def test_a_loop_that_goes_back_by_itself_leaves_no_trace_of_the_other_line(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=20) as guard:
+        batches = data()
+        train(guard, model, 100, loader=batches)
+        guard.go_on(50)
+        assert guard.recovery is not None
+        newest = guard.recovery._snapshots.newest(1000)
+        assert newest is None or newest.step <= 50
+
+
+def test_scattered_trouble_began_with_the_first_of_it(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        train(guard, model, 500, once(*range(300, 400, 10)), loader=data(900))
+    first = events(tmp_path / "a", "intervention")[0]
+    assert first["trigger"] == "nonfinite-often"
+    assert first["onset"] == 300
