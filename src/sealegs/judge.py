@@ -86,7 +86,15 @@ def standard() -> tuple[Detector[Any], ...]:
         NonFinite(),
         Overflow(),
         Spike(signal="loss", gate=0.5e-4, alarm=0.5e-5),
-        Spike(signal="grad_norm", gate=0.5e-4, alarm=0.5e-5, smallest=1.5, young_factor=20.0, young_deviations=0.0),
+        Spike(
+            signal="grad_norm",
+            gate=0.5e-4,
+            alarm=0.5e-5,
+            smallest=1.5,
+            must_fall=False,
+            young_factor=20.0,
+            young_deviations=0.0,
+        ),
         Drift(signal="loss", chance=0.5e-4),
         Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH),  # rises in health, as learning rates fall
         Proportion(),

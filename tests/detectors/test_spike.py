@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.spike import LASTING, YOUNG, Spike, State
+from sealegs.detectors.spike import MANY, YOUNG, Spike, State
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
 from sealegs.stats.audit import Audit
@@ -215,12 +215,12 @@ def test_a_few_high_values_in_a_row_are_no_alarm() -> None:
     for step, noise in enumerate((0.03 * random.standard_normal(400)).tolist()):
         state = detector.learn(state, {"step": step, "loss": 3.0 * math.exp(noise)})
     high = math.exp(streaming.limit(state.stream, 5e-4))
-    for step in range(400, 400 + LASTING - 1):
+    for step in range(400, 400 + MANY - 1):
         row = {"step": step, "loss": high}
         found = detector.look(state, row)
         assert found is None or found.severity < Severity.ALARM
         state = detector.learn(state, row)
-    last = detector.look(state, {"step": 400 + LASTING, "loss": high})
+    last = detector.look(state, {"step": 400 + MANY, "loss": high})
     assert last is not None
     assert (last.severity, last.spoils_update) == (Severity.ALARM, False)
-    assert str(last.note) == "loss stays high, 8 steps in a row"
+    assert str(last.note) == "loss stays high, 8 times in 8 steps"

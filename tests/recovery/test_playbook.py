@@ -66,14 +66,14 @@ def test_trouble_that_comes_back_climbs_the_standard_ladder(trigger: Trigger) ->
     assert [decision.halts for decision in decisions] == [False, False, False, True, True]
 
 
-def test_bad_data_are_skipped_then_their_source_is_taken_out() -> None:
+def test_a_bad_source_is_taken_out_once() -> None:
     decisions = climbed(STANDARD, [(Trigger.BAD_DATA, 5000)] * 3)
     assert [decision.actions for decision in decisions] == [
-        (Continue(),),
         (SwapSource(),),
+        (Continue(),),
         (Halt(ADVICE[Trigger.BAD_DATA]),),
     ]
-    assert rungs(STANDARD, (Trigger.BUDGET_SPENT, 5000), (Trigger.BUDGET_SPENT, 5000)) == [2, 6]
+    assert rungs(STANDARD, (Trigger.BUDGET_SPENT, 5000), (Trigger.BUDGET_SPENT, 5000)) == [1, 6]
 
 
 def test_palm() -> None:

@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,16 @@ SPREAD = 0.0135
 Branch = Callable[..., tuple[Result | None, Run]]
 
 
+NANO = SIZES["nano"]
+AS_IT_IS: dict[str, Any] = {}
+LOOSE = {"optimizer": replace(NANO.optimizer, clip=0.0, betas=(0.9, 0.999))}
+"""Clipping off, and a second moment that remembers a thousand steps."""
+TWO_SOURCES = {"data": replace(NANO.data, sources={"grammar": 0.7, "stdlib": 0.3})}
+
+
 def settings_of(**changes: Any) -> Settings:
-    nano = SIZES["nano"]
-    cadence = replace(nano.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
-    return resolved(replace(replace(nano, steps=STEPS, threads=1, playbook="standard", cadence=cadence), **changes))
+    cadence = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
+    return resolved(replace(replace(NANO, steps=STEPS, threads=1, playbook="standard", cadence=cadence), **changes))
 
 
 def disturbing(settings: Settings, faults: Sequence[str]) -> Disturb:
@@ -51,16 +58,21 @@ def trained(settings: Settings, folder: Path, faults: Sequence[str] = (), **how:
 
 @pytest.fixture(scope="module")
 def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
-    """Goes on from step 200 of one run, with faults; None where it was halted."""
+    """Goes on from step 200 of a run, with faults; None where it was halted. One beginning for each kind of run."""
     folder = tmp_path_factory.mktemp("branches")
-    begin(settings_of(), open_data(settings_of()), folder / "beginning", steps=FORK)
+    begun: dict[str, Path] = {}
     taken = iter(range(1000))
 
-    def go_on(*faults: str, **changes: Any) -> tuple[Result | None, Run]:
-        here, settings = folder / str(next(taken)), settings_of(**changes)
-        disturb = disturbing(settings, faults)
+    def go_on(
+        *faults: str, kind: dict[str, Any] = AS_IT_IS, disturb: Disturb | None = None, **changes: Any
+    ) -> tuple[Result | None, Run]:
+        beginning = begun.setdefault(repr(kind), folder / f"beginning-{len(begun)}")
+        if not beginning.exists():
+            begin(settings_of(**kind), open_data(settings_of(**kind)), beginning, steps=FORK)
+        here, settings = folder / str(next(taken)), settings_of(**kind, **changes)
+        disturb = disturb or disturbing(settings, faults)
         try:
-            result = branches.branch(settings, open_data(settings), folder / "beginning", here, disturb=disturb)
+            result = branches.branch(settings, open_data(settings), beginning, here, disturb=disturb)
         except RunHalted:
             return None, open_run(here)
         return result, open_run(here)
@@ -86,6 +98,7 @@ def events(run: Run, *kinds: str) -> list[Event]:
 
 
 CURED_BY_GOING_BACK = {
+    "lr-spike:factor=30,steps=10@230": "damaged",
     "lr-spike:factor=60,steps=10@230": "damaged",
     "bit-flip:in=weight@230": "nonfinite-often",
     "bit-flip:in=weight,seed=1@230": "damaged",
@@ -128,14 +141,58 @@ def test_what_a_skip_cures_is_not_rolled_back(fault: str, branch: Branch, clean:
     assert not events(run, "intervention")
 
 
-def test_bad_data_are_told_from_damage(branch: Branch) -> None:
-    """Forty bad batches: a batch from before shows that the weights are good, so they are skipped and no more."""
-    _, run = branch("random-shard:batches=40@230")
+def test_bad_data_are_told_from_damage(branch: Branch, clean: float) -> None:
+    """Forty bad batches: a batch from before shows that the weights are good, so they are skipped and no more.
+
+    Then the steps are counted back, and the run has as many updates as it would have had.
+    """
+    result, run = branch("random-shard:batches=40@230")
+    assert abs(loss_of(result) - clean) < 2 * SPREAD
     probes = events(run, "probe")
     assert probes
     assert not any(probe.detail["is_condemned"] for probe in probes)
     assert not events(run, "intervention")
     assert 35 <= len([event for event in events(run, "skip", "alarm") if event.detail["acted"]]) <= 41
+    (back,) = events(run, "counted-back")
+    assert back.detail["steps"] == 40
+    assert run.column("lr")[STEPS - 1] == branch()[1].column("lr")[STEPS - 1]
+    unguarded, _ = branch("random-shard:batches=40@230", shadow=True)
+    assert loss_of(unguarded) > clean + 2 * SPREAD
+
+
+def test_rare_tokens_where_margins_are_gone(branch: Branch) -> None:
+    fault = "rare-tokens:batches=10@230"
+    clean = loss_of(branch(kind=LOOSE)[0])
+    assert abs(loss_of(branch(fault, kind=LOOSE)[0]) - clean) < 2 * SPREAD
+    assert loss_of(branch(fault, kind=LOOSE, shadow=True)[0]) > clean + 2 * SPREAD
+
+
+@contextmanager
+def without(source: str, at: int, model: Any, _: object, stream: Any, clock: Any, __: object) -> Iterator[Any]:
+    """A source taken out at a step."""
+    losses = model.losses
+
+    def reweighting(*batch: Any) -> Any:
+        if clock() == at:
+            stream.reweight(source, 0.0)
+        return losses(*batch)
+
+    model.losses = reweighting
+    yield stream
+
+
+def test_a_poisoned_source_is_taken_out(branch: Branch) -> None:
+    """Found though two batches in three have little of it, named, and taken out; beside a twin that lost it healthy."""
+    fault = "poisoned-source:source=stdlib@230"
+    result, run = branch(fault, kind=TWO_SOURCES)
+    (done,) = interventions(run.events)
+    assert done.decided.detail["actions"] == [{"action": "swap-source", "source": None, "weight": 0.0}]
+    assert done.decided.detail["changed"] == "source stdlib has the weight 0"
+    assert done.decided.step < 250
+    assert set(run.column("sources")[done.decided.step + 1 : STEPS]) == {"grammar=8"}
+    twin = loss_of(branch(kind=TWO_SOURCES, disturb=partial(without, "stdlib", done.decided.step))[0])
+    assert abs(loss_of(result) - twin) < 2 * SPREAD
+    assert loss_of(branch(fault, kind=TWO_SOURCES, shadow=True)[0]) > twin + 2 * SPREAD
 
 
 def test_trouble_that_comes_back_climbs_the_ladder_to_a_halt(branch: Branch) -> None:

@@ -174,7 +174,7 @@ def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
             guard.ask("skip", "10")
 
 
-BAD_ARGUMENTS = {
+BAD_ARGUMENTS: dict[str, Any] = {
     "snapshot_every": 0,
     "snapshot_memory": -1,
     "checkpoint_every": -5,

@@ -20,8 +20,8 @@ GROWN = 1000
 SUSPICIOUS = 1e-3
 """Values of so small a p that follow each other are one event, condemned or not: they teach tail and scale once, and
 count once in the audit. Else the beginning of a rise teaches a young run that such things happen."""
-LASTING = 8
-"""So many suspicious values in a row are an alarm, though none of them be one."""
+MANY, OF = 8, 16
+"""So many high values, each among the highest 2 %, of so many are an alarm, though none of them be one."""
 STRICTER = 10.0
 """... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
 WIDENED_STEPS = 500
@@ -38,6 +38,10 @@ class State(NamedTuple):
     """Whether the statistic keeps its promise on this stream."""
     coarse_left: int = 0
     """Steps until the statistic judges again after an announced change."""
+    high: int = 0
+    """Of the last 16 values, which were high: a bit each."""
+    quiet: int = 0
+    """Values until it is said again that many are."""
     is_told: bool = False
     """Whether it was said that the signal is not positive."""
 
@@ -58,6 +62,8 @@ class Spike:
     """Chance of a false alarm on a healthy step. Smaller alarms less and later."""
     smallest: float = 1.05
     """A rise by less than this factor is never a spike, however quiet the signal is otherwise."""
+    must_fall: bool = True
+    """Whether many high values of a few are an alarm, too: not of a signal that may rise in health."""
     young_factor: float = 2.0
     """While the statistic has too little to go by: so many times the recent median is a gate ..."""
     young_deviations: float = 8.0
@@ -92,7 +98,7 @@ class Spike:
         state = heeding(state, now)
         p = self.p(state, now, value)
         is_condemned = self._condemns(state, p)
-        if not is_coarse(state) and self._becomes_long(state, p):
+        if not is_coarse(state) and self._are_many(state, p):
             return self._stays_high(state, now, value, spoils_update=is_condemned)
         if not is_condemned:
             return None
@@ -134,7 +140,10 @@ class Spike:
             return state._replace(stream=streaming.learn(state.stream, math.log(kept)), recent=recent)
         suspicious = streaming.is_suspicious(state.stream, p, SUSPICIOUS / state.audit.correction)
         in_burst = suspicious and state.stream.burst > 0  # counts once
+        quiet = OF if self._are_many(state, p) else max(state.quiet - 1, 0)
         return state._replace(
+            high=_high_after(state, p),
+            quiet=quiet,
             stream=streaming.learn(state.stream, math.log(value), suspicious=suspicious),
             recent=recent,
             audit=state.audit if in_burst else state.audit.after(p),
@@ -159,16 +168,17 @@ class Spike:
             return 1.0
         return streaming.look(stream, x).p
 
-    def _becomes_long(self, state: State, p: float) -> bool:
-        limit = SUSPICIOUS / state.audit.correction
-        return state.stream.burst + 1 == LASTING and streaming.is_suspicious(state.stream, p, limit)
+    def _are_many(self, state: State, p: float) -> bool:
+        high = _high_after(state, p)
+        return self.must_fall and high & 1 == 1 and state.quiet == 0 and high.bit_count() >= MANY
 
     def _stays_high(self, state: State, now: Row, value: float, *, spoils_update: bool) -> Finding:
-        """What the values of a burst say together; of how many independent ones it consists, nobody knows."""
-        limit = math.exp(streaming.limit(state.stream, streaming.LEVELS[-1]))
-        note = f"{self.signal} stays high, {LASTING} steps in a row"
+        """What they say together; of how many independent ones they consist, nobody knows."""
+        high = _high_after(state, 0.0)
+        limit = math.exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
+        note = f"{self.signal} stays high, {high.bit_count()} times in {high.bit_length()} steps"
         found = self._finding(now, Severity.ALARM, value, limit, None, note)
-        return replace(found, spoils_update=spoils_update, lasts=LASTING)
+        return replace(found, spoils_update=spoils_update, lasts=high.bit_length())
 
     def _cannot_judge(self, now: Row) -> Finding:
         note = f"{self.signal} is not positive, so its spikes are not judged; shift it, or give another signal"
@@ -199,6 +209,11 @@ class Spike:
             spoils_update=severity > Severity.WATCH,
             note=note or f"{self.signal} spike",
         )
+
+
+def _high_after(state: State, p: float) -> int:
+    is_high = p < streaming.LEVELS[-1] / state.audit.correction
+    return (state.high << 1 | is_high) & (1 << OF) - 1
 
 
 def heeding(state: State, now: Row) -> State:

@@ -261,8 +261,8 @@ class Playbook:
         rung  when                                what is done
            -  a step is condemned                 skip it
            -  the loss is coming down             wait, and look again after 50, 200 and 500 steps
-           1  bad-data                            go on, skipping what is condemned
-           2  bad-data, budget-spent              take out the source that the evidence names
+           1  bad-data, budget-spent              take out the source that the evidence names
+           2  bad-data                            go on, skipping what is condemned
            3  damaged, nonfinite-often,           roll back to the newest healthy state, skip 10 batches
               nonfinite-weights, not-recovering
            4  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
@@ -278,8 +278,8 @@ class Playbook:
         return cls(
             name="standard",
             rungs=(
-                Rung({Trigger.BAD_DATA}, (Continue(),)),
                 Rung({Trigger.BAD_DATA, Trigger.BUDGET_SPENT}, (SwapSource(),)),
+                Rung({Trigger.BAD_DATA}, (Continue(),)),
                 Rung(state, (Rollback(back=0, skip=10),)),
                 Rung(state, (Rollback(back=100, skip=50),)),
                 Rung(state, (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5))),

@@ -44,6 +44,7 @@ from sealegs.recovery.evidence import Evidence, Trouble
 from sealegs.recovery.margins import Margins
 from sealegs.recovery.playbook import Playbook, Treatment, Trigger, choose
 from sealegs.recovery.probe import Probe
+from sealegs.recovery.schedules import Schedules
 from sealegs.recovery.snapshots import Snapshot, Snapshots
 from sealegs.recovery.state import Trainee, restore_rng, rng_now
 from sealegs.recovery.together import Together
@@ -133,6 +134,11 @@ class Recovery:
         """Whether a halt was decided: in shadow mode the run goes on, and there is nothing left to decide."""
         self._is_described = False
         self._has_snapshots = True
+        self._schedules = Schedules(trainee.optimizers, trainee.schedulers)
+        self._skipped = 0
+        """Steps in a row, up to the last that was judged."""
+        self._counts_back = 0
+        """Steps that were skipped in a row which is over."""
         watch.after = self._hear
 
     # What the guard calls, in the order of a step.
@@ -153,6 +159,10 @@ class Recovery:
             return self._treat(trouble, number)
         if self._probes and self._evidence.wants_probe and (batch := self.probe.batch) is not None:
             self._batches.repeat(batch)
+        if self._counts_back and (before := self._counted_back(number)) is not None:
+            return before
+        if self._act and self.playbook.rungs:
+            self._schedules.note(number)
         if self._has_snapshots and self._snapshots.due(number):
             self._take_snapshot(number)
         return self._heed_people(number)
@@ -182,7 +192,8 @@ class Recovery:
         self._snapshots.forget_after(step)
         self._evidence.forget()
         self._judged.clear()
-        self._healthy = 0
+        self._schedules.forget_from(step)
+        self._healthy = self._good = self._skipped = self._counts_back = 0
 
     # What survives the process.
 
@@ -235,6 +246,11 @@ class Recovery:
         elif is_calm:
             self._cost = Cost()  # what was skipped alone is no incident's
         self._good = self._good + 1 if verdict.go and verdict.incident is None else 0
+        if not verdict.go:
+            self._skipped += 1
+        elif self._skipped:
+            self._counts_back = self._skipped if self._skipped >= self.playbook.probe_after else 0
+            self._skipped = 0
         if is_calm:
             self._healthy += 1
             self._snapshots.healthy(step)
@@ -278,6 +294,25 @@ class Recovery:
         if self.probe.why_none:
             self._probes = False
             self._watch.note("no-probe", step=number, reason=self.probe.why_none)
+
+    def _counted_back(self, number: int) -> int | None:
+        """A row of skips is over, and the weights are what they were before it: so let the schedules be, too.
+
+        Else the run would have so many updates less in the end, and come to a lower learning rate sooner.
+        """
+        count, self._counts_back = self._counts_back, 0
+        before = number - count
+        if not (self._act and self.playbook.rungs and self._schedules.go_to(before)):
+            return None
+        self._watch.catch_up()
+        self._judged.clear()
+        self._snapshots.forget_after(before)
+        if self._checkpoints is not None:
+            self._checkpoints.discard_after(before)
+        self._cost += Cost(steps=count)
+        text = f"{count} steps in a row were skipped, which left the weights as they were: they are counted back"
+        self._watch.note("counted-back", step=number, to_step=before, steps=count, text=text)
+        return before
 
     def _suspect(self) -> str | None:
         """Each rank knows the sources of its own batches; all go by what rank 0 finds."""
@@ -372,7 +407,7 @@ class Recovery:
         if self._act:
             self._write_books()
         self._evidence.forget()
-        self._healthy = self._good = 0
+        self._healthy = self._good = self._skipped = self._counts_back = 0
         halt = order.find(Halt)
         self._is_over |= halt is not None
         if halt is None:
@@ -512,6 +547,7 @@ class Recovery:
                 continue
             self._judged.clear()
             self._batch_of.clear()
+            self._schedules.forget_from(state.step)
             self._snapshots.forget_after(state.step)
             self._unproven = {saved: count for saved, count in self._unproven.items() if saved <= state.step}
             if self._checkpoints is not None:
