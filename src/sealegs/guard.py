@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike
 from sealegs.errors import ConfigError, RunHalted, SourceError
-from sealegs.record.schema import CHECKPOINTS
+from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.checkpoints import Checkpoints, Damage
 from sealegs.recovery.data import Batches
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.snapshots import Snapshots
 from sealegs.recovery.state import Trainee
+from sealegs.recovery.together import Together
 from sealegs.recovery.treatment import Recovery, read_books
 from sealegs.recovery.update import Update
 from sealegs.signals.activations import ActivationSampler
@@ -72,7 +73,7 @@ class Guard:
         scaler: GradScaler | None = None,
         act: bool = True,
         sample_every: int = 10,
-        resume: bool = False,
+        resume: bool | Literal["auto"] = False,
         activations: ActivationSampler | None = None,
         ranks: Ranks | None = None,
         playbook: Playbook | None = None,
@@ -93,7 +94,8 @@ class Guard:
         ``playbook`` says what is done about trouble that skipping does not cure; it needs ``batches``. Every
         ``checkpoint_every`` steps a checkpoint is written to the run folder, beside the training (0: none), and every
         ``snapshot_every`` steps one is kept in memory, two in all, in ``snapshot_memory`` bytes at most. ``resume``
-        then brings everything back that the newest checkpoint to trust has. ``skip`` are ranges of batches never to
+        then brings everything back that the newest checkpoint to trust has; ``"auto"`` resumes a run that is there and
+        begins one that is not, as a job needs that is started again by itself. ``skip`` are ranges of batches never to
         train on.
         """
         _refuse(
@@ -110,6 +112,8 @@ class Guard:
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
         if checkpoint_every and (run is None or (isinstance(run, Watch) and run.folder is None)):
             raise ConfigError(f"checkpoint_every={checkpoint_every}: there is no run folder to write to; give run=")
+        if resume == "auto":
+            resume = _has_begun(run)
         has_rungs = playbook is not None and bool(playbook.rungs)
         self._update = Update(_several(optimizer), _several(scheduler), scaler)
         requeues = playbook is not None and playbook.requeues
@@ -653,6 +657,13 @@ def _refuse(*arguments: tuple[str, Any, bool, str]) -> None:
     for name, value, is_sound, cure in arguments:
         if not is_sound:
             raise ConfigError(f"{name}={value!r}: {cure}")
+
+
+def _has_begun(run: Any) -> bool:
+    """Whether there is a run to go on with, as rank 0 sees it: which may be making one when another rank looks."""
+    if not isinstance(run, str | Path):
+        raise ConfigError(f"resume='auto' with run={run!r}: give the folder, which is looked at")
+    return Together().first(lambda: (Path(run) / MANIFEST).exists())
 
 
 def _is_range(given: Any) -> bool:
