@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ResetMoments,
         Rollback,
         SkipBatches,
+        Stratify,
         SwapSource,
         Tighten,
     )
@@ -37,6 +38,7 @@ __all__ = [
     "Rung",
     "Severity",
     "SkipBatches",
+    "Stratify",
     "SwapSource",
     "Tighten",
     "Trigger",
@@ -60,6 +62,7 @@ _HOMES = {
     "Rung": "sealegs.recovery.playbook",
     "Severity": "sealegs.vocabulary",
     "SkipBatches": "sealegs.recovery.actions",
+    "Stratify": "sealegs.recovery.actions",
     "SwapSource": "sealegs.recovery.actions",
     "Tighten": "sealegs.recovery.actions",
     "Trigger": "sealegs.recovery.playbook",

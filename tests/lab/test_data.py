@@ -294,3 +294,28 @@ def test_weights_that_cannot_be_are_refused_in_a_sentence() -> None:
     with pytest.raises(SourceError, match=r"the place is in a stream of \['a'\], and this one mixes \['a', 'b', 'c'\]"):
         subject.load_state_dict({"next_batch": 7, "weights": [[0, {"a": 1.0}]]})
     assert subject.state_dict() == before
+
+
+def test_rare_tokens_are_spread_from_the_next_batch_on() -> None:
+    """Nine rows with one rare token, side by side in the source; a cycle has the same rows, in another order."""
+    text = source(documents=1024, length=8)
+    tokens = np.where(np.arange(len(text.tokens)) % 8 == 3, 7, text.tokens % 5)
+    tokens[np.arange(40 * 8 + 3, 49 * 8, 8)] = 500  # nine windows in a row
+    rare = stream(Source("a", tokens, text.starts), batch=64, a=1.0)
+    before = [rare.batch(number) for number in range(16)]
+
+    def most(batches: list[Batch]) -> int:
+        return max(int((batch.tokens == 500).any(axis=1).sum()) for batch in batches)
+
+    assert most(before) > 1
+    rare.load_state_dict({"next_batch": 0})
+    rare.stratify()
+    after = [rare.next() for _ in range(16)]
+    assert most(after) == 1
+    assert sorted(span.start for batch in before for span in batch.spans) == sorted(
+        span.start for batch in after for span in batch.spans
+    )
+    state = rare.state_dict()
+    other = stream(Source("a", tokens, text.starts), batch=64, a=1.0)
+    other.load_state_dict(state | {"next_batch": 3})
+    assert other.next().hash == after[3].hash

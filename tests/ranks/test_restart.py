@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def test_a_crash_and_a_halt_are_gone_on_from(tmp_path: Path) -> None:
-    """One rank is killed after a rollback; NaN without end then climbs the rest of the ladder; the third time it ends."""
+    """One rank is killed after a rollback; NaN without end then climbs the rest of the ladder; then it ends."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
         [*launch, str(PROGRAM), str(tmp_path)],

@@ -41,6 +41,14 @@ def test_the_newest_row_of_a_step_counts(resumed: Path) -> None:
     assert run.column("sources").tolist() == ["grammar=8"] * 8
 
 
+def test_what_a_resume_went_back_behind_is_kept(resumed: Path) -> None:
+    steps, segments, losses = open_run(resumed).written("loss")
+    assert steps.tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
+    assert segments.tolist() == [0] * 6 + [1] * 5
+    assert losses.tolist() == [10, 11, 12, 13, 14, 15, 23, 24, 25, 26, 27]
+    assert open_run(resumed).written("sources").values.tolist() == ["grammar=8"] * 11
+
+
 def test_manifest_and_events_come_along(resumed: Path) -> None:
     run = open_run(str(resumed))
     assert run.manifest.seed == 7

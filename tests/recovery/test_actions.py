@@ -16,6 +16,7 @@ from sealegs.recovery.actions import (
     ResetMoments,
     Rollback,
     SkipBatches,
+    Stratify,
     SwapSource,
     Tighten,
     actions_from,
@@ -33,6 +34,7 @@ PHRASES: list[tuple[Action, str]] = [
     (Tighten(clip=0.5, clip_value=100, weight_decay=2), "clip at 0.5, clip elements at 100, weight decay times 2"),
     (SwapSource(), "take out the source that the evidence names"),
     (SwapSource("web", weight=0.25), "give source web the weight 0.25"),
+    (Stratify(), "spread rare tokens over the batches"),
     (ResetMoments(), "reset the optimizer's moments"),
     (SkipBatches(20), "skip the next 20 batches"),
     (Halt(), "halt"),
@@ -49,7 +51,7 @@ def test_an_action_prints_as_a_phrase_and_comes_back_from_a_file(action: Action,
 
 def test_all_of_them_are_tried() -> None:
     assert {type(action) for action, _ in PHRASES} == set(ACTIONS)
-    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 8
+    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 9
 
 
 @pytest.mark.parametrize(

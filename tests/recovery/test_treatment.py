@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
-from sealegs.recovery.actions import LowerLR, Rollback, SwapSource
+from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource
 from sealegs.recovery.playbook import Rung, Trigger
 
 Bad = Callable[[Guard], float | None]
@@ -300,14 +301,19 @@ def test_where_a_step_takes_other_batches_there_is_no_probe(ahead: str, tmp_path
     assert not events(tmp_path / "a", "probe")
 
 
+def is_bad(guard: Guard) -> bool:
+    """Twelve batches in a row, wherever they come."""
+    batch = guard._batches.number
+    return batch is not None and 220 <= batch < 232 and not guard._batches.is_probe
+
+
 def test_what_the_loop_does_to_a_batch_does_not_reach_the_probe(tmp_path: Path) -> None:
     model, optimizer = small()
     loader = [{"inputs": batch} for batch in data(800)]
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         for batch in guard.batches(loader):
             inputs = batch.pop("inputs")
-            bad = 220 <= guard.number < 232
-            loss = loss_of(model, inputs) * (9.0 if bad and not guard._batches.is_probe else 1.0)
+            loss = loss_of(model, inputs) * (9.0 if is_bad(guard) else 1.0)
             loss.backward()
             guard.step(loss)
             if guard.number >= 260:
@@ -321,8 +327,7 @@ def test_a_probe_leaves_the_scaler_as_it_was(tmp_path: Path) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, scaler=scaler) as guard:
         for batch in guard.batches(data(800)):
-            bad = 220 <= guard.number < 232 and not guard._batches.is_probe
-            loss = loss_of(model, batch) * (9.0 if bad else 1.0)
+            loss = loss_of(model, batch) * (9.0 if is_bad(guard) else 1.0)
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -366,3 +371,56 @@ def test_scattered_trouble_began_with_the_first_of_it(tmp_path: Path) -> None:
     first = events(tmp_path / "a", "intervention")[0]
     assert first["trigger"] == "nonfinite-often"
     assert first["onset"] == 300
+
+
+class Mixed(list[Tensor]):
+    """A loader that can spread its rare tokens."""
+
+    is_stratified = False
+
+    def stratify(self) -> None:
+        self.is_stratified = True
+
+
+def test_batches_are_stratified_where_the_loader_can(tmp_path: Path) -> None:
+    rung = (Rollback(back=0, skip=1), Stratify())
+    playbook = Playbook(name="mine", rungs=(Rung({Trigger.NONFINITE_OFTEN}, rung),))
+    for loader in (Mixed(data()), data()):
+        model, optimizer = small()
+        folder = tmp_path / type(loader).__name__
+        with Guard(model, optimizer, run=folder, playbook=playbook, sample_every=0, checkpoint_every=50) as guard:
+            if isinstance(loader, Mixed):
+                train(guard, model, 100, once(60, 61, 62), loader=loader)
+                assert loader.is_stratified
+                assert "spread rare tokens" in events(folder, "intervention")[0]["changed"]
+            else:
+                with pytest.raises(RunHalted):
+                    train(guard, model, 100, once(60, 61, 62), loader=loader)
+                assert "list has no stratify()" in events(folder, "rung-passed-over")[0]["reason"]
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "Mixed", playbook=playbook, checkpoint_every=50, resume=True) as guard:
+        train(guard, model, guard.number + 5, loader=(again := Mixed(data())))
+        assert again.is_stratified, "in another process, too"
+
+
+def test_what_was_left_out_comes_at_the_end_where_that_is_wanted(tmp_path: Path) -> None:
+    model, optimizer = small()
+    playbook = replace(Playbook.standard(), requeues=True)
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+        train(guard, model, 10_000, once(60, 61, 62), loader=data(100))
+    seen = sealegs.open_run(tmp_path / "a").column("batch_index").astype(int).tolist()
+    assert seen[-10:] == list(range(59, 69))
+    assert sorted(seen) == list(range(100))
+
+
+def test_trouble_that_belongs_to_a_step_is_counted_back_once(tmp_path: Path) -> None:
+    """Not to the data: what is bad at steps 220 to 231 is bad there again."""
+    model, optimizer = small()
+
+    def bad(guard: Guard) -> float | None:
+        return 9.0 if 220 <= guard.number < 232 and not guard._batches.is_probe else None
+
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        train(guard, model, 300, bad, loader=data(900))
+    (back,) = events(tmp_path / "a", "counted-back")
+    assert (back["step"], back["to_step"]) == (233, 221)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sealegs.lab.settings import Settings
 from sealegs.lab.sources import Data
-from sealegs.lab.train import Disturb, Result, train, undisturbed
+from sealegs.lab.train import Disturb, Ranges, Result, train, undisturbed
 from sealegs.vocabulary import Sink
 
 
@@ -22,11 +22,12 @@ def branch(
     folder: Path,
     *,
     disturb: Disturb = undisturbed,
+    skip: Ranges = (),
     sinks: Sequence[Sink] = (),
 ) -> Result:
     """Go on from where a run stopped, in a folder of its own; the run stays as it is."""
     shutil.copytree(beginning, folder)
-    return train(settings, data, folder, resume=True, disturb=disturb, sinks=sinks)
+    return train(settings, data, folder, resume=True, disturb=disturb, skip=skip, sinks=sinks)
 
 
 def _after(steps: int) -> Callable[[], str | None]:

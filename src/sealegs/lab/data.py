@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError, SourceError
+from sealegs.prevention.stratified import rare_tokens, spread
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -121,6 +122,8 @@ class _Part:
     """Samples of a cycle by source."""
     drawn: list[int]
     """Draws from each source before it."""
+    is_stratified: bool
+    """Whether rare tokens are spread over its batches."""
 
 
 class Stream:
@@ -152,7 +155,8 @@ class Stream:
         self._cycle: tuple[tuple[int, int], Ints, Ints] = ((-1, -1), np.empty(0, np.int64), np.empty(0, np.int64))
         self._weights = {source.name: weights[source.name] for source in sources}
         self._parts: list[_Part] = []
-        self._begin_part(0, self._weights)
+        self._rare: NDArray[np.bool_] | None = None
+        self._begin_part(0, self._weights, is_stratified=False)
         self._next = 0
 
     def next(self) -> Batch:
@@ -176,39 +180,44 @@ class Stream:
         changed = weights | {source: weight}
         if not any(changed.values()):
             raise ConfigError(f"source={source!r}: without it nothing is left to train on; give it a weight above 0")
-        self._begin_part(self._next, changed)
+        self._begin_part(self._next, changed, is_stratified=self._parts[-1].is_stratified)
+
+    def stratify(self) -> None:
+        """Spread rare tokens over the batches from the next one on: none has one of them in two rows, if it can be."""
+        self._begin_part(self._next, self._parts[-1].weights, is_stratified=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream, and the weights by the batch that they begin at, where they were changed."""
-        if [part.weights for part in self._parts] == [self._weights]:
+        if [(part.weights, part.is_stratified) for part in self._parts] == [(self._weights, False)]:
             return {"next_batch": self._next}
-        weights = [[part.first, dict(part.weights)] for part in self._parts]
+        weights = [[part.first, dict(part.weights), *[True] * part.is_stratified] for part in self._parts]
         return {"next_batch": self._next, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a place in the stream, with the weights of that time."""
         parts = state.get("weights", [[0, self._weights]])
-        for _, weights in parts:
+        for _, weights, *_ in parts:
             if weights.keys() != self._weights.keys():
                 raise SourceError(
                     f"the place is in a stream of {sorted(weights)}, and this one mixes {sorted(self._weights)}; "
                     "bring those sources back"
                 )
         self._next = int(state["next_batch"])
-        for first, weights in parts:
-            self._begin_part(int(first), weights)
+        for first, weights, *is_stratified in parts:
+            self._begin_part(int(first), weights, is_stratified=bool(is_stratified))
 
-    def _begin_part(self, first: int, weights: Mapping[str, float]) -> None:
+    def _begin_part(self, first: int, weights: Mapping[str, float], *, is_stratified: bool) -> None:
         """Let other weights be in force from a batch on."""
         while self._parts and self._parts[-1].first >= first:
             self._parts.pop()
         self._cycle = ((-1, -1), *self._cycle[1:])
-        if self._parts and self._parts[-1].weights == weights:
+        if self._parts and (self._parts[-1].weights, self._parts[-1].is_stratified) == (weights, is_stratified):
             return
         drawn = self._drawn_before(first)
         used = [source.name for source in self._sources if weights[source.name]]
         shares = dict(zip(used, apportion([weights[name] for name in used], _CYCLE), strict=True))
-        self._parts.append(_Part(first, dict(weights), [shares.get(source.name, 0) for source in self._sources], drawn))
+        of_each = [shares.get(source.name, 0) for source in self._sources]
+        self._parts.append(_Part(first, dict(weights), of_each, drawn, is_stratified))
 
     def _drawn_before(self, batch: int) -> list[int]:
         """How many samples each source has given before a batch."""
@@ -266,8 +275,7 @@ class Stream:
         if self._cycle[0] != (part, cycle):
             self._cycle = ((part, cycle), *self._plan(part, cycle))
         _, sources, windows = self._cycle
-        window = windows[slot] if self._packed else self._documents[sources[slot]][windows[slot]]
-        return self._sources[sources[slot]], int(window)
+        return self._sources[sources[slot]], self._window(int(sources[slot]), int(windows[slot]))
 
     def _plan(self, part: int, cycle: int) -> tuple[Ints, Ints]:
         """Source and window of every sample of a cycle, counted from the beginning of a part."""
@@ -281,7 +289,23 @@ class Stream:
                 here = epochs == epoch
                 positions[here] = shuffled(positions[here], self._windows[i], self._key(source.name, int(epoch)))
             windows[sources == i] = positions
+        if self._parts[part].is_stratified:
+            samples = zip(sources.tolist(), windows.tolist(), strict=True)
+            order = spread([self._rare_in(source, window) for source, window in samples], self._batch)
+            sources, windows = sources[order], windows[order]
         return sources, windows
+
+    def _rare_in(self, source: int, window: int) -> Ints:
+        """The rare tokens of a row."""
+        if self._rare is None:
+            counts = (np.bincount(each.tokens, minlength=self._vocabulary) for each in self._sources)
+            self._rare = rare_tokens(sum(counts))  # type: ignore[arg-type]
+        span = self._span(self._sources[source], self._window(source, window))
+        tokens: Ints = np.unique(span.source.tokens[span.start : span.end]).astype(np.int64)
+        return tokens[self._rare[tokens]]
+
+    def _window(self, source: int, window: int) -> int:
+        return window if self._packed else int(self._documents[source][window])
 
     def _key(self, purpose: str, number: int) -> int:
         text = f"{self._seed} {purpose} {number}".encode()

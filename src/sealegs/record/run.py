@@ -1,10 +1,10 @@
-"""A run folder in, a ``Run`` out: plain numpy, no torch."""
+"""A run folder, or columns from elsewhere, in; a ``Run`` out: plain numpy, no torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,16 +18,25 @@ from sealegs.record.schema import EVENTS, METRICS, unspell
 from sealegs.vocabulary import Event, Number, Row
 
 
+class Written(NamedTuple):
+    """Every row that has a signal, in the order they were written: also those that a resume went back behind."""
+
+    steps: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    values: Column
+
+
 @dataclass(frozen=True)
 class Run:
     """One run: what it was, what was measured at each step, what happened.
 
     A resumed run repeats the steps after its checkpoint. What the weights went through is the newest row of each step,
-    and that is what ``steps`` and ``column`` give; ``superseded_rows`` counts the others. Rows of a step that directly
-    follow each other and have no signal in common are one row.
+    and that is what ``steps`` and ``column`` give; ``superseded_rows`` counts the others and ``written`` has them all.
+    Rows of a step that directly follow each other and have no signal in common are one row.
     """
 
     folder: Path
+    """Where it was read from; a file, where a foreign log is one."""
     manifest: Manifest
     steps: NDArray[np.int64]
     """The logged steps, strictly rising."""
@@ -38,6 +47,7 @@ class Run:
     _columns: Columns
     _rows: NDArray[np.int64]
     _first_rows: NDArray[np.int64]
+    _events: Path | None = None
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -46,13 +56,19 @@ class Run:
 
     def column(self, signal: str) -> Column:
         """A value a step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
-        values = self._find(signal, self._columns.values)[self._rows_of(signal)]
-        return np.char.decode(values) if values.dtype.kind == "S" else values
+        return _as_text(self._find(signal, self._columns.values)[self._rows_of(signal)])
 
     def logged(self, signal: str) -> Mask:
         """Where the signal was logged: a NaN there was measured, elsewhere it is only missing."""
         logged: Mask = self._find(signal, self._columns.logged)
         return logged[self._rows_of(signal)]
+
+    def written(self, signal: str) -> Written:
+        """What was logged of a signal before anything was superseded: to compare both sides of a resume."""
+        values: Column = self._find(signal, self._columns.values)
+        steps = self._columns.values["step"].astype(np.int64)
+        at = np.flatnonzero(self._columns.logged[signal])
+        return Written(steps[at], _segments(steps)[at], _as_text(values[at]))
 
     def rows(self) -> Iterator[Row]:
         """The rows of ``steps``, one at a time: what was logged at each, and nothing else."""
@@ -65,7 +81,7 @@ class Run:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """What happened, in the order it was written."""
-        return _read_events(self.folder / EVENTS)
+        return _read_events(self._events) if self._events else ()
 
     def _rows_of(self, signal: str) -> NDArray[np.int64]:
         """For each step, the last of its rows that has the signal; the newest, where none has."""
@@ -90,6 +106,11 @@ def open_run(folder: str | Path) -> Run:
         columns = read_columns(folder / METRICS)
     except FileNotFoundError:
         columns = Columns({}, {})  # killed before its first row
+    return run_of(folder, manifest, columns, events=folder / EVENTS)
+
+
+def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path | None = None) -> Run:
+    """A run of columns, wherever they came from; ``step`` must be among them, where there is any row."""
     written = columns.values.get("step", np.empty(0)).astype(np.int64)
     rows = _newest_rows(written)
     first_rows = _first_rows(written, rows, columns.logged)
@@ -97,13 +118,23 @@ def open_run(folder: str | Path) -> Run:
         folder=folder,
         manifest=manifest,
         steps=written[rows],
-        segments=np.cumsum(np.diff(written, prepend=written[:1]) < 0, dtype=np.int64)[rows],
+        segments=_segments(written)[rows],
         superseded_rows=len(written) - int(np.sum(rows - first_rows + 1)),
         damaged_lines=columns.damaged_lines,
         _columns=columns,
         _rows=rows,
         _first_rows=first_rows,
+        _events=events,
     )
+
+
+def _as_text(values: Column) -> Column:
+    return np.char.decode(values) if values.dtype.kind == "S" else values
+
+
+def _segments(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row, how often the steps have gone back before it."""
+    return np.cumsum(np.diff(steps, prepend=steps[:1]) < 0, dtype=np.int64)
 
 
 def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:

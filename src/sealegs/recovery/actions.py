@@ -103,6 +103,16 @@ class SwapSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Stratify:
+    """Spread rare tokens over the batches: several in one add up to an update that is as large as Adam's can be."""
+
+    kind: ClassVar[str] = "stratify"
+
+    def __str__(self) -> str:
+        return "spread rare tokens over the batches"
+
+
+@dataclass(frozen=True, slots=True)
 class ResetMoments:
     """Forget the optimizer's running means: they may be what is damaged."""
 
@@ -141,13 +151,14 @@ class Halt:
         return f"halt: {self.advice}" if self.advice else "halt"
 
 
-Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | ResetMoments | SkipBatches | Halt
+Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | Stratify | ResetMoments | SkipBatches | Halt
 ACTIONS: tuple[type[Action], ...] = (
     Continue,
     Rollback,
     LowerLR,
     Tighten,
     SwapSource,
+    Stratify,
     ResetMoments,
     SkipBatches,
     Halt,

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery.loaders import UNKNOWN, Epoch, Loader, cannot_reposition, loader_of
+from sealegs.recovery.loaders import UNKNOWN, Changes, Epoch, Loader, cannot_reposition, loader_of
 
 Position: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Batches:
         self._handed_out_again = Ranges()
         self._given_up = Ranges()
         """Deferred, and skipped once more."""
-        self._swaps: dict[str, float] = {}
+        self._changes = Changes()
         self._given: Any = None
         self._loader: Loader | None = None
         self._epoch: Epoch | None = None
@@ -163,11 +163,25 @@ class Batches:
         if refusal := self.cannot_swap(source):
             raise ConfigError(refusal)
         self._given.reweight(source, weight)
-        self._swaps[source] = weight
+        self._changes.swaps[source] = weight
+
+    def stratify(self) -> None:
+        """Let the loader spread rare tokens over its batches, which holds after going back, too."""
+        self._given.stratify()
+        self._changes.is_stratified = True
+
+    def cannot_stratify(self) -> str | None:
+        """Why not, in a sentence; None where it can."""
+        if hasattr(self._given, "stratify"):
+            return None
+        return f"stratify: {_has_no(self._given, 'stratify()')}; give guard.batches a loader that can"
 
     def cannot_swap(self, source: str) -> str | None:
         """Why a source can be given no other weight, in a sentence; None where it can."""
-        return None if hasattr(self._given, "reweight") else _cannot_swap(source, self._given)
+        if hasattr(self._given, "reweight"):
+            return None
+        what = _has_no(self._given, "reweight(source, weight)")
+        return f"swap source={source!r}: {what}; give guard.batches a loader that can change its mixture"
 
     def count_from(self, number: int) -> None:
         """Number the first batch so: for a loader that someone else has brought to where it is."""
@@ -180,7 +194,8 @@ class Batches:
             "skipped": self._skipped.as_list(),
             "handed_out_again": self._handed_out_again.as_list(),
             "given_up": self._given_up.as_list(),
-            "swaps": dict(self._swaps),
+            "swaps": dict(self._changes.swaps),
+            "stratified": self._changes.is_stratified,
         }
 
     def put_back(self, bookkeeping: Mapping[str, Any]) -> None:
@@ -197,18 +212,23 @@ class Batches:
         ):
             for first, end in bookkeeping[name]:
                 mine.add(first, end)
-        self._swaps |= bookkeeping["swaps"]
+        self._changes.swaps |= bookkeeping["swaps"]
+        self._changes.is_stratified |= bookkeeping["stratified"]
 
     def _take(self, given: Iterable[Any]) -> None:
         """Look at a loader that was not seen before."""
-        loader = loader_of(given, must_reposition=self._must_reposition, defers=self.deferred, swaps=self._swaps)
+        changes = self._changes
+        loader = loader_of(given, must_reposition=self._must_reposition, defers=self.deferred, changes=changes)
         if self._target is not None:
             _refuse_other(given, loader, self._target)
-        for source, weight in self._swaps.items():
-            if not hasattr(given, "reweight"):
-                raise ConfigError(_cannot_swap(source, given))
-            given.reweight(source, weight)
-        self._given, self._loader = given, loader
+        before, self._given = self._given, given
+        refusals = [self.cannot_swap(source) for source in changes.swaps]
+        refusals += [self.cannot_stratify()] if changes.is_stratified else []
+        if refusal := next(filter(None, refusals), None):
+            self._given = before
+            raise ConfigError(refusal)
+        changes.apply(given)
+        self._loader = loader
 
     def _hand_out(self, iterator: int) -> Iterator[Any]:
         is_resumed = self._target is not None
@@ -336,6 +356,5 @@ def _refuse_other(given: Any, loader: Loader, position: Mapping[str, Any]) -> No
             )
 
 
-def _cannot_swap(source: str, given: Any) -> str:
-    what = "there is no loader" if given is None else f"{type(given).__name__} has no reweight(source, weight)"
-    return f"swap source={source!r}: {what}; give guard.batches a loader that can change its mixture"
+def _has_no(given: Any, method: str) -> str:
+    return "there is no loader" if given is None else f"{type(given).__name__} has no {method}"

@@ -120,8 +120,9 @@ class Evidence:
         is_skipped = not verdict.go and verdict.skips_in_a_row > 0  # a scaler that looks for its scale skips by design
         self._recent.append(Seen(row, is_skipped, is_skipped and not is_nonfinite))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
-        for place in range(-min(max(lasting, default=0), len(self._recent)), 0):
-            self._is_lasting |= not self._recent[place].is_bad
+        late = range(-min(max(lasting, default=0), len(self._recent)), 0)
+        self._is_lasting |= 2 * sum(not self._recent[place].is_bad for place in late) > len(late)
+        for place in late:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
         if self._since_probe > WINDOW:

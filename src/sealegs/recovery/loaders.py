@@ -11,6 +11,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NotRequired, Protocol, TypeAlias, TypedDict
 
@@ -63,6 +64,22 @@ UNKNOWN: dict[str, Any] = {"kind": "any"}
 _NOTHING: Any = object()
 
 
+@dataclass(slots=True)
+class Changes:
+    """What was changed about the data of a run."""
+
+    swaps: dict[str, float] = field(default_factory=dict)
+    """Sources and their new weights."""
+    is_stratified: bool = False
+
+    def apply(self, given: Any) -> None:
+        """To a loader that may not know of it."""
+        for source, weight in self.swaps.items():
+            given.reweight(source, weight)
+        if self.is_stratified:
+            given.stratify()
+
+
 class Loader(Protocol):
     """One kind of loader."""
 
@@ -87,10 +104,10 @@ class Loader(Protocol):
         """
 
 
-def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, swaps: Mapping[str, float]) -> Loader:
+def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, changes: "Changes") -> Loader:
     """The kind that a loader is of; refused where it has to be brought back and cannot be.
 
-    ``defers`` if it is asked for batches ``again``; ``swaps`` are weights of sources that hold wherever it goes.
+    ``defers`` if it is asked for batches ``again``; ``changes`` hold wherever it goes.
     """
     refusal = cannot_reposition(given)
     if refusal and must_reposition:
@@ -98,7 +115,7 @@ def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, swap
     if refusal:
         return _Blind(given)
     if has_state(given):
-        return _Stateful(given, must_tell=must_reposition, defers=defers, swaps=swaps)
+        return _Stateful(given, must_tell=must_reposition, defers=defers, changes=changes)
     if isinstance(given, DataLoader):
         return _Sampled(given, must_repeat=must_reposition)
     return _Indexed(given)
@@ -291,11 +308,11 @@ class _Stateful:
     A new epoch begins with ``iter``, after the end of the one before; the same holds when that is gone through again.
     """
 
-    def __init__(self, given: Any, *, must_tell: bool, defers: bool, swaps: Mapping[str, float]) -> None:
+    def __init__(self, given: Any, *, must_tell: bool, defers: bool, changes: "Changes") -> None:
         self._given = given
         self._must_tell = must_tell
         self._defers = defers
-        self._swaps = swaps
+        self._changes = changes
         self._origins = own_origins(given)
         self._is_loaded = False
         """Whether no batch has come since a state was loaded."""
@@ -384,8 +401,7 @@ class _Stateful:
     def _load(self, state: Any) -> None:
         self._given.load_state_dict(live(state))
         self._is_loaded = self._has_moved = True
-        for source, weight in self._swaps.items():
-            self._given.reweight(source, weight)
+        self._changes.apply(self._given)
 
 
 class _Blind:

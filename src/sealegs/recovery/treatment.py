@@ -34,6 +34,7 @@ from sealegs.recovery.actions import (
     ResetMoments,
     Rollback,
     SkipBatches,
+    Stratify,
     SwapSource,
     Tighten,
     plain_actions,
@@ -139,6 +140,8 @@ class Recovery:
         """Steps in a row, up to the last that was judged."""
         self._counts_back = 0
         """Steps that were skipped in a row which is over."""
+        self._counted_back_from = 0
+        """The step that came next when some were: none is counted back twice, so that it has an end."""
         watch.after = self._hear
 
     # What the guard calls, in the order of a step.
@@ -302,8 +305,11 @@ class Recovery:
         """
         count, self._counts_back = self._counts_back, 0
         before = number - count
-        if not (self._act and self.playbook.rungs and self._schedules.go_to(before)):
+        if not self._act or not self.playbook.rungs or before < self._counted_back_from:
             return None
+        if not self._schedules.go_to(before):
+            return None
+        self._counted_back_from = number
         self._watch.catch_up()
         self._judged.clear()
         self._snapshots.forget_after(before)
@@ -383,7 +389,7 @@ class Recovery:
         if self._untold is not None:
             self._tell_outcome(number, "came back", f"trouble again, since step {trouble.onset}")
         before = self.margins, self._batches.bookkeeping(), self._history, self._interventions
-        changed = self._swap(order) + self._prepare(order, number if target is None else target.step)
+        changed = self._change_data(order) + self._prepare(order, number if target is None else target.step)
         self._history = (*self._history, self._treatment(order))
         self._interventions += 1
         self._untold = None if order.find(Halt) else trouble.onset
@@ -489,6 +495,8 @@ class Recovery:
         """What would do nothing here."""
         if order.find(SkipBatches) is not None and self._batches.number is None:
             raise Impossible("no batch was handed out yet; use guard.batches(loader)")
+        if order.find(Stratify) is not None and (refusal := self._batches.cannot_stratify()):
+            raise Impossible(refusal)
         if (swap := order.find(SwapSource)) is None:
             return
         source = swap.source or order.trouble.source
@@ -497,17 +505,21 @@ class Recovery:
         if refusal := self._batches.cannot_swap(source):
             raise Impossible(refusal)
 
-    def _swap(self, order: "Order") -> list[str]:
-        """The one part that somebody else does, and may refuse: it comes first, and is not undone."""
-        if (swap := order.find(SwapSource)) is None or not self._act:
-            return []
-        source = swap.source or order.trouble.source
-        assert source is not None
+    def _change_data(self, order: "Order") -> list[str]:
+        """The part that the user's loader does, and may refuse: it comes first, and is not undone."""
+        changed = []
         try:
-            self._batches.swap(source, swap.weight)
+            if self._act and (swap := order.find(SwapSource)) is not None:
+                source = swap.source or order.trouble.source
+                assert source is not None
+                self._batches.swap(source, swap.weight)
+                changed.append(f"source {source} has the weight {swap.weight:g}")
+            if self._act and (stratify := order.find(Stratify)) is not None:
+                self._batches.stratify()
+                changed.append(str(stratify))
         except Exception as error:
             raise Impossible(str(error)) from error
-        return [f"source {source} has the weight {swap.weight:g}"]
+        return changed
 
     # Going back.
 

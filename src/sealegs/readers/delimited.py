@@ -1,0 +1,211 @@
+"""CSV or TSV in (Lightning's ``metrics.csv``, W&B's export, anybody's), a Table out."""
+
+import csv
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from sealegs.errors import SourceError
+from sealegs.readers.names import role
+from sealegs.readers.place import Place
+from sealegs.readers.table import Table, number
+from sealegs.record.columns import Column, Columns, Mask
+
+FORMAT = "csv"
+_DELIMITERS = ",\t;|"
+_LOOKED_AT = 20
+_DENSE, _DENSE_ROWS = 0.95, 5
+_MISSING = frozenset(("", "None", "none", "null", "NULL", "NA", "N/A", "n/a", "<NA>", "-", "--"))
+
+
+def recognises(place: Place) -> bool:
+    """Whether the first lines have the same number of cells, with numbers below the names."""
+    return place.is_text and _shape(place) is not None
+
+
+def read(place: Place) -> Table:
+    """A column a name; cells that are empty are missing, cells that are no numbers are missing and counted."""
+    shape = _shape(place)
+    assert shape is not None, "only what was recognised is read"
+    delimiter, header, names = shape
+    columns = [_Cells(name) for name in names]
+    ragged = repeats = 0
+    ended = True
+    for nth, piece in enumerate(place.lines()):
+        text = piece.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
+        ended = text.endswith("\n")
+        if header and nth == 0:
+            text = text.lstrip("\n").partition("\n")[2]
+        if header and f"\n{header}\n" in f"\n{text}":
+            repeats += text.count(header)
+            text = f"\n{text}".replace(f"\n{header}\n", "\n")[1:]
+        by_column = _split(text, delimiter, len(names))
+        if by_column is None:
+            by_column, left_out = _parsed(text, delimiter, len(names))
+            ragged += left_out
+        for column, cells in zip(columns, by_column, strict=True):
+            column.add(cells)
+    remarks = list(place.remarks)
+    if ragged and not ended:
+        remarks.append("last line torn: left out")
+    if ragged - (ragged and not ended):
+        remarks.append(f"{ragged - (ragged and not ended)} lines have too many or too few cells: left out")
+    if repeats:
+        remarks.append(f"the header comes {repeats + 1} times")
+    remarks += [f"{c.not_numbers} cells of {c.name} are no numbers: taken as missing" for c in columns if c.is_mixed]
+    kept = [column for column in columns if column.is_any]
+    if not kept:
+        raise SourceError(f"{place.source}: a table without a row of numbers; not a training log yet")
+    values, logged = {c.name: c.values() for c in kept}, {c.name: c.logged() for c in kept}
+    return Table(FORMAT, Columns(values, logged, rows=len(kept[0].values()), damaged_lines=ragged), tuple(remarks))
+
+
+def nan_cells(columns: Columns, name: str) -> Mask:
+    """Which empty cells of a column were NaN: pandas writes it as nothing.
+
+    Rows that log nothing but what rows with a value log are of the same kind. If nearly all of those have a value,
+    the others had NaN; and also if all have one up to a row and hardly any after it, as a run that has diverged.
+    """
+    value = columns.logged[name]
+    nothing = np.zeros(columns.rows, np.bool_)
+    others = {other: mask for other, mask in columns.logged.items() if other != name}
+    same_kind = ~np.logical_or.reduce([nothing, *(mask for mask in others.values() if not (mask & value).any())])
+    # what goes with a value must be there, but for what is NaN together with it
+    company = [
+        m for other, m in others.items() if not _is_loss_or_norm(other) and (m & value).sum() >= _DENSE * value.sum()
+    ]
+    same_kind &= (2 * np.sum([nothing, *company], axis=0) > len(company)) | (not company)
+    with_value = value[same_kind]
+    if with_value.all() or not with_value.any():
+        return nothing
+    first_empty = int(np.argmin(with_value))
+    diverged = first_empty >= _DENSE_ROWS and with_value[first_empty:].mean() < 1 - _DENSE
+    was_nan: Mask = same_kind & ~value & bool(with_value.mean() >= _DENSE or diverged)
+    return was_nan
+
+
+def _is_loss_or_norm(name: str) -> bool:
+    found = role(name)
+    return found is not None and found.signal in ("loss", "eval_loss", "grad_norm")
+
+
+class _Cells:
+    """One column in the making."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.not_numbers = 0
+        self.is_any = False
+        self._is_text = False
+        self._values: list[Column] = []
+        self._logged: list[Mask] = []
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.is_any and self.not_numbers > 0
+
+    def values(self) -> Column:
+        return np.concatenate(self._values)
+
+    def logged(self) -> Mask:
+        return np.concatenate(self._logged)
+
+    def add(self, cells: Sequence[str]) -> None:
+        if self._is_text:
+            values, logged = np.full(len(cells), np.nan), np.zeros(len(cells), np.bool_)
+        else:
+            values, logged = self._read(cells)
+        self.is_any = self.is_any or bool(logged.any())
+        # a megabyte of words is a column of words: looking at each is the slow way
+        self._is_text = not self.is_any and self.not_numbers > 1000
+        self._values.append(values)
+        self._logged.append(logged)
+
+    def _read(self, cells: Sequence[str]) -> tuple[Column, Mask]:
+        try:
+            return np.array(cells, np.float64), np.ones(len(cells), np.bool_)
+        except ValueError:
+            logged = np.array([cell.strip() not in _MISSING for cell in cells], np.bool_)
+        try:
+            there = np.array(
+                [cell for cell, is_there in zip(cells, logged.tolist(), strict=True) if is_there], np.float64
+            )
+        except ValueError:
+            read = [number(cell) if is_there else None for cell, is_there in zip(cells, logged.tolist(), strict=True)]
+            understood = np.array([value is not None for value in read], np.bool_)
+            self.not_numbers += int(logged.sum() - understood.sum())
+            logged = understood
+            there = np.array([value for value in read if value is not None], np.float64)
+        values = np.full(len(cells), np.nan)
+        values[logged] = there
+        return values, logged
+
+
+def _shape(place: Place) -> tuple[str, str, list[str]] | None:
+    """The delimiter, the line with the names (empty where there is none), and the names."""
+    lines = [line for line in place.head_text.replace("\0", "").splitlines()[:_LOOKED_AT] if line.strip()]
+    if len(lines) > 2 and place.head_text[-1:] not in ("\r", "\n"):
+        lines = lines[:-1]  # perhaps torn
+    if not lines or lines[0].lstrip()[:1] in "{[":
+        return None
+    for delimiter in _DELIMITERS:
+        try:
+            first, *below = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
+        except (csv.Error, ValueError):
+            continue
+        named = not any(map(_is_number, first))
+        if len(first) < 2 and not (below and all(map(_is_number, chain(*below)))):
+            continue
+        rows = below if named else [first, *below]
+        fitting = sum(len(row) == len(first) and any(map(_is_number, row)) for row in rows)
+        if not rows or fitting < 0.8 * len(rows):
+            continue
+        return delimiter, lines[0] if named else "", _names(first) if named else _names([""] * len(first))
+    return None
+
+
+def _is_number(cell: str) -> bool:
+    return number(cell) is not None
+
+
+def _names(cells: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for place, cell in enumerate(cells, 1):
+        name = cell.lstrip("#").strip() or f"column {place}"
+        names.append(f"{name} ({place})" if name in names else name)
+    return names
+
+
+def _split(text: str, delimiter: str, width: int) -> list[list[str]] | None:
+    """The cells of each column where there are no quotes and every line has all of them: the fast way."""
+    if not text.endswith("\n") or '"' in text or "\n\n" in text or text.startswith("\n"):
+        return None
+    cells = text.replace("\n", f"{delimiter}\n").split(delimiter)
+    cells.pop()  # the last line end
+    if len(cells) != text.count("\n") * width:
+        return None
+    if "".join(cells[::width]).count("\n") != text.count("\n") - 1:  # a short line beside a long one
+        return None
+    return [cells[i::width] for i in range(width)]
+
+
+def _parsed(text: str, delimiter: str, width: int) -> tuple[list[list[str]], int]:
+    """The same for any other text, and how many lines had to be left out."""
+    rows = []
+    left_out = 0
+    lines = (line for line in text.split("\n") if line.strip())
+    reader = csv.reader(lines, delimiter=delimiter)
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            break
+        except csv.Error:
+            left_out += 1
+            continue
+        if len(row) == width:
+            rows.append(row)
+        else:
+            left_out += 1
+    return ([list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]), left_out

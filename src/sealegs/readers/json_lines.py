@@ -1,0 +1,62 @@
+"""JSON lines in, with any nesting, a Table out."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sealegs.errors import SourceError
+from sealegs.readers.place import Place
+from sealegs.readers.table import Gathered, Table
+
+FORMAT = "jsonl"
+_decode = msgspec.json.Decoder().decode
+
+
+def recognises(place: Place) -> bool:
+    """Whether the first line is a JSON object by itself, and not the only thing in the file."""
+    if not place.is_text:
+        return False
+    first, _, rest = place.head_text.replace("\0", "").lstrip().partition("\n")
+    return first.startswith("{") and bool(rest.strip()) and isinstance(_object(first), dict)
+
+
+def read(place: Place) -> Table:
+    """A row a line; lines that are no objects are left out and counted."""
+    gathered = Gathered()
+    damaged = 0
+    line = ""
+    for line in _lines(place):
+        row = _object(line)
+        if isinstance(row, dict):
+            gathered.add(row)
+        else:
+            damaged += 1
+    if not gathered.names:
+        raise SourceError(f"{place.source}: JSON lines without a number in them; not a training log")
+    remarks = list(place.remarks)
+    torn = damaged and not isinstance(_object(line), dict)
+    if torn:
+        remarks.append("last line torn: left out")
+    if damaged - torn:
+        remarks.append(f"{damaged - torn} lines are no JSON objects: left out")
+    return Table(FORMAT, gathered.columns(damaged), tuple(remarks))
+
+
+def _lines(place: Place) -> Iterator[str]:
+    for piece in place.lines():
+        for line in piece.split("\n"):
+            if line := line.strip("\0 \t\r"):
+                yield line
+
+
+def _object(line: str) -> Any:
+    """The value of a line, or None. Bare NaN and Infinity are no JSON, but Python writes them."""
+    try:
+        return _decode(line)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            return None

@@ -1,0 +1,161 @@
+"""The names that logs use in, our signals out: one table, a few rules, and what the user says."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sealegs.errors import SourceError
+from sealegs.record.columns import Columns
+
+STEP, EPOCH = "step", "epoch"
+CARRIED = ("step of the bar", "step of a line before")
+"""Beginnings of the names of steps that a row did not say itself."""
+
+TABLE = {
+    "loss": "loss train_loss training_loss loss_train train_loss_step train_step_loss train_batch_loss batch_loss "
+    "loss_step step_loss lm_loss train_lm_loss train_inner_loss reduced_train_loss total_loss loss_total mean_loss "
+    "avg_loss average_loss loss_mean loss_avg cross_entropy_loss ce_loss nll_loss train_nll nll train_loss_epoch",
+    "eval_loss": "eval_loss val_loss valid_loss validation_loss loss_val loss_valid loss_validation loss_eval "
+    "val_loss_epoch val_loss_step lm_loss_value dev_loss test_loss loss_test loss_dev",
+    "grad_norm": "grad_norm gradient_norm global_grad_norm total_grad_norm grad_norm_total gnorm grads_norm "
+    "gradients_norm grad_norm_before_clip global_norm grad_2_0_norm_total grad_2_norm_total grad_l2_norm norm_grad",
+    "lr": "lr learning_rate lr_0 lr_pg1 lr_group0 lr_adamw lr_adam lr_sgd lr_adamw_pg1 lr_adam_pg1",
+    "loss_scale": "loss_scale grad_scale amp_scale scaler_scale",
+    "param_norm": "param_norm params_norm weight_norm parameter_norm total_param_norm",
+    "tokens_per_s": "tokens_per_s tokens_per_second tokens_per_sec tok_s tok_sec tps tokens_sec tok_per_sec",
+    "step_s": "step_s step_time_s seconds_per_step sec_per_step step_time_ms step_ms iter_time_ms "
+    "iteration_time_ms time_per_iteration_ms elapsed_time_per_iteration_ms ms_per_step",
+    STEP: "global_step num_updates iteration iterations iter iters step steps update_step train_step training_step "
+    "optimizer_step current_step current_steps n_iter num_steps updates batch_idx",
+    EPOCH: "epoch epochs",
+}
+"""Our signals, and what they are called elsewhere, the best first, in lower case and with ``_`` between the words.
+
+A name may have more in front of it: ``metrics/train/lm loss`` is a ``lm_loss``.
+"""
+
+ALONE = {
+    "loss": "trl train",
+    "eval_loss": "tel val",
+    "grad_norm": "norm",
+    "loss_scale": "scale",
+    "step_s": "dt_ms time_ms",
+    STEP: "it s i n update batch",
+}
+"""The same, but only with nothing in front: too short to mean much elsewhere."""
+
+_HELD_OUT = frozenset({"val", "valid", "validation", "eval", "test", "dev", "evaluation", "holdout", "heldout", "tel"})
+_NO_LOSS = re.compile(
+    r"scaler?|weight(s|ing)?|coef|coefficient|every|lambda|best|min|max|ratio|final|initial|clip|limit|patience|alpha|"
+    r"beta|threshold|interval|fn|std|var|time|ema|z|smoothing"
+)
+_NO_STEP = re.compile(r"total|max|number|per|warmup|save|log|logging|time|skipped|nan|remaining|avg|every")
+_FALLBACK_RANK = 1000
+
+
+@dataclass(frozen=True, order=True)
+class Role:
+    """What a column can stand for; a lower rank is a better name for it."""
+
+    rank: int
+    signal: str
+
+
+def plain(name: str) -> str:
+    """A name as the table writes it.
+
+    >>> plain("Loss/train"), plain("elapsed time per iteration (ms)"), plain("my run - train/lm_loss")
+    ('loss_train', 'elapsed_time_per_iteration_ms', 'train_lm_loss')
+    """
+    return re.sub(r"[^a-z0-9]+", "_", name.rsplit(" - ", 1)[-1].lower()).strip("_")
+
+
+def _ranks() -> tuple[dict[str, Role], dict[str, Role]]:
+    anywhere = {name: Role(rank, signal) for signal, names in TABLE.items() for rank, name in enumerate(names.split())}
+    alone = {
+        name: Role(_FALLBACK_RANK // 2 + rank, signal)
+        for signal, names in ALONE.items()
+        for rank, name in enumerate(names.split())
+    }
+    return anywhere, alone
+
+
+_ANYWHERE, _ALONE = _ranks()
+
+
+@lru_cache(maxsize=50_000)
+def role(name: str) -> Role | None:
+    """What a column of this name is, if anything.
+
+    >>> role("val/lm loss").signal, role("Finished training it").signal, role("koleo_loss_weight")
+    ('eval_loss', 'step', None)
+    """
+    key = plain(name)
+    words = key.split("_")
+    if name.endswith(("__MIN", "__MAX")):  # beside each column of a W&B export
+        return None
+    if name.startswith(CARRIED):
+        return Role(_FALLBACK_RANK, STEP)
+    if key in _ALONE:
+        return _ALONE[key]
+    held_out = not _HELD_OUT.isdisjoint(words)
+    for cut in range(len(words)):
+        found = _ANYWHERE.get("_".join(words[cut:]))
+        if words[cut:] == ["it"]:
+            found = _ALONE["it"]
+        if found is None:
+            continue
+        if found.signal in ("loss", "eval_loss"):
+            if not any(map(_NO_LOSS.fullmatch, words[:cut])):
+                return Role(found.rank + 20 * cut, "eval_loss" if held_out else found.signal)
+        elif found.signal in (STEP, EPOCH):
+            if not any(map(_NO_STEP.fullmatch, words[:cut])):
+                return Role(found.rank + cut, found.signal)  # train/global_step before _step
+        elif not held_out:
+            return Role(found.rank + 20 * cut, found.signal)
+    if "loss" in words and not any(map(_NO_LOSS.fullmatch, words)):
+        return Role(_FALLBACK_RANK - (100 if "train" in words else 0), "eval_loss" if held_out else "loss")
+    return None
+
+
+def candidates(columns: Columns, signal: str) -> list[str]:
+    """The columns that can stand for a signal, the best first.
+
+    A name that is seldom logged stands behind one that is logged ten times as often: a summary at the end of a run.
+    """
+    counts = {name: int(mask.sum()) for name, mask in columns.logged.items()}
+    roles = {name: found for name in columns.values if (found := role(name)) and found.signal == signal}
+    most = max((counts[name] for name in roles), default=0)
+    return sorted(roles, key=lambda name: (counts[name] * 10 < most, roles[name].rank, -counts[name]))
+
+
+def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, str]:
+    """For each of our signals the column it is taken from."""
+    for signal, name in said.items():
+        if name not in columns.values:
+            raise SourceError(f"{source}: no column {name!r} to take {signal} from; it has {listed(columns.values)}")
+    mapping = dict(said)
+    for signal in (signal for signal in TABLE if signal not in (STEP, EPOCH, *said)):
+        found = [name for name in candidates(columns, signal) if name not in mapping.values()]
+        if not found:
+            continue
+        rivals = [name for name in found if " - " in name and plain(name) == plain(found[0])]
+        if signal == "loss" and len(rivals) > 1:
+            raise SourceError(
+                f"{source}: the losses of {len(rivals)} runs; choose: --metric loss={rivals[0]!r} or another"
+            )
+        mapping[signal] = found[0]
+    if "loss" not in mapping:
+        raise SourceError(
+            f"{source}: no column looks like a training loss among {listed(columns.values)}; say which it is: "
+            "--metric loss=NAME"
+        )
+    return mapping
+
+
+def listed(names: Sequence[str] | Mapping[str, object], most: int = 12) -> str:
+    """A few names in words."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(name[:80] for name in names[:most]) + more) or "none"

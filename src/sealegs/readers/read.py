@@ -1,0 +1,174 @@
+"""Any training log in, a ``Log`` out: a ``Run`` with our signal names, and what had to be done for it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sealegs.errors import SourceError
+from sealegs.readers import (
+    by_pattern,
+    delimited,
+    json_file,
+    json_lines,
+    mlflow,
+    names,
+    run_folder,
+    tensorboard,
+    text,
+    trackio,
+    trainer_state,
+    wandb,
+)
+from sealegs.readers.contract import Reader
+from sealegs.readers.place import Place
+from sealegs.readers.steps import number_rows
+from sealegs.readers.table import Table
+from sealegs.record.columns import Columns
+from sealegs.record.manifest import Manifest
+from sealegs.record.run import Run, run_of
+
+READERS: tuple[Reader, ...] = (
+    mlflow,  # first, since what it reads need not be a path
+    run_folder,
+    trainer_state,
+    tensorboard,
+    wandb,
+    trackio,
+    json_lines,
+    json_file,
+    delimited,
+    text,
+)
+"""Every format. A file is read by the only one that recognises it."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """A training log, read."""
+
+    source: str
+    """As the user gave it."""
+    format: str
+    """``run folder``, ``trainer_state``, ``csv``, ``tensorboard``, ``megatron text``, ..."""
+    run: Run
+    """Under our signal names; what is none of our signals has its own name."""
+    mapping: Mapping[str, str]
+    """For each of our signals the column it was taken from."""
+    remarks: tuple[str, ...]
+    """What was handled on the way, a sentence each: ``3 rows repeat a step: the last of each is taken``."""
+
+
+def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str | None = None) -> Log:
+    """Read a log of any format: a path, or ``mlflow:`` and a run id.
+
+    ``metrics`` says which column is which signal where the names do not (``{"loss": "objective"}``), ``pattern`` is a
+    regular expression with a named group a signal, for text logs that are like no other.
+    """
+    place = _place(source)
+    table = _read(place) if pattern is None else by_pattern.read(place, pattern)
+    if not table.columns.rows:
+        raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
+    return _log(place, table, dict(metrics or {}))
+
+
+def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
+    columns, remarks = table.columns, list(table.remarks)
+    if table.manifest is not None:  # its names and steps are ours
+        said = {name: name for name in columns.values} | said
+    mapping = names.assign(place.source, columns, said)
+    step = used = mapping.pop(names.STEP, None)
+    if table.manifest is None:
+        if table.format == delimited.FORMAT:
+            columns, found = _with_nan(columns, [mapping[name] for name in ("loss", "grad_norm") if name in mapping])
+            remarks += found
+        columns, used, handled = number_rows(columns, mapping["loss"], step)
+        remarks += handled
+    manifest = table.manifest or Manifest(run_id=place.path.name or place.source, settings=table.known)
+    run = run_of(place.path, manifest, _renamed(columns, mapping), events=table.events)
+    mapping |= {names.STEP: used} if used else {}
+    if run.segments.any():
+        times = int(run.segments[-1])
+        remarks.append(f"steps go back {times} times: {run.superseded_rows} rows were gone through again")
+    return Log(place.source, table.format, run, mapping, tuple(remarks))
+
+
+def _with_nan(columns: Columns, wanted: list[str]) -> tuple[Columns, list[str]]:
+    """Empty cells of these columns that were NaN, as such; and what was done."""
+    remarks = []
+    for name in wanted:
+        cells = delimited.nan_cells(columns, name)
+        if cells.any():
+            columns = replace(columns, logged={**columns.logged, name: columns.logged[name] | cells})
+            remarks.append(
+                f"{int(cells.sum())} empty cells of {name} are taken as NaN: rows of their kind have a value"
+            )
+    return columns, remarks
+
+
+def _renamed(columns: Columns, mapping: Mapping[str, str]) -> Columns:
+    """The columns under our names, times in seconds; a column that has such a name already makes room for it."""
+    taken = set(mapping.values())
+    own = {name: f"{name} (column)" if name in mapping else name for name in columns.values if name not in taken}
+    values = {new: columns.values[name] for name, new in own.items()}
+    logged = {new: columns.logged[name] for name, new in own.items()}
+    for signal, name in mapping.items():
+        in_ms = signal == "step_s" and names.plain(name).startswith("ms_") | names.plain(name).endswith("_ms")
+        values[signal] = columns.values[name] / 1000 if in_ms else columns.values[name]
+        logged[signal] = columns.logged[name]
+    return replace(columns, values=values, logged=logged)
+
+
+def _place(source: str) -> Place:
+    if source.startswith(mlflow.SCHEME):
+        return Place(source, Path(source))
+    file, _, choice = source.rpartition("#")
+    for name, chosen in ((source, ""), (file, choice)):
+        place = Place(source, Path(name).expanduser(), chosen)
+        with suppress(OSError, ValueError):  # a name that no file can have
+            if name and (place.is_folder or place.path.is_file()):
+                return place
+            if name and place.path.exists():
+                raise SourceError(f"{source}: neither a file nor a folder; write what it gives to a file first")
+    raise SourceError(f"{source}: no such file or folder; give a log, a run folder, or mlflow:RUN_ID")
+
+
+def _read(place: Place) -> Table:
+    try:
+        reader = next((reader for reader in READERS if reader.recognises(place)), None)
+        if reader is None and place.is_folder:
+            inner = _only_log(place)
+            table = _read(Place(place.source, inner))
+            return replace(table, remarks=(f"read from {inner.relative_to(place.path)}", *table.remarks))
+        if place.choice and reader is not trackio:
+            raise SourceError(f"{place.source}: {place.path.name} is one run; leave out #{place.choice}")
+        if reader is not None:
+            return reader.read(place)
+    except OSError as error:
+        raise SourceError(f"{place.source}: cannot be read ({error.strerror or error})") from error
+    if not place.head:
+        raise SourceError(f"{place.source}: empty; give a log that something has been written to")
+    raise SourceError(f"{place.source}: neither text nor a format that is known; it begins with {place.head[:8]!r}")
+
+
+def _only_log(folder: Place) -> Path:
+    """The one log in a folder that is of no known kind itself."""
+    found = list(_logs_in(folder.path, deepest=3))
+    if not found:
+        raise SourceError(f"{folder.source}: a folder without a training log in it; give the log itself")
+    if len(found) > 1:
+        inside = names.listed([str(path.relative_to(folder.path)) for path in found])
+        raise SourceError(f"{folder.source}: {len(found)} logs or runs in it ({inside}); give one of them")
+    return found[0]
+
+
+def _logs_in(folder: Path, deepest: int) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not (path.is_dir() or path.is_file()):
+            continue
+        place = Place(str(path), path)
+        if any(reader.recognises(place) for reader in READERS):
+            if not text.recognises(place) or text.is_log(place):
+                yield path
+        elif place.is_folder and deepest > 1:
+            yield from _logs_in(path, deepest - 1)

@@ -1,0 +1,140 @@
+"""The columns of a log in, whole-numbered steps out: which column counts them, and what to do where it does not."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.readers import names
+from sealegs.record.columns import Column, Columns, Mask
+
+LARGEST = 2.0**53
+_ENOUGH = 0.5
+"""Share of the rows with a loss that a step column has to have."""
+_CHANGES = {"step of the bar": 0.1, "step of a line before": 0.5}
+"""Share of them whose step is another than the one before; of a step that rows name themselves less will do."""
+
+Steps = NDArray[np.int64]
+
+
+def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns, str | None, list[str]]:
+    """The columns with whole steps, rows of a step that follow each other as one; where from; and what was done."""
+    measured = columns.logged[loss]
+    counted, used, remarks = _counted(columns, measured, said)
+    steps, more = _in_epochs(columns, counted, used)
+    steps = _beside_the_loss(steps, measured)
+    merged, repeated = _merged(columns, steps, measured)
+    for name in [name for name in merged.values if name == used or name.startswith(names.CARRIED)]:
+        del merged.values[name], merged.logged[name]
+    if names.STEP in merged.values:  # another column of that name
+        merged.values["step (column)"] = merged.values.pop(names.STEP)
+        merged.logged["step (column)"] = merged.logged.pop(names.STEP)
+    values = {names.STEP: _at_ends(steps).astype(np.float64), **merged.values}
+    logged = {names.STEP: np.ones(merged.rows, np.bool_), **merged.logged}
+    again = [f"{repeated} rows repeat a step: the last of each is taken"] if repeated else []
+    return replace(merged, values=values, logged=logged), used, [*remarks, *more, *again]
+
+
+def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column, str | None, list[str]]:
+    """A float step for each row, NaN where it has none; the column it is from; and a remark."""
+    for name in [said] if said else names.candidates(columns, names.STEP):
+        column = columns.values[name]
+        if not _counts(name, column[measured]):
+            continue
+        steps = column.copy()
+        for other in names.candidates(columns, names.STEP):  # nanoGPT counts `iter`, but `step` where it evaluates
+            if not other.startswith(names.CARRIED):
+                steps = np.where(np.isfinite(steps), steps, columns.values[other])
+        if (steps[np.isfinite(steps)] % 1).any():
+            return _ranks(steps), name, [f"{name} has fractions: steps are its values in order"]
+        return steps, name, []
+    for name in names.candidates(columns, names.EPOCH):
+        epochs = columns.values[name]
+        here = epochs[measured]
+        if len(here) > 1 and np.isfinite(here).all() and (np.diff(here) != 0).all() and (abs(here) < LARGEST).all():
+            if (epochs[np.isfinite(epochs)] % 1).any():
+                return _ranks(epochs), None, [f"no step column: steps are the values of {name} in order"]
+            return epochs, None, [f"no step column: steps are those of {name}"]
+    numbers = np.cumsum(measured) - 1.0
+    why = (
+        f"{said or 'its step column'} does not count"
+        if said or names.candidates(columns, names.STEP)
+        else "no step column"
+    )
+    return np.maximum(numbers, 0.0), None, [f"steps are row numbers: {why}"]
+
+
+def _counts(name: str, steps: Column) -> bool:
+    """Whether numbers tell rows apart: there for most of them, and different often enough."""
+    known = steps[np.isfinite(steps) & (abs(steps) < LARGEST)]
+    if len(known) < _ENOUGH * len(steps) or not len(known):
+        return False
+    changes = next((share for start, share in _CHANGES.items() if name.startswith(start)), 0.02)
+    return len(known) == 1 or bool(np.count_nonzero(np.diff(known)) >= max(1, changes * (len(known) - 1)))
+
+
+def _ranks(steps: Column) -> Column:
+    known = np.isfinite(steps)
+    ranks = np.full(len(steps), np.nan)
+    ranks[known] = np.unique(steps[known], return_inverse=True)[1]
+    return ranks
+
+
+def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Column, list[str]]:
+    """Steps that begin anew with each epoch, made to run on. Other steps that go back are a resume: they stay."""
+    found = names.candidates(columns, names.EPOCH)
+    if used is None or not found:
+        return steps, []
+    known = np.flatnonzero(np.isfinite(steps) & np.isfinite(columns.values[found[0]]))
+    epochs, here = columns.values[found[0]][known], steps[known]
+    back = np.diff(here) < 0
+    if not back.any() or (np.diff(epochs)[back] <= 0).any():
+        return steps, []
+    offset = np.zeros(len(here))
+    offset[1:][back] = here.max() + (here.min() == 0)
+    moved = steps.copy()
+    moved[known] = here + np.cumsum(offset)
+    return moved, [f"{used} begins anew with each {found[0]}: made to run on"]
+
+
+def _beside_the_loss(steps: Column, measured: Mask) -> Steps:
+    """Whole steps for all rows. Only losses that go back are a resume: other rows stay between those beside them."""
+    usable = np.isfinite(steps) & (abs(steps) < LARGEST)
+    at = np.flatnonzero(measured & usable)
+    if not len(at):
+        return np.arange(len(steps))
+    place = np.searchsorted(at, np.arange(len(steps)), side="right") - 1
+    before = np.where(
+        place < 0, np.min(steps[: at[0] + 1], where=usable[: at[0] + 1], initial=LARGEST), steps[at[place]]
+    )
+    after = np.where(place + 1 < len(at), steps[at[np.minimum(place + 1, len(at) - 1)]], LARGEST)
+    own = np.where(usable, steps, before)
+    segment = np.append(0, np.cumsum(np.diff(steps[at]) < 0))[np.maximum(place, 0)]
+    is_next = (after < before) & (own <= after)  # a row after the resume, but before its first loss
+    segment = segment + is_next
+    own = np.where(after < before, own, np.clip(own, np.minimum(before, after), after))
+    for stretch in np.split(own, np.flatnonzero(np.diff(segment)) + 1):
+        np.maximum.accumulate(stretch, out=stretch)
+    whole: Steps = own.astype(np.int64)
+    return whole
+
+
+def _at_ends(steps: Steps) -> Steps:
+    ends: Steps = steps[np.append(np.diff(steps) != 0, True)]
+    return ends
+
+
+def _merged(columns: Columns, steps: Steps, measured: Mask) -> tuple[Columns, int]:
+    """Rows of one step that follow each other as one, the last word of each signal; and how many losses that cost."""
+    same = np.diff(steps) == 0
+    if not same.any():
+        return replace(columns, values=dict(columns.values), logged=dict(columns.logged)), 0
+    ends = np.flatnonzero(np.append(~same, True))
+    begins = np.append(0, ends[:-1] + 1)
+    values, logged = {}, {}
+    for name, mask in columns.logged.items():
+        last = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))[ends]
+        logged[name] = last >= begins
+        values[name] = np.where(logged[name], columns.values[name][np.maximum(last, 0)], np.nan)
+    repeated = int(np.sum(measured)) - int(np.sum(np.add.reduceat(measured.astype(np.int64), begins) > 0))
+    return replace(columns, values=values, logged=logged, rows=len(ends)), repeated

@@ -1,0 +1,180 @@
+"""Rows or series of numbers in, columns out: what every reader hands over."""
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.record.columns import Column, Columns, Mask
+from sealegs.record.manifest import Manifest
+
+MOST_NAMES = 20_000
+MOST_CELLS = 60_000_000
+"""Of all columns together, empty cells included: 540 MB. Seldom logged columns are left out beyond that."""
+_DEEPEST = 8
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a log says, under the names that it uses itself."""
+
+    format: str
+    columns: Columns
+    remarks: tuple[str, ...] = ()
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """What the log says of the run besides: settings, by their own names."""
+    manifest: Manifest | None = None
+    events: Path | None = None
+    """Only our own run folders have these two."""
+
+
+def number(text: str) -> float | None:
+    """The number that a cell says, or nothing.
+
+    >>> number("1,234.5"), number(" nan "), number("-Infinity"), number("12%"), number("n/a")
+    (1234.5, nan, -inf, 12.0, None)
+    """
+    try:
+        return float(text)
+    except ValueError:
+        text = text.strip().removesuffix("%")
+    try:
+        return float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+    except ValueError:
+        return None
+
+
+class Gathered:
+    """Collects rows. A cell costs 16 bytes and an absent one nothing, so rows may differ in what they have."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.not_numbers: Counter[str] = Counter()
+        self._cells: dict[str, tuple[array[int], array[float]]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """What there is a column of."""
+        return list(self._cells)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take one row; what is nested gets names with a slash, what is no number is counted."""
+        self._add_cells(row, "")
+        self.rows += 1
+
+    def add_many(self, rows: int, columns: Mapping[str, Sequence[str]]) -> None:
+        """Take rows that all have the same cells, each of them a number as text."""
+        for name, cells in columns.items():
+            places, values = self._cells.setdefault(name, (array("q"), array("d")))
+            places.extend(range(self.rows, self.rows + rows))
+            values.extend(map(float, cells))
+        self.rows += rows
+
+    def _add_cells(self, row: Mapping[str, Any], prefix: str) -> None:
+        cells, rows = self._cells, self.rows
+        for key, value in row.items():
+            name = prefix + key
+            if type(value) is float and name in cells:  # nearly always
+                places, values = cells[name]
+                places.append(rows)
+                values.append(value)
+            elif isinstance(value, (float, int)):
+                self._add_cell(name, value)
+            elif isinstance(value, str):
+                read = number(value)
+                if read is None:
+                    self._count(name)
+                else:
+                    self._add_cell(name, read)
+            elif isinstance(value, Mapping):
+                if prefix.count("/") < _DEEPEST:
+                    self._add_cells(value, f"{name}/")
+            elif value is not None:
+                self._count(name)
+
+    def _add_cell(self, name: str, value: float) -> None:
+        try:
+            places, values = self._cells[name]
+        except KeyError:
+            if len(self._cells) >= MOST_NAMES:
+                return
+            places, values = self._cells[name] = (array("q"), array("d"))
+        try:
+            values.append(value)
+        except OverflowError:  # an integer beyond the floats
+            values.append(math.copysign(math.inf, value))
+        places.append(self.rows)
+
+    def _count(self, name: str) -> None:
+        if name in self.not_numbers or len(self.not_numbers) < MOST_NAMES:
+            self.not_numbers[name] += 1
+
+    def columns(self, damaged_lines: int = 0) -> Columns:
+        """Everything so far; the columns with the fewest cells are left out where it would be too much to hold."""
+        fullest = sorted(self._cells, key=lambda name: -len(self._cells[name][0]))
+        kept = set(fullest[: max(1, MOST_CELLS // max(1, self.rows))])
+        values: dict[str, Column] = {}
+        logged: dict[str, Mask] = {}
+        for name in (name for name in self._cells if name in kept):
+            places, cells = self._cells[name]
+            at = np.frombuffer(places, np.int64)
+            values[name] = np.full(self.rows, np.nan)
+            values[name][at] = np.frombuffer(cells, np.float64)
+            logged[name] = np.zeros(self.rows, np.bool_)
+            logged[name][at] = True
+        return Columns(values, logged, rows=self.rows, damaged_lines=damaged_lines)
+
+
+class Series:
+    """Collects what comes a signal at a time: name, step, value, in the order it was written."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._cells: tuple[array[int], array[int], array[float]] = (array("q"), array("q"), array("d"))
+
+    def __len__(self) -> int:
+        return len(self._cells[0])
+
+    def add(self, name: str, step: int, value: float) -> None:
+        """Take one value."""
+        names, steps, values = self._cells
+        names.append(self._names.setdefault(name, len(self._names)))
+        steps.append(step)
+        values.append(value)
+
+    def columns(self) -> Columns:
+        """A row a step. Steps have gone back where the signal that was logged most often goes back.
+
+        Signals may come one after the other or turn about: only a signal that goes back behind itself is a resume.
+        """
+        names = np.frombuffer(self._cells[0], np.int64)
+        steps = np.frombuffer(self._cells[1], np.int64)
+        if not len(names):
+            return Columns({}, {})
+        most = names == np.argmax(np.bincount(names))
+        back = np.zeros(len(names), np.int64)
+        back[np.flatnonzero(most)[1:]] = np.diff(steps[most]) < 0
+        segments = np.cumsum(back)
+        order = np.lexsort((np.arange(len(names)), steps, segments))
+        new_row = np.ones(len(names), np.bool_)
+        new_row[1:] = (np.diff(steps[order]) != 0) | (np.diff(segments[order]) != 0)
+        row_of: NDArray[np.int64] = np.cumsum(new_row) - 1
+        rows = int(row_of[-1]) + 1
+        values: dict[str, Column] = {"step": steps[order][new_row].astype(np.float64)}
+        logged: dict[str, Mask] = {"step": np.ones(rows, np.bool_)}
+        cells = np.frombuffer(self._cells[2], np.float64)[order]
+        for name, code in self._names.items():
+            mine = names[order] == code
+            values[name] = np.full(rows, np.nan)
+            logged[name] = np.zeros(rows, np.bool_)
+            values[name][row_of[mine]] = cells[mine]
+            logged[name][row_of[mine]] = True
+        return Columns(values, logged, rows=rows)

@@ -1,0 +1,79 @@
+"""TensorBoard event files in, streamed through TensorBoard's own reader, a Table out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sealegs.errors import MissingExtra, SourceError
+from sealegs.readers.place import Place
+from sealegs.readers.table import Series, Table
+
+FORMAT = "tensorboard"
+_MARK = b"brain.Event:"
+_RECORD_FRAME_BYTES = 16  # length and digests around each event
+_SPLITS = frozenset(("train", "training", "validation", "val", "eval", "test"))
+"""Folders of event files that are one run together: Keras writes them so."""
+
+
+def recognises(place: Place) -> bool:
+    """An event file, or a folder that has some, itself or by split."""
+    if place.is_folder:
+        return next(_files(place.path), None) is not None
+    return _MARK in place.head[:64]
+
+
+def read(place: Place) -> Table:
+    """Every scalar of every file, in the order of their names, which have the time in them."""
+    if place.is_gzip:
+        raise SourceError(f"{place.source}: a compressed event file; unzip it first: gunzip {place.path.name}")
+    series = Series()
+    remarks: list[str] = []
+    files = sorted(_files(place.path), key=lambda file: (file.parent, file.name)) if place.is_folder else [place.path]
+    for file in files:
+        prefix = "" if file.parent == place.path or not place.is_folder else f"{file.parent.name}/"
+        read_bytes = 0
+        for size, scalars in _events(file):
+            read_bytes += size + _RECORD_FRAME_BYTES
+            for name, step, value in scalars:
+                series.add(prefix + name, step, value)
+        if read_bytes != file.stat().st_size:
+            remarks.append(f"{file.name} is torn: read up to there")
+    if not len(series):
+        raise SourceError(
+            f"{place.source}: event files without a scalar; log some with add_scalar, or give another run"
+        )
+    if len(files) > 1:
+        remarks.append(f"{len(files)} event files read as one run")
+    return Table(FORMAT, series.columns(), tuple(remarks))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    inner = (path for path in sorted(folder.iterdir()) if path.is_dir() and path.name.lower() in _SPLITS)
+    for place in (folder, *inner):
+        for path in sorted(place.glob("*tfevents*")):
+            if path.is_file() and recognises(Place(str(path), path)):
+                yield path
+
+
+def _events(file: Path) -> Iterator[tuple[int, list[tuple[str, int, float]]]]:
+    """Of each event its size and its scalars."""
+    try:
+        from google.protobuf.message import DecodeError
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError as error:
+        raise MissingExtra(f"reading {file.name}", "tensorboard", "tensorboard") from error
+    for record in RawEventFileLoader(str(file)).Load():
+        try:
+            event = Event.FromString(record)
+        except DecodeError:
+            return
+        scalars = []
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                scalars.append((value.tag, event.step, value.simple_value))
+            elif value.HasField("tensor") and value.metadata.plugin_data.plugin_name in ("scalars", ""):
+                tensor = make_ndarray(value.tensor)
+                if tensor.size == 1 and tensor.dtype.kind in "fiub":
+                    scalars.append((value.tag, event.step, float(tensor.reshape(()))))
+        yield len(record), scalars

@@ -1,0 +1,202 @@
+"""Lines that programs print in, a Table out: Megatron, nanoGPT, llm.c, fairseq, Keras, progress bars, and their like.
+
+A line is split at its numbers, and the text before a number says what it is. No program has a pattern of its own here:
+what a line was found to say becomes a pattern for the next lines of its kind, which are then read ten times as fast.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sealegs.errors import SourceError
+from sealegs.readers import delimited, json_file, json_lines, trainer_state
+from sealegs.readers.names import CARRIED
+from sealegs.readers.place import Place
+from sealegs.readers.table import Gathered, Table
+from sealegs.readers.wording import ROW, Kind, understood
+from sealegs.record.columns import Columns
+
+FORMATS = (
+    ("megatron text", {"lm loss", "iteration"}),
+    ("nanogpt text", {"iter", "mfu"}),
+    ("llm.c text", {"norm", "loss", "step", "lr"}),
+    ("modded-nanogpt text", {"train_loss", "step_avg (ms)"}),
+    ("modded-nanogpt text", {"s", "trl"}),
+    ("fairseq text", {"gnorm"}),
+    ("transformers text", {"loss", "learning_rate", "epoch"}),
+)
+"""Who prints what: the first whose names all occur gives the format its name, and nothing else."""
+
+_VALUE = r"[+-]?(?>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|NaN|inf|Inf)"
+_NUMBER = re.compile(
+    r"(?<![\w.])([+-]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+    r"|(?:nan|NaN|NAN|[iI]nf(?:inity)?|INF)(?![A-Za-z_]| iterations)))"
+)
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LONGEST_LINE = 20_000
+_MOST_KINDS, _SEEN_OFTEN, _MOST_BARS = 16, 3, 8
+_BLOCK = 8192
+
+
+def recognises(place: Place) -> bool:
+    """Whether it is text that none of the stricter formats takes."""
+    others = (json_lines, json_file, trainer_state, delimited)
+    return place.is_text and not any(other.recognises(place) for other in others)
+
+
+def is_log(place: Place) -> bool:
+    """Whether its beginning has rows: most texts that lie about in a folder are something else."""
+    scan = _Scan()
+    for line in place.head_text.splitlines():
+        scan.see(line)
+    return scan.columns().rows > 1
+
+
+def read(place: Place) -> Table:
+    """The lines that have a loss or a gradient norm, and of those every number that has a name."""
+    scan = _Scan()
+    for line in _lines(place):
+        scan.see(line)
+    if not scan.gathered.rows:
+        raise SourceError(
+            f"{place.source}: text in which no line names a loss; say how one looks: "
+            r"--pattern 'step (?P<step>\d+).*loss (?P<loss>\S+)'"
+        )
+    columns = scan.columns()
+    printed_by = next((name for name, keys in FORMATS if keys <= set(columns.values)), "text")
+    return Table(printed_by, columns, tuple(place.remarks + scan.remarks))
+
+
+def _lines(place: Place) -> Iterator[str]:
+    for piece in place.lines():
+        text = piece.replace("\0", "").replace("\b", "")
+        if "\x1b" in text:
+            text = _ESCAPE.sub("", text)
+        yield from text.replace("\r", "\n").split("\n")
+
+
+class _Scan:
+    """Lines in, one after the other; remembers what lines before said of the step and the epoch."""
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+        self.remarks: list[str] = []
+        self._kinds: list[tuple[re.Pattern[str], Kind]] = []
+        self._wordings: Counter[tuple[str, ...]] = Counter()
+        self._epoch: dict[str, float] = {}
+        self._last: float | None = None
+        self._bars: dict[str, float] = {}
+        self._rank: str | None = None
+        self._other_ranks = 0
+        self._losses = 0
+        self._without_step: list[int] = []
+        self._block: list[Sequence[str]] = []
+        self._block_kind: Kind | None = None
+
+    def see(self, line: str) -> None:
+        """Take one line."""
+        for pattern, kind in self._kinds:
+            if found := pattern.fullmatch(line):
+                if kind is self._block_kind:
+                    self._block.append(found.groups())
+                    if len(self._block) == _BLOCK:
+                        self.close_block()
+                        self._block_kind = kind
+                else:
+                    self.close_block()
+                    self._take(kind, found.groups())
+                    needs_epoch = bool(self._epoch) and kind.epoch is None
+                    self._block_kind = kind if kind.stands_alone and not needs_epoch else None
+                return
+        if not _is_worth_a_look(line):
+            return
+        parts = _NUMBER.split(line[:_LONGEST_LINE])
+        numbers = [text.replace(",", "") for text in parts[1::2]]
+        if not numbers:
+            return
+        kind = understood(parts[::2], numbers)
+        self.close_block()
+        self._take(kind, numbers)
+        if kind.signals or kind.bar:
+            self._remember_wording(parts, kind)
+
+    def close_block(self) -> None:
+        """Take the lines of one kind that came one after the other, all at once."""
+        kind = self._block_kind
+        if self._block and kind is not None:
+            by_number = list(zip(*self._block, strict=True))
+            self.gathered.add_many(len(self._block), {name: by_number[at] for at, name in kind.names.items()})
+            self._losses += len(self._block) if "loss" in kind.signals else 0
+            assert kind.step is not None, "else it would not stand alone"
+            self._last = float(by_number[kind.step][-1])
+            if kind.epoch is not None:
+                self._epoch = {kind.names[kind.epoch]: float(by_number[kind.epoch][-1])}
+        self._block, self._block_kind = [], None
+
+    def _remember_wording(self, parts: list[str], kind: Kind) -> None:
+        wording = tuple(re.sub(r"\s+", " ", text) for text in parts[::2])
+        self._wordings[wording] += 1
+        if len(self._wordings) > 1000:
+            self._wordings.clear()
+        if self._wordings[wording] == _SEEN_OFTEN:
+            texts = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in parts[::2]]
+            self._kinds.insert(0, (re.compile(f"({_VALUE})".join(texts)), kind))
+            del self._kinds[_MOST_KINDS:]
+
+    def _take(self, kind: Kind, numbers: Sequence[str]) -> None:
+        step = float(numbers[kind.step]) if kind.step is not None else None
+        if kind.epoch is not None:
+            self._epoch = {kind.names[kind.epoch]: float(numbers[kind.epoch])}
+        if kind.bar:
+            self._bars[f"{CARRIED[0]} to {numbers[kind.bar[1]]}"] = float(numbers[kind.bar[0]])
+            if len(self._bars) > _MOST_BARS:
+                del self._bars[next(iter(self._bars))]
+        if not kind.signals.isdisjoint(ROW):
+            self._add(kind, numbers, step)
+        if step is not None:
+            self._last = step
+
+    def _add(self, kind: Kind, numbers: Sequence[str], step: float | None) -> None:
+        if kind.rank is not None:
+            rank = numbers[kind.rank]
+            self._rank = self._rank or rank
+            if rank != self._rank:
+                self._other_ranks += 1
+                return
+        row = {name: float(numbers[at]) for at, name in kind.names.items()}
+        if step is None and self._last is not None:
+            row[CARRIED[1]] = self._last
+        if self._bars:
+            row.update(self._bars)
+            self._bars.clear()
+        if kind.epoch is None:
+            row.update(self._epoch)
+        if "loss" in kind.signals:
+            self._losses += 1
+            if step is None:
+                self._without_step.append(self.gathered.rows)
+        self.gathered.add(row)
+
+    def columns(self) -> Columns:
+        """What was gathered; without the few losses that have no step where nearly all have one."""
+        self.close_block()
+        columns = self.gathered.columns()
+        if self._other_ranks:
+            self.remarks.append(f"several ranks print: only the lines of rank {self._rank} are taken")
+        if not 0 < len(self._without_step) <= self._losses // 10:
+            return columns
+        kept = np.ones(columns.rows, np.bool_)
+        kept[self._without_step] = False
+        values = {name: column[kept] for name, column in columns.values.items()}
+        logged = {name: mask[kept] for name, mask in columns.logged.items()}
+        return Columns(values, logged, rows=int(kept.sum()))
+
+
+def _is_worth_a_look(line: str) -> bool:
+    """Whether a line can say anything: so much quicker than one pattern that it may look clumsy."""
+    return (
+        "oss" in line or "norm" in line or "tep" in line or "iter" in line or "poch" in line or "/" in line
+        or "trl" in line or "tel" in line or "val" in line or "train" in line or "nll" in line or "OSS" in line
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""The file of a W&B offline run in, through W&B's own reader, a Table out."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sealegs.errors import MissingExtra, SourceError
+from sealegs.readers.place import Place
+from sealegs.readers.table import Gathered, Table
+
+FORMAT = "wandb"
+_MARK = b":W&B"
+
+
+def recognises(place: Place) -> bool:
+    """The ``.wandb`` file, or the folder of a run that has one."""
+    return _file(place) is not None if place.is_folder else place.head.startswith(_MARK)
+
+
+def read(place: Place) -> Table:
+    """A row for each call of ``log``, and the config."""
+    if place.is_gzip:
+        raise SourceError(f"{place.source}: a compressed W&B run; unzip it first: gunzip {place.path.name}")
+    file = _file(place) or place.path
+    gathered = Gathered()
+    remarks: list[str] = []
+    config: dict[str, Any] = {}
+    for record in _records(file, remarks):
+        if record.HasField("history"):
+            gathered.add(_items(record.history.item))
+        elif record.HasField("run"):
+            config.update(_items(record.run.config.update))
+        elif record.HasField("config"):
+            config.update(_items(record.config.update))
+    if not gathered.names:
+        raise SourceError(f"{place.source}: a W&B run that has logged no number; give another")
+    config.pop("_wandb", None)
+    return Table(FORMAT, gathered.columns(), tuple(remarks), config)
+
+
+def _file(place: Place) -> Path | None:
+    if not place.is_folder:
+        return None
+    files = [path for path in sorted(place.path.glob("*.wandb")) if Place(str(path), path).head.startswith(_MARK)]
+    return files[0] if len(files) == 1 else None
+
+
+def _records(file: Path, remarks: list[str]) -> Iterator[Any]:
+    try:
+        from google.protobuf.message import DecodeError
+        from wandb.proto.wandb_internal_pb2 import Record
+        from wandb.sdk.internal.datastore import DataStore
+    except ImportError as error:
+        raise MissingExtra(f"reading {file.name}", "wandb", "wandb") from error
+    store = DataStore()
+    store.open_for_scan(str(file))
+    try:
+        while (data := store.scan_data()) is not None:
+            record = Record()
+            record.ParseFromString(data)
+            yield record
+    except (AssertionError, DecodeError):  # how it says that a record is not whole
+        remarks.append(f"{file.name} is torn: read up to there")
+    finally:
+        store.close()
+
+
+def _items(items: Iterable[Any]) -> dict[str, Any]:
+    """Key and value pairs. W&B writes NaN as Python does."""
+    found = {}
+    for item in items:
+        try:
+            value = json.loads(item.value_json)
+        except (ValueError, RecursionError):
+            continue
+        found[item.key or "/".join(item.nested_key)] = value
+    return found

@@ -1,0 +1,97 @@
+"""The numbers of a line and the texts between them in, what each number is out."""
+
+import re
+from typing import NamedTuple
+
+from sealegs.readers.names import EPOCH, STEP, role
+
+ROW = frozenset(("loss", "eval_loss", "grad_norm"))
+"""What a line must have one of to be a row."""
+
+_KEY = re.compile(
+    r"([A-Za-z_][\w./-]*(?: [A-Za-z_][\w./-]*){0,4}(?: ?\((?:ms|s|sec)\))?)[\"']?\s*[:=]?\s*[\"'(\[]*(?:\w+\(\s*)?~?$"
+)
+_RANK = re.compile(r"\s*\[?(?:rank)?\s?$", re.IGNORECASE)
+_UNIT = re.compile(r"(?:ms|us|s|[KMG]i?B|[KMB]|%|it/s|s/it)(?![\w/])")
+_HELD_OUT = re.compile(
+    r"(?<![\w./-])(?:val|valid|validation|validating|eval|evaluation|evaluating|test|testing)(?![\w./-])", re.IGNORECASE
+)
+_NO_VALUE = (":", "-", "f}", "e}", "g}")
+"""What follows a number in a date, or in the source of a format string: programs print their own source, too."""
+_LONGEST_TEXT = 200
+
+
+class Kind(NamedTuple):
+    """What the lines of one wording say: a name for each number that has one, by its place among the numbers."""
+
+    names: dict[int, str]
+    signals: frozenset[str]
+    step: int | None = None
+    """Place of the step, as of the next two."""
+    epoch: int | None = None
+    rank: int | None = None
+    bar: tuple[int, int] | None = None
+    """Of how far a progress bar is, and of how far it goes."""
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether such a line is a row by itself, whatever was printed before."""
+        is_row = self.step is not None and not self.signals.isdisjoint(ROW)
+        return is_row and self.rank is None and self.bar is None
+
+
+def understood(texts: list[str], numbers: list[str]) -> Kind:
+    """What the numbers of a line are, by the texts before, between and after them."""
+    names: dict[int, str] = {}
+    signals: dict[int, str] = {}
+    held_out = False
+    for at, text in enumerate(texts[:-1]):
+        unit = _UNIT.match(text) if at else None
+        name, signal, begins_held_out = _before_number(text[unit.end() :] if unit else text)
+        held_out = held_out or begins_held_out
+        if not name or texts[at + 1] in _NO_VALUE or texts[at + 1][:2] in _NO_VALUE:
+            continue
+        name += " (ms)" if texts[at + 1].startswith("ms") else ""
+        if held_out and signal == "loss" and "train" not in name.lower():
+            name, signal = f"eval {name}", "eval_loss"
+        if name not in names.values():
+            names[at], signals[at] = name, signal
+    bar = next((at for at in range(len(numbers) - 1) if _is_bar(texts, numbers, at)), None)
+    steps = [at for at, signal in signals.items() if signal == STEP]
+    epochs = [at for at, signal in signals.items() if signal == EPOCH]
+    rank = None
+    if _RANK.match(texts[0]) and numbers[0].isdecimal() and texts[1][:1] in ("]", ")", " ", "\t", ","):
+        if steps and texts[1].startswith("]"):
+            rank = 0
+        elif not steps and texts[1].strip() == "," and len(numbers) > 2 and numbers[1].isdecimal():
+            names |= {0: EPOCH, 1: STEP}  # [2, 250] loss: 3.28
+            epochs, steps = [0], [1]
+        elif not steps and 1 in signals and signals[1]:
+            names[0] = STEP  # 250 val 3.28
+            steps = [0]
+    return Kind(
+        names,
+        frozenset(signals.values()) - {""},
+        steps[0] if steps else None,
+        epochs[0] if epochs else None,
+        rank,
+        None if bar is None else (bar, bar + 1),
+    )
+
+
+def _before_number(text: str) -> tuple[str, str, bool]:
+    """The name of the number after a text, its signal, and whether what follows is measured on held-out data."""
+    text = text[-_LONGEST_TEXT:]
+    found = _KEY.search(text)
+    name = found[1].strip() if found else ""
+    what = role(name) if name else None
+    signal = what.signal if what else ""
+    ends = found.start() if found and signal in ROW else len(text)
+    return name, signal, _HELD_OUT.search(text, 0, ends) is not None
+
+
+def _is_bar(texts: list[str], numbers: list[str], at: int) -> bool:
+    """``| 120/5000 [``, ``120/5000 -``: how far a progress bar is."""
+    ends = texts[at].strip()[-1:]
+    is_fraction = texts[at + 1] == "/" and numbers[at].isdecimal() and numbers[at + 1].isdecimal()
+    return is_fraction and ends in ("", "|", "[") and texts[at + 2] != "/"

@@ -1,0 +1,123 @@
+"""Tables as people write them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sealegs.errors import SourceError
+from sealegs.readers.read import Log, read
+
+
+def table(tmp_path: Path, text: str, metrics: dict[str, str] | None = None) -> Log:
+    (tmp_path / "table").write_text(text)
+    return read(str(tmp_path / "table"), metrics=metrics)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", " | "])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_delimiters_and_line_ends(delimiter: str, ends: str, tmp_path: Path) -> None:
+    lines = [("step", "loss"), ("1", "2.5"), ("2", "NaN"), ("3", "2.25")]
+    log = table(tmp_path, "".join(delimiter.join(line) + ends for line in lines))
+    assert log.format == "csv"
+    assert log.run.steps.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(log.run.column("loss"), [2.5, np.nan, 2.25])
+    assert log.remarks == ()
+
+
+def test_quotes_separators_and_words(tmp_path: Path) -> None:
+    log = table(
+        tmp_path, 'step,loss,phase\n"1,000","1,234.5",warm-up\n"2,000",oops,main\n"3,000",2,main\n"4,000",1,main\n'
+    )
+    assert log.run.steps.tolist() == [1000, 2000, 3000, 4000]
+    assert log.run.logged("loss").tolist() == [True, False, True, True]
+    assert "1 cells of loss are no numbers: taken as missing" in log.remarks
+    assert log.run.signals == ("loss",)
+
+
+def test_an_empty_cell_is_missing_where_values_come_now_and_then(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i / 10 if i % 3 == 0 else ''},0.1\n" for i in range(30))
+    log = table(tmp_path, f"step,loss,lr\n{rows}")
+    assert log.run.steps[log.run.logged("loss")].tolist() == list(range(0, 30, 3))
+    assert not log.remarks
+
+
+def test_an_empty_cell_is_nan_where_all_rows_of_its_kind_had_a_value(tmp_path: Path) -> None:
+    """pandas writes NaN as nothing; rows with other columns are of another kind."""
+    rows = "".join(
+        f"{i},{f'{9 - i / 10},{i / 5}' if i < 20 else ','},\n" + ("" if i % 10 else f"{i},,,3\n") for i in range(60)
+    )
+    log = table(tmp_path, f"step,loss,grad_norm,val_loss\n{rows}")
+    assert log.run.logged("loss").all()
+    assert np.isnan(log.run.column("loss")[20:]).all()
+    assert np.isfinite(log.run.column("loss")[:20]).all()
+    assert log.run.steps[log.run.logged("eval_loss")].tolist() == list(range(0, 60, 10))
+    assert log.remarks[0] == "40 empty cells of loss are taken as NaN: rows of their kind have a value"
+
+
+def test_a_last_row_that_only_closes_the_run_is_not_nan(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{9 - i / 10},{i},{i},{i}\n" for i in range(40))
+    log = table(tmp_path, f"step,loss,a,b,c\n{rows}40,,,,7\n")
+    assert log.run.logged("loss").tolist() == [True] * 40 + [False]
+
+
+def test_lines_with_other_numbers_of_cells_are_left_out(tmp_path: Path) -> None:
+    log = table(tmp_path, "step,loss\n1,2\n2,3,4\n3\n" + "".join(f"{i},5\n" for i in range(4, 14)))
+    assert log.run.steps.tolist() == [1, *range(4, 14)]
+    assert log.remarks == ("2 lines have too many or too few cells: left out",)
+
+
+def test_a_short_line_beside_a_long_one_shifts_nothing(tmp_path: Path) -> None:
+    log = table(tmp_path, "step,loss\n1,2\n2\n3,4,5\n4,5\n" + "".join(f"{i},5\n" for i in range(5, 30)))
+    assert log.run.steps.tolist() == [1, *range(4, 30)]
+    assert log.run.column("loss")[1:].tolist() == [5.0] * 26
+
+
+def test_a_header_that_comes_again_is_no_row(tmp_path: Path) -> None:
+    log = table(tmp_path, "step,loss\n1,2\n2,3\nstep,loss\n2,4\n3,5\n")
+    assert log.run.steps.tolist() == [1, 2, 3]
+    assert log.run.column("loss").tolist() == [2, 4, 5]
+    assert "the header comes 2 times" in log.remarks
+
+
+def test_columns_without_names_can_be_named(tmp_path: Path) -> None:
+    text = "0,3.5\n1,3.4\n2,3.3\n"
+    with pytest.raises(SourceError, match=r"among column 1, column 2; say which it is: --metric loss=NAME"):
+        table(tmp_path, text)
+    log = table(tmp_path, text, metrics={"loss": "column 2", "step": "column 1"})
+    assert log.run.column("loss").tolist() == [3.5, 3.4, 3.3]
+    assert log.mapping == {"loss": "column 2", "step": "column 1"}
+
+
+def test_one_column_is_a_table_too(tmp_path: Path) -> None:
+    log = table(tmp_path, "loss\n3.5\n3.4\nnan\n")
+    assert log.run.steps.tolist() == [0, 1, 2]
+    assert log.remarks == ("steps are row numbers: no step column",)
+
+
+def test_a_w_and_b_export_names_its_run(tmp_path: Path) -> None:
+    log = table(
+        tmp_path,
+        '"Step","a - train/loss","a - train/loss__MIN","a - train/loss__MAX"\n"0","3","2","9"\n"1","2","1","9"\n',
+    )
+    assert log.mapping["loss"] == "a - train/loss"
+    assert log.run.column("loss").tolist() == [3, 2]
+
+
+def test_an_export_of_several_runs_asks_which(tmp_path: Path) -> None:
+    text = '"Step","a - train/loss","b - train/loss"\n"0","3","2"\n"1","2","1"\n'
+    with pytest.raises(SourceError, match="the losses of 2 runs; choose: --metric loss='a - train/loss'"):
+        table(tmp_path, text)
+    assert table(tmp_path, text, metrics={"loss": "b - train/loss"}).run.column("loss").tolist() == [2, 1]
+
+
+def test_pieces_of_a_long_table_fit_together(tmp_path: Path) -> None:
+    """Longer than what is read at once; words in one column from the start, in another only late."""
+    random = np.random.default_rng(0)
+    losses = random.random(60_000).round(5)
+    text = "".join(f"{i},2025-12-06T18:14:05.289056,{v},{'late' if i > 50_000 else i}\n" for i, v in enumerate(losses))
+    log = table(tmp_path, f"step,time,loss,other\n{text}")
+    np.testing.assert_array_equal(log.run.column("loss"), losses)
+    assert log.run.steps.tolist() == list(range(60_000))
+    assert log.run.logged("other").sum() == 50_001
+    assert "time" not in log.run.signals

@@ -1,0 +1,68 @@
+"""Which column is which signal."""
+
+import numpy as np
+import pytest
+
+from sealegs.errors import SourceError
+from sealegs.readers.names import assign, candidates, role
+from sealegs.record.columns import Columns
+
+
+def columns(**counts: int) -> Columns:
+    """Columns with so many values each; ``__`` stands for a slash."""
+    rows = max(counts.values())
+    names = {name.replace("__", "/"): count for name, count in counts.items()}
+    return Columns({n: np.zeros(rows) for n in names}, {n: np.arange(rows) < c for n, c in names.items()}, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("signal", "names"),
+    {
+        "loss": "loss|train/loss|Loss/train|lm loss|train_loss_step|Training Loss|train/lm_loss|metrics/train/loss|trl"
+        "|Batch loss|losses/train loss|reduced_train_loss|Conductor_loss|train",
+        "eval_loss": "eval_loss|val_loss|validation/loss|Loss/val|valid_lm_loss|test/ctc_loss|eval_g0_loss|tel|val"
+        "|lm loss value",
+        "grad_norm": "grad_norm|grad norm|gnorm|train/grad_norm|global_grad_norm|gradients/global_norm|norm"
+        "|grad_2.0_norm_total",
+        "lr": "lr|learning_rate|learning rate|lr-AdamW|train/learning_rate|lr-AdamW/pg1",
+        "loss_scale": "loss_scale|loss scale|scale",
+        "tokens_per_s": "tokens_per_second|tok/sec|tokens/sec",
+        "step_s": "elapsed time per iteration (ms)|step_time_ms|dt (ms)|time (ms)",
+        "step": "step|global_step|trainer/global_step|_step|iter|iteration|it|num_updates|current_steps|s"
+        "|Finished training it",
+        "epoch": "epoch|Epoch|train/epoch|of epoch",
+    }.items(),
+)
+def test_what_names_mean(signal: str, names: str) -> None:
+    assert {name: getattr(role(name), "signal", None) for name in names.split("|")} == dict.fromkeys(
+        names.split("|"), signal
+    )
+
+
+NOTHING = (
+    "loss_weight|koleo_loss_weight|best_val_loss|val_loss_every|accuracy|grad_norm_squared|val/grad_norm|total_steps"
+    "|warmup_steps|steps_per_second|number of skipped iterations|train_time (ms)|gradient_norm/layer1|loss/train__MIN"
+)
+
+
+@pytest.mark.parametrize("name", NOTHING.split("|"))
+def test_what_means_nothing(name: str) -> None:
+    assert role(name) is None
+
+
+def test_the_better_name_wins_unless_it_is_seldom_logged() -> None:
+    assert candidates(columns(train__loss=50, loss=50, mean_loss=50), "loss")[0] == "loss"
+    assert candidates(columns(train_loss=1, batch_loss=50), "loss")[0] == "batch_loss"
+    assert candidates(columns(step=50, train__global_step=50), "step")[0] == "train/global_step"
+
+
+def test_the_user_has_the_last_word() -> None:
+    found = assign("log", columns(loss=9, objective=9), {"loss": "objective", "grad_norm": "loss"})
+    assert found == {"loss": "objective", "grad_norm": "loss"}
+    with pytest.raises(SourceError, match="log: no column 'nope' to take loss from; it has loss, objective"):
+        assign("log", columns(loss=9, objective=9), {"loss": "nope"})
+
+
+def test_no_loss_lists_what_there_is() -> None:
+    with pytest.raises(SourceError, match=r"no column looks like a training loss among val_loss, acc; .*loss=NAME"):
+        assign("log", columns(val_loss=9, acc=9), {})

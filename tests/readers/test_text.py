@@ -1,0 +1,197 @@
+"""Lines as programs print them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sealegs.errors import SourceError
+from sealegs.readers.read import Log, read
+
+MEGATRON = """\
+  eod_mask_loss ................................... False
+  initial_loss_scale .............................. 4294967296
+ iteration       1/    1000 | consumed samples:         1024 | elapsed time per iteration (ms): 129181.9 | learning \
+rate: 1.500E-04 | global batch size:  1024 | lm loss: 1.100000E+01 | loss scale: 12.0 | grad norm: 48.799 | number of \
+skipped iterations:   0 | number of nan iterations:   0 |
+ iteration       2/    1000 | consumed samples:         2048 | elapsed time per iteration (ms): 124965.5 | learning \
+rate: 1.500E-04 | global batch size:  1024 | lm loss: NAN | loss scale: 12.0 | grad norm: inf | number of \
+skipped iterations:   0 | number of nan iterations:   1 |
+------------------------------------------------------------------------------------------------
+ validation loss at iteration 2 | lm loss value: 9.500000E+00 | lm loss PPL: 1.335973E+04 |
+"""
+NANOGPT = """\
+step 0: train loss 10.9886, val loss 10.9897
+iter 0: loss 10.9733, time 31264.63ms, mfu -100.00%
+iter 10: loss 10.5, time 3034.85ms, mfu 22.48%
+step 20: train loss 9.9, val loss 9.8
+saving checkpoint to out
+iter 20: loss 10.1, time 3034.85ms, mfu 22.48%
+"""
+LLM_C = """\
+| val_loss_every        | 250                                                |
+val loss 11.007921
+step    1/19560 | loss 11.009678 (+nanz)| norm 15.3670 (+nanz)| lr 8.57e-07 | 6222.23 ms | 29.2% bf16 MFU | 84260 tok/s
+step    2/19560 | loss     nan (+0.11z)| norm 14.9 (-0.20z)| lr 1.71e-06 | 3587.33 ms | 38.1% bf16 MFU | 146150 tok/s
+val loss 6.2
+"""
+MODDED = """\
+    print(f"step:{step}/{args.num_iterations} val_loss:{val_loss:.4f} train_time:{approx:.0f}ms")
+step:0/5100 val_loss:15.8898 train_time:246ms step_avg:nanms
+step:1/5100 train_loss:15.8786 train_time:22138ms step_avg:nanms
+step:2/5100 train_loss:9.3565 train_time:22772ms step_avg:600.1ms
+"""
+FAIRSEQ = """\
+2021-05-01 10:00:00 | INFO | train_inner | {"epoch": 1, "update": 0.01, "loss": "14.9", "ppl": "30541.1", \
+"num_updates": "100", "lr": "1e-05", "gnorm": "2.437", "loss_scale": "128", "train_wall": "61"}
+2021-05-01 10:01:00 | INFO | train_inner | {"epoch": 1, "update": 0.02, "loss": "13.1", "ppl": "8780.1", \
+"num_updates": "200", "lr": "2e-05", "gnorm": "1.9", "loss_scale": "128", "train_wall": "61"}
+2021-05-01 10:02:00 | INFO | valid | {"epoch": 1, "valid_loss": "12.5", "valid_num_updates": "200"}
+"""
+KERAS = """\
+Epoch 1/2
+10/10 [==============================] - 4s 2ms/step - loss: 0.2605 - accuracy: 0.9234 - val_loss: 0.1432
+Epoch 2/2
+10/10 [==============================] - 4s 2ms/step - loss: 0.1105 - accuracy: 0.9634 - val_loss: 0.1032
+"""
+MNIST = """\
+Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300000
+Train Epoch: 1 [640/60000 (1%)]\tLoss: 1.100000
+Test set: Average loss: 0.5, Accuracy: 9000/10000 (90%)
+Train Epoch: 2 [0/60000 (0%)]\tLoss: 0.900000
+Train Epoch: 2 [640/60000 (1%)]\tLoss: 0.800000
+"""
+BARS = "".join(
+    f"\rTraining:  {i}%|#    | {i}/100 [00:0{i}<01:00, 1.5it/s, loss={loss}]"
+    for i, loss in [(0, 9.0), (1, 9.0), (1, 8.0), (2, 8.0), (2, 7.0)]
+)
+RANKS = "".join(f"[{rank}] iter {step} loss {5 - step + rank / 10}\n" for step in range(4) for rank in (1, 0))
+TUPLES = "[1,  2000] loss: 2.2\n[1,  4000] loss: 1.8\n[2,  2000] loss: 1.5\n[2,  4000] loss: 1.4\n"
+TENSORS = "".join(f"Epoch [{i}/9], Step [{i}/500], Loss: tensor({9 - i}.5, device='cuda:0')\n" for i in range(1, 4))
+
+CASES: dict[str, tuple[str, str, list[int], list[float], dict[int, float]]] = {
+    "megatron": (MEGATRON, "megatron text", [1, 2], [11, np.nan], {2: 9.5}),
+    "nanogpt": (NANOGPT, "nanogpt text", [0, 10, 20], [10.9733, 10.5, 10.1], {0: 10.9897, 20: 9.8}),
+    "llm.c": (LLM_C, "llm.c text", [1, 2], [11.009678, np.nan], {1: 11.007921, 2: 6.2}),
+    "modded": (MODDED, "modded-nanogpt text", [0, 1, 2], [np.nan, 15.8786, 9.3565], {0: 15.8898}),
+    "short names": ("s:0 tel:11.0\ns:0 trl:10.9\ns:1 trl:10.8\n", "modded-nanogpt text", [0, 1], [10.9, 10.8], {0: 11}),
+    "no names": ("0 val 10.9\n0 train 10.5\n1 train 10.4\n", "text", [0, 1], [10.5, 10.4], {0: 10.9}),
+    "fairseq": (FAIRSEQ, "fairseq text", [100, 200], [14.9, 13.1], {200: 12.5}),
+    "keras": (KERAS, "text", [1, 2], [0.2605, 0.1105], {1: 0.1432, 2: 0.1032}),
+    "mnist": (MNIST, "text", [0, 640, 641, 1281], [2.3, 1.1, 0.9, 0.8], {640: 0.5}),
+    "bars": (BARS, "text", [0, 1, 2], [9, 8, 7], {}),
+    "ranks": (RANKS, "text", [0, 1, 2, 3], [5.1, 4.1, 3.1, 2.1], {}),
+    "tuples": (TUPLES, "text", [2000, 4000, 6000, 8000], [2.2, 1.8, 1.5, 1.4], {}),
+    "tensors": (TENSORS, "text", [1, 2, 3], [8.5, 7.5, 6.5], {}),
+    "separators": ("step 1,000 | loss 2.5\nstep 2,000 | loss 2.4\n", "text", [1000, 2000], [2.5, 2.4], {}),
+    "dates": (
+        "2025-03-02 05:16:20,962 - INFO - Epoch 1 - Batch loss: 12.1\n2025-03-02 05:16:22,229 - INFO - Batch loss: 3\n",
+        "text", [0, 1], [12.1, 3], {},
+    ),
+    "escapes": ("\x1b[32mstep 1\x1b[0m loss \x1b[1m2.5\x1b[0m\nstep 2 loss 2.4\n", "text", [1, 2], [2.5, 2.4], {}),
+}  # fmt: skip
+
+
+def logged(log: Log, signal: str) -> dict[int, float]:
+    there = log.run.logged(signal)
+    return dict(zip(log.run.steps[there].tolist(), log.run.column(signal)[there].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lines(name: str, tmp_path: Path) -> None:
+    text, printed_by, steps, losses, evals = CASES[name]
+    (tmp_path / "log").write_text(text)
+    log = read(str(tmp_path / "log"))
+    assert log.format == printed_by
+    assert log.run.steps.tolist() == steps
+    np.testing.assert_allclose(log.run.column("loss"), losses)
+    assert (logged(log, "eval_loss") if evals else {}) == evals
+    assert log.run.superseded_rows == 0
+
+
+def test_megatron_has_the_other_signals_too(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(MEGATRON)
+    log = read(str(tmp_path / "log"))
+    assert log.run.column("grad_norm").tolist() == [48.799, np.inf]
+    assert log.run.column("step_s").tolist() == pytest.approx([129.1819, 124.9655])
+    assert {"lr": "learning rate", "loss_scale": "loss scale"}.items() <= log.mapping.items()
+    assert log.run.column("number of nan iterations").tolist() == [0, 1]
+
+
+def test_many_lines_of_a_kind_are_read_as_the_first_ones(tmp_path: Path) -> None:
+    """From the third on a line is read by the pattern that was made of it: the slow and the quick way agree."""
+    values = np.random.default_rng(0).normal(3, 1, 5000).round(4)
+    lines = [
+        f"iter {i:6d}/5000 | loss {v} ({v / 9:+.2f}z) | lr {1 / (i + 1):.2e} | 5ms\n" for i, v in enumerate(values)
+    ]
+    lines.insert(2500, "iter 2500/5000 | loss nan (+nanz) | lr 1 | 5ms\n")
+    (tmp_path / "log").write_text("".join(lines))
+    log = read(str(tmp_path / "log"))
+    np.testing.assert_array_equal(log.run.column("loss"), values)
+    assert log.run.steps.tolist() == list(range(5000))
+    assert log.remarks == ("1 rows repeat a step: the last of each is taken",)
+
+
+def test_an_epoch_that_is_printed_once_holds_until_the_next(tmp_path: Path) -> None:
+    epochs = (f"Epoch {epoch}\n" + "".join(f"step {i} loss {epoch}.5\n" for i in range(1, 6)) for epoch in range(1, 5))
+    (tmp_path / "log").write_text("".join(epochs))
+    log = read(str(tmp_path / "log"))
+    assert log.run.steps.tolist() == list(range(1, 21))
+    assert log.run.column("loss")[::5].tolist() == [1.5, 2.5, 3.5, 4.5]
+    assert log.run.column("Epoch")[::5].tolist() == [1, 2, 3, 4]
+
+
+def test_losses_in_its_own_source_are_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"step {i} loss {i}.5\n" for i in range(30)) + "    loss = 99.0\n")
+    log = read(str(tmp_path / "log"))
+    assert log.run.steps.tolist() == list(range(30))
+    assert log.run.column("loss")[-1] == 29.5
+
+
+def test_bars_of_other_lengths_do_not_count(tmp_path: Path) -> None:
+    """Before the training the data are prepared, with many bars; now and then there is an evaluation."""
+    prepared = "".join(f"\rMap: 100%|####| {n}/{n} [00:01<00:00]" for n in range(1000, 1020))
+    trained = "".join(
+        f"\r{i}%|#    | {i}/90 [00:0{i}<01:00]\n{{'loss': {9 - i}}}\n\rEval: 50%|## | 5/10 [00:01<00:01]"
+        for i in range(1, 7)
+    )
+    (tmp_path / "log").write_text(prepared + trained)
+    log = read(str(tmp_path / "log"))
+    assert log.run.steps.tolist() == [1, 2, 3, 4, 5, 6]
+    assert log.mapping["step"] == "step of the bar to 90"
+
+
+def test_text_without_a_loss_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("hello\nstep 1 done\n")
+    with pytest.raises(SourceError, match=r"no line names a loss.*--pattern"):
+        read(str(tmp_path / "log"))
+
+
+def test_a_pattern_reads_what_nothing_else_does(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("T7 -> 3,5 / obj=1.5e0\nnoise\nT8 -> 4 / obj=NaN\n")
+    log = read(str(tmp_path / "log"), pattern=r"T(?P<step>\d+).*obj=(?P<loss>\S+)")
+    assert log.format == "pattern"
+    assert log.run.steps.tolist() == [7, 8]
+    np.testing.assert_array_equal(log.run.column("loss"), [1.5, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("(", "not a regular expression"), (r"\d+", "name the groups"), ("(?P<loss>xyz)", "no line has")],
+)
+def test_a_wrong_pattern_is_named(pattern: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("loss 1\n")
+    with pytest.raises(SourceError, match=says):
+        read(str(tmp_path / "log"), pattern=pattern)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
+def test_other_encodings(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("étape\nstep 1: loss 2.5\nstep 2: loss 2.4\n", encoding=encoding)
+    assert read(str(tmp_path / "log")).run.column("loss").tolist() == [2.5, 2.4]
+
+
+def test_zeros_before_the_text_are_passed_over(tmp_path: Path) -> None:
+    """What is left of a log that was emptied while its writer held it open."""
+    (tmp_path / "log").write_bytes(b"\0" * 700_000 + b"step 1: loss 2.5\nstep 2: loss 2.4\n")
+    assert read(str(tmp_path / "log")).run.steps.tolist() == [1, 2]
