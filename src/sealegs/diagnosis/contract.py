@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: plain values, the same in ``sealegs check --json``, in post-mortems and on the dashboard."""
+"""What a diagnosis is made of: plain values, the same in `sealegs check --json`, in post-mortems and on pages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
