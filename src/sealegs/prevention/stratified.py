@@ -32,7 +32,7 @@ def spread(rare: Sequence[Ints], batch: int) -> Ints:
     fits nowhere goes where there is room, and two of its kind then meet.
 
     >>> spread([np.array([7]), np.array([7]), np.array([]), np.array([])], batch=2).tolist()
-    [0, 2, 1, 3]
+    [0, 3, 1, 2]
     """
     batches = -(-len(rare) // batch)
     room = np.full(batches, batch)
