@@ -43,7 +43,11 @@ def main() -> None:
     try:
         compare(chosen.size, chosen.steps, chosen.fault, chosen.folder)
     except SealegsError as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
+        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"\n{Path(__file__).name}: interrupted; what there is, is in {chosen.folder}", file=sys.stderr)
+        sys.exit(130)
 
 
 def compare(size: str, steps: int, fault: str, folder: Path) -> None:
