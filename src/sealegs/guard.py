@@ -123,7 +123,7 @@ class Guard:
             optimizers=self._update.optimizers,
             schedulers=self._update.schedulers,
             scaler=self._update.scaler,
-            data=Place(self._batches),
+            data=self._batches,
         )
         if checkpoint_every or playbook is not None:
             self._trainee.capture()  # what cannot be stored is refused now, before there is a folder
@@ -586,21 +586,6 @@ class Resumed:
     """Newer checkpoints that are damaged or not to be trusted, and why."""
     remarks: list[str]
     """What is not as it was."""
-
-
-class Place:
-    """The place in the data, as a checkpoint holds it."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is."""
-        return self._batches.position()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go there."""
-        self._batches.go_to(state)
 
 
 def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
 
 from sealegs.errors import ConfigError, SourceError
 
@@ -152,17 +152,7 @@ class Halt:
 
 
 Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | Stratify | ResetMoments | SkipBatches | Halt
-ACTIONS: tuple[type[Action], ...] = (
-    Continue,
-    Rollback,
-    LowerLR,
-    Tighten,
-    SwapSource,
-    Stratify,
-    ResetMoments,
-    SkipBatches,
-    Halt,
-)
+ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
 
 def plain_actions(actions: Iterable[Action]) -> list[dict[str, Any]]:

@@ -138,6 +138,14 @@ class Batches:
         self._target = copy.deepcopy(dict(position))
         self._probe.clear()
 
+    def state_dict(self) -> Position:
+        """The position, as a checkpoint holds it."""
+        return self.position()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go there."""
+        self.go_to(state)
+
     @property
     def skipped(self) -> list[list[int]]:
         """The ranges ``[first, end)`` of numbers that are not handed out."""

@@ -19,9 +19,7 @@ from sealegs.recovery.actions import (
     Continue,
     Halt,
     LowerLR,
-    ResetMoments,
     Rollback,
-    SkipBatches,
     SwapSource,
     Tighten,
     actions_from,
@@ -30,26 +28,6 @@ from sealegs.recovery.actions import (
     plain_actions,
     refuse_unless,
 )
-
-__all__ = [
-    "Action",
-    "Continue",
-    "Decision",
-    "Halt",
-    "LowerLR",
-    "Playbook",
-    "ResetMoments",
-    "Rollback",
-    "Rung",
-    "SkipBatches",
-    "SwapSource",
-    "Tighten",
-    "Treatment",
-    "Trigger",
-    "actions_from",
-    "choose",
-    "plain_actions",
-]
 
 WIDTH, WHEN_WIDTH = 100, 34
 """Columns of the table, and of its second one."""
