@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from sealegs.detectors.spike import MANY
 from sealegs.recovery.playbook import Playbook, Trigger
 from sealegs.vocabulary import Row, Severity, Verdict
 
@@ -70,7 +71,7 @@ class Evidence:
         """Steps since that."""
         self._is_probed = False
         self._is_lasting = False
-        """Whether there was an alarm since that of something that was not kept from the weights."""
+        """Whether there was an alarm since that of what lasts, and was not all kept from the weights."""
 
     @property
     def wants_probe(self) -> bool:
@@ -121,7 +122,7 @@ class Evidence:
         self._recent.append(Seen(row, is_skipped, is_skipped and not is_nonfinite))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
-        self._is_lasting |= 2 * sum(not self._recent[place].is_bad for place in late) > len(late)
+        self._is_lasting |= bool(late) and sum(self._recent[place].is_bad for place in late) < MANY
         for place in late:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
