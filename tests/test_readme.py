@@ -135,7 +135,7 @@ def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_commands_run(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("\n\n".join(f"Document {number} of my own." for number in range(200)))
-    recovering, commands = blocks(README, "bash")
+    recovering, checking, commands = blocks(README, "bash")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"{commands}\n{recovering}"],
@@ -151,6 +151,12 @@ def test_the_commands_run(tmp_path: Path) -> None:
     assert "outcome   helped" in done.stdout
     assert done.stdout.count("no step was skipped") == 3
     assert "2 steps skipped" in done.stdout
+    for words in checking.strip().splitlines():  # these exit with 1 where they find something
+        done = subprocess.run(
+            ["bash", "-c", words], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) in ((0, ""), (1, ""))
+        assert len(done.stdout.splitlines()) > 5
 
 
 def test_the_map_has_a_line_for_each_file() -> None:

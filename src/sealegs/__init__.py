@@ -8,7 +8,8 @@ from sealegs.errors import MissingExtra
 if TYPE_CHECKING:
     from sealegs.guard import Guard
     from sealegs.judge import Budget
-    from sealegs.record.run import Run, open_run
+    from sealegs.readers.read import open_run
+    from sealegs.record.run import Run
     from sealegs.recovery.actions import (
         Continue,
         Halt,
@@ -68,7 +69,7 @@ _HOMES = {
     "Trigger": "sealegs.recovery.playbook",
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
-    "open_run": "sealegs.record.run",
+    "open_run": "sealegs.readers.read",
 }
 
 

@@ -18,6 +18,8 @@ from sealegs.errors import SealegsError
 # and nothing but training for torch.
 COMMANDS = {
     "train": "pretrain a small language model and record everything",
+    "check": "is this curve normal? any training log in, what is wrong and why out",
+    "diff": "where two runs part: settings, versions, signals",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
 }
@@ -37,6 +39,7 @@ options:
 examples:
   sealegs train --size toy --steps 400 --run a     train the toy model into experiments/a
   sealegs train --run a --resume                   go on with it after an interruption
+  sealegs check train.log                          what went wrong in any training log, and why
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
 """

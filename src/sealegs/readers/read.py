@@ -24,9 +24,11 @@ from sealegs.readers.contract import Reader
 from sealegs.readers.place import Place
 from sealegs.readers.steps import number_rows
 from sealegs.readers.table import Table
+from sealegs.record import run as runs
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import Run, run_of
+from sealegs.record.schema import MANIFEST
 
 READERS: tuple[Reader, ...] = (
     mlflow,  # first, since what it reads need not be a path
@@ -70,6 +72,13 @@ def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str 
     if not table.columns.rows:
         raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
     return _log(place, table, dict(metrics or {}))
+
+
+def open_run(source: str | Path) -> Run:
+    """The run in a folder, while it is being written or afterwards; or in any log that ``read`` reads."""
+    path = Path(source)
+    is_ours = not path.exists() or (path / MANIFEST).exists()
+    return runs.open_run(path) if is_ours and not str(source).startswith("mlflow:") else read(str(source)).run
 
 
 def _log(place: Place, table: Table, said: dict[str, str]) -> Log:

@@ -1,6 +1,7 @@
 """The file of a W&B offline run in, through W&B's own reader, a Table out."""
 
 import json
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,19 @@ def _records(file: Path, remarks: list[str]) -> Iterator[Any]:
     except ImportError as error:
         raise MissingExtra(f"reading {file.name}", "wandb", "wandb") from error
     store = DataStore()
-    store.open_for_scan(str(file))
+    try:
+        store.open_for_scan(str(file))
+    except OSError as error:  # it opens the file as if to write
+        raise SourceError(f"{file}: {error.strerror}; copy it to where you may write, W&B's reader insists") from error
+    except Exception as error:  # its reader has no error of its own
+        store.close()
+        raise SourceError(f"{file}: a W&B file whose head is damaged ({error}); restore it from a copy") from error
     try:
         while (data := store.scan_data()) is not None:
             record = Record()
             record.ParseFromString(data)
             yield record
-    except (AssertionError, DecodeError):  # how it says that a record is not whole
+    except (AssertionError, DecodeError, struct.error):  # how it says that a record is not whole
         remarks.append(f"{file.name} is torn: read up to there")
     finally:
         store.close()

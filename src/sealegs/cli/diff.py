@@ -1,0 +1,45 @@
+"""``sealegs diff``: two runs in, where they part out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from sealegs.cli.check import place_of
+from sealegs.diagnosis.differ import differ
+from sealegs.readers.read import read
+from sealegs.report.differing import contract, page
+
+DESCRIPTION = """\
+The first difference between two runs: settings, versions, and for every signal that both have the first step at which
+it differs at all, and from which on by more than noise. Reads everything that `sealegs check` reads.
+
+exit code: 0 no difference, 1 some, 2 one of them cannot be read.
+
+examples:
+  sealegs diff good bad                     two runs of experiments/
+  sealegs diff before.csv after.csv --json
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    a: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_A")]
+    """One run, or log."""
+    b: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_B")]
+    """The other."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read both, compare, say."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs diff", description=DESCRIPTION)
+    names = options.a, options.b
+    difference = differ(*(read(place_of(name)).run for name in names))
+    print(json.dumps(contract(difference, names), indent=1) if options.json else page(difference, names))
+    return int(difference.is_any)

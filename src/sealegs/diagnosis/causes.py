@@ -1,0 +1,105 @@
+"""``causes.toml`` in, cause cards out: what each cause is, which signs speak for it, and what to do about it."""
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from sealegs.diagnosis.signs import SIGNS
+from sealegs.errors import ConfigError
+
+Situation: TypeAlias = Literal[
+    "nonfinite", "spike", "elevation", "drift", "overflow", "resume", "plateau", "stuck", "memory", "metric", "ranks"
+]
+"""What a run can show that asks for a cause."""
+Words: TypeAlias = Annotated[str, msgspec.Meta(min_length=2)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
+
+
+class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing to do, with its knob and its value."""
+
+    grade: Literal["safe", "opt-in", "show-only"]
+    """``safe``: costs nothing if the cause is another. ``opt-in``: changes the run. ``show-only``: for a person."""
+    do: Words
+    """As an order: ``clip gradients at 0.5``."""
+    knob: Words
+    value: str
+    unless: str = ""
+    """A sign that makes it pointless."""
+
+
+class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"apart_from": "from"}):
+    """What tells a cause from one of its neighbours."""
+
+    apart_from: Name
+    do: Words
+
+
+class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cause card."""
+
+    name: Name
+    title: Words
+    mechanism: Words
+    """In two sentences."""
+    explains: tuple[Situation, ...]
+    tests: tuple[Test, ...]
+    remedies: tuple[Remedy, ...]
+    references: tuple[str, ...]
+    decides: tuple[str, ...] = ()
+    """Signs of which one is enough."""
+    strong: tuple[str, ...] = ()
+    """Signs that count two."""
+    fits: tuple[str, ...] = ()
+    """Signs that count one."""
+    against: tuple[str, ...] = ()
+    """Signs that count minus two."""
+    rules_out: tuple[str, ...] = ()
+    """Signs of which one is enough to drop it."""
+    spares_weights: bool = False
+    """Whether the weights are sound, so that nothing has to be reloaded."""
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """All that it asks for."""
+        return self.decides + self.strong + self.fits + self.against + self.rules_out
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All signs that it names, those of its remedies too."""
+        return (*self.signs, *(remedy.unless for remedy in self.remedies if remedy.unless))
+
+
+class Cards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    cause: tuple[Cause, ...]
+
+
+@cache
+def causes() -> dict[str, Cause]:
+    """Every card by its name, in the order of the file: the commoner cause first."""
+    return parsed((resources.files("sealegs.diagnosis") / "causes.toml").read_text("utf-8"))
+
+
+def parsed(text: str) -> dict[str, Cause]:
+    """Cards from TOML, or a sentence that says what is wrong with them."""
+    try:
+        cards = msgspec.convert(tomllib.loads(text), Cards).cause
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"causes.toml: {error}") from error
+    found = {card.name: card for card in cards}
+    if len(found) < len(cards):
+        twice = next(card.name for card in cards if sum(other.name == card.name for other in cards) > 1)
+        raise ConfigError(f"causes.toml: two cards are called {twice}; give one another name")
+    for card in cards:
+        unknown = [sign for sign in card.names if sign not in SIGNS]
+        strangers = [test.apart_from for test in card.tests if test.apart_from not in found]
+        if unknown or strangers:
+            raise ConfigError(
+                f"causes.toml: {card.name} speaks of {', '.join(unknown + strangers)}, which does not exist"
+            )
+    return found

@@ -1,0 +1,96 @@
+"""A Run in, its loss as a Curve out: every row as it was written, also those that a resume went back behind."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.incidents import BEYOND
+from sealegs.record.run import Run
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+SHORTEST_PART = 24
+"""Rows below which what was begun again from the start is not looked at by itself."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses of a run. Time is counted in rows: steps may go back, or go by hundreds."""
+
+    steps: Indices
+    segments: Indices
+    """How often the steps have gone back before each row."""
+    losses: Floats
+
+    @cached_property
+    def finite(self) -> Indices:
+        """The rows whose loss is a number."""
+        return np.flatnonzero(np.isfinite(self.losses))
+
+    @cached_property
+    def interval(self) -> int:
+        """Steps from row to row, usually."""
+        forward = np.diff(self.steps)
+        forward = forward[forward > 0]
+        return int(np.median(forward)) if len(forward) else 1
+
+    @cached_property
+    def resumes(self) -> tuple[int, ...]:
+        """The first row after each step back."""
+        return tuple((np.flatnonzero(np.diff(self.segments)) + 1).tolist())
+
+    @cached_property
+    def parts(self) -> tuple[Indices, ...]:
+        """The rows of each try that began at the first step again, finite ones only: each begins high, in health."""
+        begun = [row for row in self.resumes if self.steps[row] <= self.steps[0]]
+        edges = [0]
+        for row in begun:
+            if row - edges[-1] >= SHORTEST_PART and len(self.steps) - row >= SHORTEST_PART:
+                edges.append(row)
+        cuts = np.searchsorted(self.finite, edges[1:])
+        return tuple(np.split(self.finite, cuts))
+
+    def row_of(self, step: int, loss: float) -> int:
+        """The row of a step, where that was gone through several times the one with such a loss; NaN for none."""
+        rows = np.flatnonzero(self.steps == step)
+        off = np.abs(self.losses[rows] - loss) if np.isfinite(loss) else np.isfinite(self.losses[rows])
+        return int(rows[np.argmin(np.where(np.isnan(off), np.inf, off))])
+
+
+def curve_of(run: Run) -> Curve:
+    """The losses of a run; empty where it has none."""
+    if "loss" not in run.signals:
+        return Curve(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    steps, segments, written = run.written("loss")
+    losses = numbers(written)
+    bounded = np.clip(losses, -BEYOND, BEYOND)  # or squares and sums of them would be infinite
+    return Curve(steps, segments, np.where(np.isfinite(losses), bounded, losses))
+
+
+def numbers(values: NDArray[np.float64]) -> Floats:
+    """A column of numbers; text is none of them."""
+    if values.dtype.kind not in "fiub":
+        return np.full(len(values), np.nan)
+    return values.astype(np.float64)
+
+
+def beside(run: Run, curve: Curve, signal: str) -> Floats:
+    """A signal at the rows of the curve; NaN where it was not logged with the loss, infinite where it is not finite."""
+    found = np.full(len(curve.steps), np.nan)
+    if signal not in run.signals or not len(curve.steps):
+        return found
+    steps, segments, values = run.written(signal)
+    values = numbers(values)
+    values = np.where(np.isfinite(values), values, np.inf)
+    if len(steps) == len(curve.steps) and np.array_equal(steps, curve.steps):
+        return values
+    # Rows are in order of segment and step: one number says which comes first.
+    span = int(max(steps.max(), curve.steps.max())) - int(min(steps.min(), curve.steps.min())) + 1
+    of_curve, of_signal = curve.segments * span + curve.steps, segments * span + steps
+    at = np.minimum(np.searchsorted(of_signal, of_curve), len(of_signal) - 1)
+    same = of_signal[at] == of_curve
+    found[same] = values[at[same]]
+    return found

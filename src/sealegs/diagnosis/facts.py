@@ -1,0 +1,356 @@
+"""Findings in, numbers out: what questions and signs ask of a run. Time is counted in rows, since logs skip steps."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.diagnosis.contract import Findings
+from sealegs.diagnosis.curve import curve_of
+from sealegs.diagnosis.settings import Known, known_of
+from sealegs.diagnosis.stretches import hidden
+from sealegs.incidents import Incident
+from sealegs.record.columns import Column
+from sealegs.record.run import Run
+
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
+USUAL = 100
+"""Logged values before the onset that say what is usual."""
+LEAD = 4
+"""Rows by which a gradient norm may rise before the loss does."""
+NEAR = 10
+"""Rows after the onset that still belong to it."""
+SOON = 50
+"""Rows after a resume or a jump of the learning rate in which trouble is put down to it."""
+DRIFT_STEPS = 200
+"""Steps in which a slow change is looked for."""
+LEAPS = ("spike", "level_shift", "resume_jump")
+"""Kinds of incidents in which the loss goes up at once."""
+GRAVEST = ("divergent", "lingering", None, "slow", "fast")
+"""Trajectories, the gravest first; None is still open."""
+KINDS = ("nonfinite", "overflow", "level_shift", "spike", "drift", "resume_jump", "epoch_step", "plateau")
+
+
+class Series(NamedTuple):
+    """What was logged of one signal."""
+
+    steps: Steps
+    values: Floats
+
+    def within(self, first: float, last: float) -> "Series":
+        """From one step to another, both included."""
+        chosen = (self.steps >= first) & (self.steps <= last)
+        return Series(self.steps[chosen], self.values[chosen])
+
+    @property
+    def finite(self) -> "Series":
+        """Without what is NaN or infinite."""
+        chosen = np.isfinite(self.values)
+        return Series(self.steps[chosen], self.values[chosen])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was logged."""
+        return not len(self.values)
+
+
+class Against(NamedTuple):
+    """A value, and what was usual before it."""
+
+    step: int
+    value: float
+    usual: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the usual it is."""
+        return self.value / self.usual if self.usual > 0 else math.inf if self.value > 0 else 1.0
+
+
+class Jump(NamedTuple):
+    """A learning rate that does not go on as it went before."""
+
+    step: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run and the incident that is asked about."""
+
+    findings: Findings
+    rules: str = "calibrated"
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.findings.run
+
+    @cached_property
+    def known(self) -> Known:
+        """Its settings."""
+        return known_of(self.run.manifest)
+
+    @cached_property
+    def focus(self) -> Incident | None:
+        """The incident to explain: the gravest, and of equals the first, since later ones may follow from it."""
+        return min(self.findings.incidents, key=_gravity, default=None)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of all incidents."""
+        return frozenset(incident.kind for incident in self.findings.incidents)
+
+    @cached_property
+    def dtype(self) -> str | None:
+        """The precision; a loss scale is only there in fp16."""
+        scale = self.series("loss_scale").finite.values
+        return self.known.dtype or ("fp16" if len(scale) and scale.max() > 1 else None)
+
+    def series(self, signal: str) -> Series:
+        """What was logged of a signal; empty where it is text, or was not logged at all."""
+        if signal not in self._series:
+            self._series[signal] = self.loss if signal == "loss" else _series(self.run, signal)
+        return self._series[signal]
+
+    def texts(self, signal: str, first: float = -math.inf, last: float = math.inf) -> dict[int, str]:
+        """The texts of a signal, by step, from one step to another."""
+        if signal not in self.run.signals:
+            return {}
+        if signal not in self._texts:
+            self._texts[signal] = self.run.column(signal)
+        chosen = self.run.logged(signal) & (self.run.steps >= first) & (self.run.steps <= last)
+        return dict(zip(self.run.steps[chosen].tolist(), map(str, self._texts[signal][chosen].tolist()), strict=True))
+
+    def groups(self, signal: str) -> tuple[str, ...]:
+        """The names under which a signal was logged by group or layer."""
+        return tuple(name for name in self.run.signals if name.startswith(f"{signal}/"))
+
+    @cached_property
+    def _series(self) -> dict[str, Series]:
+        return {}
+
+    @cached_property
+    def _texts(self) -> dict[str, Column]:
+        return {}
+
+    @cached_property
+    def loss(self) -> Series:
+        """The loss; what a logger wrote as 0 and was NaN, as NaN."""
+        loss, curve = _series(self.run, "loss"), curve_of(self.run)
+        masked = hidden(self.run, curve) if len(curve.losses) else np.zeros(0, dtype=bool)
+        return Series(loss.steps, np.where(np.isin(loss.steps, curve.steps[masked]), np.nan, loss.values))
+
+    @cached_property
+    def stride(self) -> int:
+        """Steps from one logged loss to the next."""
+        return max(int(np.median(np.diff(self.loss.steps))), 1) if len(self.loss.steps) > 1 else 1
+
+    @cached_property
+    def onset(self) -> int:
+        """Where the trouble begins; the last step, where there is none.
+
+        An incident that was found in means of several rows begins up to sixteen too soon: its onset is the first row
+        that is above the noise before it.
+        """
+        focus = self.focus
+        if focus is None or focus.kind not in LEAPS:
+            return focus.start if focus else self.last
+        before = self.loss.finite.within(-math.inf, focus.start - 1).values[-USUAL:]
+        course = self.loss.finite.within(focus.start, focus.peak)
+        if len(before) < NEAR or course.is_empty:
+            return focus.start
+        noise = float(np.std(np.diff(before))) / math.sqrt(2)
+        height = max(4 * noise, 0.1 * (float(course.values.max()) - focus.usual))
+        above = course.steps[course.values > float(before[-20:].mean()) + height]
+        return int(above[0]) if len(above) else focus.start
+
+    @property
+    def last(self) -> int:
+        """The last step with a loss."""
+        return int(self.loss.steps[-1]) if len(self.loss.steps) else 0
+
+    @cached_property
+    def leaps(self) -> bool:
+        """Whether the incident to explain is a loss that goes up at once."""
+        return self.focus is not None and self.focus.kind in LEAPS
+
+    @cached_property
+    def persists(self) -> bool:
+        """Whether the loss has not come back within 50 rows of the onset."""
+        if self.focus is None or self.focus.trajectory == "fast":
+            return False
+        if self.focus.trajectory is None:
+            return self.focus.kind == "level_shift" or len(self.loss.within(self.onset, self.last).values) > SOON
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loss came back by itself."""
+        return self.focus is not None and self.focus.trajectory in ("fast", "slow") and not self.stays_bad
+
+    # What was usual, and what was not
+
+    def before(self, signal: str, rows: int = USUAL) -> Series:
+        """The last finite values well before the onset."""
+        found = self.series(signal).finite.within(-math.inf, self.onset - 1 - LEAD * self.stride)
+        return Series(found.steps[-rows:], found.values[-rows:])
+
+    def near(self, signal: str) -> Series:
+        """What was logged about the onset, from a little before it to the peak of the loss."""
+        peak = self.focus.peak if self.focus else self.onset
+        until = max(self.onset + NEAR * self.stride, min(peak, self.onset + USUAL * self.stride) + 2 * self.stride)
+        return self.series(signal).within(self.onset - LEAD * self.stride, until)
+
+    def highest(self, signal: str) -> Against | None:
+        """The highest value about the onset against the mean before it; None if one of them is not there."""
+        near, before = self.near(signal), self.before(signal)
+        if near.is_empty or before.is_empty:
+            return None
+        values = np.where(np.isfinite(near.values), near.values, np.inf)
+        place = int(np.argmax(values))
+        return Against(int(near.steps[place]), float(values[place]), float(before.values.mean()))
+
+    def noise(self, signal: str) -> float:
+        """Spread of the differences from row to row before the onset: what a trend does not count into."""
+        values = self.before(signal).values
+        return float(np.std(np.diff(values)) / math.sqrt(2)) if len(values) > 2 else math.nan
+
+    # Numbers that are none
+
+    def first_bad(self, signal: str) -> int | None:
+        """The first step at which a signal was NaN or infinite."""
+        series = self.series(signal)
+        bad = ~np.isfinite(series.values)
+        return int(series.steps[np.argmax(bad)]) if bad.any() else None
+
+    @cached_property
+    def first_bad_weight(self) -> int | None:
+        """The first step at which a weight is known not to be finite."""
+        flags = self.series("params_finite")
+        steps = [int(flags.steps[flags.values == 0][0])] if (flags.values == 0).any() else []
+        norms = (self.first_bad(name) for name in ("param_norm", *self.groups("param_norm")))
+        return min([*steps, *(step for step in norms if step is not None)], default=None)
+
+    @cached_property
+    def stays_bad(self) -> bool:
+        """Whether the loss is not finite any more, up to the last row, in at least three rows."""
+        tail = self.loss.values[-3:]
+        return len(tail) == 3 and not np.isfinite(tail).any()
+
+    @cached_property
+    def is_nonfinite(self) -> bool:
+        """Whether loss or weights are not finite somewhere; gradients count too, unless a scaler is there for them."""
+        bad = self.first_bad("loss") is not None or self.first_bad_weight is not None
+        return bad or (self.dtype != "fp16" and self.first_bad("grad_norm") is not None)
+
+    # The learning rate
+
+    @cached_property
+    def lr_jumps(self) -> tuple[Jump, ...]:
+        """Where the learning rate changes by a fifth at once, and by five times what it does around there."""
+        steps, rates = self.series("lr").finite
+        if len(rates) < 3:
+            return ()
+        change = np.diff(rates)
+        size = np.abs(change)
+        # Sizes are compared with those beside them: a warm-up doubles its rate at once in its second step.
+        large = np.flatnonzero(size > 0.2 * np.minimum(rates[:-1], rates[1:]).clip(min=1e-30))
+        found = []
+        for place in large[:1000].tolist():
+            around = np.delete(size[max(place - 20, 0) : place + 21], min(place, 20))
+            if size[place] > 5 * np.median(around):
+                found.append(Jump(int(steps[place + 1]), float(rates[place]), float(rates[place + 1])))
+        return tuple(found)
+
+    def lr_jump_at_onset(self) -> Jump | None:
+        """A learning rate that leapt up shortly before the onset."""
+        first, last = self.onset - 2 * NEAR * self.stride, self.onset + 2 * self.stride
+        return next((jump for jump in self.lr_jumps if first <= jump.step <= last and jump.after > jump.before), None)
+
+    # The slow window
+
+    @cached_property
+    def slow_window(self) -> tuple[int, int]:
+        """First and last step of the stretch in which slow changes are looked for."""
+        focus = self.focus
+        finite = self.loss.finite.steps
+        end = int(finite[-1]) if len(finite) else self.last
+        if focus is not None and focus.kind in ("drift", "plateau"):
+            end = focus.end if focus.end is not None else end
+            return min(focus.start, end - DRIFT_STEPS), end
+        return end - DRIFT_STEPS, end
+
+    def change(self, signal: str) -> Against | None:
+        """A signal at the end of the slow window against its beginning: means of a fifth of it each."""
+        series = self.series(signal).finite.within(*self.slow_window)
+        count = max(len(series.values) // 5, 1)
+        if len(series.values) < 2:
+            return None
+        begin, end = series.values[:count].mean(), series.values[-count:].mean()
+        return Against(int(series.steps[-1]), float(end), float(begin))
+
+    def trend(self, signal: str) -> float | None:
+        """Share of pairs of blocks in the slow window that rise, less that of those that fall: 1 is a steady rise."""
+        series = self.series(signal).finite.within(*self.slow_window)
+        if len(series.values) < 8:
+            return None
+        means = np.array([block.mean() for block in np.array_split(series.values, 8)])
+        signs = np.sign(means[None, :] - means[:, None])[np.triu_indices(8, 1)]
+        return float(signs.mean())
+
+    # Resumes
+
+    @cached_property
+    def resumes(self) -> tuple[int, ...]:
+        """The first steps after each resume, as far as the log tells."""
+        turned = np.flatnonzero(np.diff(self.run.segments)) + 1
+        told = (event.step for event in self.run.events if event.kind == "resume")
+        jumped = (incident.start for incident in self.findings.incidents if incident.kind == "resume_jump")
+        return tuple(sorted({*self.run.steps[turned].tolist(), *told, *jumped}))
+
+    @cached_property
+    def resumed_before(self) -> int | None:
+        """The resume shortly before the onset."""
+        if self.focus is None:
+            return None
+        first, last = self.onset - SOON * self.stride, self.onset + 2 * self.stride
+        return max((step for step in self.resumes if first <= step <= last), default=None)
+
+    def again(self, signal: str) -> Iterator[tuple[int, float | str, float | str]]:
+        """Steps that were gone through twice: the step, the value the first time, the value the last time."""
+        if signal not in self.run.signals or not self.run.segments.any():
+            return
+        steps, segments, values = self.run.written(signal)
+        seen: dict[int, tuple[int, float | str]] = {}
+        for step, segment, value in zip(steps.tolist(), segments.tolist(), values.tolist(), strict=True):
+            if step in seen and seen[step][0] != segment:
+                yield step, seen[step][1], value
+            seen.setdefault(step, (segment, value))
+
+    @cached_property
+    def checkpoint_before(self) -> int | None:
+        """The last checkpoint before the onset that the log tells of."""
+        steps = [event.step for event in self.run.events if event.kind == "checkpoint" and event.step < self.onset]
+        return max(steps, default=None)
+
+
+def _series(run: Run, signal: str) -> Series:
+    if signal not in run.signals or run.column(signal).dtype.kind not in "fiu":
+        return Series(np.empty(0, np.int64), np.empty(0))
+    logged = run.logged(signal)
+    return Series(run.steps[logged], run.column(signal)[logged].astype(np.float64))
+
+
+def _gravity(incident: Incident) -> tuple[int, int, int]:
+    if incident.kind in ("plateau", "epoch_step"):
+        return len(GRAVEST), KINDS.index(incident.kind), incident.start
+    kind = KINDS.index(incident.kind) if incident.kind in KINDS else len(KINDS)
+    return GRAVEST.index(incident.trajectory), kind, incident.start

@@ -1,0 +1,226 @@
+"""A Run in, Findings out: whether its metrics can be believed, what went wrong where, and whether the curve is normal.
+
+Time is counted in logged rows, as live; in short logs the bounds of a trajectory shrink with the log: `fast` is back
+within 50 rows or a fortieth of the run, `slow` within 500 or a tenth, whichever is less.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from sealegs.diagnosis import live, metrics
+from sealegs.diagnosis.contract import Findings, Health, Problem
+from sealegs.diagnosis.curve import Curve, Floats, Indices, beside, curve_of
+from sealegs.diagnosis.epochs import epoch_steps, is_at_boundaries
+from sealegs.diagnosis.rises import SMALLEST, heights_of
+from sealegs.diagnosis.stretches import Stretch, flat, nonfinite, overflowed, risen
+from sealegs.errors import ConfigError
+from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
+from sealegs.record.run import Run
+
+RULES = ("calibrated", "textbook")
+FEWEST_POINTS = 10
+"""Losses below which a curve says nothing."""
+BENIGN = ("epoch_step",)
+WATCHED = ("plateau",)
+PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
+"""What a stretch is called that several finders have found."""
+IN_A_ROW = 3
+"""Losses in a row that are not finite that ask for an action, as live."""
+
+
+def look(run: Run, *, rules: str = "calibrated") -> Findings:
+    """What a run shows by itself."""
+    if rules not in RULES:
+        raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
+    curve = curve_of(run)
+    problems = metrics.problems_of(run, curve)
+    found = _stretches(run, curve, rules) if len(curve.losses) else []
+    norms = beside(run, curve, "grad_norm")
+    breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
+    incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
+    verdict, because = _verdict(run, curve, found, incidents, problems)
+    return Findings(
+        run=run,
+        problems=problems,
+        incidents=incidents,
+        verdict=verdict,
+        because=because,
+        unseen=_unseen(run, curve, rules),
+    )
+
+
+def _stretches(run: Run, curve: Curve, rules: str) -> list[Stretch]:
+    broken = nonfinite(run, curve) + overflowed(run, curve)
+    if rules == "textbook":
+        return sorted(broken + live.by_the_book(curve))
+    grown, surprising = risen(run, curve), live.surprising(run, curve)
+    judged_from = live.judges_from(curve)
+    sudden = [
+        one
+        for one in grown
+        if one.first < judged_from
+        or one.kind == "resume_jump"
+        or one.last - one.first + 1 >= live.SHORT
+        or any(one.first <= other.last and other.first <= one.last for other in surprising)
+    ]
+    found = _joined([one for one in sudden if one.kind != "drift"] + surprising) + broken
+    found += [one for one in sudden if one.kind == "drift"]
+    if not any(one.is_open for one in found):
+        found += flat(run, curve)
+    return sorted(found + epoch_steps(run, curve))
+
+
+def _joined(found: Sequence[Stretch]) -> list[Stretch]:
+    """Stretches that share rows are one."""
+    joined: list[Stretch] = []
+    for one in sorted(found):
+        if joined and one.first <= joined[-1].last:
+            before = joined.pop()
+            kind = min(before.kind, one.kind, key=PRIORITY.index)
+            one = Stretch(before.first, max(before.last, one.last), kind, before.is_open or one.is_open)
+        joined.append(one)
+    return joined
+
+
+def _incident(curve: Curve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
+    """A stretch in the words of an incident, with what was usual before it and how it ended."""
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    before = curve.losses[curve.finite[max(begin - USUAL, 0) : begin]]
+    after = curve.losses[curve.finite[end : end + AVERAGED]]
+    within = np.arange(one.first, one.last + 1)
+    losses = curve.losses[within]
+    is_broken = one.kind == "nonfinite"
+    peak = int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf if not is_broken else np.inf)))
+    usual = _mean(before)
+    trajectory = _trajectory(curve, one, breaks)
+    is_back = not one.is_open and len(after) > 0 and one.kind not in ("plateau", "epoch_step")
+    reached = norms[within][~np.isnan(norms[within])]
+    return Incident(
+        number=number,
+        start=int(curve.steps[one.first]),
+        kind=one.kind,
+        pre_loss=_mean(before[-BEFORE:]),
+        usual=usual,
+        limit=usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan,
+        peak=int(curve.steps[within[peak]]),
+        peak_loss=float(losses[peak]) if np.isfinite(losses[peak]) else math.nan,
+        grad_norm_peak=float(reached.max()) if len(reached) else math.nan,
+        end=None if one.is_open and trajectory is None else int(curve.steps[one.last]),
+        trajectory=trajectory,
+        recovery_loss=_mean(after) if is_back else None,
+    )
+
+
+def bounds(points: int) -> tuple[int, int]:
+    """Rows within which a loss must be back to be `fast`, and to be `slow`, in a log of so many.
+
+    >>> bounds(40), bounds(1000), bounds(100_000)
+    ((3, 6), (25, 100), (50, 500))
+    """
+    return min(FAST, max(points // 40, 3)), min(SLOW, max(points // 10, 6))
+
+
+def _trajectory(curve: Curve, one: Stretch, breaks: Indices) -> str | None:
+    if one.kind in ("plateau", "epoch_step", "overflow"):
+        return None
+    fast, slow = bounds(len(curve.losses))
+    length = one.last - one.first + 1
+    if one.is_open:
+        if one.kind == "nonfinite" or _diverges(curve, one):
+            return "divergent"
+        return "lingering" if length > slow else None
+    if np.any((breaks > one.last) & (breaks <= one.last + AVERAGED)):
+        return "divergent"
+    return "fast" if length <= fast else "slow" if length <= slow else "lingering"
+
+
+def _diverges(curve: Curve, one: Stretch) -> bool:
+    """Whether a loss that is not back climbs, or is above where the run began."""
+    rows = curve.finite
+    heights = heights_of(curve.losses[rows])
+    inside = heights[(rows >= one.first) & (rows <= one.last)]
+    third = len(inside) // 3
+    if third < 1:
+        return False
+    end, begin = float(np.median(inside[-third:])), float(np.median(inside[:third]))
+    is_long = len(inside) > bounds(len(curve.losses))[0]
+    is_above_start = end > float(heights[:3].max()) and one.first > 0
+    return is_long and (is_above_start or end - begin > SMALLEST)
+
+
+def _verdict(
+    run: Run, curve: Curve, found: Sequence[Stretch], incidents: Sequence[Incident], problems: Sequence[Problem]
+) -> tuple[Health, str]:
+    grave = [(one, it) for one, it in zip(found, incidents, strict=True) if _asks_for_action(one, it)]
+    if grave:
+        return "act", _told([it for _, it in grave])
+    blind = next((problem for problem in problems if problem.signal == "loss" and problem.kind == "constant"), None)
+    if blind is not None:
+        return "unknown", blind.text
+    if len(curve.finite) < FEWEST_POINTS:
+        return "unknown", f"{len(curve.finite)} losses are too few to say; {FEWEST_POINTS} are the least"
+    doubtful = [it for it in incidents if it.kind not in BENIGN]
+    if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
+        return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
+    if doubtful:
+        return "watch", _told(doubtful)
+    first, last = _ends(curve)
+    benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
+    return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"
+
+
+def _asks_for_action(one: Stretch, incident: Incident) -> bool:
+    if one.kind in BENIGN or one.kind in WATCHED:
+        return False
+    if one.kind == "nonfinite":
+        return one.is_open or one.last - one.first + 1 >= IN_A_ROW
+    return incident.trajectory in ("lingering", "divergent") or (one.kind == "overflow" and one.is_open)
+
+
+def _told(incidents: Sequence[Incident]) -> str:
+    gravest = min(incidents, key=lambda it: (_GRAVITY.index(it.trajectory), PRIORITY.index(it.kind)))
+    name = "loss or gradients not finite" if gravest.kind == "nonfinite" else gravest.kind.replace("_", " ")
+    course = f", {gravest.trajectory}" if gravest.trajectory else ""
+    numbers = ""
+    if math.isfinite(gravest.pre_loss) and math.isfinite(gravest.peak_loss) and gravest.kind != "nonfinite":
+        numbers = f": loss {gravest.pre_loss:.4g} before, {gravest.peak_loss:.4g} at its highest"
+    more = f"; and {len(incidents) - 1} more" if len(incidents) > 1 else ""
+    return f"{name} at step {gravest.start}{course}{numbers}{more}"
+
+
+_GRAVITY = ("divergent", "lingering", "slow", None, "fast")
+
+
+def _ends(curve: Curve) -> tuple[float, float]:
+    """The first loss, and the mean of the last tenth or ten."""
+    losses = curve.losses[curve.finite]
+    return float(losses[0]), float(losses[-min(AVERAGED, max(len(losses) // 10, 1)) :].mean())
+
+
+def _unseen(run: Run, curve: Curve, rules: str) -> tuple[str, ...]:
+    points, interval = len(curve.finite), curve.interval
+    told = []
+    if interval > 1:
+        told.append(f"one row in {interval} steps: a spike that is back within {interval} steps can be missed")
+        told.append(f"`fast` and `slow` are counted in logged rows: a row is {interval} steps")
+    fast, slow = bounds(points)
+    if points and slow < SLOW:
+        told.append(f"{points} points: `fast` is back within {fast} rows here and `slow` within {slow}, not 50 and 500")
+    if rules == "calibrated" and 0 < points < live.LONG:
+        told.append(
+            f"{points} points: rises of less than {math.expm1(SMALLEST):.0%} are not told from noise in so short a log"
+        )
+    if live.is_screened(curve):
+        told.append(
+            f"{points} points: lasting rises are looked for in medians of {-(-points // 16384)}, single spikes "
+            f"only around the {live.SCREENED} highest points"
+        )
+    if points and "grad_norm" not in run.signals:
+        told.append("no gradient norm: whether the gradient grew before the loss did is unknown")
+    return tuple(told)
+
+
+def _mean(losses: Floats) -> float:
+    return float(losses.mean()) if len(losses) else math.nan

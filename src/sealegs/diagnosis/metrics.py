@@ -1,0 +1,195 @@
+"""A Run in, Problems out: what is wrong with its metrics, whatever the run did."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sealegs.diagnosis.contract import Problem
+from sealegs.diagnosis.curve import Curve, Floats, numbers
+from sealegs.diagnosis.rises import heights_of, running_median, stretches
+from sealegs.diagnosis.stretches import hidden
+from sealegs.record.run import Run
+
+FEWEST = 8
+"""Values below which nothing is said of a metric."""
+MEASURED = ("loss", "eval_loss", "grad_norm", "param_norm", "moment1_norm", "moment2_norm", "token_entropy")
+"""Signals of ours that cannot stand still; a part after a slash is one of a group or layer."""
+POSITIVE = ("grad_norm", "lr", "loss_scale", "param_norm", "moment1_norm", "moment2_norm", "tokens_per_s")
+"""Signals that cannot be negative."""
+FEW = 5
+"""Values to each distinct one, on average, from which a loss is quantised."""
+ENOUGH = 60
+"""Values that say whether a loss is quantised or smoothed ..."""
+LATEST = 4_096
+"""... of the last so many."""
+NOISE, WITHOUT_NOISE = -0.2, 0.3
+"""Correlation of neighbouring changes between which a loss is a running average."""
+TREND = 33
+"""Rows whose running median is the trend."""
+COARSE = 50
+"""Steps to a row from which what is back within 50 steps leaves no trace."""
+MISSING = 10
+"""Rows that are missing in one place before it is said."""
+AT_THE_TOP = 0.2
+"""Share of the gradient norms at their highest that only clipping explains."""
+SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "scheduler", "schedule", "lr_schedule", "lr_decay_style")
+WITHOUT = ("", "none", "constant", "flat", "fixed")
+
+
+def problems_of(run: Run, curve: Curve) -> tuple[Problem, ...]:
+    """All of them, the loss's first."""
+    return (
+        *_hidden(run, curve),
+        *_of_loss(curve),
+        *_missing(curve),
+        *(problem for signal in run.signals for problem in _of_signal(run, signal)),
+        *_schedule(run),
+    )
+
+
+def _of_loss(curve: Curve) -> Iterator[Problem]:
+    losses = curve.losses[curve.finite][-LATEST:]
+    if len(losses) >= ENOUGH and losses.min() < losses.max():
+        yield from _quantised(losses)
+        yield from _smoothed(losses)
+    if curve.interval >= COARSE and len(curve.finite) >= 2:
+        yield Problem(
+            signal="loss",
+            kind="coarse",
+            text=f"loss is logged every {curve.interval} steps",
+            hides=f"spikes that are back within {curve.interval} steps, and what came first in those that are seen",
+        )
+
+
+def _quantised(losses: Floats) -> Iterator[Problem]:
+    recent = losses[len(losses) // 2 :]
+    distinct = np.unique(recent)
+    if len(distinct) * FEW > len(recent) or len(distinct) < 2:
+        return
+    step = float(np.diff(distinct).min())
+    as_bf16 = bool(np.all(np.frexp(distinct)[0] * 256 % 1 == 0))
+    why = "a loss kept in bf16 has eight bits" if as_bf16 else "it was rounded"
+    yield Problem(
+        signal="loss",
+        kind="quantised",
+        text=f"{len(distinct)} distinct values in {len(recent)} losses, {step:.2g} apart: {why}",
+        hides=f"changes of less than {step:.2g}: plateaus and slow drifts may be rounding",
+    )
+
+
+def _smoothed(losses: Floats) -> Iterator[Problem]:
+    """Whether neighbouring changes have lost the sign that noise gives them: after a high loss comes a lower one.
+
+    Their correlation is -0.5 for noise, -0.25 for one whose neighbours are half alike, about 0 for a running average of
+    any kind, and towards 1 for a curve without noise, of which nothing is said.
+    """
+    heights = heights_of(losses)[len(losses) // 4 :]  # the first fall is no noise
+    changes = np.diff(heights - running_median(heights, TREND))[TREND // 2 : -(TREND // 2)]
+    if len(changes) < ENOUGH:
+        return
+    reach = 3 * float(np.median(np.abs(changes)))
+    changes = np.clip(changes, -reach, reach)  # spikes and shifts are not noise
+    size = float(np.mean(changes**2))
+    if size < 1e-12:
+        return
+    alike = float(np.mean(changes[1:] * changes[:-1])) / size
+    if NOISE + 2 / np.sqrt(len(changes)) < alike < WITHOUT_NOISE:
+        yield Problem(
+            signal="loss",
+            kind="smoothed",
+            text=f"neighbouring changes of the loss have a correlation of {alike:.2f}, where single batches have -0.5: "
+            "a running average, or as good as one",
+            hides="the height of spikes, and when they began: an average spreads them",
+        )
+
+
+def _hidden(run: Run, curve: Curve) -> Iterator[Problem]:
+    for first, last in stretches(hidden(run, curve)):
+        yield Problem(
+            signal="loss",
+            kind="hidden-nan",
+            text=f"loss is exactly 0 from step {curve.steps[first]} to {curve.steps[last]}, from far above: NaN as "
+            "some loggers write it",
+            hides="the loss from there on",
+        )
+
+
+def _missing(curve: Curve) -> Iterator[Problem]:
+    forward = np.diff(curve.steps)
+    usual = int(np.quantile(forward[forward > 0], 0.9)) if (forward > 0).any() else 1
+    wide = np.flatnonzero(forward > (MISSING + 1) * usual)
+    if len(curve.steps) >= ENOUGH and 0 < len(wide) <= 0.05 * len(forward):
+        first = int(wide[0])
+        more = f", and in {len(wide) - 1} more places" if len(wide) > 1 else ""
+        yield Problem(
+            signal="loss",
+            kind="missing",
+            text=f"no loss from step {curve.steps[first]} to {curve.steps[first + 1]}, where a row comes every "
+            f"{usual} steps{more}",
+            hides="what happened there: some loggers leave out what is not finite",
+        )
+
+
+def _of_signal(run: Run, signal: str) -> Iterator[Problem]:
+    family = signal.partition("/")[0]
+    if family not in MEASURED and family not in POSITIVE:
+        return
+    values = numbers(run.column(signal))[run.logged(signal)]
+    values = values[np.isfinite(values)]
+    if len(values) < FEWEST:
+        return
+    low, high = float(values.min()), float(values.max())
+    if low == high and family in MEASURED:
+        yield Problem(
+            signal=signal,
+            kind="constant",
+            text=f"{signal} is {low:.4g} on all of its {len(values)} rows: the metric is broken, or nothing is trained",
+            hides=f"everything that {signal} could tell",
+        )
+    elif family == "grad_norm" and high > 0:
+        share = float(np.mean(values >= high * (1 - 1e-4)))
+        if share >= AT_THE_TOP:
+            yield Problem(
+                signal=signal,
+                kind="clipped",
+                text=f"{share:.0%} of {signal} are {high:.4g}, and none is above: it was logged after clipping",
+                hides="how high the gradients were: log the norm that clip_grad_norm_ returns",
+            )
+    if low < 0 and family in POSITIVE:
+        yield Problem(
+            signal=signal,
+            kind="impossible",
+            text=f"{signal} is negative on {int(np.sum(values < 0))} rows ({low:.4g}): it cannot be",
+            hides=f"what {signal} was",
+        )
+
+
+def _schedule(run: Run) -> Iterator[Problem]:
+    if "lr" not in run.signals:
+        return
+    rates = numbers(run.column("lr"))[run.logged("lr")]
+    rates = rates[np.isfinite(rates)]
+    claimed = claimed_schedule(run.manifest.settings)
+    if claimed and len(rates) >= FEWEST and rates.min() == rates.max():
+        yield Problem(
+            signal="lr",
+            kind="flat",
+            text=f"lr is {rates[0]:.4g} on all of its {len(rates)} rows, and the settings say {claimed}",
+            hides="which rate was in force: the schedule is not stepped, or another rate is logged",
+        )
+
+
+def claimed_schedule(settings: Mapping[str, Any]) -> str:
+    """What settings say of a schedule, at any depth; nothing where they say none, or a constant one.
+
+    >>> claimed_schedule({"training": {"lr_scheduler_type": "cosine"}})
+    'lr_scheduler_type = cosine'
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            if inner := claimed_schedule(value):
+                return inner
+        elif key in SCHEDULES and str(value).lower() not in WITHOUT:
+            return f"{key} = {value}"
+    return ""

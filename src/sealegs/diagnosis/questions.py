@@ -1,0 +1,166 @@
+"""The decision tree as a table: what is asked, in which order, and where each answer leads.
+
+Read it from top to bottom. A question that does not apply, or has been asked, hands on to its ``otherwise``; an answer
+that ``then`` does not name goes where ``ANY`` points. ``unknown`` is an answer like any other: the walk goes on.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sealegs.diagnosis import replies
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.replies import Reply
+
+ANY = "any"
+END = "end"
+
+
+def always(_: Facts) -> bool:
+    """Asked of every run."""
+    return True
+
+
+def in_fp16(facts: Facts) -> bool:
+    """Asked only of fp16: bf16 reaches to 3e38, fp32 too."""
+    return facts.dtype == "fp16"
+
+
+def while_finite(facts: Facts) -> bool:
+    """Not asked of a run that is NaN for good."""
+    return not facts.stays_bad
+
+
+def after_a_leap(facts: Facts) -> bool:
+    """Asked of a run that goes on, and of one whose loss leapt before it was NaN."""
+    return not facts.stays_bad or facts.leaps
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question."""
+
+    number: str
+    text: str
+    ask: Callable[[Facts], Reply]
+    then: Mapping[str, str] = field(default_factory=dict)
+    asked: Callable[[Facts], bool] = always
+    otherwise: str = END
+
+
+TREE = (
+    # 0. Before the run
+    Question(
+        "Q0",
+        "Do the settings keep the margins of stability?",
+        replies.margins,
+        {ANY: "Q1.1"},
+    ),
+    # 1. Is the loss NaN or infinite?
+    Question(
+        "Q1.1",
+        "Is the loss, a weight, or outside fp16 a gradient, NaN or infinite at any logged step?",
+        replies.nonfinite,
+        {"yes": "Q1.2", ANY: "Q2.1"},
+    ),
+    Question(
+        "Q1.2",
+        "In which precision does the run compute?",
+        replies.precision,
+        {"fp16": "Q3.1", ANY: "Q1.3"},
+    ),
+    Question(
+        "Q1.3",
+        "Where did the NaN come from: which is the first layer or tensor?",
+        replies.origin,
+        {ANY: "Q1.4"},
+    ),
+    Question(
+        "Q1.4",
+        "Which fix belongs to it? If it is NaN again with the fix, the fault is in the model's structure.",
+        replies.fix_of_nan,
+        {ANY: "Q2.1"},
+    ),
+    # 2. Is there a spike?
+    Question(
+        "Q2.1",
+        "Does the loss leap above what was usual (textbook: 3 sigma above the mean of the last 100)?",
+        replies.leap,
+        {"yes": "Q2.2", ANY: "Q3.1"},
+        asked=after_a_leap,
+        otherwise="Q4.1",
+    ),
+    Question(
+        "Q2.2",
+        "Is the loss back under mean + 0.5 sigma within 50 steps (mean of ten steps)?",
+        replies.back,
+        {ANY: "Q2.3"},  # the panels are read for a spike that stays, too
+    ),
+    Question(
+        "Q2.3",
+        "Which panels stand out: grad norm above 30 times its mean, LR that jumps, a batch that was there before?",
+        replies.panels,
+        {ANY: "Q2.4"},
+    ),
+    Question(
+        "Q2.4",
+        "The moments are spoilt: which is the last checkpoint before it?",
+        replies.checkpoint,
+        {ANY: "Q3.1"},
+        asked=lambda facts: facts.persists,
+        otherwise="Q3.1",
+    ),
+    # 3. Mixed precision
+    Question(
+        "Q3.1",
+        "Is there a step with a gradient norm that is infinite or NaN?",
+        replies.overflow,
+        {"no": "Q4.1", ANY: "Q3.2"},
+        asked=in_fp16,
+        otherwise="Q4.1",
+    ),
+    Question(
+        "Q3.2",
+        "Does the loss scale halve on an overflow, and double after 2000 clean steps?",
+        replies.loss_scale,
+        {ANY: "Q3.3"},
+    ),
+    Question(
+        "Q3.3",
+        "Is it an overflow of fp16 (gradient first, scale halving) or structural (loss directly)?",
+        replies.fingerprint,
+        {"structural": "Q1.3", ANY: "Q3.4"},
+    ),
+    Question(
+        "Q3.4",
+        "Which fix belongs to it?",
+        replies.fix_of_overflow,
+        {ANY: "Q2.1"},
+    ),
+    # 4. Silent divergence
+    Question(
+        "Q4.1",
+        "Has the loss been rising over the last 200 steps (textbook: without a break)?",
+        replies.rising,
+        {"no": END, ANY: "Q4.2"},
+        asked=while_finite,
+    ),
+    Question(
+        "Q4.2",
+        "Has the LR risen over the same steps?",
+        replies.lr_rising,
+        {"yes": END, ANY: "Q4.3"},
+    ),
+    Question(
+        "Q4.3",
+        "Has the norm of any group of weights changed more than 2-fold in 200 steps?",
+        replies.weights_changing,
+        {"yes": END, ANY: "Q4.4"},
+    ),
+    Question(
+        "Q4.4",
+        "Is the mean gradient norm going up? If not, this is a plateau.",
+        replies.gradients_rising,
+        {ANY: END},
+    ),
+)
+"""All questions, in the order of the pages."""

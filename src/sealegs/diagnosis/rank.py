@@ -1,0 +1,227 @@
+"""Findings in, a Diagnosis out: the tree walked, every cause weighed, the first action named.
+
+How causes are weighed, so that it can be checked by hand. Each sign on a card is read once. One of ``decides`` is worth
+three points, of ``strong`` two, of ``fits`` one, of ``against`` minus two; one of ``rules_out`` drops the card. What is
+not logged counts nothing and is listed as missing. With a deciding sign and nothing against it a cause is
+*established*; with a strong sign and three points *supported*; with a strong sign and at least one point a
+*hypothesis*; with less it is not listed. The order is that of grade, then points, then of the file, in which the
+commoner cause stands first.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sealegs.diagnosis import signs
+from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
+from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
+from sealegs.diagnosis.evidence import Sign
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.found import RULES, look
+from sealegs.diagnosis.tree import walk
+from sealegs.errors import ConfigError
+
+GRADES: tuple[Grade, ...] = ("established", "supported", "hypothesis", "ruled out")
+DECIDES, STRONG, FITS, AGAINST = 3, 2, 1, -2
+SUPPORTED = 3
+MOST = 8
+"""Causes that are listed, those that are ruled out apart."""
+ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
+"""What a run can show without anything having happened to it."""
+TELLING = 5
+"""Signals that are asked for where the cause is unknown."""
+LEAVE_IT = ("hard-batch", "plateau")
+"""Causes of which the first action is to leave the run alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A card, read against a run."""
+
+    card: Cause
+    grade: Grade | None
+    """None where too little speaks for it."""
+    points: int
+    hypothesis: Hypothesis
+
+
+def diagnose(
+    findings: Findings,
+    *,
+    source: str,
+    format: str,  # noqa: A002 - the word of the contract
+    rules: str = "calibrated",
+    mapping: Mapping[str, str] | None = None,
+    remarks: tuple[str, ...] = (),
+) -> Diagnosis:
+    """Everything that can be said about a run, from what it shows by itself."""
+    if rules not in RULES:
+        raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
+    facts = Facts(findings, rules)
+    path, unanswered = walk(facts)
+    weighed = rank(facts)
+    missing = (name for item in weighed[:3] for name in item.hypothesis.missing if item.grade != "ruled out")
+    return Diagnosis(
+        source=source,
+        format=format,
+        findings=findings,
+        path=path,
+        hypotheses=tuple(item.hypothesis for item in weighed),
+        first_action=first_action(facts, weighed),
+        log_next_time=tuple(dict.fromkeys([*unanswered, *missing])),
+        rules=rules,
+        mapping=dict(mapping or {}),
+        remarks=(*remarks, how_the_rules_differ(facts)),
+    )
+
+
+def rank(facts: Facts) -> tuple[Weighed, ...]:
+    """The causes that come into question, the likeliest first; those that are ruled out last."""
+    said = signs.read(facts)
+    shown = set(situations(facts, said))
+    weighed = [weigh(card, said) for card in causes().values() if shown & set(card.explains)]
+    listed = sorted(
+        (item for item in weighed if item.grade),
+        key=lambda item: (GRADES.index(item.grade or "ruled out"), -item.points),
+    )
+    likely = [item for item in listed if item.grade != "ruled out"][:MOST]
+    if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
+        likely.append(_unknown(likely, weighed))
+    likely = [_with_test(item, likely) for item in likely]
+    return (*likely, *(item for item in listed if item.grade == "ruled out"))
+
+
+def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
+    """What the run shows that asks for a cause."""
+    if facts.is_nonfinite:
+        yield "nonfinite"
+    if facts.leaps:
+        yield "spike"
+        if facts.persists:
+            yield "elevation"
+    if "drift" in facts.kinds:
+        yield "drift"
+    if "overflow" in facts.kinds or said["scale-collapsed"].holds:
+        yield "overflow"
+    if facts.resumed_before is not None or any(said[name].holds for name in ("lower-after-resume", "lr-not-restored")):
+        yield "resume"
+    if "plateau" in facts.kinds:
+        yield "plateau"
+    if any(
+        said[name].holds for name in ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
+    ):
+        yield "stuck"
+    if "epoch_step" in facts.kinds or said["eval-turns"].holds:
+        yield "memory"
+    if said["ranks-differ"].holds:
+        yield "ranks"
+    if facts.findings.problems:
+        yield "metric"
+
+
+def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
+    """One card: its points, its grade, and the sentences for and against it."""
+
+    def holding(names: tuple[str, ...]) -> list[str]:
+        return [said[name].text for name in names if said[name].holds]
+
+    deciding, strong, fitting = holding(card.decides), holding(card.strong), holding(card.fits)
+    against, excluding = holding(card.against), holding(card.rules_out)
+    points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(fitting) + AGAINST * len(against)
+    grade: Grade | None = None
+    if deciding or strong:
+        grade = "supported" if points >= SUPPORTED else "hypothesis" if points > 0 else None
+    if deciding and not against:
+        grade = "established"
+    if excluding:
+        grade = "ruled out" if not deciding else "hypothesis"
+    missing = [said[name].missing for name in card.signs if said[name].holds is None]
+    hypothesis = Hypothesis(
+        cause=card.name,
+        grade=grade or "hypothesis",
+        evidence_for=tuple(dict.fromkeys(deciding + strong + fitting)),
+        evidence_against=tuple(dict.fromkeys(excluding + against)),
+        missing=tuple(dict.fromkeys(missing)),
+    )
+    return Weighed(card, grade, points, hypothesis)
+
+
+def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
+    """What to do first: go back if the damage stays, then what the likeliest cause asks for, or the test that tells."""
+    likely = [item for item in weighed if item.grade != "ruled out"]
+    if not likely:
+        is_told = facts.findings.verdict != "unknown"
+        return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."
+    top = likely[0]
+    if top.card.name in LEAVE_IT and top.grade != "hypothesis":
+        return f"Leave it: {_orders(facts, top.card.remedies)}."
+    parts = []
+    if (facts.persists or facts.stays_bad) and not facts.is_over and not top.card.spares_weights:
+        at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
+        is_late = len(facts.loss.finite.within(0, facts.onset - 1).values) > 0
+        parts.append(f"reload the last checkpoint before step {facts.onset}{at}" if is_late else "begin again")
+    if top.grade == "hypothesis":
+        test = top.hypothesis.next_test or f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
+        parts.append(
+            "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
+        )
+        parts[-1] += f": {test}"
+    else:
+        parts.append(_orders(facts, top.card.remedies))
+    text = ", ".join(part for part in parts if part)
+    return text[:1].upper() + text[1:] + "."
+
+
+def how_the_rules_differ(facts: Facts) -> str:
+    """One sentence on what the calibrated rules find here, and what those of the textbook do."""
+    (other,) = (rules for rules in RULES if rules != facts.rules)
+    found = {facts.rules: facts.findings, other: look(facts.run, rules=other)}
+    told = (f"{name} rules: {_counted(found[name])}" for name in RULES)
+    return "; ".join(told)
+
+
+def _counted(findings: Findings) -> str:
+    steps = [str(incident.start) for incident in findings.incidents]
+    more = ", ..." if len(steps) > 5 else ""
+    return f"{len(steps)} incidents" + (f" (at {', '.join(steps[:5])}{more})" if steps else "")
+
+
+def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
+    """The remedies that can be carried out, in words; with a warning where a clip would bite all the time."""
+    orders = []
+    for remedy in remedies:
+        if remedy.grade == "show-only" or (remedy.unless and signs.SIGNS[remedy.unless](facts).holds):
+            continue
+        norms = facts.before("grad_norm").values
+        often = remedy.knob == "clip" and len(norms) and norms.mean() > float(remedy.value)
+        orders.append(remedy.do + (f" (the mean norm is {norms.mean():.2g}: it will clip most steps)" if often else ""))
+    return ", ".join(orders)
+
+
+def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
+    """With the test that tells it from the likeliest of the others that it has one for."""
+    others = [other.card.name for other in likely if other is not item]
+    tests = sorted(
+        item.card.tests, key=lambda test: others.index(test.apart_from) if test.apart_from in others else len(others)
+    )
+    if not tests:
+        return item
+    old = item.hypothesis
+    hypothesis = Hypothesis(
+        cause=old.cause,
+        grade=old.grade,
+        evidence_for=old.evidence_for,
+        evidence_against=old.evidence_against,
+        missing=old.missing,
+        next_test=tests[0].do,
+    )
+    return Weighed(item.card, item.grade, item.points, hypothesis)
+
+
+def _unknown(likely: list[Weighed], weighed: list[Weighed]) -> Weighed:
+    """The honest card: nothing here decides it. It asks for the signals that most of the others miss."""
+    missed = Counter(name for item in weighed for name in item.hypothesis.missing)
+    missing = tuple(name for name, _ in missed.most_common(TELLING))
+    text = "no sign decides between the causes above" if likely else "no sign speaks for any known cause"
+    hypothesis = Hypothesis(cause="unknown", grade="hypothesis", evidence_for=(text,), missing=missing)
+    return Weighed(causes()["unknown"], "hypothesis", 0, hypothesis)

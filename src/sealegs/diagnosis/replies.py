@@ -1,0 +1,231 @@
+"""Facts in, Replies out: what a run answers to each question of the decision tree, with the numbers."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from sealegs.diagnosis import signs_of_data, signs_of_numbers, signs_of_settings, signs_of_spikes, signs_of_state
+from sealegs.diagnosis.evidence import Sign
+from sealegs.diagnosis.facts import DRIFT_STEPS, LEAPS, SOON, USUAL, Facts
+from sealegs.diagnosis.settings import missing_margins
+
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+
+
+class Reply(NamedTuple):
+    """An answer, before it is known where it leads."""
+
+    answer: str
+    evidence: str
+    missing: tuple[str, ...] = ()
+    """Signals that would have told more."""
+
+
+def of(sign: Sign) -> Reply:
+    """A sign as a reply."""
+    if sign.holds is None:
+        return Reply(UNKNOWN, f"{sign.missing} is not logged", (sign.missing,))
+    return Reply(YES if sign.holds else NO, sign.text)
+
+
+def margins(facts: Facts) -> Reply:
+    """Question 0."""
+    if not facts.known.values:
+        return Reply(UNKNOWN, "the log does not say with which settings the run was made", ("the settings",))
+    gone = list(missing_margins(facts.known))
+    if not gone:
+        return Reply(YES, f"nothing to object to in {len(facts.known.values)} settings")
+    return Reply(NO, f"{len(gone)} missing: " + "; ".join(gone))
+
+
+def nonfinite(facts: Facts) -> Reply:
+    """Question 1.1."""
+    firsts = {
+        "loss": facts.first_bad("loss"),
+        "weights": facts.first_bad_weight,
+        "grad norm": None if facts.dtype == "fp16" else facts.first_bad("grad_norm"),
+    }
+    told = [f"{name} at step {step}" for name, step in firsts.items() if step is not None]
+    if told:
+        stays = ", and the loss stays so" if facts.stays_bad else ", then finite again"
+        return Reply(YES, f"first not finite: {', '.join(told)}{stays}")
+    return Reply(NO, f"all {len(facts.loss.values)} logged losses are finite")
+
+
+def precision(facts: Facts) -> Reply:
+    """Question 1.2."""
+    if facts.dtype is None:
+        return Reply(UNKNOWN, "neither a dtype nor a loss scale is in the log", ("dtype",))
+    where = {"fp16": "beyond 65504 is infinite", "bf16": "exp overflows at 88.7, sums at 3e38"}
+    return Reply(facts.dtype, where.get(facts.dtype, "NaN is rare: log(0) or 0/0, mostly"))
+
+
+def origin(facts: Facts) -> Reply:
+    """Question 1.3."""
+    firsts = [
+        (step, name)
+        for signal in ("activation_norm", "grad_norm", "param_norm")
+        for name in facts.groups(signal)
+        if (step := facts.first_bad(name)) is not None
+    ]
+    near = [text for step, text in facts.texts("culprit").items() if abs(step - facts.onset) <= SOON * facts.stride]
+    if near:
+        return Reply(near[0], "the tensor with the worst gradient")
+    if firsts:
+        step, name = min(firsts, key=lambda item: item[0])
+        return Reply(name, f"first not finite at step {step}")
+    test = "reload the last clean checkpoint and run the batch with checks at each layer"
+    return Reply(UNKNOWN, test, ("activation_norm/<layer>", "grad_norm/<group>"))
+
+
+def fix_of_nan(facts: Facts) -> Reply:
+    """Question 1.4."""
+    if signs_of_numbers.infinite_in_embedding(facts).holds:
+        return Reply("clip gradients by value at 100", "the embedding's gradient is not finite")
+    if signs_of_numbers.loss_infinite(facts).holds or signs_of_settings.log_loss_naive(facts).holds:
+        return Reply("log_softmax(x) instead of log(softmax(x))", "the loss is inf: the log of a zero")
+    if signs_of_settings.eps_zero(facts).holds:
+        return Reply("norm eps 1e-6", "a row of zeros is 0/0 without it")
+    if signs_of_settings.softmax_naive(facts).holds or signs_of_numbers.logits_over_exp(facts).holds:
+        return Reply("subtract the maximum before exp", "exp overflows at 88.7, in fp16 at 11.1")
+    return Reply(UNKNOWN, "it depends on where the NaN came from")
+
+
+def leap(facts: Facts) -> Reply:
+    """Question 2.1."""
+    if facts.rules == "textbook" and len(facts.loss.values) <= USUAL:
+        return Reply(UNKNOWN, f"{len(facts.loss.values)} losses: the rule needs {USUAL} before the first")
+    found = [incident for incident in facts.findings.incidents if incident.kind in LEAPS]
+    if not found:
+        return Reply(NO, f"no step is out of the ordinary by the {facts.rules} rule")
+    chosen = facts.focus if facts.focus in found else found[0]
+    assert chosen is not None
+    others = f"; {len(found)} in all" if len(found) > 1 else ""
+    text = f"from {chosen.usual:.4g} to {chosen.peak_loss:.4g} at step {chosen.peak}, onset {chosen.start}{others}"
+    return Reply(YES, text)
+
+
+def back(facts: Facts) -> Reply:
+    """Question 2.2."""
+    focus = facts.focus
+    if focus is None:
+        return Reply(UNKNOWN, "no incident to follow")
+    if facts.rules == "textbook":
+        after = facts.loss.finite.within(focus.start + 1, math.inf).values[:SOON]
+        if not math.isfinite(focus.limit) or not len(after):
+            return Reply(UNKNOWN, "nothing to compare with")
+        return Reply(
+            YES if after.min() <= focus.limit else NO, f"lowest of 50 {after.min():.4g}, limit {focus.limit:.4g}"
+        )
+    after = facts.loss.finite.within(focus.start + 40 * facts.stride, focus.start + 50 * facts.stride).values
+    level = (
+        f"{after.mean():.4g} about 50 rows on, limit {focus.limit:.4g}" if len(after) else "the log ends before that"
+    )
+    if focus.trajectory is None and not facts.persists:
+        return Reply(UNKNOWN, level)
+    return Reply(NO if facts.persists else YES, f"{focus.trajectory or 'not so far'}: {level}")
+
+
+def panels(facts: Facts) -> Reply:
+    """Question 2.3: read on both branches."""
+    told: list[str] = []
+    out: list[str] = []
+    missing: list[str] = []
+    for panel, ask in (
+        ("3", signs_of_spikes.gradient_many_fold),
+        ("2", signs_of_settings.lr_jumps),
+        ("10", signs_of_data.batch_repeats),
+        ("4", signs_of_spikes.embedding_stands_out),
+        ("7", signs_of_spikes.few_tokens_dear),
+        ("6", signs_of_state.moments_dropped),
+    ):
+        sign = ask(facts)
+        if sign.holds is None:
+            missing.append(sign.missing)
+        elif sign.text:
+            told.append(sign.text)
+            out += [panel] if sign.holds else []
+    told += [f"not logged: {', '.join(missing)}"] if missing else []
+    answer = f"panel {', '.join(out)}" if out else "none" if len(told) > bool(missing) else UNKNOWN
+    return Reply(answer, "; ".join(told), tuple(missing))
+
+
+def checkpoint(facts: Facts) -> Reply:
+    """Question 2.4."""
+    step = facts.checkpoint_before
+    if step is None:
+        return Reply(UNKNOWN, f"the log tells of no checkpoint before step {facts.onset}", ("checkpoint events",))
+    return Reply(f"step {step}", f"{facts.onset - step} steps before the onset")
+
+
+def overflow(facts: Facts) -> Reply:
+    """Question 3.1."""
+    return of(signs_of_numbers.gradients_overflow(facts))
+
+
+def loss_scale(facts: Facts) -> Reply:
+    """Question 3.2."""
+    word = signs_of_numbers.scale_of(facts)
+    values = facts.series("loss_scale").finite.values
+    if word is None:
+        return Reply(UNKNOWN, "loss_scale is not logged", ("loss_scale",))
+    says = {"moving": YES, "collapsed": "collapsed", "stuck": "constant", "constant": "constant"}[word]
+    return Reply(says, f"loss scale between {values.min():.6g} and {values.max():.6g}, {values[-1]:.6g} at the end")
+
+
+def fingerprint(facts: Facts) -> Reply:
+    """Question 3.3: gradient or activation first and a scale that halves, or the loss directly."""
+    gradient, directly = signs_of_numbers.gradient_first(facts), signs_of_numbers.loss_first(facts)
+    scale = signs_of_numbers.scale_of(facts)
+    if facts.first_bad("loss") is None:
+        return Reply("fp16 overflow", gradient.text or "the loss stays finite")
+    if gradient.holds or scale in ("collapsed", "stuck"):
+        return Reply("fp16 overflow", gradient.text if gradient.holds else f"panel 9: loss scale {scale}")
+    test = "run that batch once in fp32: if it is finite there, fp16 overflowed"
+    if directly.holds is None or scale is None:
+        return Reply(UNKNOWN, test, tuple(filter(None, (directly.missing, "loss_scale" if scale is None else ""))))
+    return Reply("structural" if directly.holds else UNKNOWN, f"{directly.text}; {test}")
+
+
+def fix_of_overflow(facts: Facts) -> Reply:
+    """Question 3.4."""
+    scale = signs_of_numbers.scale_of(facts)
+    if scale in ("stuck", "constant", None):
+        return Reply(
+            "dynamic loss scaling, or bf16", "the loss scale does not move" if scale else "no loss scale is logged"
+        )
+    if scale == "collapsed":
+        return Reply("halve the LR, or bf16", "the loss scale collapsed: activations are too large throughout")
+    return Reply("none needed" if facts.first_bad("loss") is None else "bf16", "the scaler does its work")
+
+
+def rising(facts: Facts) -> Reply:
+    """Question 4.1."""
+    window = facts.loss.finite.within(*facts.slow_window).values
+    if len(window) < 8 or facts.loss.steps[-1] - facts.loss.steps[0] < DRIFT_STEPS:
+        return Reply(UNKNOWN, f"{len(window)} losses in the last {DRIFT_STEPS} steps are too few to tell")
+    change = facts.change("loss")
+    assert change is not None
+    text = f"loss {change.usual:.4g}, then {change.value:.4g} in steps {facts.slow_window[0]} to {facts.slow_window[1]}"
+    if facts.rules == "textbook":
+        return Reply(YES if bool((np.diff(window) > 0).all()) else NO, text)
+    drifts = any(incident.kind == "drift" and incident.end is None for incident in facts.findings.incidents)
+    drifts |= facts.focus is not None and facts.focus.kind == "drift"
+    return Reply(YES if drifts else NO, text + ("" if drifts else ": no trend"))
+
+
+def lr_rising(facts: Facts) -> Reply:
+    """Question 4.2."""
+    return of(signs_of_settings.lr_rises(facts))
+
+
+def weights_changing(facts: Facts) -> Reply:
+    """Question 4.3."""
+    grow, shrink = signs_of_state.weights_grow(facts), signs_of_state.weights_shrink(facts)
+    return of(grow if grow.holds or grow.holds is None else shrink)
+
+
+def gradients_rising(facts: Facts) -> Reply:
+    """Question 4.4."""
+    return of(signs_of_state.gradients_grow(facts))

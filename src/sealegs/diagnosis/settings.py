@@ -1,0 +1,124 @@
+"""A Manifest in, the few settings that a diagnosis asks for out, whatever their program calls them."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sealegs.record.manifest import Manifest, dotted
+
+NAMES = {
+    "lr": "lr learning_rate max_lr peak_lr",
+    "beta2": "beta2 adam_beta2 beta_2",
+    "weight_decay": "weight_decay wd",
+    "clip": "clip max_grad_norm grad_clip clip_grad gradient_clip_val clip_grad_norm gradient_clipping",
+    "warmup_steps": "warmup_steps warmup_iters lr_warmup_steps lr_warmup_iters num_warmup_steps warmup",
+    "steps": "steps max_steps train_iters total_steps max_iters",
+    "layers": "layers num_layers n_layer num_hidden_layers n_layers",
+    "width": "width hidden_size n_embd d_model embedding_dim",
+    "vocabulary": "vocabulary vocab_size padded_vocab_size n_vocab",
+    "batch": "batch batch_size global_batch_size train_batch_size micro_batch_size",
+    "accumulation": "accumulation gradient_accumulation_steps accumulate_grad_batches grad_accum_steps",
+    "init_std": "init_std init_method_std initializer_range",
+    "norm_eps": "norm_eps rms_norm_eps layer_norm_eps layernorm_epsilon",
+    "norm_position": "norm_position",
+    "naive_softmax": "naive_softmax",
+    "naive_log_loss": "naive_log_loss",
+    "dtype": "dtype precision mixed_precision torch_dtype",
+}
+"""Our name of a setting, and what it is called elsewhere: the last part of a dotted name."""
+
+LONG_RUN = 1000
+"""Steps from which a run without a warm-up is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The settings that were found."""
+
+    values: dict[str, Any]
+
+    def number(self, name: str) -> float | None:
+        """A setting as a number, where it is one."""
+        value = self.values.get(name)
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return None
+        return None if isinstance(value, bool) or math.isnan(number) else number
+
+    def says(self, name: str) -> bool:
+        """Whether a switch is on."""
+        return self.values.get(name) in (True, "true", "True", 1)
+
+    @property
+    def dtype(self) -> str | None:
+        """The precision: ``fp32``, ``bf16`` or ``fp16``."""
+        return precision(self.values.get("dtype"))
+
+    @property
+    def init_std_from_width(self) -> float | None:
+        """What the spread of the initial weights should be: sqrt(1 / (3 width))."""
+        width = self.number("width")
+        return math.sqrt(1 / (3 * width)) if width else None
+
+
+def known_of(manifest: Manifest) -> Known:
+    """What the manifest knows, under our names; of several settings with one meaning, the first in the table."""
+    leaves: dict[str, Any] = {}
+    for name, value in dotted(manifest.settings):
+        leaves.setdefault(name.rpartition(".")[2].lower().replace("-", "_"), value)
+    found: dict[str, Any] = {}
+    for ours, names in NAMES.items():
+        told = [leaves[name] for name in names.split() if leaves.get(name) is not None]
+        found |= {ours: told[0]} if told else {}
+    betas = leaves.get("betas")
+    if "beta2" not in found and isinstance(betas, list | tuple) and len(betas) > 1:
+        found["beta2"] = betas[1]
+    for switch in ("bf16", "fp16"):
+        if leaves.get(switch) in (True, "true", "True"):
+            found["dtype"] = switch
+    if manifest.dtype:
+        found["dtype"] = manifest.dtype
+    return Known(found)
+
+
+def precision(value: Any) -> str | None:
+    """A precision under our name for it.
+
+    >>> precision("torch.bfloat16"), precision("16-mixed"), precision("fp32"), precision(None)
+    ('bf16', 'fp16', 'fp32', None)
+    """
+    word = str(value).lower().replace("torch.", "").removesuffix("-mixed").removesuffix("-true")
+    names = {
+        "bf16": ("bf16", "bfloat16"),
+        "fp16": ("fp16", "float16", "half", "16"),
+        "fp32": ("fp32", "float32", "32", "no"),
+    }
+    return next((ours for ours, theirs in names.items() if word in theirs), None)
+
+
+def missing_margins(known: Known) -> Iterator[str]:
+    """A sentence for each margin of stability that the settings do without."""
+    beta2, decay, clip = known.number("beta2"), known.number("weight_decay"), known.number("clip")
+    steps, warmup, layers = known.number("steps"), known.number("warmup_steps"), known.number("layers")
+    if beta2 is not None and beta2 > 0.98:
+        yield f"beta2 {beta2:g} averages about {1 / max(1 - beta2, 1e-9):.0f} steps (0.95: 20)"
+    if decay is not None and not 0.01 <= decay <= 0.5:
+        yield f"weight decay {decay:g}, outside 0.01 to 0.5 (usual: 0.1)"
+    if clip is not None and not 0 < clip <= 1:
+        yield f"gradients are clipped at {clip:g} (usual: 1.0)" if clip > 1 else "gradients are not clipped"
+    if warmup is not None and warmup <= 0 and (steps or LONG_RUN) >= LONG_RUN:
+        yield "no warm-up"
+    if known.dtype == "fp16":
+        yield "fp16, whose largest number is 65504 (bf16: 3e38)"
+    if known.values.get("norm_position") == "post" and (layers or 0) >= 12:
+        yield f"norms after the residual sum in {layers:g} layers"
+    std, usual = known.number("init_std"), known.init_std_from_width
+    if std is not None and usual is not None and std > 2 * usual:
+        yield f"initial weights with std {std:g}, sqrt(1 / (3 width)) is {usual:.3g}"
+    if known.number("norm_eps") == 0:
+        yield "norms without an epsilon"
+    for switch, words in (("naive_softmax", "softmax without its maximum"), ("naive_log_loss", "log(softmax(x))")):
+        if known.says(switch):
+            yield words

@@ -1,0 +1,144 @@
+"""A Diagnosis in, a page for a tired person out; or one JSON object, whose keys are a contract."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from sealegs.diagnosis.contract import Diagnosis, Hypothesis, Problem
+from sealegs.incidents import Incident
+from sealegs.record.schema import speakable
+
+WIDTH = 100
+VERDICTS = {
+    "healthy": "HEALTHY",
+    "watch": "WATCH",
+    "act": "ACT",
+    "unknown": "CANNOT TELL",
+}
+
+
+def page(diagnosis: Diagnosis) -> str:
+    """What is wrong, why, and what to do first: from the top down, so that one can stop reading."""
+    found = diagnosis.findings
+    steps = found.run.steps
+    span = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no steps"
+    taken = ", ".join(f"{ours} from {theirs!r}" for ours, theirs in diagnosis.mapping.items() if ours != theirs)
+    lines = [
+        f"{diagnosis.source}: {diagnosis.format}, {len(steps):,} rows, {span}",
+        *_wrapped(f"read {taken}" if taken else "", "  "),
+        *(line for remark in diagnosis.remarks for line in _wrapped(remark, "  ")),
+        "",
+        *_wrapped(f"{VERDICTS[found.verdict]}: {found.because}", "", "         "),
+        *_section("First action", _wrapped(diagnosis.first_action, "  ")),
+        *_section("Metrics that cannot be believed", _problems(found.problems)),
+        *_section("Incidents", [line for incident in found.incidents for line in _incident(incident)]),
+        *_section("Causes, the likeliest first", _hypotheses(diagnosis.hypotheses)),
+        *_section(f"The way through the decision tree ({diagnosis.rules} rules)", _path(diagnosis)),
+        *_section("What this log cannot show", [line for text in found.unseen for line in _wrapped(text, "  ")]),
+        *_section("Log this next time", _wrapped(", ".join(diagnosis.log_next_time), "  ", "  ")),
+    ]
+    return "\n".join(lines)
+
+
+def contract(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The object of ``--json``: NaN and the infinities are strings, as in the run folder."""
+    found = diagnosis.findings
+    told: dict[str, Any] = {
+        "source": diagnosis.source,
+        "format": diagnosis.format,
+        "steps": len(found.run.steps),
+        "signals": list(found.run.signals),
+        "verdict": found.verdict,
+        "because": found.because,
+        "metric_problems": [
+            {"signal": each.signal, "kind": each.kind, "text": each.text, "hides": each.hides}
+            for each in found.problems
+        ],
+        "incidents": [
+            {
+                name: getattr(incident, name)
+                for name in (
+                    *("start", "peak", "end", "kind", "trajectory", "pre_loss", "peak_loss", "recovery_loss"),
+                    "grad_norm_peak",
+                )
+            }
+            for incident in found.incidents
+        ],
+        "path": [
+            {name: getattr(answer, name) for name in ("question", "text", "answer", "evidence", "next")}
+            for answer in diagnosis.path
+        ],
+        "hypotheses": [
+            {
+                "cause": each.cause,
+                "grade": each.grade,
+                "for": list(each.evidence_for),
+                "against": list(each.evidence_against),
+                "missing": list(each.missing),
+                "next_test": each.next_test,
+            }
+            for each in diagnosis.hypotheses
+        ],
+        "first_action": diagnosis.first_action,
+        "log_next_time": list(diagnosis.log_next_time),
+        "rules": diagnosis.rules,
+        "mapping": dict(diagnosis.mapping),
+        "remarks": [*diagnosis.remarks, *found.unseen],
+    }
+    spoken: dict[str, Any] = speakable(told)
+    return spoken
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    """A part of the page; none, where there is nothing to say."""
+    return ["", title, *lines] if lines else []
+
+
+def _wrapped(text: str, indent: str, then: str | None = None) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  " if then is None else then)
+
+
+def _problems(problems: Sequence[Problem]) -> list[str]:
+    return [
+        line
+        for problem in problems
+        for line in _wrapped(problem.text + (f" Hides: {problem.hides}" if problem.hides else ""), "  ")
+    ]
+
+
+def _incident(incident: Incident) -> list[str]:
+    """``steps 312 to 362  spike, lingering: loss 2.31 before, 5.84 at step 312, 3.4 after; gradient norm up to 47``"""
+    end = "the end" if incident.end is None else str(incident.end)
+    where = f"step {incident.start}" if end == str(incident.start) else f"steps {incident.start} to {end}"
+    words = [f"{incident.kind.replace('_', ' ')}{', ' + incident.trajectory if incident.trajectory else ''}: "]
+    words.append(f"loss {incident.pre_loss:.4g} before, {incident.peak_loss:.4g} at step {incident.peak}")
+    if incident.recovery_loss is not None:
+        words.append(f", {incident.recovery_loss:.4g} after")
+    if incident.grad_norm_peak == incident.grad_norm_peak:
+        words.append(f"; gradient norm up to {incident.grad_norm_peak:.4g}")
+    return _wrapped(f"{where}  {''.join(words)}", "  ", " " * 6)
+
+
+def _hypotheses(hypotheses: Sequence[Hypothesis]) -> list[str]:
+    lines: list[str] = []
+    for number, each in enumerate((each for each in hypotheses if each.grade != "ruled out"), 1):
+        lines += _wrapped(f"{number}. {_name(each)} ({each.grade})", "  ")
+        texts = [("for", text) for text in each.evidence_for] + [("against", text) for text in each.evidence_against]
+        texts += [("not logged", ", ".join(each.missing))] if each.missing else []
+        texts += [("next test", each.next_test)] if each.next_test else []
+        for name, text in texts:
+            lines += _wrapped(f"{name:<11} {text}", " " * 5, " " * 17)
+    out = [f"{_name(each)} ({'; '.join(each.evidence_against)})" for each in hypotheses if each.grade == "ruled out"]
+    return lines + (_wrapped(f"ruled out: {', '.join(out)}", "  ") if out else [])
+
+
+def _name(hypothesis: Hypothesis) -> str:
+    return hypothesis.cause.replace("-", " ")
+
+
+def _path(diagnosis: Diagnosis) -> list[str]:
+    lines: list[str] = []
+    for answer in diagnosis.path:
+        lines += _wrapped(f"{answer.question:<5} {answer.text}", "  ", " " * 8)
+        lines += _wrapped(f"{answer.answer}: {answer.evidence}", " " * 8, " " * 10)
+    return lines

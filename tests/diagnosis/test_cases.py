@@ -1,0 +1,53 @@
+"""The incidents of ``tests/cases``, each as it is told there: looked at, walked through, weighed, and compared."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.diagnosis.streams import CASES, Case, read_case, run_from
+
+from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.found import look
+from sealegs.diagnosis.rank import diagnose
+
+
+def diagnosis_of(case: Case, folder: Path) -> Diagnosis:
+    rules = case.expect.get("rules", "calibrated")
+    return diagnose(look(run_from(case, folder), rules=rules), source=case.name, format="case", rules=rules)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_case(path: Path, tmp_path: Path) -> None:
+    case = read_case(path)
+    expect = case.expect
+    found = diagnosis_of(case, tmp_path)
+    likely = [hypothesis for hypothesis in found.hypotheses if hypothesis.grade != "ruled out"]
+    told = "\n".join([found.findings.because, *map(str, found.findings.incidents), *map(str, found.hypotheses)])
+
+    assert found.findings.verdict == expect["verdict"], told
+    if "kind" in expect:
+        assert expect["kind"] in {incident.kind for incident in found.findings.incidents}, told
+    if "trajectory" in expect:
+        assert expect["trajectory"] in {incident.trajectory for incident in found.findings.incidents}, told
+    assert (likely[0].cause if likely else "none") == expect["cause"], told
+    if "grade" in expect:
+        assert likely[0].grade == expect["grade"], told
+    ruled_out = {hypothesis.cause for hypothesis in found.hypotheses if hypothesis.grade == "ruled out"}
+    assert set(expect.get("ruled_out", [])) <= ruled_out, told
+    assert set(expect.get("also", [])) <= {hypothesis.cause for hypothesis in likely}, told
+    answers = {answer.question: answer.answer for answer in found.path}
+    assert {number: answers.get(number) for number in expect.get("answers", {})} == expect.get("answers", {}), (
+        found.path
+    )
+    for words in expect.get("action", []):
+        assert words in found.first_action
+
+
+def test_there_are_enough_cases_and_they_cover_the_cards() -> None:
+    cases = [read_case(path) for path in CASES]
+    assert len(cases) >= 30
+    assert all(re.search(r"^Source: ", case.prose, re.MULTILINE) for case in cases), "each says where it comes from"
+    covered = {case.expect["cause"] for case in cases}
+    assert covered <= {*causes(), "none"}
+    assert len(covered) >= 20

@@ -1,0 +1,103 @@
+"""How causes are weighed, and what is named as the first action."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnosis.streams import CASES, Case, read_case, run_from
+
+from sealegs.diagnosis.causes import Cause, causes
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.evidence import Sign
+from sealegs.diagnosis.found import look
+from sealegs.diagnosis.rank import diagnose, weigh
+from sealegs.errors import ConfigError
+
+CALM = {"loss": {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}}
+
+
+def diagnosed(tmp_path: Path, rules: str = "calibrated", **stream: Any) -> Diagnosis:
+    run = run_from(Case("rank", "", {"steps": 600, **stream}, {}), tmp_path)
+    return diagnose(look(run, rules=rules), source="here", format="case", rules=rules)
+
+
+def card(**signs: Any) -> Cause:
+    return Cause(
+        name="a",
+        title="A cause",
+        mechanism="It does.",
+        explains=("spike",),
+        tests=(),
+        remedies=(),
+        references=(),
+        **signs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("signs", "grade"),
+    [
+        ({"decides": ("yes",)}, "established"),
+        ({"decides": ("yes",), "against": ("yes",)}, "hypothesis"),
+        ({"decides": ("yes",), "rules_out": ("yes",)}, "hypothesis"),
+        ({"strong": ("yes",), "fits": ("yes",)}, "supported"),
+        ({"strong": ("yes",)}, "hypothesis"),
+        ({"strong": ("yes",), "fits": ("yes",), "against": ("yes",)}, "hypothesis"),
+        ({"strong": ("yes",), "against": ("yes",)}, None),
+        ({"strong": ("yes",), "rules_out": ("yes",)}, "ruled out"),
+        ({"fits": ("yes", "yes", "yes")}, None),
+        ({"decides": ("no",), "strong": ("unknown",)}, None),
+    ],
+)
+def test_grades(signs: dict[str, tuple[str, ...]], grade: str | None) -> None:
+    said = {"yes": Sign(True, "so"), "no": Sign(False, "not so"), "unknown": Sign(None, missing="lr")}
+    assert weigh(card(**signs), said).grade == grade
+
+
+def test_what_is_not_logged_is_named(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, signals={"loss": CALM["loss"] | {"set": [[400, 401, 6.0]]}})
+    assert {"grad_norm", "lr", "batch_hash", "token_loss_histogram"} <= set(found.log_next_time)
+
+
+def test_a_calm_run_has_no_causes(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, signals=CALM)
+    assert found.hypotheses == ()
+    assert found.first_action == "Leave it: nothing asks for an action."
+
+
+def test_too_short_a_log_is_not_called_calm(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, steps=5, signals=CALM)
+    assert found.findings.verdict == "unknown"
+    assert found.first_action.startswith("Cannot tell: ")
+
+
+def test_the_page_says_how_the_rules_differ(tmp_path: Path) -> None:
+    for rules in ("calibrated", "textbook"):
+        (remark,) = diagnosed(tmp_path, rules, signals=CALM).remarks
+        assert remark.startswith("calibrated rules: 0 incidents; textbook rules: ")
+
+
+def test_rules_have_names(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, signals=CALM)
+    with pytest.raises(ConfigError, match="rules='six sigma': one of calibrated, textbook"):
+        diagnose(found.findings, source="", format="", rules="six sigma")
+
+
+def test_weights_that_are_sound_are_not_reloaded(tmp_path: Path) -> None:
+    case = next(read_case(path) for path in CASES if path.stem == "badly-shuffled")
+    found = diagnose(look(run_from(case, tmp_path)), source="", format="")
+    assert "eload" not in found.first_action
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_every_hypothesis_names_a_card_and_says_why(path: Path, tmp_path: Path) -> None:
+    found = diagnose(look(run_from(read_case(path), tmp_path)), source="", format="")
+    grades = [hypothesis.grade for hypothesis in found.hypotheses]
+    order = ["established", "supported", "hypothesis", "ruled out"]
+    assert grades == sorted(grades, key=order.index)
+    for hypothesis in found.hypotheses:
+        assert hypothesis.cause in causes()
+        assert hypothesis.evidence_against if hypothesis.grade == "ruled out" else hypothesis.evidence_for
+        assert all(hypothesis.evidence_for + hypothesis.evidence_against), "no empty sentence"
+        assert hypothesis.grade == "ruled out" or hypothesis.cause == "unknown" or hypothesis.next_test
+    assert found.first_action.endswith(".")

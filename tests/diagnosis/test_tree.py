@@ -1,0 +1,110 @@
+"""The decision tree: that it has an end, that it is walked in its order, and that unknown does not stop it."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnosis.streams import CASES, Case, read_case, run_from
+
+from sealegs.diagnosis.contract import Answer
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.found import look
+from sealegs.diagnosis.questions import ANY, END, TREE
+from sealegs.diagnosis.tree import QUESTIONS, walk
+
+CALM = {"loss": {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}}
+
+
+def facts_of(tmp_path: Path, rules: str = "calibrated", **stream: Any) -> Facts:
+    run = run_from(Case("tree", "", {"steps": 600, **stream}, {}), tmp_path)
+    return Facts(look(run, rules=rules), rules)
+
+
+def walked(facts: Facts) -> dict[str, Answer]:
+    return {answer.question: answer for answer in walk(facts)[0]}
+
+
+def test_every_question_of_the_pages_is_there_and_leads_somewhere() -> None:
+    sections = {1: 4, 2: 4, 3: 4, 4: 4}
+    wanted = ["Q0"] + [f"Q{section}.{number + 1}" for section, most in sections.items() for number in range(most)]
+    assert [question.number for question in TREE] == wanted
+    targets = itertools.chain.from_iterable((*question.then.values(), question.otherwise) for question in TREE)
+    assert set(targets) <= {*wanted, END}
+    assert all(ANY in question.then for question in TREE), "unknown leads somewhere"
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_walk_is_a_chain_that_asks_nothing_twice(path: Path, tmp_path: Path) -> None:
+    answers, _ = walk(Facts(look(run_from(read_case(path), tmp_path))))
+    assert [answer.question for answer in answers[:2]] == ["Q0", "Q1.1"]
+    assert [answer.next for answer in answers] == [*(answer.question for answer in answers[1:]), END]
+    assert len({answer.question for answer in answers}) == len(answers)
+    assert all(answer.evidence and answer.text == QUESTIONS[answer.question].text for answer in answers)
+
+
+def test_the_fp16_questions_are_for_fp16_alone(tmp_path: Path) -> None:
+    for dtype, asked in (("bf16", False), ("fp32", False), ("fp16", True)):
+        assert ("Q3.1" in walked(facts_of(tmp_path, dtype=dtype, signals=CALM))) is asked
+
+
+def test_a_loss_scale_says_that_it_is_fp16(tmp_path: Path) -> None:
+    signals = CALM | {"loss_scale": {"line": [[0, 65536], [600, 65536]]}}
+    assert facts_of(tmp_path, signals=signals).dtype == "fp16"
+
+
+def test_the_panels_are_read_for_a_spike_that_is_back_and_for_one_that_stays(tmp_path: Path) -> None:
+    back = {"loss": CALM["loss"] | {"set": [[400, 402, 6.0]]}}
+    stays = {"loss": CALM["loss"] | {"set": [[400, 600, 6.0]]}}
+    first, second = walked(facts_of(tmp_path, signals=back)), walked(facts_of(tmp_path, signals=stays))
+    assert (first["Q2.2"].answer, first["Q2.2"].next, first["Q2.3"].next) == ("yes", "Q2.3", "Q4.1")
+    assert (second["Q2.2"].answer, second["Q2.2"].next, second["Q2.3"].next) == ("no", "Q2.3", "Q2.4")
+
+
+def test_unknown_goes_on_and_into_what_to_log(tmp_path: Path) -> None:
+    signals = {"loss": CALM["loss"] | {"set": [[400, 600, "NaN"]]}}
+    answers, missing = walk(facts_of(tmp_path, signals=signals))
+    assert [answer.answer for answer in answers] == ["unknown", "yes", "unknown", "unknown", "unknown"]
+    assert {"the settings", "dtype", "activation_norm/<layer>"} <= set(missing)
+
+
+def test_a_nan_in_fp16_goes_on_to_mixed_precision(tmp_path: Path) -> None:
+    signals = {"loss": CALM["loss"] | {"set": [[400, 600, "NaN"]]}}
+    answers = walked(facts_of(tmp_path, dtype="fp16", signals=signals))
+    assert answers["Q1.2"].next == "Q3.1"
+    assert "Q3.4" in answers
+
+
+def test_an_fp16_run_that_goes_on_is_asked_for_spikes_afterwards(tmp_path: Path) -> None:
+    signals = {"loss": CALM["loss"] | {"set": [[200, 203, "NaN"], [400, 402, 6.0]]}}
+    answers = walked(facts_of(tmp_path, dtype="fp16", signals=signals))
+    assert list(answers)[:4] == ["Q0", "Q1.1", "Q1.2", "Q3.1"]
+    assert answers["Q3.4"].next == "Q2.1"
+    assert answers["Q2.1"].answer == "yes"
+
+
+def test_question_0_counts_the_margins_that_are_missing(tmp_path: Path) -> None:
+    settings = {
+        "betas": [0.9, 0.999],
+        "max_grad_norm": 0,
+        "weight_decay": 0.0,
+        "init_method_std": 0.02,
+        "hidden_size": 14336,
+    }
+    answer = walked(facts_of(tmp_path, settings=settings, signals=CALM))["Q0"]
+    assert answer.answer == "no"
+    assert answer.evidence.startswith("4 missing: beta2 0.999 averages about 1000 steps")
+    assert "0.00482" in answer.evidence
+
+
+@pytest.mark.parametrize(("rules", "said"), [("calibrated", "no"), ("textbook", "yes")])
+def test_the_textbook_flags_what_the_calibrated_rule_does_not(rules: str, said: str, tmp_path: Path) -> None:
+    signals = {"loss": {"line": [[0, 6.0], [100, 3.0], [2000, 2.6]], "noise": 0.015}}
+    assert walked(facts_of(tmp_path, rules, steps=2000, signals=signals))["Q2.1"].answer == said
+
+
+def test_the_textbooks_rise_is_one_without_a_break(tmp_path: Path) -> None:
+    rising = {"loss": {"line": [[0, 6.0], [100, 3.0], [300, 2.6], [600, 3.4]]}}
+    noisy = {"loss": {**rising["loss"], "noise": 0.01}}
+    assert walked(facts_of(tmp_path, "textbook", signals=rising))["Q4.1"].answer == "yes"
+    assert walked(facts_of(tmp_path, "textbook", signals=noisy))["Q4.1"].answer == "no"
