@@ -224,3 +224,16 @@ def test_a_few_high_values_in_a_row_are_no_alarm() -> None:
     assert last is not None
     assert (last.severity, last.spoils_update) == (Severity.ALARM, False)
     assert str(last.note) == "loss stays high, 8 times in 8 steps"
+
+
+def test_a_stream_over_hundreds_of_decades_has_a_limit() -> None:
+    """Of what is grossly high the limit is asked for, and the tail of such a stream ends beyond the largest float."""
+    detector = Spike()
+    state = detector.init()
+    random = np.random.default_rng(0)
+    exponents = [*(random.random(300) * 600 - 300).tolist(), *[-200.0] * 40]
+    for step, exponent in enumerate(exponents):
+        state = detector.learn(state, {"step": step, "loss": 10.0**exponent})
+    found = detector.look(state, {"step": 340, "loss": 1e-100})
+    assert found is not None
+    assert found.limit < 1e-100

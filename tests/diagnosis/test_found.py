@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sealegs.detectors.textbook import ThreeSigma
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.found import bounds, look
+from sealegs.diagnosis.live import _windowed
 from sealegs.errors import ConfigError
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
@@ -270,6 +272,19 @@ def test_the_textbook_is_literal() -> None:
     assert "drift" in kinds(look(run(rising), rules="textbook"))
     with pytest.raises(ConfigError, match="calibrated, textbook"):
         look(run(loss), rules="mine")
+
+
+def test_the_textbooks_limits_are_those_of_its_detector() -> None:
+    loss, rule = falling(3000), ThreeSigma()
+    loss[500], loss[2000] = 1e12, 4.0
+    mean, sigma = _windowed(loss[:-1], rule.window)
+    state, found = rule.init(), []
+    for step, value in enumerate(loss.tolist()):
+        now = {"step": step, "loss": value}
+        found += [step] if rule.look(state, now) else []
+        state = rule.learn(state, now)
+    assert found == (np.flatnonzero(loss[rule.window :] > mean + rule.sigmas * sigma) + rule.window).tolist()
+    assert 500 in found
 
 
 def test_our_own_runs_are_judged_as_they_were_live() -> None:

@@ -1,6 +1,7 @@
 """Rows in, Findings out: sudden rises of one signal against its own recent past."""
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
@@ -24,6 +25,7 @@ MANY, OF = 8, 16
 """So many high values, each among the highest 2 %, of so many are an alarm, though none of them be one."""
 STRICTER = 10.0
 """... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
+LARGEST = math.log(sys.float_info.max)
 WIDENED_STEPS = 500
 """Steps after an announced change in which only the coarse rule of the young phase judges."""
 
@@ -110,7 +112,7 @@ class Spike:
             p = streaming.look(stream, math.log(value)).p
         correction = state.audit.correction
         limit = streaming.limit(stream, self.gate / correction)
-        limit = math.exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
+        limit = _exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
         limit = min(limit, self._coarse_limit(state)) if is_gross else limit
         severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
         if state.seen < GROWN and not is_gross and stream.burst == 0 and p >= self.gate / correction / STRICTER:
@@ -175,7 +177,7 @@ class Spike:
     def _stays_high(self, state: State, now: Row, value: float, *, spoils_update: bool) -> Finding:
         """What they say together; of how many independent ones they consist, nobody knows."""
         high = _high_after(state, 0.0)
-        limit = math.exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
+        limit = _exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
         note = f"{self.signal} stays high, {high.bit_count()} times in {high.bit_length()} steps"
         found = self._finding(now, Severity.ALARM, value, limit, None, note)
         return replace(found, spoils_update=spoils_update, lasts=high.bit_length())
@@ -209,6 +211,11 @@ class Spike:
             spoils_update=severity > Severity.WATCH,
             note=note or f"{self.signal} spike",
         )
+
+
+def _exp(logarithm: float) -> float:
+    """What is beyond the largest float is infinite."""
+    return math.exp(logarithm) if logarithm < LARGEST else math.inf
 
 
 def _high_after(state: State, p: float) -> int:

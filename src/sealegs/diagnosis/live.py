@@ -159,8 +159,11 @@ def _windowed(losses: Floats, width: int) -> tuple[Floats, Floats]:
     """Mean and standard deviation of every so many values in a row, in parts: all windows at once are a gigabyte."""
     means, sigmas = [], []
     for begin in range(0, len(losses) - width + 1, PART):
-        windows = np.lib.stride_tricks.sliding_window_view(losses[begin : begin + PART + width - 1], width)
-        with np.errstate(over="ignore", invalid="ignore"):  # of values beyond all measure, as in the detector
-            means.append(windows.mean(axis=1))
-            sigmas.append(windows.std(axis=1))
+        part = losses[begin : begin + PART + width - 1]
+        level = float(np.median(part))  # so that squares of large losses do not swallow the spread of small ones
+        windows = np.lib.stride_tricks.sliding_window_view(part - level, width)
+        mean = np.einsum("ij->i", windows) / width
+        squares = np.einsum("ij,ij->i", windows, windows) / width
+        means.append(mean + level)
+        sigmas.append(np.sqrt(np.maximum(squares - mean**2, 0.0)))
     return np.concatenate(means or [np.empty(0)]), np.concatenate(sigmas or [np.empty(0)])

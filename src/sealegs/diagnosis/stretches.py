@@ -137,7 +137,7 @@ def overflowed(run: Run, curve: Curve) -> list[Stretch]:
 
 
 def flat(run: Run, curve: Curve) -> list[Stretch]:
-    """A loss that has not come down: its last third is where its first was, by three standard errors, from the start."""
+    """A loss that has not come down: its last third is where its first was, within three standard errors."""
     losses = curve.losses[curve.finite]
     if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():
         return []
