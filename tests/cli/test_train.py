@@ -268,7 +268,8 @@ def test_a_manifest_from_the_future_is_refused(train: Train, tmp_path: Path) -> 
 
 def test_a_truncated_checkpoint_is_passed_over_and_none_intact_is_refused(train: Train, tmp_path: Path) -> None:
     words = ("--run", "a", "--cadence.checkpoint-steps", "2")
-    train(*words, "--steps", "6")
+    train(*words, "--steps", "4")  # the last one of a run is waited for: others come later on a slow disk
+    train(*words, "--steps", "6", "--resume")
     checkpoints = tmp_path / "experiments" / "a" / "checkpoints"
     losses = open_run(tmp_path / "experiments" / "a").column("loss")
 
@@ -282,8 +283,8 @@ def test_a_truncated_checkpoint_is_passed_over_and_none_intact_is_refused(train:
     assert "passed over checkpoint 6: __0_0.distcp is not what was written; goes on at step 4" in err
     assert np.array_equal(open_run(tmp_path / "experiments" / "a").column("loss"), losses, equal_nan=True)
 
-    for step in (2, 4, 6):
-        truncate(step)
+    for folder in checkpoints.glob("[0-9]"):
+        truncate(int(folder.name))
     refused(train(*words, "--resume"), "no checkpoint is to be trusted", "__0_0.distcp")
 
 
@@ -323,7 +324,9 @@ def test_a_full_disk_is_one_sentence_and_what_is_there_stays_good(
         "free some space and try again"
     )
     assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in (tmp_path / "kept" / "a" / "checkpoints").iterdir()) == ["10", "5"]
+    first, second = sorted(int(path.name) for path in (tmp_path / "kept" / "a" / "checkpoints").iterdir())
+    assert first == 5
+    assert 10 <= second < 15  # it waits until the first is written
     failed = [event for event in open_run(tmp_path / "kept" / "a").events if event.kind == "checkpoint-failed"]
     assert "No space left" in failed[0].detail["reason"]
     assert open_run(tmp_path / "kept" / "a").steps.tolist() == list(range(16))

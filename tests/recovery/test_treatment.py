@@ -44,6 +44,8 @@ def train(guard: Guard, model: nn.Module, until: int, bad: Bad = lambda guard: N
         loss = loss_of(model, batch) * (1.0 if factor is None else factor)
         loss.backward()
         guard.step(loss)
+        if guard.checkpoints is not None:
+            guard.checkpoints.wait()  # so that none comes later than it is due, on a slow disk
         if guard.number >= until:
             break
 
