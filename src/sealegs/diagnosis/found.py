@@ -51,6 +51,12 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
     )
 
 
+def onsets(run: Run, *, rules: str) -> list[int]:
+    """The steps at which incidents begin, and no more of them: to compare two sets of rules."""
+    curve = curve_of(run)
+    return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
+
+
 def _stretches(run: Run, curve: Curve, rules: str) -> list[Stretch]:
     broken = nonfinite(run, curve) + overflowed(run, curve)
     if rules == "textbook":

@@ -9,7 +9,7 @@ commoner cause stands first.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sealegs.diagnosis import signs
@@ -17,7 +17,7 @@ from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
 from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import Facts
-from sealegs.diagnosis.found import RULES, look
+from sealegs.diagnosis.found import RULES, onsets
 from sealegs.diagnosis.tree import walk
 from sealegs.errors import ConfigError
 
@@ -175,13 +175,14 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
 def how_the_rules_differ(facts: Facts) -> str:
     """One sentence on what the calibrated rules find here, and what those of the textbook do."""
     (other,) = (rules for rules in RULES if rules != facts.rules)
-    found = {facts.rules: facts.findings, other: look(facts.run, rules=other)}
+    here = [incident.start for incident in facts.findings.incidents]
+    found = {facts.rules: here, other: onsets(facts.run, rules=other)}
     told = (f"{name} rules: {_counted(found[name])}" for name in RULES)
     return "; ".join(told)
 
 
-def _counted(findings: Findings) -> str:
-    steps = [str(incident.start) for incident in findings.incidents]
+def _counted(found: Sequence[int]) -> str:
+    steps = [str(step) for step in found]
     more = ", ..." if len(steps) > 5 else ""
     return f"{len(steps)} incidents" + (f" (at {', '.join(steps[:5])}{more})" if steps else "")
 
