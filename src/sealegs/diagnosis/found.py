@@ -51,9 +51,10 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
     )
 
 
-def onsets(run: Run, *, rules: str) -> list[int]:
-    """The steps at which incidents begin, and no more of them: to compare two sets of rules."""
-    curve = curve_of(run)
+def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
+    """The steps at which incidents begin in the last so many rows, and no more of them: to compare sets of rules."""
+    whole = curve_of(run)
+    curve = Curve(whole.steps[-rows:], whole.segments[-rows:], whole.losses[-rows:])
     return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
 
 

@@ -26,6 +26,8 @@ DECIDES, STRONG, FITS, AGAINST = 3, 2, 1, -2
 SUPPORTED = 3
 MOST = 8
 """Causes that are listed, those that are ruled out apart."""
+COMPARED = 100_000
+"""Rows in which both sets of rules are asked: the textbook's three sigma find thousands of incidents in a million."""
 ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
 """What a run can show without anything having happened to it."""
 TELLING = 5
@@ -175,10 +177,11 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
 def how_the_rules_differ(facts: Facts) -> str:
     """One sentence on what the calibrated rules find here, and what those of the textbook do."""
     (other,) = (rules for rules in RULES if rules != facts.rules)
-    here = [incident.start for incident in facts.findings.incidents]
-    found = {facts.rules: here, other: onsets(facts.run, rules=other)}
-    told = (f"{name} rules: {_counted(found[name])}" for name in RULES)
-    return "; ".join(told)
+    steps = facts.loss.steps[-COMPARED:]
+    here = [incident.start for incident in facts.findings.incidents if len(steps) and incident.start >= steps[0]]
+    found = {facts.rules: here, other: onsets(facts.run, rules=other, rows=COMPARED)}
+    where = f"in the last {COMPARED:,} rows: " if len(facts.loss.steps) > COMPARED else ""
+    return where + "; ".join(f"{name} rules: {_counted(found[name])}" for name in RULES)
 
 
 def _counted(found: Sequence[int]) -> str:
