@@ -161,10 +161,12 @@ def lower_after_resume(facts: Facts) -> Sign:
         if len(before) < NEEDED or len(after) < NEEDED:
             continue
         spread = np.std(np.diff(before)) / math.sqrt(2)
-        fallen = before.mean() - after.mean()
+        slope, begin = np.polyfit(np.arange(len(before)), before, 1)  # a young loss is lower later in any case
+        expected = begin + slope * (len(before) + len(after) / 2)
+        fallen = min(expected, before.mean()) - after.mean()
         if fallen > 5 * spread / math.sqrt(len(after)) and fallen > 0.01 * before.mean():
             return so(
-                True, f"panel 1: loss {before.mean():.4g} before the resume at step {resume}, {after.mean():.4g} after"
+                True, f"panel 1: loss {after.mean():.4g} after the resume at step {resume}, {expected:.4g} by its trend"
             )
     return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
 
