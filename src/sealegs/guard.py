@@ -193,7 +193,7 @@ class Guard:
             if digest := digest_of(batch):
                 self._batch["batch_hash"] = digest
             if self.recovery is not None and not self._batches.is_probe:
-                self.recovery.probe.handed_out(batch)
+                self.recovery.handed_out(batch)
             yield batch
 
     def step(

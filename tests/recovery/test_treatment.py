@@ -426,3 +426,29 @@ def test_trouble_that_belongs_to_a_step_is_counted_back_once(tmp_path: Path) -> 
         train(guard, model, 300, bad, loader=data(900))
     (back,) = events(tmp_path / "a", "counted-back")
     assert (back["step"], back["to_step"]) == (233, 221)
+
+
+class Counted(dict[str, Tensor]):
+    """A batch that counts how often batches are copied."""
+
+    copies = 0
+
+    def __deepcopy__(self, _: Any) -> "Counted":
+        Counted.copies += 1
+        return Counted(self)
+
+
+@pytest.mark.parametrize(
+    ("playbook", "most"), [(Playbook.observe(), 0), (Playbook.standard(), 8)], ids=["none", "some"]
+)
+def test_batches_are_copied_where_one_may_be_tried_again(playbook: Playbook, most: int, tmp_path: Path) -> None:
+    """A hundred steps: none of them pays for a probe that will not come, few for one that may."""
+    model, optimizer = small()
+    Counted.copies = 0
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+        for batch in guard.batches([Counted(inputs=inputs) for inputs in data(100)]):
+            loss = loss_of(model, batch["inputs"])
+            loss.backward()
+            guard.step(loss)
+    assert Counted.copies <= most
+    assert (Counted.copies > 0) == (most > 0)

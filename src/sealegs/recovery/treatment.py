@@ -146,6 +146,11 @@ class Recovery:
 
     # What the guard calls, in the order of a step.
 
+    def handed_out(self, batch: Any) -> None:
+        """A batch is about to be trained on, probes apart."""
+        if self._probes:
+            self.probe.handed_out(batch)
+
     def before_update(self) -> None:
         """The weights are about to change: copies of them that are under way come first. The host does not wait."""
         self._snapshots.before_update()
