@@ -2,8 +2,11 @@
 
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,11 @@ import numpy as np
 import pytest
 
 from sealegs.errors import ConfigError, SourceError
+from sealegs.lab import sources
 from sealegs.lab import tokenizer as bpe
 from sealegs.lab.settings import PRESETS, SIZES, DataSettings, Settings
 from sealegs.lab.sources import cache_folder, open_data
+from sealegs.record.files import folder_aside
 
 
 def nano(sources: dict[str, float], **other: Any) -> Settings:
@@ -146,6 +151,33 @@ def test_documents_of_one_token_are_refused_when_nothing_else_is_there(tmp_path:
     np.save(tmp_path / "ids.starts.npy", np.array([0, 1, 2, 3, 23, 24, 25, 45, 46, 390]))
     training = open_data(nano({str(tmp_path / "ids.npy"): 1.0}, rows="documents")).training
     assert all(training.batch(index).target_count >= 8 * 19 for index in range(5))
+
+
+def test_the_order_does_not_depend_on_where_the_data_lie(tmp_path: Path) -> None:
+    batches = []
+    for folder in (tmp_path / "here", tmp_path / "there"):
+        folder.mkdir()
+        np.save(folder / "ids.npy", np.arange(4000) % 300)
+        batches.append(open_data(nano({str(folder / "ids.npy"): 1.0})).training.batch(0).tokens)
+    assert np.array_equal(batches[0], batches[1])
+
+
+def test_a_run_keeps_its_tokens_when_another_mends_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other saw a folder cut short and takes it away: even the moment after this run has put a whole one there."""
+    monkeypatch.setenv("SEALEGS_CACHE", str(tmp_path))
+    settings = replace(SIZES["nano"], data=DataSettings(sentences=300))
+    expected = open_data(settings).facts
+    (cached,) = (tmp_path / "tokens").iterdir()
+    shutil.rmtree(cached)
+
+    @contextmanager
+    def taken_away(target: Path) -> Iterator[Path]:
+        with folder_aside(target) as aside:
+            yield aside
+        shutil.rmtree(target)
+
+    monkeypatch.setattr(sources, "folder_aside", taken_away)
+    assert open_data(settings).facts == expected
 
 
 def test_two_runs_may_tokenise_at_once(tmp_path: Path) -> None:

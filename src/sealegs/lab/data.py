@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -284,10 +285,11 @@ class Stream:
         sources = np.repeat(np.arange(len(self._sources)), shares)[order]
         windows = np.empty(_CYCLE, np.int64)
         for i, source in enumerate(self._sources):
+            name = PurePath(source.name).name  # not its folder: a run goes on in the same order wherever its data lie
             epochs, positions = np.divmod(drawn[i] + cycle * shares[i] + np.arange(shares[i]), self._windows[i])
             for epoch in np.unique(epochs):
                 here = epochs == epoch
-                positions[here] = shuffled(positions[here], self._windows[i], self._key(source.name, int(epoch)))
+                positions[here] = shuffled(positions[here], self._windows[i], self._key(name, int(epoch)))
             windows[sources == i] = positions
         if self._parts[part].is_stratified:
             samples = zip(sources.tolist(), windows.tolist(), strict=True)

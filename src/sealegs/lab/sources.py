@@ -187,10 +187,11 @@ def _tokenised(names: Sequence[str], settings: Settings, say: Callable[[str], No
                     tokens, starts = tokenizer.encode_documents(_documents(name, settings))
                     np.save(aside / f"{i}.npy", tokens)
                     np.save(aside / f"{i}.starts.npy", starts)
+                made = _load_cached(aside, names)  # from here: another run may take the folder away to mend it
         except OSError as error:
-            if not is_taken(error):  # another run was quicker with the same tokens: use those
+            if not is_taken(error):  # another run was quicker with the same tokens
                 raise
-        return _load_cached(folder, names)
+        return made
 
 
 def _load_cached(folder: Path, names: Sequence[str]) -> tuple[list[Source], bytes]:
