@@ -6,6 +6,7 @@ Writes what each rank saw to OUT/<rank>.json.
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,50 @@ def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
     return saw
 
 
+class Mixture(Sequence[tuple[torch.Tensor, torch.Tensor, str]]):
+    """Rows of two sources; the second is noise from some batch on. Rank 1 has none of it, so it suspects nothing."""
+
+    def __init__(self, rank: int) -> None:
+        generator = torch.Generator().manual_seed(200 + rank)
+        self.rows = torch.randn(400, 16, 8, generator=generator)
+        self.noise = torch.randint(0, 9, (400,), generator=generator) * (rank == 0)
+        self.weights = {"good": 1.0, "noise": 1.0}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        noise = int(self.noise[index]) if self.weights["noise"] else 0
+        targets = self.rows[index, :, :4].clone()
+        if index >= DAMAGED:
+            targets[:noise] *= 30.0
+        return self.rows[index], targets, f"good={16 - noise} noise={noise}"
+
+    def reweight(self, source: str, weight: float) -> None:
+        self.weights[source] = weight
+
+
+def poisoned(out: Path, rank: int) -> dict[str, Any]:
+    """What each rank does about bad data whose source one of them alone can name."""
+    model = wrapped("ddp")
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    mixture = Mixture(rank)
+    playbook = sealegs.Playbook.standard()
+    with sealegs.Guard(model, optimizer, run=out / "poisoned", clip=1.0, playbook=playbook, snapshot_every=20) as guard:
+        for batch, targets, sources in guard.batches(mixture):
+            loss = (model(batch) - targets).square().mean()
+            loss.backward()
+            guard.step(loss, sources=sources)
+            if guard.number >= LAST + 40:
+                break
+    return {"weights": mixture.weights, "digest": digest(model, optimizer)}
+
+
 def main(out: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     saw = {wrapper: run(wrapper, out, rank) for wrapper in ("ddp", "fsdp2")}
+    saw["poisoned"] = poisoned(out, rank)
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.destroy_process_group()
 

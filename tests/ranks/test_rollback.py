@@ -48,3 +48,13 @@ def test_ranks_go_back_together_and_stay_identical(wrapper: str, launched: tuple
     again = [i for i, number in enumerate(numbers) if number == back + 1]
     for of_rank in (first, second):
         assert len({of_rank["digests"][i] for i in again}) == 1
+
+
+def test_ranks_take_out_the_same_source_though_one_of_them_knows_it(
+    launched: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    out, saw = launched
+    events = [event for event in sealegs.open_run(out / "poisoned").events if event.kind == "intervention"]
+    assert [event.detail["changed"] for event in events] == ["source noise has the weight 0"]
+    assert [of_rank["poisoned"]["weights"] for of_rank in saw] == [{"good": 1.0, "noise": 0.0}] * 2
+    assert saw[0]["poisoned"]["digest"] == saw[1]["poisoned"]["digest"]
