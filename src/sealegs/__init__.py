@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Tighten,
     )
     from sealegs.recovery.playbook import Playbook, Rung, Trigger
+    from sealegs.replay.subject import Subject, Text
     from sealegs.vocabulary import Finding, Severity, Verdict
     from sealegs.watch import Watch
 
@@ -40,7 +41,9 @@ __all__ = [
     "Severity",
     "SkipBatches",
     "Stratify",
+    "Subject",
     "SwapSource",
+    "Text",
     "Tighten",
     "Trigger",
     "Verdict",
@@ -64,7 +67,9 @@ _HOMES = {
     "Severity": "sealegs.vocabulary",
     "SkipBatches": "sealegs.recovery.actions",
     "Stratify": "sealegs.recovery.actions",
+    "Subject": "sealegs.replay.subject",
     "SwapSource": "sealegs.recovery.actions",
+    "Text": "sealegs.replay.subject",
     "Tighten": "sealegs.recovery.actions",
     "Trigger": "sealegs.recovery.playbook",
     "Verdict": "sealegs.vocabulary",

@@ -21,6 +21,7 @@ from sealegs.record.writer import RunWriter
 from sealegs.recovery.checkpoints import Checkpoints, Damage
 from sealegs.recovery.data import Batches
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.snapshots import Snapshots
 from sealegs.recovery.state import Trainee
 from sealegs.recovery.together import Together
@@ -81,6 +82,7 @@ class Guard:
         keep_checkpoints: int = 3,
         snapshot_every: int = 50,
         snapshot_memory: float | None = None,
+        capsule_bytes: float = BUDGET,
         skip: Sequence[tuple[int, int]] = (),
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
@@ -97,6 +99,11 @@ class Guard:
         then brings everything back that the newest checkpoint to trust has; ``"auto"`` resumes a run that is there and
         begins one that is not, as a job needs that is started again by itself. ``skip`` are ranges of batches never to
         train on.
+
+        With a playbook, ``Playbook.observe()`` for one that does nothing, an incident leaves a capsule in the folder,
+        from which ``sealegs replay`` runs it again: the last batches, and a state from before it, a snapshot if there
+        are any (``snapshot_memory`` turns them on where the playbook does not), else a checkpoint. ``capsule_bytes``
+        are the most that all of them may take on disk; 0 writes none.
         """
         _refuse(
             ("clip", clip, clip is None or clip > 0, "the largest gradient norm, above 0; leave it out to clip none"),
@@ -105,6 +112,7 @@ class Guard:
             ("keep_checkpoints", keep_checkpoints, keep_checkpoints >= 1, "how many of the newest, at least 1"),
             ("snapshot_every", snapshot_every, snapshot_every >= 1, "a number of steps, at least 1"),
             ("snapshot_memory", snapshot_memory, (snapshot_memory or 0) >= 0, "bytes for both snapshots together"),
+            ("capsule_bytes", capsule_bytes, capsule_bytes >= 0, "bytes on disk for all incidents, or 0 for none"),
             ("skip", skip, all(map(_is_range, skip)), "pairs of batch numbers, the first and one after the last"),
             ("playbook", playbook, playbook is None or isinstance(playbook, Playbook), "Playbook.standard(), or None"),
         )
@@ -131,7 +139,7 @@ class Guard:
             model,
             self._update.optimizers,
             every=snapshot_every,
-            memory=snapshot_memory if has_rungs and act else 0,
+            memory=snapshot_memory if has_rungs and act else snapshot_memory or 0,
         )
         self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume)
         self.watch.acts = act
@@ -169,6 +177,7 @@ class Guard:
                 checkpoints=self.checkpoints,
                 folder=folder if self.watch.record is not None else None,
                 act=act,
+                capsule_bytes=capsule_bytes,
             )
         self._gate: Gate | None = None
         self._saved_gate: Any = None
@@ -193,7 +202,7 @@ class Guard:
             if digest := digest_of(batch):
                 self._batch["batch_hash"] = digest
             if self.recovery is not None and not self._batches.is_probe:
-                self.recovery.handed_out(batch)
+                self.recovery.handed_out(self.number, batch)
             yield batch
 
     def step(
@@ -260,6 +269,8 @@ class Guard:
         if self.recovery is not None:
             self.recovery.tokens += tokens or 0
             self.recovery.loop_clips = grad_norm is not None
+            self.recovery.recorder.clip = self._clip_now
+            self.recovery.recorder.loop_clips = self.recovery.loop_clips
             went_back = self._go_on_at(self.recovery.after_step(self.number))
         if self.checkpoints is not None:
             self._say_what_was_saved()
@@ -373,6 +384,8 @@ class Guard:
     def close(self) -> None:
         """Wait for the last verdicts and checkpoints, write them, let go of the folder and of the model."""
         self._meter.close()
+        if self.recovery is not None:
+            self.recovery.recorder.close()
         if self.checkpoints is not None:
             self.checkpoints.wait()
             self._say_what_was_saved()
@@ -410,6 +423,8 @@ class Guard:
         if step is None:
             return False
         self.number = step
+        if self.recovery is not None:
+            self.recovery.recorder.forget_from(step)
         self._gate = self._saved_gate = None  # made anew from what the host knows
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)

@@ -20,6 +20,8 @@ COMMANDS = {
     "train": "pretrain a small language model and record everything",
     "check": "is this curve normal? any training log in, what is wrong and why out",
     "diff": "where two runs part: settings, versions, signals",
+    "dashboard": "draw runs: one HTML file, or a page that follows them",
+    "replay": "run an incident again, one thing changed at a time: its tested cause",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
 }
@@ -40,6 +42,8 @@ examples:
   sealegs train --size toy --steps 400 --run a     train the toy model into experiments/a
   sealegs train --run a --resume                   go on with it after an interruption
   sealegs check train.log                          what went wrong in any training log, and why
+  sealegs dashboard a                              draw it: experiments/a/dashboard.html
+  sealegs replay a#1                               why its first incident happened, tested
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
 """

@@ -32,7 +32,7 @@ def starting_point(*, preset: str | None = None, size: str | None = None, config
     return overlaid(settings, written, where=str(config))
 
 
-def of_run(folder: Path, *, preset: str | None, size: str | None, config: Path | None) -> Settings:
+def of_run(folder: Path, *, preset: str | None = None, size: str | None = None, config: Path | None = None) -> Settings:
     """The settings that a run was started with, the file's on top. A size that is not the run's is refused."""
     manifest = manifests.load(folder)
     settings = overlaid(Settings(), manifest.settings, where=str(folder / "manifest.json"))

@@ -103,6 +103,26 @@ class Batch:
         )
 
     @property
+    def nbytes(self) -> int:
+        """What it takes in memory, without the sources that it was cut from."""
+        return self.tokens.nbytes + self.targets.nbytes
+
+    def recorded(self) -> dict[str, Any]:
+        """What an incident's capsule keeps of it: nothing that lies elsewhere."""
+        return {
+            "tokens": self.tokens.astype(np.int32),
+            "targets": self.targets.astype(np.int32),
+            "rows": [
+                {
+                    "source": span.source.name,
+                    "start": span.start,
+                    "documents": [span.documents.start, span.documents.stop],
+                }
+                for span in self.spans
+            ],
+        }
+
+    @property
     def token_entropy(self) -> float:
         """Entropy of the target tokens' frequencies, in nats: a repeated document shows as a low one."""
         return entropy(np.bincount(self.targets[self.targets != IGNORED]))

@@ -108,6 +108,7 @@ def train(
                 checkpoint_every=settings.cadence.checkpoint_steps,
                 keep_checkpoints=settings.cadence.keep_checkpoints,
                 snapshot_every=settings.cadence.snapshot_steps,
+                snapshot_memory=SNAPSHOT_BYTES,
                 skip=skip,
             ) as guard,
         ):
@@ -133,6 +134,8 @@ def train(
     return result
 
 
+SNAPSHOT_BYTES = 8 * 2**30
+"""For snapshots in memory, also where nothing goes back to them: an incident is run again from them."""
 PLAYBOOKS = {"observe": Playbook.observe, "standard": Playbook.standard, "palm": Playbook.palm}
 
 

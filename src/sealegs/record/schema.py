@@ -15,6 +15,12 @@ COLUMN_CACHE = "metrics.columns.npz"
 CHECKPOINTS = "checkpoints"
 RECOVERY = "recovery.json"
 TOKENIZER = "tokenizer.json"
+INCIDENTS = "incidents"
+INCIDENT = "incident.json"
+CAPSULE = "capsule"
+STATE = "state"
+BATCHES = "batches-{rank}.jsonl"
+REPLAY = "replay.json"
 
 CONTENTS = {
     MANIFEST: "what was run: settings, versions, machine, git state",
@@ -23,6 +29,7 @@ CONTENTS = {
     TOKENIZER: "the vocabulary, so that tokens can be read as text",
     COLUMN_CACHE: "metrics.jsonl as numpy columns, rebuilt at will",
     CHECKPOINTS: "everything needed to run a step, by its number",
+    INCIDENTS: "by number: incident.json, capsule/ with what is needed to run it again",
     RECOVERY: "what recovery has done and must not do again: treatments, batches left out, margins",
 }
 """A line for each thing in a run folder, in the order people look at them."""

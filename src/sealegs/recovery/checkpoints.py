@@ -99,25 +99,29 @@ class Checkpoints:
     def save(self, step: int, state: State) -> Path:
         """Write a checkpoint, then remove those that are no longer kept."""
         self.wait()
-        self._write(step, lambda: _parts(state, state.tensors))
-        return self._folder / str(step)
+        target = self._folder / str(step)
+        self._write(target, lambda: _parts(state, state.tensors))
+        return target
 
-    def save_soon(self, step: int, state: State) -> bool:
+    def save_soon(self, step: int, state: State, *, to: Path | None = None) -> bool:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
-        Call ``before_update`` before the tensors change. ``written`` and ``trouble`` tell what came of it.
+        Call ``before_update`` before the tensors change. ``written`` and ``trouble`` tell what came of it. One that is
+        written ``to`` a place of its own is none of the run's checkpoints: neither told of, nor tagged, nor removed.
         """
         if any(self._ranks.gather(self._is_writing)):
             return False
         began = time.perf_counter()
         self._is_writing = True
-        self._tags.expect(step)
+        if to is None:
+            self._tags.expect(step)
         parts: _Parts | Exception
         try:
             parts = _parts(state, self._staging.copy(state.tensors))
         except Exception as error:  # the thread tells the other ranks
             parts = error
-        self._thread = threading.Thread(target=self._write_late, args=(step, parts, began), name=f"checkpoint {step}")
+        target = to or self._folder / str(step)
+        self._thread = threading.Thread(target=self._write_late, args=(target, parts, began), name=f"checkpoint {step}")
         self._thread.start()
         return True
 
@@ -144,7 +148,7 @@ class Checkpoints:
         """Host memory that ``save_soon`` holds, from its first call on."""
         return self._staging.held_bytes
 
-    def _write_late(self, step: int, parts: _Parts | Exception, began: float) -> None:
+    def _write_late(self, target: Path, parts: _Parts | Exception, began: float) -> None:
         def arrived() -> _Parts:
             if isinstance(parts, Exception):
                 raise parts
@@ -152,25 +156,27 @@ class Checkpoints:
             return parts
 
         try:
-            self._write(step, arrived)
-            self._written.append(Written(step, time.perf_counter() - began))
+            self._write(target, arrived)
+            if target.parent == self._folder:
+                self._written.append(Written(int(target.name), time.perf_counter() - began))
         except BaseException as error:  # torch has some that are no Exception, and nobody else would hear of it
-            self._trouble.append(f"checkpoint {step}: {error}")
+            self._trouble.append(f"checkpoint {target.name}: {error}")
         finally:
             self._tags.expect(None)
             self._is_writing = False
 
-    def _write(self, step: int, make: Callable[[], _Parts]) -> None:
-        target, ranks = self._folder / str(step), self._writers
+    def _write(self, target: Path, make: Callable[[], _Parts]) -> None:
+        ranks = self._writers
 
         def begin() -> Path:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             return on_disk.enter_context(folder_aside(target, replace=True))
 
         def finish() -> None:
             contents.write_digests(aside, digests)
             on_disk.close()  # now it has its name
-            self._take_in(step)
+            if target.parent == self._folder:
+                self._take_in(int(target.name))
 
         with writing(target), ExitStack() as on_disk:
             parts = ranks.agree(make)
@@ -259,15 +265,20 @@ class Checkpoints:
         optimizer's tensors that belong to such weights. Everything else is read whole.
         """
         self.wait()
-        folder, rank = self._folder / str(step), self._ranks.rank
-        tensors = {
-            name: _room(name, entry, {} if like is None else like.tensors)
-            for name, entry in contents.tensors_in(folder).items()
-            if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
-        }
-        contents.read_tensors(folder, tensors, self._ranks.group)
-        plain, own = contents.read_plain(folder, rank)
-        return State(tensors, plain, own, step)
+        return read_state(self._folder / str(step), step, like, self._ranks)
+
+
+def read_state(folder: Path, step: int, like: State | None = None, ranks: Together | None = None) -> State:
+    """The state in a folder that a checkpoint, or a capsule, was written to; alone, without ``ranks``."""
+    rank = 0 if ranks is None else ranks.rank
+    tensors = {
+        name: _room(name, entry, {} if like is None else like.tensors)
+        for name, entry in contents.tensors_in(folder).items()
+        if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
+    }
+    contents.read_tensors(folder, tensors, None if ranks is None else ranks.group)
+    plain, own = contents.read_plain(folder, rank)
+    return State(tensors, plain, own, step)
 
 
 def _parts(state: State, tensors: Mapping[str, Tensor]) -> _Parts:

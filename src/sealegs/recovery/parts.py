@@ -49,6 +49,11 @@ class Settings(NamedTuple):
     groups: list[dict[str, Any]]
     """Their hyperparameters."""
 
+    def as_held(self, tensors: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+        """Hyperparameters by group, and states by the place of their parameter, with these tensors."""
+        states = {int(label): _filled(state, tensors) for label, state in self.states.items() if label.isdecimal()}
+        return [_filled(group, tensors) for group in self.groups], states
+
     def put_into(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
         """Make the optimizer hold this and no other state, with these tensors in their places."""
         for label, owner in (_owners(optimizer) | self.others).items():
@@ -91,12 +96,17 @@ class Live:
                 continue
             self._seen.add(id(tensor))
             for key, part in _taken_apart(name, tensor).parts.items():
-                where = part.data_ptr(), part.shape, part.stride(), part.dtype, part.device
-                if where not in self._seen or not part.numel():
-                    self._seen.add(where)
+                if _where(part) not in self._seen or not part.numel():
+                    self._seen.add(_where(part))
                     self.weights[key] = part
                     added.append(key)
         return added
+
+    def as_held(self, name: str, tensor: Tensor, held: Mapping[str, Tensor]) -> Tensor:
+        """A tensor of the model, or another object for the same memory, as it is in a copy of all weights."""
+        keys = {_where(part): key for key, part in self.weights.items()}
+        apart = _taken_apart(f"model/{name}", tensor)
+        return apart.join(held[keys.get(_where(part), key)] for key, part in apart.parts.items())
 
 
 def walk(model: nn.Module, optimizers: Sequence[Optimizer]) -> Live:
@@ -122,6 +132,11 @@ def walk(model: nn.Module, optimizers: Sequence[Optimizer]) -> Live:
         )
     live.moments.update((key, _taken_apart(key, tensor)) for key, tensor in held.items())
     return live
+
+
+def _where(part: Tensor) -> tuple[object, ...]:
+    """A piece of memory, by whatever name and object."""
+    return part.data_ptr(), part.shape, part.stride(), part.dtype, part.device
 
 
 def _owners(optimizer: Optimizer) -> dict[str, Any]:

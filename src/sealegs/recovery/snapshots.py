@@ -172,14 +172,19 @@ class Snapshots:
         State that an optimizer has lost since is made again, state that it did not have yet is removed. A snapshot that
         does not fit is refused before anything is changed. It stays valid.
         """
-        held = next((held for held in self._kept if held.snapshot is snapshot), None)
-        if held is None:
-            raise SourceError(f"the snapshot of step {snapshot.step} is no longer held; ask for newest() again")
+        held = self._find(snapshot)
         targets, moments = self._targets(held, walk(self._model, self._optimizers))
         self.before_update()  # what is written now may still be read for a candidate
         room.copy_all((targets[key], part) for key, part in held.buffer.parts.items())
         for optimizer, settings in zip(self._optimizers, held.settings, strict=True):
             settings.put_into(optimizer, moments)
+
+    def contents(self, snapshot: Snapshot) -> tuple[Mapping[str, Tensor], dict[str, Tensor], list[Settings]]:
+        """What it holds: the parts of all tensors, those of optimizers whole, and what else optimizers have."""
+        held = self._find(snapshot)
+        parts = held.buffer.parts
+        moments = {key: join(parts[name] for name in names) for key, (names, join) in held.joins.items()}
+        return parts, moments, held.settings
 
     @property
     def held_bytes(self) -> int:
@@ -198,6 +203,12 @@ class Snapshots:
         self.before_update()
         self._candidate = None
         self._kept, self._buffers, self._layout = [], [], {}
+
+    def _find(self, snapshot: Snapshot) -> "_Held":
+        held = next((held for held in self._kept if held.snapshot is snapshot), None)
+        if held is None:
+            raise SourceError(f"the snapshot of step {snapshot.step} is no longer held; ask for newest() again")
+        return held
 
     def _begin(self, layout: dict[str, _Kind], tensors: Mapping[str, Tensor]) -> None:
         """Make two buffers for such tensors, where there is room for them."""

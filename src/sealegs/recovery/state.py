@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError, SourceError
 from sealegs.recovery.aside import from_json, to_json
 from sealegs.recovery.checkpoints import State
+from sealegs.recovery.parts import walk
+from sealegs.recovery.snapshots import Snapshot, Snapshots
 
 Rng: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, Any] | None]
 
@@ -63,15 +66,52 @@ class Trainee:
                 _of_optimizer(optimizer, names, f"optimizer/{number}", tensors)
                 for number, optimizer in enumerate(self.optimizers)
             ],
-            "schedulers": [
-                {"kind": _kind(scheduler), "state": to_json(scheduler.state_dict(), f"scheduler/{number}", tensors)}
-                for number, scheduler in enumerate(self.schedulers)
-            ],
+            "schedulers": self._schedules([scheduler.state_dict() for scheduler in self.schedulers], tensors),
             "scaler": {} if self.scaler is None else self.scaler.state_dict(),
             "data": position,
         }
         tensors |= {f"rng/{rank}/{device}": state for device, state in _torch_rng().items()}
         return State(tensors, plain, own={"data": position, "rng": _host_rng()})
+
+    def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> State:
+        """The state as it was at a snapshot, of which the tensors are: as a checkpoint of that step would hold it.
+
+        But for the place in the data, which a snapshot keeps in its own way.
+        """
+        rank, world = _rank_and_world()
+        parts, moments, settings = snapshots.contents(snapshot)
+        live = walk(self.model, self.optimizers)
+        tensors: dict[str, Tensor] = {}
+        extra = {}
+        for name, value in self._weights().items():
+            if isinstance(value, Tensor):
+                tensors[f"model/{name}"] = live.as_held(name, value, parts)
+            else:
+                extra[name] = to_json(value, f"extra/{name}", tensors)
+        optimizers = []
+        for number, (optimizer, held) in enumerate(zip(self.optimizers, settings, strict=True)):
+            groups, states = held.as_held(moments)
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            then = SimpleNamespace(
+                param_groups=[
+                    {**group, "params": now["params"]}
+                    for group, now in zip(groups, optimizer.param_groups, strict=True)
+                ],
+                state={trained[place]: state for place, state in states.items()},
+            )
+            stored = _of_optimizer(then, self._names(), f"optimizer/{number}", tensors)
+            optimizers.append(stored | {"kind": _kind(optimizer)})
+        of_torch, of_host = snapshot.plain["rng"]
+        tensors |= {f"rng/{rank}/{device}": state for device, state in of_torch.items()}
+        plain = {
+            "ranks": world,
+            "extra": extra,
+            "optimizers": optimizers,
+            "schedulers": self._schedules(snapshot.plain["schedulers"], tensors),
+            "scaler": _scaler_at(self.scaler, snapshot.plain["scaler"]),
+            "data": None,
+        }
+        return State(tensors, plain, own={"data": None, "rng": of_host}, step=snapshot.step)
 
     def restore(self, state: State) -> list[str]:
         """Make the live objects what they were. Gives sentences on what cannot be as it was.
@@ -96,6 +136,12 @@ class Trainee:
     def _weights(self) -> dict[str, Any]:
         """Parameters, buffers, and what modules keep besides."""
         return dcp_state.get_model_state_dict(self.model)
+
+    def _schedules(self, states: Sequence[Any], tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+        return [
+            {"kind": _kind(scheduler), "state": to_json(state, f"scheduler/{number}", tensors)}
+            for number, (scheduler, state) in enumerate(zip(self.schedulers, states, strict=True))
+        ]
 
     def _names(self) -> dict[Tensor, str]:
         """The parameters' names, as ``get_model_state_dict`` gives them."""
@@ -145,8 +191,28 @@ class Trainee:
                 return
 
 
+def scale_of(scaler: Any) -> tuple[Tensor, Tensor] | None:
+    """The loss scale, as tensors: reading their numbers would wait for the device."""
+    if scaler is None or scaler._scale is None:
+        return None
+    return scaler._scale.clone(), scaler._growth_tracker.clone()
+
+
+def restore_scale(scaler: Any, scale: tuple[Tensor, Tensor] | None) -> None:
+    """The inverse."""
+    if scale is not None:
+        scaler._scale.copy_(scale[0])
+        scaler._growth_tracker.copy_(scale[1])
+
+
+def _scaler_at(scaler: GradScaler | None, scale: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    if scaler is None or scale is None:
+        return {}
+    return scaler.state_dict() | {"scale": float(scale[0]), "_growth_tracker": int(scale[1])}
+
+
 def _of_optimizer(
-    optimizer: Optimizer, names: Mapping[Tensor, str], prefix: str, tensors: dict[str, Tensor]
+    optimizer: Any, names: Mapping[Tensor, str], prefix: str, tensors: dict[str, Tensor]
 ) -> dict[str, Any]:
     """Settings by group and state by parameter, as JSON; its tensors are put aside."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]

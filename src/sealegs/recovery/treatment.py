@@ -45,9 +45,10 @@ from sealegs.recovery.evidence import Evidence, Trouble
 from sealegs.recovery.margins import Margins
 from sealegs.recovery.playbook import Playbook, Treatment, Trigger, choose
 from sealegs.recovery.probe import Probe
+from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.schedules import Schedules
 from sealegs.recovery.snapshots import Snapshot, Snapshots
-from sealegs.recovery.state import Trainee, restore_rng, rng_now
+from sealegs.recovery.state import Trainee, restore_rng, restore_scale, rng_now, scale_of
 from sealegs.recovery.together import Together
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
@@ -93,6 +94,7 @@ class Recovery:
         checkpoints: Checkpoints | None,
         folder: Path | None,
         act: bool,
+        capsule_bytes: float,
     ) -> None:
         """``folder`` is the run's, where this rank is the one that writes it."""
         self.playbook = playbook
@@ -111,6 +113,15 @@ class Recovery:
         self._act = act
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA)))
         self._ranks = Together()
+        self.recorder = Recorder(
+            trainee=trainee,
+            watch=watch,
+            snapshots=snapshots,
+            checkpoints=checkpoints,
+            ranks=self._ranks,
+            acts=act,
+            budget=capsule_bytes,
+        )
         self._history: tuple[Treatment, ...] = ()
         self._evidence = Evidence(playbook)
         self._incidents = incidents.begin()
@@ -146,10 +157,11 @@ class Recovery:
 
     # What the guard calls, in the order of a step.
 
-    def handed_out(self, batch: Any) -> None:
-        """A batch is about to be trained on, probes apart."""
+    def handed_out(self, step: int, batch: Any) -> None:
+        """A batch is about to be trained on in a step, probes apart."""
         if self._probes:
             self.probe.handed_out(batch)
+        self.recorder.handed_out(step, self._batches.number, batch)
 
     def before_update(self) -> None:
         """The weights are about to change: copies of them that are under way come first. The host does not wait."""
@@ -161,8 +173,9 @@ class Recovery:
         """Act on what was judged by now, before step ``number``. Gives the step to run instead, if it is another."""
         trouble = None
         while self._judged:
-            trouble = self._follow(*self._judged.popleft()) or trouble
+            trouble = self._follow(*self._judged.popleft(), number) or trouble
         self._keep_probe(number)
+        self.recorder.after_step()
         if trouble is not None and not self._is_over:
             return self._treat(trouble, number)
         if self._probes and self._evidence.wants_probe and (batch := self.probe.batch) is not None:
@@ -241,8 +254,9 @@ class Recovery:
         if candidate is not None and int(row["step"]) == candidate.step - 1:
             candidate.plain["judging"] = self._watch.judging
 
-    def _follow(self, row: Row, verdict: Verdict) -> Trouble | None:
+    def _follow(self, row: Row, verdict: Verdict, number: int) -> Trouble | None:
         step = int(row["step"])
+        self.recorder.follow(row, verdict)
         if (batch := row.get("batch_index")) is not None:
             self._batch_of.append((step, int(batch)))
         self._incidents, news = incidents.follow(self._incidents, row, verdict, self.playbook.looks)
@@ -269,15 +283,16 @@ class Recovery:
             self._unproven = dict.fromkeys(self._unproven, 0)
         self.probe.follow(row, is_calm=is_calm, is_doubtful=is_doubtful)
         for item in news:
-            trouble = self._told(item, row) or trouble
+            trouble = self._told(item, row, number) or trouble
         if self._untold is not None and self._good >= HELD and step >= self._untold + HELD:
             self._tell_outcome(step, "helped", f"{HELD} healthy steps have come of it")
         return trouble
 
-    def _told(self, news: News, row: Row) -> Trouble | None:
+    def _told(self, news: News, row: Row, number: int) -> Trouble | None:
         incident = news.incident
         if news.kind == "opened":
             self._first_batch = next((batch for step, batch in self._batch_of if step >= incident.start), None)
+            self.recorder.open(incident, number)
         elif news.kind == "closed":
             self._note_closed(int(row["step"]), incident)
             self._cost = Cost()
@@ -293,6 +308,7 @@ class Recovery:
     def _note_closed(self, step: int, incident: Incident) -> None:
         cost = self._priced(self._cost)
         self._watch.note("incident-closed", step=step, **asdict(incident), text=str(incident), cost=cost)
+        self.recorder.closed(incident)
 
     def _keep_probe(self, number: int) -> None:
         """Keep a batch that can be tried again."""
@@ -344,7 +360,7 @@ class Recovery:
             number,
             {
                 "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._trainee.schedulers],
-                "scaler": scale_of(self._trainee),
+                "scaler": scale_of(self._trainee.scaler),
                 "rng": rng_now(),
                 "data": self._batches.position(),
                 "judging": self._watch.judging if is_judged else None,  # on a device the row is still under way
@@ -612,7 +628,7 @@ class Recovery:
                 scheduler.load_state_dict(state)
             self._batches.go_to(before[1])
             raise
-        restore_scale(trainee, plain["scaler"])
+        restore_scale(trainee.scaler, plain["scaler"])
         restore_rng(plain["rng"])
         self._watch.go_back(plain["judging"])
 
@@ -722,22 +738,6 @@ def read_books(folder: Path) -> dict[str, Any] | None:
     if reason:
         raise SourceError(f"{path}: cannot be read ({reason}); restore it from a copy, or remove it")
     return books
-
-
-def scale_of(trainee: Trainee) -> Any:
-    """The loss scale, as tensors: reading their numbers would wait for the device."""
-    scaler: Any = trainee.scaler
-    if scaler is None or scaler._scale is None:
-        return None
-    return scaler._scale.clone(), scaler._growth_tracker.clone()
-
-
-def restore_scale(trainee: Trainee, scale: Any) -> None:
-    """The inverse."""
-    scaler: Any = trainee.scaler
-    if scale is not None:
-        scaler._scale.copy_(scale[0])
-        scaler._growth_tracker.copy_(scale[1])
 
 
 def is_finite(model: nn.Module) -> bool:

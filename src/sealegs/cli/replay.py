@@ -1,0 +1,126 @@
+"""``sealegs replay``: an incident in, its tested cause out."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from sealegs.cli.train import named_folder
+from sealegs.errors import ConfigError, MissingExtra, SourceError
+from sealegs.incidents import Incident
+from sealegs.record.files import whole_file, writing
+from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
+from sealegs.report.replayed import ArmShown, Replayed, contract, page
+
+if TYPE_CHECKING:
+    from sealegs.replay.subject import Subject
+    from sealegs.replay.tested import Tested
+
+DESCRIPTION = """\
+Run an incident again from its capsule, exactly and with one thing changed at a time, and say which cause is necessary
+or sufficient for it. The run itself is not touched; what was found is kept beside the incident as replay.json.
+
+exit code: 0 a cause was established, 1 none was, 2 it cannot be run again.
+
+examples:
+  sealegs replay night                                     the last incident of experiments/night
+  sealegs replay night#2 --json                            the second, as one JSON object
+  sealegs replay /runs/a7#1 --build train.py:build         of your own loop: build() gives a sealegs.Subject
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    incident: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN[#N]")]
+    """A run, and which of its incidents; the last, if none is named."""
+    build: Annotated[str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION")] = None
+    """What builds the model, its optimizer and its loss. Runs of `sealegs train` need none."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it again."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs replay", description=DESCRIPTION)
+    try:
+        from sealegs.replay.capsule import open_capsule
+        from sealegs.replay.experiment import Experiment
+        from sealegs.replay.tested import put_to_the_test
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("sealegs replay", "PyTorch", "torch") from None
+    folder = incident_of(options.incident)
+    capsule = open_capsule(folder)
+    experiment = Experiment(capsule, builder(capsule.folder, options.build)())
+    tested = put_to_the_test(experiment, tell=lambda text: print(text, file=sys.stderr, flush=True))
+    found = told(options.incident.partition("#")[0], capsule.incident, tested)
+    with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:
+        file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
+    print(json.dumps(contract(found), indent=1) if options.json else page(found))
+    return 0 if found.cause else 1
+
+
+def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
+    """As plain values."""
+    return Replayed(
+        source=source,
+        incident=incident.number,
+        kind=incident.kind,
+        onset=tested.onset,
+        steps=tested.steps,
+        apart=tested.apart,
+        departure=None if tested.departure is None else str(tested.departure),
+        height=tested.again.height,
+        damage=tested.again.damage,
+        arms=[
+            ArmShown(
+                name=each.arm.name,
+                kind=each.arm.kind,
+                cause=each.arm.cause,
+                does=each.arm.does,
+                left=each.left,
+                shows="gone" if each.is_gone else "there" if each.is_there else "partly",
+                height=each.outcome.height,
+                damage=each.outcome.damage,
+            )
+            for each in tested.tried
+        ],
+        causes=dict(tested.standings),
+        cause=tested.cause,
+        because=tested.because,
+    )
+
+
+def incident_of(words: str) -> Path:
+    """``RUN``, ``RUN#N``, or the folder of an incident, wherever it was brought."""
+    from sealegs.replay.capsule import incident_folder
+
+    name, mark, number = words.partition("#")
+    if mark and not number.isdecimal():
+        raise ConfigError(f"{words}: after the # comes the number of an incident: {name}#1")
+    run = named_folder(name)
+    return run if (run / CAPSULE).is_dir() else incident_folder(run, int(number) if mark else None)
+
+
+def builder(capsule: Path, build: str | None) -> "Callable[[], Subject]":
+    """What makes the subject of a capsule: the user's function, or the lab's where it trained."""
+    from sealegs.replay.subject import load_builder
+
+    if build is not None:
+        return load_builder(build)
+    from sealegs.lab import config
+    from sealegs.lab.subject import subject_of
+    from sealegs.lab.train import resolved
+
+    try:
+        settings = resolved(config.of_run(capsule))
+    except (ConfigError, SourceError) as error:
+        raise ConfigError(f"{capsule}: not of `sealegs train` ({error}); say --build FILE.py:FUNCTION") from error
+    return lambda: subject_of(settings, capsule / TOKENIZER)

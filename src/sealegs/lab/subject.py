@@ -1,0 +1,82 @@
+"""The settings of a run in, something out whose steps can be run again."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
+
+from sealegs.lab.data import IGNORED, Batch
+from sealegs.lab.model import Transformer
+from sealegs.lab.settings import Settings
+from sealegs.lab.train import backward, build_optimizer, lr_share, on_device, precision
+from sealegs.replay.subject import Subject, Text
+
+
+def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
+    """What ``train`` trains with these settings, which must be ``resolved``; tokens are spelt by a tokenizer."""
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    model = Transformer(settings.model).to(settings.device)
+    optimizer = build_optimizer(model, settings.optimizer)
+    scaler = GradScaler(settings.device, enabled=settings.dtype == "fp16")
+    now = settings
+
+    @contextmanager
+    def in_precision(dtype: Any) -> Iterator[None]:
+        nonlocal now
+        now = replace(settings, dtype=dtype)
+        try:
+            yield
+        finally:
+            now = settings
+
+    def gradients(batches: Sequence[Mapping[str, Any]]) -> Tensor:
+        [batch] = batches  # the lab takes one a step, and divides it itself
+        return backward(scaler, model.losses, whole(batch), now)[0]
+
+    def losses(batch: Mapping[str, Any]) -> Tensor:
+        read = whole(batch)
+        with precision(now):
+            return model.losses(on_device(read.tokens, now), on_device(read.targets, now)).tokens
+
+    return Subject(
+        model=model,
+        optimizers=[optimizer],
+        schedulers=[LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))],
+        scaler=scaler,
+        loss=lambda batch: losses(batch).sum() / whole(batch).target_count,
+        backward=gradients,
+        precision=in_precision,
+        text=Text(
+            targets=lambda batch: torch.from_numpy(batch["targets"]),
+            losses=losses,
+            without=_without,
+            spell=_speller(tokenizer),
+        ),
+    )
+
+
+def whole(recorded: Mapping[str, Any]) -> Batch:
+    """A batch of which the capsule has the numbers; where they came from is text there."""
+    tokens, targets = (recorded[name].astype(np.int64) for name in ("tokens", "targets"))
+    return Batch(0, tokens, targets, ())
+
+
+def _without(recorded: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
+    return {**recorded, "targets": np.where(mask.numpy(), IGNORED, recorded["targets"])}
+
+
+def _speller(tokenizer: Path | None) -> Callable[[Sequence[int]], str]:
+    if tokenizer is None or not tokenizer.exists():
+        return lambda tokens: " ".join(map(str, tokens))
+    from sealegs.lab import tokenizer as bpe  # not for those who train on token ids
+
+    return bpe.load(tokenizer).decode

@@ -1,0 +1,348 @@
+"""Batches and judged rows in, capsules out: what is needed to run an incident again, written while the run goes on.
+
+A flight recorder keeps the last batches that were handed out and the last rows. When an incident opens, it puts them
+into ``incidents/<n>/capsule``, with a state from before the onset: a snapshot in memory, or the newest checkpoint that
+is not suspect, of which links are made. Observing fails open: what cannot be kept is named in the capsule.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sealegs.errors import SealegsError
+from sealegs.incidents import Incident
+from sealegs.record.files import folder_aside, whole_file
+from sealegs.record.schema import (
+    BATCHES,
+    CAPSULE,
+    CHECKPOINTS,
+    INCIDENT,
+    INCIDENTS,
+    MANIFEST,
+    METRICS,
+    STATE,
+    TOKENIZER,
+    speakable,
+    to_line,
+)
+from sealegs.recovery.checkpoints import Checkpoints
+from sealegs.recovery.plain import plain
+from sealegs.recovery.room import in_words
+from sealegs.recovery.snapshots import Snapshot, Snapshots
+from sealegs.recovery.state import Trainee
+from sealegs.recovery.together import Together
+from sealegs.vocabulary import Row, Verdict
+from sealegs.watch import Watch
+
+VERSION = 1
+STEPS = 512
+"""Rows and batches that are kept ..."""
+BATCH_BYTES = 256 * 2**20
+"""... as long as the batches are no larger than this together."""
+BUDGET = 16 * 2**30
+"""Bytes that the states of all capsules of a run may take on disk, for each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A batch as it was handed out: the very object, which is not copied while nothing is wrong."""
+
+    step: int
+    index: int | None
+    batch: Any
+    size: int
+    versions: tuple[int, ...]
+    """Torch counts what is done to a tensor in its place: a batch that the loop has changed is not the one it got."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a capsule holds: ``capsule.json``."""
+
+    version: int
+    run: str
+    opened: int
+    """The step at which the incident was found."""
+    state: int | None
+    """The step that the state makes ready to run."""
+    without_state: str
+    """Why there is none."""
+    clip: float | None
+    """The largest gradient norm that the guard let through."""
+    loop_clips: bool
+    """Whether the loop clipped, in a way that only the loop knows."""
+    acts: bool
+    """Whether updates that were found bad were left out."""
+    ranks: int
+    batches: int
+    without_batches: str
+    """Why some or all are missing."""
+
+
+class Recorder:
+    """The flight recorder of one run. Owned by recovery, which tells it of steps, rows and incidents."""
+
+    def __init__(
+        self,
+        *,
+        trainee: Trainee,
+        watch: Watch,
+        snapshots: Snapshots,
+        checkpoints: Checkpoints | None,
+        ranks: Together,
+        acts: bool,
+        budget: float = BUDGET,
+    ) -> None:
+        self.clip: float | None = None
+        """That is in force."""
+        self.loop_clips = False
+        self._folder = None if watch.folder is None or not budget else watch.folder / INCIDENTS
+        self._trainee = trainee
+        self._watch = watch
+        self._snapshots = snapshots
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._acts = acts
+        self._left = budget
+        self._handed: deque[Handed] = deque(maxlen=STEPS)
+        self._bytes = 0
+        self._rows: deque[Row] = deque(maxlen=STEPS)
+        self._waiting: tuple[Incident, Snapshot] | None = None
+        """A state that could not be written yet, since a checkpoint was being written."""
+        self._threads: list[threading.Thread] = []
+        self._trouble: deque[str] = deque()
+
+    def handed_out(self, step: int, index: int | None, batch: Any) -> None:
+        """A batch is about to be trained on."""
+        if self._folder is None:
+            return
+        size = size_of(batch)
+        if len(self._handed) == STEPS:
+            self._bytes -= self._handed[0].size
+        self._handed.append(Handed(step, index, batch, size, versions_of(batch)))
+        self._bytes += size
+        while self._bytes > BATCH_BYTES and len(self._handed) > 1:
+            self._bytes -= self._handed.popleft().size
+
+    def follow(self, row: Row, verdict: Verdict) -> None:
+        """A row was judged."""
+        self._rows.append({**row, "applied": float(verdict.go or not self._acts)})
+
+    def forget_from(self, step: int) -> None:
+        """The run went back to a step: what came after it is of another line."""
+        kept = [handed for handed in self._handed if handed.step < step]
+        self._handed = deque(kept, maxlen=STEPS)
+        self._bytes = sum(handed.size for handed in kept)
+        self._rows = deque((row for row in self._rows if int(row["step"]) < step), maxlen=STEPS)
+
+    def open(self, incident: Incident, number: int) -> None:
+        """An incident was found before step ``number``: put down what is needed to run it again."""
+        if self._folder is None:
+            return
+        folder = self._folder / str(incident.number)
+        if self._ranks.first(lambda: folder.exists()):
+            return  # opened once more, or by the process before
+        snapshot = self._snapshots.newest(before=incident.start)
+        state, without = self._state(incident, snapshot, folder / CAPSULE)
+        handed = tuple(each for each in self._handed if state is None or each.step >= state)
+        description = Description(
+            version=VERSION,
+            run=str(self._watch.folder),
+            opened=number - 1,
+            state=state,
+            without_state=without,
+            clip=self.clip,
+            loop_clips=self.loop_clips,
+            acts=self._acts,
+            ranks=self._ranks.world,
+            batches=len(handed),
+            without_batches=self._missing(handed, state, number),
+        )
+        rows = tuple(self._rows)
+        self._beside(lambda: self._write(folder, incident, description, rows, handed))
+        if snapshot is not None and state is not None:
+            self._waiting = incident, snapshot
+            self.after_step()
+        self._watch.note(
+            "capsule",
+            step=number - 1,
+            incident=incident.number,
+            state=state,
+            batches=len(handed),
+            text=f"{INCIDENTS}/{incident.number}/{CAPSULE}: {len(handed)} batches, "
+            + (without if state is None else f"the state of step {state}"),
+        )
+
+    def closed(self, incident: Incident) -> None:
+        """What became of it."""
+        if (
+            self._folder is not None
+            and self._ranks.rank == 0
+            and (folder := self._folder / str(incident.number)).exists()
+        ):
+            self._beside(lambda: _write_json(folder / INCIDENT, asdict(incident)))
+
+    def after_step(self) -> None:
+        """Write a state that is still to be written, and say what went wrong."""
+        if self._waiting is not None:
+            incident, snapshot = self._waiting
+            assert self._folder is not None
+            assert self._checkpoints is not None
+            target = self._folder / str(incident.number) / CAPSULE / STATE
+            try:
+                state = self._trainee.capture_past(self._snapshots, snapshot)
+            except SealegsError as error:  # the snapshot is gone meanwhile
+                self._trouble.append(str(error))
+                self._waiting = None
+            else:
+                if self._checkpoints.save_soon(snapshot.step, state, to=target):
+                    self._waiting = None
+        while self._trouble:
+            self._watch.note("capsule-failed", reason=self._trouble.popleft())
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        for thread in self._threads:
+            thread.join()
+        if self._waiting is not None and self._checkpoints is not None:
+            self._checkpoints.wait()
+            self.after_step()
+        self.after_step()
+
+    def _state(self, incident: Incident, snapshot: Snapshot | None, capsule: Path) -> tuple[int | None, str]:
+        """The step of the state that the capsule will have; or why it will have none."""
+        if self._checkpoints is None:
+            return None, "no state: the guard writes no checkpoints"
+        if snapshot is not None:
+            size = self._snapshots.held_bytes // 2
+            if size > self._left:
+                return None, f"no state: {in_words(size)} are more than is left of the budget, {in_words(self._left)}"
+            self._left -= size
+            return snapshot.step, ""
+        saved = [step for step, tag in self._checkpoints.tags().items() if tag != "suspect" and step <= incident.start]
+        if not saved:
+            return None, f"no state: there is neither a snapshot nor a checkpoint from before step {incident.start}"
+        assert self._watch.folder is not None
+        step = max(saved)
+        try:
+            if self._ranks.rank == 0:
+                link_folder(self._watch.folder / CHECKPOINTS / str(step), capsule / STATE)
+        except OSError as error:
+            return None, f"no state: checkpoint {step} cannot be linked ({error.strerror})"
+        return step, ""
+
+    def _missing(self, handed: tuple[Handed, ...], state: int | None, number: int) -> str:
+        if not handed:
+            return "none was handed out through guard.batches"
+        if state is not None and handed[0].step > state:
+            kept = f"{STEPS} or {in_words(BATCH_BYTES)}"
+            return f"those of steps {state} to {handed[0].step - 1} are gone: no more than {kept} are kept"
+        return ""
+
+    def _write(
+        self,
+        folder: Path,
+        incident: Incident,
+        description: Description,
+        rows: tuple[Row, ...],
+        handed: tuple[Handed, ...],
+    ) -> None:
+        capsule = folder / CAPSULE
+        capsule.mkdir(parents=True, exist_ok=True)
+        with whole_file(capsule / BATCHES.format(rank=self._ranks.rank)) as file:
+            for each in handed:
+                file.write(json.dumps(_recorded(each)).encode() + b"\n")
+        if self._ranks.rank:
+            return
+        with whole_file(capsule / METRICS) as file:
+            for row in rows:
+                file.write(to_line(row))
+        for name in (MANIFEST, TOKENIZER):  # it must be understood without the folder that it lies in
+            if (source := folder.parent.parent / name).exists():
+                shutil.copyfile(source, capsule / name)
+        _write_json(folder / INCIDENT, asdict(incident))
+        _write_json(capsule / f"{CAPSULE}.json", asdict(description))
+
+    def _beside(self, write: Callable[[], None]) -> None:
+        def fail_open() -> None:
+            try:
+                write()
+            except Exception as error:
+                self._trouble.append(f"{type(error).__name__}: {error}")
+
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=fail_open, name="capsule"))
+        self._threads[-1].start()
+
+
+def _recorded(handed: Handed) -> dict[str, Any]:
+    """A line of ``batches-<rank>.jsonl``; null for a batch that the loop has changed since it got it."""
+    recorded = handed.batch.recorded() if hasattr(handed.batch, "recorded") else _opened_up(handed.batch)
+    batch = plain(recorded, "a batch")
+    is_same = versions_of(handed.batch) == handed.versions
+    return {"step": handed.step, "index": handed.index, "batch": batch if is_same else None}
+
+
+def _opened_up(batch: Any) -> Any:
+    """Data classes as the dicts of their fields."""
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return {field.name: _opened_up(getattr(batch, field.name)) for field in fields(batch)}
+    if isinstance(batch, Mapping):
+        return {key: _opened_up(item) for key, item in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_opened_up(item) for item in batch]
+    return batch
+
+
+def size_of(batch: Any) -> int:
+    """Bytes of the tensors and arrays in a batch.
+
+    >>> import torch
+    >>> size_of({"ids": torch.zeros(2, 8, dtype=torch.long), "names": ["a", "b"]})
+    128
+    """
+    return sum(part.nbytes for part in _parts(batch))
+
+
+def versions_of(batch: Any) -> tuple[int, ...]:
+    """How often each tensor of a batch has been changed in its place."""
+    return tuple(part._version for part in _parts(batch) if isinstance(part, Tensor) and not part.is_inference())
+
+
+def _parts(batch: Any) -> Iterator[Any]:
+    if hasattr(batch, "nbytes"):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for item in batch.values():
+            yield from _parts(item)
+    elif isinstance(batch, list | tuple):
+        for item in batch:
+            yield from _parts(item)
+    elif is_dataclass(batch):
+        for field in fields(batch):
+            yield from _parts(getattr(batch, field.name))
+
+
+def link_folder(source: Path, target: Path) -> None:
+    """The files of a folder once more, under another name, at no cost."""
+    with folder_aside(target) as aside:
+        for path in sorted(source.rglob("*")):
+            place = aside / path.relative_to(source)
+            if path.is_dir():
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, place)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with whole_file(path) as file:
+        file.write(json.dumps(speakable(value), indent=1).encode() + b"\n")

@@ -1,0 +1,295 @@
+"""An experiment in, its arms out: what is changed in each, and which cause that takes away or adds."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sealegs.replay.experiment import Change, Experiment
+from sealegs.replay.subject import Subject, Text
+from sealegs.signals.weights import FIRST_MOMENTS, SECOND_MOMENTS
+
+Kind: TypeAlias = Literal["placebo", "without", "with"]
+"""Harmless; takes a cause away; brings it into a healthy stretch."""
+
+JUMP = 1.5
+"""By what factor a learning rate must have risen from one step to the next to be a jump."""
+TAIL = 0.02
+"""Of the text: what the rare tokens make up together."""
+OLDER = 8
+"""Steps that a state must be older by to be another one."""
+GROSS = 3.0
+"""Times the usual loss: no batch of the same kind of data is so hard."""
+MOST_MASKED = 0.5
+"""Of a batch: without more it is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One rerun."""
+
+    name: str
+    kind: Kind
+    cause: str
+    """A card of ``causes.toml``; empty for a placebo."""
+    does: str
+    """In words."""
+    change: Change
+    asks: Literal["all", "damage"] = "all"
+    """What counts: whether the loss is high at all, or whether the weights are damaged in the end."""
+
+
+def arms(experiment: Experiment) -> Iterator[Arm]:
+    """The cheapest first, as far as the incident can be asked that way."""
+    yield _placebo("one ulp", "the last bit of every weight is rounded otherwise", Change(before=_one_ulp))
+    if experiment.loop.subject.text is not None:
+        turned = Change(batches=lambda _, batches: tuple(map(_turned, batches)))
+        yield _placebo("other order", "the rows of every batch in another order", turned)
+    yield from _of_data(experiment)
+    yield from _of_rates(experiment)
+    yield from _of_moments(experiment)
+    yield from _of_precision(experiment)
+
+
+def _placebo(name: str, does: str, change: Change) -> Arm:
+    return Arm(name=name, kind="placebo", cause="", does=does, change=change)
+
+
+@torch.no_grad()
+def _one_ulp(subject: Subject) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in subject.model.parameters():
+        up = torch.rand(parameter.shape, generator=generator).to(parameter.device) < 0.5
+        toward = torch.where(up, math.inf, -math.inf).to(parameter.dtype)
+        parameter.copy_(torch.nextafter(parameter, toward))
+
+
+def _turned(batch: Any) -> Any:
+    """A batch with its rows in the opposite order."""
+    if isinstance(batch, dict):
+        return {name: _turned(part) for name, part in batch.items()}
+    if isinstance(batch, Tensor):
+        return batch.flip(0)
+    return batch[::-1].copy() if isinstance(batch, np.ndarray) else batch
+
+
+# The data.
+
+
+def _of_data(experiment: Experiment) -> Iterator[Arm]:
+    onset, oldest, before = experiment.onset, experiment.oldest, experiment.before()
+    if before:
+        yield Arm(
+            name="other batches",
+            kind="without",
+            cause="bad-data-batch",
+            does=f"from step {onset} on, batches from before",
+            change=Change(batches=lambda step, b: b if step < onset else before[step % len(before)]),
+        )
+    if experiment.first - oldest >= OLDER:
+        yield Arm(
+            name="older state",
+            kind="with",
+            cause="bad-data-batch",
+            does=f"the batches from step {onset} on, with the state of step {oldest}",
+            change=Change(first=onset, state_of=oldest),
+        )
+    repeated = experiment.repeated & set(range(oldest + 1, experiment.window.stop))
+    if repeated and before:
+        yield Arm(
+            name="no repetition",
+            kind="without",
+            cause="duplicate-batch",
+            does=f"batches from before in the place of {len(repeated)} repeated ones, from step {min(repeated)} on",
+            change=Change(
+                first=min(repeated), batches=lambda step, b: before[step % len(before)] if step in repeated else b
+            ),
+        )
+    text, tail = experiment.loop.subject.text, tail_of(experiment)
+    if text is not None and tail is not None and 0 < tail.share_of(text, experiment.batches_of(onset)) <= MOST_MASKED:
+
+        def mask(step: int, batches: tuple[Any, ...]) -> tuple[Any, ...]:
+            return batches if step < onset else tuple(tail.masked(text, batch) for batch in batches)
+
+        yield Arm(
+            name="rare tokens masked",
+            kind="without",
+            cause="long-tail-token",
+            does=f"targets that are rare ({tail}) do not count",
+            change=Change(batches=mask),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The tokens that are rare: the least frequent ones that together make up a small part of the text."""
+
+    common: Tensor
+    """All other token ids."""
+    kinds: float
+    """Which part of all kinds of tokens the rare ones are."""
+
+    def share_of(self, text: Text, batches: tuple[Any, ...]) -> float:
+        """Which part of the targets of batches is rare."""
+        targets = torch.cat([text.targets(batch).flatten() for batch in batches])
+        return float(self._are_rare(targets).sum() / (targets >= 0).sum().clamp(min=1))
+
+    def masked(self, text: Text, batch: Any) -> Any:
+        """A batch in which they do not count."""
+        return text.without(batch, self._are_rare(text.targets(batch)))
+
+    def _are_rare(self, targets: Tensor) -> Tensor:
+        return (targets >= 0) & ~torch.isin(targets, self.common)
+
+    def __str__(self) -> str:
+        return f"{self.kinds:.0%} of the vocabulary, {TAIL:.0%} of the text"
+
+
+def tail_of(experiment: Experiment) -> Tail | None:
+    """By the counts of the corpus, where the subject has them; else by those in the batches before."""
+    text = experiment.loop.subject.text
+    if text is None:
+        return None
+    counts = text.counts
+    if counts is None:
+        ids = [text.targets(batch).flatten() for batches in experiment.before() for batch in batches]
+        if not ids:
+            return None
+        ids.append(torch.cat([text.targets(each).flatten() for each in experiment.batches_of(experiment.onset)]))
+        targets = torch.cat(ids[:-1])
+        counts = torch.bincount(targets[targets >= 0], minlength=int(torch.cat(ids).max()) + 1)
+    order = counts.argsort(descending=True)
+    covered = counts[order].cumsum(0) / counts.sum()
+    common = order[: int((covered < 1 - TAIL).sum()) + 1]
+    return Tail(common, 1 - len(common) / len(counts))
+
+
+def is_of_rare_tokens(experiment: Experiment) -> str | None:
+    """Whether the batch at the onset is made of rare tokens, more than one that is drawn at random would be."""
+    text, tail = experiment.loop.subject.text, tail_of(experiment)
+    if text is None or tail is None:
+        return None
+    share = tail.share_of(text, experiment.batches_of(experiment.onset))
+    if share < (1 + tail.kinds) / 2:
+        return None
+    return f"{share:.0%} of the targets at the onset are rare ({tail})"
+
+
+def is_garbage(experiment: Experiment, loss: float) -> bool:
+    """Whether a loss is above that of a model that knows nothing but which tokens there are; where there are none,
+    many times the usual."""
+    text = experiment.loop.subject.text
+    if text is None:
+        return loss > GROSS * experiment.usual.loss
+    batches = [*experiment.before(), experiment.batches_of(experiment.onset)]
+    kinds = torch.cat([text.targets(each).flatten() for step in batches for each in step]).unique()
+    return loss > math.log(len(kinds))
+
+
+# The learning rate.
+
+
+def _of_rates(experiment: Experiment) -> Iterator[Arm]:
+    rates = {step: float(row["lr"]) for step, row in experiment.rows.items() if step < experiment.window.stop}
+    jumps = [step for step in rates if step > experiment.oldest and rates[step] > JUMP * rates.get(step - 1, math.inf)]
+    if jumps:
+        jump = jumps[0]
+        before, factor = rates[jump - 1], rates[jump] / rates[jump - 1]
+        yield Arm(
+            name="rate from before",
+            kind="without",
+            cause="lr-discontinuity",
+            asks="damage",
+            does=f"the learning rate of step {jump - 1} from step {jump} on, {before:.3g} instead of {rates[jump]:.3g}",
+            change=Change(first=jump, lr=lambda step, lr: before),
+        )
+        if spare := [experiment.batches_of(step) for step in range(experiment.oldest, jump)]:
+            yield Arm(
+                name="rate elsewhere",
+                kind="with",
+                cause="lr-discontinuity",
+                asks="damage",
+                does=f"batches from before, the learning rate times {factor:.3g} as it was",
+                change=Change(first=jump, batches=lambda step, b: spare[step % len(spare)]),
+            )
+        return
+    for factor in (0.5, 0.1):
+        yield Arm(
+            name=f"rate x{factor}",
+            kind="without",
+            cause="lr-too-high",
+            asks="damage",
+            does=f"the learning rate times {factor} from step {experiment.oldest} on",
+            change=Change(first=experiment.oldest, lr=lambda _, lr, factor=factor: lr * factor),  # type: ignore[misc]
+        )
+
+
+# The optimizer.
+
+
+def _of_moments(experiment: Experiment) -> Iterator[Arm]:
+    states = [state for optimizer in experiment.loop.subject.optimizers for state in optimizer.state.values()]
+    if not any(name in state for state in states for name in SECOND_MOMENTS):
+        return
+    yield Arm(
+        name="second moment raised",
+        kind="without",
+        cause="stale-beta2",
+        asks="damage",
+        does="the second moment is at least the square of the gradient",
+        change=Change(before_update=_raise_second),
+    )
+    yield Arm(
+        name="first moment zeroed",
+        kind="without",
+        cause="first-moment",
+        asks="damage",
+        does=f"the first moment is zero at step {experiment.onset}",
+        change=Change(first=experiment.onset, before=zero_first),
+    )
+
+
+def _raise_second(subject: Subject) -> None:
+    for parameter, moment in _moments(subject, SECOND_MOMENTS):
+        if parameter.grad is not None:
+            torch.maximum(moment, parameter.grad.square(), out=moment)
+
+
+def zero_first(subject: Subject) -> None:
+    """Forget where the updates were going."""
+    for _, moment in _moments(subject, FIRST_MOMENTS):
+        moment.zero_()
+
+
+def zero_both(subject: Subject) -> None:
+    """Forget all that was gathered of gradients, as a resume without the optimizer's state does."""
+    for _, moment in _moments(subject, (*FIRST_MOMENTS, *SECOND_MOMENTS)):
+        moment.zero_()
+
+
+def _moments(subject: Subject, names: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+    for optimizer in subject.optimizers:
+        for parameter, state in optimizer.state.items():
+            for name in names:
+                if isinstance(moment := state.get(name), Tensor) and moment.shape == parameter.shape:
+                    yield parameter, moment
+
+
+# Precision.
+
+
+def _of_precision(experiment: Experiment) -> Iterator[Arm]:
+    subject = experiment.loop.subject
+    if subject.precision is None or subject.scaler is None or not subject.scaler.is_enabled():
+        return
+    yield Arm(
+        name="fp32",
+        kind="without",
+        cause="fp16-overflow",
+        does="everything is computed in fp32",
+        change=Change(precision="fp32"),
+    )

@@ -1,0 +1,108 @@
+"""The folder of an incident in, everything that is needed to run it again out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sealegs.errors import SourceError
+from sealegs.incidents import Incident
+from sealegs.record.schema import BATCHES, CAPSULE, INCIDENT, INCIDENTS, METRICS, STATE, unspell
+from sealegs.recovery import contents
+from sealegs.recovery.checkpoints import State, read_state
+from sealegs.recovery.plain import live
+from sealegs.recovery.recorder import VERSION, Description
+from sealegs.vocabulary import Row
+
+
+class Recorded(NamedTuple):
+    """A batch that was trained on."""
+
+    step: int
+    number: int | None
+    """Of the batch in the data."""
+    batch: Any
+    """None, where the loop had changed it before it could be written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capsule:
+    """An incident, as far as it was kept."""
+
+    folder: Path
+    incident: Incident
+    description: Description
+    rows: tuple[Row, ...]
+    """The last before it was found, by step; with ``applied``: whether the update was."""
+    batches: tuple[Recorded, ...]
+
+    def state(self) -> State:
+        """The state from before the onset, checked."""
+        if self.description.state is None:
+            raise SourceError(f"{self.folder}: it cannot be run again ({self.description.without_state})")
+        if fault := contents.fault_in(self.folder / STATE):
+            raise SourceError(f"{self.folder / STATE}: it is damaged ({fault}); restore it from a copy")
+        contents.expect_to_be_alone()
+        return read_state(self.folder / STATE, self.description.state)
+
+    def steps(self) -> range:
+        """Those that can be run again: every one has its row and its batches."""
+        first = self.description.state
+        if first is None:
+            return range(0)
+        rows = {int(row["step"]) for row in self.rows}
+        handed = {each.step for each in self.batches} - {each.step for each in self.batches if each.batch is None}
+        last = first
+        while last in rows and last in handed:
+            last += 1
+        return range(first, last)
+
+
+def open_capsule(incident: Path, *, rank: int = 0) -> Capsule:
+    """Read the capsule in the folder of an incident, with the batches of a rank."""
+    folder = incident / CAPSULE
+    try:
+        described = _json(folder / f"{CAPSULE}.json")
+        if described.get("version") != VERSION:
+            raise SourceError(f"{folder}: of version {described.get('version')}, this Sealegs reads {VERSION}")
+        description = Description(**{field.name: described[field.name] for field in fields(Description)})
+        known = {name: unspell(value) for name, value in _json(incident / INCIDENT).items()}
+        found = Incident(**{field.name: known[field.name] for field in fields(Incident)})
+        rows = [_row(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
+        lines = [json.loads(line) for line in (folder / BATCHES.format(rank=rank)).read_text().splitlines()]
+        batches = [Recorded(line["step"], line["index"], live(line["batch"])) for line in lines]
+    except FileNotFoundError as error:
+        raise SourceError(f"{error.filename}: missing, so {incident} is no incident with a capsule") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
+    newest = {int(row["step"]): row for row in rows}
+    return Capsule(
+        folder=folder,
+        incident=found,
+        description=description,
+        rows=tuple(newest[step] for step in sorted(newest)),
+        batches=tuple(batches),
+    )
+
+
+def incident_folder(run: Path, number: int | None) -> Path:
+    """The folder of an incident of a run: the last, where none is named."""
+    if not run.is_dir():
+        raise SourceError(f"{run}: no such run; give the folder of one, or its name in experiments/")
+    folder = run / INCIDENTS
+    there = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()) if folder.is_dir() else []
+    if not there:
+        raise SourceError(f"{run}: it has no incidents with a capsule; give the guard a playbook, observe() for none")
+    if number is not None and number not in there:
+        raise SourceError(f"{run}#{number}: no such incident; there are {', '.join(map(str, there))}")
+    return folder / str(there[-1] if number is None else number)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
+
+
+def _row(line: Mapping[str, Any]) -> Row:
+    return {name: unspell(value) for name, value in line.items()}

@@ -1,0 +1,196 @@
+"""A capsule and its subject in, outcomes of reruns out, each with one thing changed."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sealegs.errors import SourceError
+from sealegs.replay.capsule import Capsule
+from sealegs.replay.subject import Loop, Seen, Subject
+from sealegs.vocabulary import Row
+
+LEAD = 4
+"""Steps that are run before the onset."""
+LENGTH = 12
+"""The most that are run from the onset on."""
+USUAL, LATELY = 64, 16
+"""Rows before the onset that say how much the loss varies, and what it is."""
+PROBES = 2
+"""Batches from before that say whether weights are damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is different in an arm. Of what is left out, nothing is."""
+
+    batches: Callable[[int, tuple[Any, ...]], tuple[Any, ...]] = lambda step, batches: batches
+    lr: Callable[[int, float], float] = lambda step, lr: lr
+    before: Callable[[Subject], None] = lambda subject: None
+    """Done to the state before the first step."""
+    before_update: Callable[[Subject], None] = lambda subject: None
+    """Done with the gradients in place, before every update."""
+    precision: str | None = None
+    first: int | None = None
+    """The step to begin with, if not a few before the onset."""
+    state_of: int | None = None
+    """The step whose state to begin with, if it is another's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an arm showed."""
+
+    losses: dict[int, float]
+    """By step."""
+    grad_norms: dict[int, float]
+    height: float
+    """How far the highest loss from the onset on is above the usual, in its standard deviations."""
+    damage: float
+    """By how much the loss of batches from before has risen in the end, in the same."""
+
+    @property
+    def size(self) -> float:
+        """The worse of the two."""
+        return max(self.height, self.damage)
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What the loss was before the onset."""
+
+    loss: float
+    deviation: float
+    grad_norm: float
+
+    def above(self, loss: float) -> float:
+        """In standard deviations; infinite for a loss that is not finite."""
+        return (loss - self.loss) / self.deviation if math.isfinite(loss) else math.inf
+
+
+class Experiment:
+    """Runs the steps around an onset, from the same state as often as one likes."""
+
+    def __init__(self, capsule: Capsule, subject: Subject) -> None:
+        self.capsule = capsule
+        self.loop = Loop(subject, capsule.description.clip)
+        self.rows = {int(row["step"]): row for row in capsule.rows}
+        self.steps_run = 0
+        there = capsule.steps()
+        self.onset = capsule.incident.start
+        if self.onset not in there:
+            raise SourceError(
+                f"{capsule.folder}: it cannot be run again from step {there.start} to the onset at {self.onset} "
+                f"({capsule.description.without_batches or 'batches or rows in between are missing'})"
+            )
+        self.oldest = there.start
+        self.first = max(there.start, self.onset - LEAD)
+        self.window = range(self.first, min(there.stop, self.onset + LENGTH))
+        self.repeated = repeated_in(capsule.rows)
+        """Steps whose batch came before: their losses are lower, which is not usual."""
+        self.usual = usual_of([row for step, row in self.rows.items() if step not in self.repeated], self.onset)
+        self.seen: dict[int, Seen] = {}
+        """What the steps showed when they were run as they were."""
+        self._states = {there.start: capsule.state()}
+        self._batches: dict[int, tuple[Any, ...]] = {}
+        for each in capsule.batches:
+            self._batches[each.step] = (*self._batches.get(each.step, ()), each.batch)
+        self.go_to(self.first)
+        self.probes = self.before()[-PROBES:] or [self.batches_of(self.first)]
+        self.probed = self._probe()
+
+    def batches_of(self, step: int) -> tuple[Any, ...]:
+        """Those that a step trained on."""
+        return self._batches[step]
+
+    def before(self) -> list[tuple[Any, ...]]:
+        """The batches of the steps before those that are run again; repeated ones apart."""
+        return [self.batches_of(step) for step in range(self.oldest, self.first) if step not in self.repeated]
+
+    def exactly(self) -> float:
+        """The steps of the window as they were, bad updates left out where they were; twice. Gives how far the two
+        are apart."""
+        apart = 0.0
+        for _ in range(2):
+            self.go_to(self.first)
+            before = dict(self.seen)
+            for step in self.window:
+                self._as_it_was(step)
+                if step in before and math.isfinite(before[step].loss) and math.isfinite(self.seen[step].loss):
+                    apart = max(apart, abs(before[step].loss - self.seen[step].loss))
+        return apart
+
+    def run(self, change: Change = Change()) -> Outcome:  # noqa: B008
+        """The steps of the window, every update applied, with a change."""
+        first = self.first if change.first is None else change.first
+        subject = self.loop.subject
+        self.go_to(first if change.state_of is None else change.state_of)
+        change.before(subject)
+        seen: dict[int, Seen] = {}
+        with nullcontext() if change.precision is None else _precision(subject, change.precision):
+            for step in range(first, self.window.stop):
+                seen[step] = self.loop.step(
+                    change.batches(step, self.batches_of(step)),
+                    lr=change.lr(step, float(self.rows[step]["lr"])),
+                    before_update=change.before_update,
+                )
+                self.steps_run += 1
+            risen = self._probe() - self.probed
+        return Outcome(
+            losses={step: each.loss for step, each in seen.items()},
+            grad_norms={step: each.grad_norm for step, each in seen.items()},
+            height=max(self.usual.above(each.loss) for step, each in seen.items() if step >= self.onset),
+            damage=self.usual.above(self.usual.loss + risen),
+        )
+
+    def go_to(self, step: int) -> None:
+        """The state before a step, from the nearest one that is known, as the run went."""
+        nearest = max(known for known in self._states if known <= step)
+        self.loop.restore(self._states[nearest])
+        for past in range(nearest, step):
+            self._as_it_was(past)
+        if step not in self._states:
+            self._states[step] = self.loop.capture()
+
+    def _as_it_was(self, step: int) -> None:
+        row = self.rows[step]
+        self.seen[step] = self.loop.step(self.batches_of(step), lr=float(row["lr"]), applied=bool(row["applied"]))
+        self.steps_run += 1
+
+    def _probe(self) -> float:
+        """The mean loss of batches from before."""
+        self.steps_run += len(self.probes)
+        return statistics.fmean(self.loop.look(batches).loss for batches in self.probes)
+
+
+def repeated_in(rows: Sequence[Row]) -> set[int]:
+    """Steps whose batch is that of a step before, by its hash."""
+    seen: set[str] = set()
+    again: set[int] = set()
+    for row in rows:
+        if digest := str(row.get("batch_hash", "")):
+            again |= {int(row["step"])} if digest in seen else set()
+            seen.add(digest)
+    return again
+
+
+def usual_of(rows: Sequence[Row], onset: int) -> Usual:
+    """Loss, its deviation from its neighbours, and gradient norm, of the rows before an onset."""
+    before = [row for row in rows if int(row["step"]) < onset][-USUAL:]
+    losses = [float(row["loss"]) for row in before if math.isfinite(float(row["loss"]))]
+    norms = [norm for row in before if math.isfinite(norm := float(row.get("grad_norm", math.nan)))]
+    if len(losses) < 4:
+        raise SourceError(f"{len(losses)} rows before the onset at step {onset}: too few to say what is usual")
+    # from one row to the next: a slope, or a level that was left, is no noise
+    leaps = [abs(after - before) for before, after in pairwise(losses)]
+    noise = 1.4826 * statistics.median(leaps) / math.sqrt(2)
+    level = statistics.median(losses[-LATELY:])
+    return Usual(level, max(noise, 1e-3 * abs(level), 1e-9), statistics.median(norms) if norms else math.nan)
+
+
+def _precision(subject: Subject, name: str) -> Any:
+    assert subject.precision is not None
+    return subject.precision(name)

@@ -1,0 +1,180 @@
+"""A model, its optimizer and its loss in, one step at a time out: the loop of a run, without the run."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sealegs.errors import ConfigError
+from sealegs.recovery.checkpoints import State
+from sealegs.recovery.state import Trainee
+from sealegs.recovery.update import Update
+from sealegs.signals.norms import GradientReader
+
+
+class Seen(NamedTuple):
+    """What a step showed."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What can be run again. Made by the function that ``--build`` names, with the settings of the run:
+
+    .. code-block:: python
+
+        def build() -> sealegs.Subject:
+            model = Model()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+            return sealegs.Subject(model=model, optimizers=[optimizer], loss=lambda batch: model(batch).loss)
+    """
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    loss: Callable[[Any], Tensor]
+    """Of a batch as the capsule has it: what was handed out, data classes as dicts."""
+    schedulers: Sequence[LRScheduler] = ()
+    scaler: GradScaler | None = None
+    clip: float | None = None
+    """Where the loop clips; else the capsule knows."""
+    backward: Callable[[Sequence[Any]], Tensor] | None = None
+    """The gradients of a step's batches, scaled by the scaler; gives the loss of the step. Left out, the mean of their
+    losses is backpropagated."""
+    precision: Callable[[str], AbstractContextManager[object]] | None = None
+    """In which everything is computed in another precision: ``fp32``."""
+    text: "Text | None" = None
+    """Where batches are text."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module) or not all(isinstance(each, Optimizer) for each in self.optimizers):
+            raise ConfigError("build: a Subject has a model, a list of optimizers and the loss of a batch")
+
+    @property
+    def trainee(self) -> Trainee:
+        """For capturing and restoring."""
+        return Trainee(
+            model=self.model, optimizers=self.optimizers, schedulers=self.schedulers, scaler=self.scaler, data=None
+        )
+
+    def gradients(self, batches: Sequence[Any]) -> Tensor:
+        """Backpropagate the loss of a step."""
+        if self.backward is not None:
+            return self.backward(batches)
+        total = torch.zeros(())
+        for batch in batches:
+            loss = self.loss(batch) / len(batches)
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            total = total.to(loss.device) + loss.detach()
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """How the tokens of a batch are found, left out, and read."""
+
+    targets: Callable[[Any], Tensor]
+    """Token ids, (rows, positions); negative where there is none."""
+    losses: Callable[[Any], Tensor]
+    """The loss of each, of the same shape."""
+    without: Callable[[Any, Tensor], Any]
+    """The batch without the targets that a mask of that shape marks."""
+    counts: Tensor | None = None
+    """How often each id occurs in the corpus, where that is known."""
+    spell: Callable[[Sequence[int]], str] = lambda tokens: " ".join(map(str, tokens))
+    """Token ids as text."""
+
+
+class Loop:
+    """Runs a subject step by step, as a guard's loop does: norms, clipping, update, schedule."""
+
+    def __init__(self, subject: Subject, clip: float | None) -> None:
+        self.subject = subject
+        self.clip = subject.clip if subject.clip is not None else clip
+        self._update = Update(subject.optimizers, subject.schedulers, subject.scaler)
+        self._reader = GradientReader(subject.model, subject.optimizers)
+
+    def step(
+        self,
+        batches: Sequence[Any],
+        *,
+        lr: float | None = None,
+        applied: bool = True,
+        before_update: Callable[[Subject], None] = lambda subject: None,
+    ) -> Seen:
+        """One step; with a learning rate (of the first group, the others in proportion) instead of the schedule's."""
+        self.zero()
+        loss = self.subject.gradients(batches)
+        self._update.unscale()
+        with torch.no_grad():
+            gradients = self._reader.read()
+            total = gradients.total()
+            if self.clip is not None and applied:
+                gradients.clip(self.clip, total)
+            before_update(self.subject)
+            scheduled = self.subject.optimizers[0].param_groups[0]["lr"]
+            self._update.factors = {} if lr is None or lr == scheduled else {"lr": lr / scheduled}
+            self._update.apply(applied)
+        return Seen(float(loss), float(total))
+
+    def look(self, batches: Sequence[Any]) -> Seen:
+        """The loss of batches, and the norm of its gradients; nothing is changed."""
+        self.zero()
+        loss = self.subject.gradients(batches)
+        self._update.unscale()
+        total = float(self._reader.read().total())
+        self._update.discard()
+        return Seen(float(loss), total)
+
+    def zero(self) -> None:
+        """Forget gradients."""
+        for optimizer in self.subject.optimizers:
+            optimizer.zero_grad()
+
+    def capture(self) -> State:
+        """All that decides what comes next, copied."""
+        state = self.subject.trainee.capture()
+        return replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
+
+    def restore(self, state: State) -> None:
+        """Be there again. Nothing of the state is given away: it can be restored as often as one likes."""
+        copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
+        self.subject.trainee.restore(replace(state, tensors=copies))
+        self.zero()
+
+
+def load_builder(place: str) -> Callable[[], Subject]:
+    """The function that ``FILE.py:FUNCTION`` names. The file is run: it is the user's own."""
+    file, colon, name = place.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise ConfigError(f"--build {place}: give a file and a function in it: train.py:build")
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"--build {place}: {path} is no Python file that can be read")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, name)
+    except AttributeError as error:
+        raise ConfigError(f"--build {place}: there is no {name} in {path}") from error
+    except Exception as error:
+        raise ConfigError(f"--build {place}: {path} fails ({type(error).__name__}: {error})") from error
+
+    def build() -> Subject:
+        made = function()
+        if not isinstance(made, Subject):
+            raise ConfigError(f"--build {place}: it gives a {type(made).__name__}; let it give a sealegs.Subject")
+        return made
+
+    return build

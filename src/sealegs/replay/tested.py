@@ -1,0 +1,144 @@
+"""Outcomes of arms in, what they say about each cause out: necessary, sufficient, or not known."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sealegs.replay.arms import Arm, arms, is_garbage, is_of_rare_tokens
+from sealegs.replay.experiment import Experiment, Outcome
+from sealegs.replay.unrecorded import Departure, departure, explained
+
+VISIBLE = 4.0
+"""Standard deviations above the usual from which on something is there ..."""
+GONE = 0.25
+"""... and what may be left of it where it is gone, as a share; at least VISIBLE."""
+THERE = 0.5
+"""What must be left of it where it is still there."""
+
+Standing: TypeAlias = Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """An arm and what it showed."""
+
+    arm: Arm
+    outcome: Outcome
+    left: float
+    """Of what it asks for, as a share."""
+    is_there: bool
+    is_gone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """What the reruns say."""
+
+    onset: int
+    again: Outcome
+    """As it was, but that no update was left out."""
+    apart: float
+    """By how much the losses of two equal reruns differ."""
+    departure: Departure | None
+    """Where the record leaves what the reruns show, if it does."""
+    tried: tuple[Tried, ...]
+    standings: dict[str, Standing]
+    """Of every cause that was asked."""
+    cause: str | None
+    """The one that the reruns establish; None where they do not."""
+    because: str
+    steps: int
+    """Run in all."""
+
+
+def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lambda text: None) -> Tested:
+    """Run the incident again, exactly and with one thing changed at a time."""
+    apart = experiment.exactly()
+    left = departure(experiment, apart)
+    tell(f"run again: {left or f'{len(experiment.seen)} steps are what they were'}")
+    again = experiment.run()
+    tried: list[Tried] = []
+    if left is None and again.size > VISIBLE:
+        for arm in arms(experiment):
+            if arm.asks == "all" or again.damage > VISIBLE:
+                tried.append(_tried(arm, experiment.run(arm.change), again))
+                tell(f"{arm.name}: {arm.does}: {tried[-1].left:.0%} is left")
+    standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
+    if left is not None:
+        cause, because = explained(experiment, left)
+    else:
+        cause, because = _concluded(experiment, again, tried, standings)
+    return Tested(
+        onset=experiment.onset,
+        again=again,
+        apart=apart,
+        departure=left,
+        tried=tuple(tried),
+        standings=standings,
+        cause=cause,
+        because=because,
+        steps=experiment.steps_run,
+    )
+
+
+def _tried(arm: Arm, outcome: Outcome, again: Outcome) -> Tried:
+    now, then = (outcome.size, again.size) if arm.asks == "all" else (outcome.damage, again.damage)
+    if math.isinf(then):
+        return Tried(arm=arm, outcome=outcome, left=float(math.isinf(now)), is_there=now == then, is_gone=now < then)
+    left = max(now, 0.0) / then
+    is_gone = now < max(VISIBLE, GONE * then)
+    return Tried(arm=arm, outcome=outcome, left=left, is_there=left >= THERE and not is_gone, is_gone=is_gone)
+
+
+def _standing(cause: str, tried: Sequence[Tried]) -> Standing:
+    """A cause is necessary if the incident is gone without it, sufficient if it is there where nothing else is."""
+    without = [each for each in tried if each.arm.cause == cause and each.arm.kind == "without"]
+    brought = [each for each in tried if each.arm.cause == cause and each.arm.kind == "with"]
+    is_necessary = any(each.is_gone for each in without)
+    is_sufficient = bool(brought) and all(each.is_there for each in brought)
+    if not all(each.is_there for each in tried if each.arm.kind == "placebo"):
+        return "unknown"
+    if is_necessary:
+        return "necessary and sufficient" if is_sufficient else "necessary"
+    if is_sufficient:
+        return "sufficient"
+    return "not needed" if without and all(each.is_there for each in without) else "unknown"
+
+
+def _concluded(
+    experiment: Experiment, again: Outcome, tried: Sequence[Tried], standings: dict[str, Standing]
+) -> tuple[str | None, str]:
+    """The cause that is left, if one is; else why none is."""
+    if again.size <= VISIBLE:
+        return None, "run again, nothing stands out from the steps before: there is nothing to explain"
+    if not all(each.is_there for each in tried if each.arm.kind == "placebo"):
+        return None, "the incident does not survive harmless changes, so its disappearance proves nothing"
+    needed = [cause for cause, standing in standings.items() if standing.startswith("necessary")]
+    for cause in ("lr-discontinuity", "duplicate-batch", "fp16-overflow", "long-tail-token"):
+        if cause in needed:
+            return cause, f"without it the incident is gone, and harmless changes leave it: {standings[cause]}"
+    if "bad-data-batch" in needed:
+        return _of_the_batch(experiment, again, standings)
+    if "lr-too-high" in needed:
+        return "lr-too-high", "with a lower learning rate the weights stay sound, with other batches they do not"
+    return None, "nothing that was changed takes the incident away"
+
+
+def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> tuple[str | None, str]:
+    """The batch is necessary: what about it?"""
+    if standings["bad-data-batch"] == "necessary":
+        if standings.get("stale-beta2") == "necessary":
+            return "stale-beta2", "other batches take it away, and so does a second moment that is not stale"
+        return "batch-and-state", "other batches take it away, but an older state stands these ones"
+    if rare := is_of_rare_tokens(experiment):
+        return "long-tail-token", f"it is these batches, with any state: {rare}"
+    loss = again.losses[experiment.onset]
+    if is_garbage(experiment, loss):
+        return (
+            "bad-data-batch",
+            f"it is these batches, with any state, and a loss of {loss:.3g} is beyond a hard batch's",
+        )
+    if again.damage <= VISIBLE:
+        return "hard-batch", "it is these batches, with any state, and the loss of batches from before is what it was"
+    return "bad-data-batch", "it is these batches, with any state, and they damage the weights"

@@ -1,0 +1,104 @@
+"""A rerun that does not come out as the record in, what is not in the record out, as far as the numbers tell."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sealegs.replay.arms import zero_both
+from sealegs.replay.experiment import Experiment
+from sealegs.replay.subject import Seen, Subject
+
+ALIKE = 0.01
+"""Relative difference up to which two gradient norms are the same, and a loss is explained."""
+ROUNDING, LEAP = 1e-6, 10.0
+"""Relative difference that is none; and by what factor one must exceed all before it to be news."""
+RATES = (0.0, 0.1, 0.2, 0.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 300.0, 1000.0)
+"""Factors on the learning rate that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The first step at which the record is not what a rerun shows."""
+
+    step: int
+    signal: Literal["loss", "grad_norm"]
+    was: float
+    now: float
+    agreed: int
+    """How many steps before it agree."""
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step} has a {self.signal.replace('_', ' ')} of {self.now:.4g}, not {self.was:.4g} as in the "
+            f"record, after {self.agreed} steps that agree"
+        )
+
+
+def departure(experiment: Experiment, apart: float) -> Departure | None:
+    """Compare the record with reruns, whose losses are ``apart`` by so much themselves.
+
+    On the same machine they agree bit for bit; on another they part slowly from the first step on. So a step departs if
+    it is much further from the record than any step before.
+    """
+    further = {"loss": max(apart, ROUNDING), "grad_norm": max(apart, ROUNDING)}
+    for agreed, step in enumerate(sorted(experiment.seen)):
+        seen, row = experiment.seen[step], experiment.rows[step]
+        for signal, now in (("loss", seen.loss), ("grad_norm", seen.grad_norm)):
+            was = float(row.get(signal, now))
+            scale = max(abs(now), abs(was)) if math.isfinite(now) and math.isfinite(was) else 1.0
+            if not _same(was, now, (LEAP * further[signal] if agreed else ALIKE) * scale):
+                return Departure(step, signal, was, now, agreed)  # type: ignore[arg-type]
+            if math.isfinite(was) and math.isfinite(now) and scale:
+                further[signal] = max(further[signal], abs(was - now) / scale)
+    return None
+
+
+def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]:
+    """What must have happened that was not recorded."""
+    if left.agreed == 0:
+        return None, f"{left}: this is not the program that was run, so nothing can be tested"
+    if left.signal == "grad_norm":
+        return (
+            "corrupt-gradient",
+            f"{left}; its loss is the same, so it is the backward pass or the exchange of gradients",
+        )
+    for cause, text, shows in _candidates(experiment, left.step - 1):
+        if _is_explained(shows, experiment, left):
+            return cause, f"{left}; {text} at step {left.step - 1} gives what was recorded"
+    return "corrupt-weight", (
+        f"{left}; neither data nor schedule nor another learning rate nor lost moments explain it: the weights were "
+        "changed by something else, a memory fault or a bad write"
+    )
+
+
+def _candidates(experiment: Experiment, step: int) -> Iterator[tuple[str, str, Seen]]:
+    yield "optimizer-reset", "an optimizer without its moments", _after(experiment, step, before=zero_both)
+    for factor in RATES:
+        text = f"a learning rate {factor:g} times the one in the log"
+        yield "lr-discontinuity", text, _after(experiment, step, factor=factor)
+
+
+def _after(
+    experiment: Experiment, step: int, *, factor: float = 1.0, before: Callable[[Subject], None] = lambda subject: None
+) -> Seen:
+    """What the next step shows if this one is done otherwise."""
+    experiment.go_to(step)
+    before(experiment.loop.subject)
+    experiment.loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]) * factor)
+    experiment.steps_run += 2
+    return experiment.loop.look(experiment.batches_of(step + 1))
+
+
+def _is_explained(shows: Seen, experiment: Experiment, left: Departure) -> bool:
+    """Loss and gradient norm, so that a factor that happens to give the loss is not enough."""
+    norm = float(experiment.rows[left.step].get("grad_norm", math.nan))
+    close = ALIKE * abs(left.was - left.now)
+    return _same(left.was, shows.loss, close) and _same(norm, shows.grad_norm, ALIKE * abs(shows.grad_norm))
+
+
+def _same(a: float, b: float, allowed: float) -> bool:
+    """NaN and the infinities are the same here: which of them comes depends on the order of additions."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return not math.isfinite(a) and not math.isfinite(b)
+    return abs(a - b) <= allowed

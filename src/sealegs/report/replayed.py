@@ -1,0 +1,108 @@
+"""What reruns of an incident showed in, a page for a person out; or one JSON object, whose keys are a contract."""
+
+import textwrap
+from typing import Any, Literal
+
+import msgspec
+
+from sealegs.record.schema import speakable, unspell
+
+WIDTH = 100
+
+
+class ArmShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One rerun."""
+
+    name: str
+    kind: Literal["placebo", "without", "with"]
+    """Harmless; without a cause; with a cause, where all was well."""
+    cause: str
+    does: str
+    left: float | str
+    """What is left of the incident, as a share."""
+    shows: Literal["there", "partly", "gone"]
+    height: float | str
+    """The highest loss from the onset on, in standard deviations above the usual."""
+    damage: float | str
+    """The rise of the loss of batches from before, in the same."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the reruns of an incident say: ``sealegs replay --json``, and ``replay.json`` beside it."""
+
+    source: str
+    incident: int
+    kind: str
+    onset: int
+    steps: int
+    """Run in all."""
+    apart: float | str
+    """By how much two equal reruns differ."""
+    departure: str | None
+    """Where the record leaves the reruns, if it does."""
+    height: float | str
+    damage: float | str
+    arms: list[ArmShown]
+    causes: dict[str, Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]]
+    cause: str | None
+    """The tested root cause; null where the reruns do not tell."""
+    because: str
+
+
+def contract(replayed: Replayed) -> dict[str, Any]:
+    """As JSON values; NaN and the infinities as strings, as in the run folder."""
+    told: dict[str, Any] = speakable(msgspec.to_builtins(replayed))
+    return told
+
+
+def read(content: bytes) -> Replayed:
+    """The inverse; a file of something else is refused by msgspec."""
+    return msgspec.json.decode(content, type=Replayed)
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Replayed)
+
+
+def page(replayed: Replayed) -> str:
+    """The answer first, then what it rests on."""
+    title = (
+        f"{replayed.source}, incident {replayed.incident}: {replayed.kind.replace('_', ' ')} at step {replayed.onset}"
+    )
+    answer = f"TESTED CAUSE: {replayed.cause.replace('-', ' ')}" if replayed.cause else "NOT KNOWN YET"
+    lines = [title, "", *_wrapped(f"{answer}: {replayed.because}", "", "  ")]
+    lines += ["", "Run again", *_wrapped(_again(replayed), "  ", "  ")]
+    if replayed.arms:
+        lines += ["", f"{'One thing changed at a time':<56} what is left of the incident"]
+        for arm in replayed.arms:
+            first, *rest = _wrapped(f"{arm.name}: {arm.does}", "  ", "    ", width=56)
+            lines += [f"{first:<56} {_share(arm.left):>6}  {arm.shows}", *rest]
+    if replayed.causes:
+        lines += ["", "Causes"]
+        lines += [f"  {cause.replace('-', ' '):<24} {standing}" for cause, standing in replayed.causes.items()]
+    return "\n".join([*lines, "", f"{replayed.steps} steps were run."])
+
+
+def _again(replayed: Replayed) -> str:
+    if replayed.departure:
+        return f"from the same state and data, {replayed.departure}"
+    apart = f"two reruns are {unspell(replayed.apart):.2g} apart" if replayed.apart else "bit for bit"
+    return (
+        f"from the same state and data it comes out as it was ({apart}): the loss rises "
+        f"{_deviations(replayed.height)} above the usual, that of batches from before by {_deviations(replayed.damage)}"
+    )
+
+
+def _deviations(value: float | str) -> str:
+    number = float(unspell(value))
+    return f"{number:.1f} standard deviations" if abs(number) < 1e6 else "without bound"
+
+
+def _share(value: float | str) -> str:
+    number = float(unspell(value))
+    return f"{number:.0%}" if number < 10 else "more"
+
+
+def _wrapped(text: str, indent: str, then: str, width: int = WIDTH) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=then)

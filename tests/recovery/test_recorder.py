@@ -1,0 +1,170 @@
+"""What the flight recorder keeps, and that it is what was."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+import sealegs
+from sealegs.errors import SourceError
+from sealegs.recovery import recorder
+from sealegs.recovery.snapshots import Snapshots
+from sealegs.recovery.state import Trainee, rng_now, scale_of
+from sealegs.replay.capsule import open_capsule
+
+OBSERVE = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
+
+
+class Tied(nn.Module):
+    """One weight under two names, a buffer, and a norm that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4, bias=False)
+        self.down = nn.Linear(4, 4)
+        self.down.weight = self.up.weight
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(self.up(x)))  # type: ignore[no-any-return]
+
+
+def test_a_snapshot_is_what_a_checkpoint_of_that_step_would_have_been() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizers = [AdamW([model.up.weight], lr=0.1), SGD(model.norm.parameters(), lr=0.1, momentum=0.9)]
+    schedulers = [LambdaLR(optimizer, lambda step: 0.9**step) for optimizer in optimizers]
+    trainee = Trainee(model=model, optimizers=optimizers, schedulers=schedulers)
+    snapshots = Snapshots(model, optimizers, every=5, promote_after=1)
+
+    def step() -> None:
+        model(torch.randn(8, 4)).square().mean().backward()
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+    for _ in range(5):
+        step()
+    expected = trainee.capture()
+    tensors = {name: tensor.clone() for name, tensor in expected.tensors.items()}
+    states = [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers]
+    snapshots.take(5, {"rng": rng_now(), "schedulers": states, "scaler": scale_of(None)})
+    for _ in range(3):
+        step()
+    snapshots.healthy(5)
+    (snapshot,) = filter(None, [snapshots.newest(before=8)])
+    past = trainee.capture_past(snapshots, snapshot)
+    assert past.step == 5
+    assert past.plain == expected.plain
+    assert past.own == expected.own
+    assert past.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(past.tensors[name], tensor), name
+    assert not torch.equal(past.tensors["model/up.weight"], model.up.weight), "training has gone on"
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    name: str
+
+
+def go_wrong(folder: Path, *, at: int = 300, make: Callable[[Tensor], Any] = lambda x: x, **how: Any) -> None:
+    """Three hundred healthy steps, then losses that are too high."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    with sealegs.Guard(model, optimizer, run=folder, clip=1.0, **{**OBSERVE, **how}) as guard:
+        for batch in guard.batches([make(x) for x in torch.randn(at + 40, 16, 8)]):
+            x = batch.x if isinstance(batch, Batch) else batch["x"] if isinstance(batch, dict) else batch
+            loss = (model(x) - x[:, :4]).square().mean() * (50.0 if guard.number >= at else 1.0)
+            loss.backward()
+            guard.step(loss)
+            if guard.number > at + 12:
+                break
+
+
+def test_an_incident_leaves_a_capsule(tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", make=lambda x: Batch(x, "sea"))
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert capsule.incident.start == 300
+    assert capsule.description.state == 280
+    assert capsule.steps() == range(280, capsule.description.opened + 1)
+    torch.manual_seed(0)
+    nn.Linear(8, 4)
+    expected = torch.randn(340, 16, 8)
+    for recorded in capsule.batches:
+        assert recorded.number == recorded.step
+        assert torch.equal(recorded.batch["x"], expected[recorded.step])
+        assert recorded.batch["name"] == "sea"
+    assert [row["step"] for row in capsule.rows][-1] == capsule.description.opened
+    state = capsule.state()
+    assert state.step == 280
+    assert state.tensors["model/weight"].shape == (4, 8)
+    (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "capsule"]
+    assert event.detail["state"] == 280
+    assert json.loads((tmp_path / "a/incidents/1/incident.json").read_text())["start"] == 300
+
+
+def test_a_batch_that_the_loop_has_changed_is_not_taken_for_the_one_it_got(tmp_path: Path) -> None:
+    handed = recorder.Handed(3, 3, torch.zeros(2), 8, (0,))
+    assert recorder._recorded(handed)["batch"] is not None
+    handed.batch.add_(1.0)
+    assert recorder._recorded(handed)["batch"] is None
+
+
+def test_without_snapshots_a_checkpoint_is_linked_and_outlives_its_rotation(tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", snapshot_memory=None, checkpoint_every=20, keep_checkpoints=1)
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert capsule.description.state in (280, 300)
+    for path in (tmp_path / "a" / "checkpoints").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert capsule.state().tensors["model/weight"].shape == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"snapshot_memory": None}, "neither a snapshot nor a checkpoint from before step 300"),
+        ({"capsule_bytes": 1000.0}, "4.0 KiB are more than is left of the budget"),
+    ],
+)
+def test_what_cannot_be_kept_is_named(how: dict[str, Any], why: str, tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", **how)
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert why in capsule.description.without_state
+    assert len(capsule.batches) > 300
+    with pytest.raises(SourceError, match="cannot be run again"):
+        capsule.state()
+
+
+def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", capsule_bytes=0)
+    assert not (tmp_path / "a" / "incidents").exists()
+
+
+def test_a_batch_of_a_strange_type_costs_an_event_and_no_more(tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", make=lambda x: {"x": x, "iterator": object()})
+    kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+    assert "capsule-failed" in kinds
+    with pytest.raises(SourceError, match="no incident with a capsule"):
+        open_capsule(tmp_path / "a" / "incidents" / "1")
+
+
+def test_no_more_is_kept_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "BATCH_BYTES", 20 * 16 * 8 * 4)
+    go_wrong(tmp_path / "a")
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert len(capsule.batches) == 20
+    assert "are gone" in capsule.description.without_batches
+    assert len(capsule.steps()) == 0

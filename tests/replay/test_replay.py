@@ -1,0 +1,262 @@
+"""Real faults in real training, run again from their capsules: the cause that is named is the one that was put in."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import sealegs
+from sealegs.cli.main import main
+from sealegs.cli.replay import builder
+from sealegs.faults.practice import disturbed
+from sealegs.faults.spec import parse
+from sealegs.lab import branches
+from sealegs.lab.settings import SIZES
+from sealegs.lab.sources import open_data
+from sealegs.lab.train import resolved, train
+from sealegs.replay import arms
+from sealegs.replay import tested as tests_of_causes
+from sealegs.replay.capsule import open_capsule
+from sealegs.replay.experiment import Change, Experiment
+from sealegs.replay.tested import put_to_the_test
+from sealegs.report import replayed
+
+pytestmark = pytest.mark.xdist_group("replay")  # one prefix serves all
+
+NANO = SIZES["nano"]
+CADENCE = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
+SETTINGS = resolved(replace(NANO, steps=300, threads=1, shadow=True, cadence=CADENCE))
+FORK, STRUCK, LAST = 200, 230, 245
+
+Branch = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
+    """The folder of the incident that a fault at step 230 ends in, with nothing done about it."""
+    folder = tmp_path_factory.mktemp("replays")
+    made: dict[str, Path] = {}
+
+    def incident(fault: str) -> Path:
+        if not made:
+            branches.begin(SETTINGS, open_data(SETTINGS), folder / "beginning", steps=FORK)
+        if fault not in made:
+            made[fault] = folder / str(len(made))
+            strike = partial(disturbed, [parse(fault)], SETTINGS.model.vocabulary)
+            data = open_data(SETTINGS)
+            shutil.copytree(folder / "beginning", made[fault])
+            left = iter(range(LAST - FORK))
+            train(
+                SETTINGS,
+                data,
+                made[fault],
+                resume=True,
+                disturb=strike,
+                should_stop=lambda: None if next(left, None) is not None else "enough",
+            )
+        return made[fault] / "incidents" / "1"
+
+    return incident
+
+
+def put_through(incident: Path) -> tests_of_causes.Tested:
+    capsule = open_capsule(incident)
+    return put_to_the_test(Experiment(capsule, builder(capsule.folder, None)()))
+
+
+CAUSES = {
+    "random-shard:batches=40@230": "bad-data-batch",
+    "shifted-labels:batches=10@230": "bad-data-batch",
+    "rare-tokens:batches=10@230": "long-tail-token",
+    "lr-spike:factor=30,steps=10@230": "lr-discontinuity",
+    "lr-spike:factor=50,steps=5@230": "lr-discontinuity",
+    "nan-gradient@230": "corrupt-gradient",
+    "gradient-scale:factor=1000@230": "corrupt-gradient",
+    "bit-flip:in=weight@230": "corrupt-weight",
+    "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@230": "corrupt-weight",
+}
+
+
+@pytest.mark.parametrize(("fault", "cause"), CAUSES.items())
+def test_the_cause_is_the_one_that_was_put_in(fault: str, cause: str, branch: Branch) -> None:
+    found = put_through(branch(fault))
+    assert found.cause == cause, found.because
+    assert found.steps <= 150
+
+
+def test_a_rerun_is_the_run_bit_for_bit(branch: Branch) -> None:
+    """In another process, from another folder, without the run's checkpoints."""
+    incident = branch("random-shard:batches=40@230")
+    capsule = open_capsule(incident)
+    experiment = Experiment(capsule, builder(capsule.folder, None)())
+    assert experiment.exactly() == 0.0
+    for step, seen in experiment.seen.items():
+        row = experiment.rows[step]
+        assert (seen.loss, seen.grad_norm) == (row["loss"], row["grad_norm"])
+    assert len(experiment.seen) == len(capsule.steps()) >= 31
+
+
+def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:
+    found = put_through(branch("random-shard:batches=40@230"))
+    assert found.standings == {"bad-data-batch": "necessary and sufficient", "long-tail-token": "not needed"}
+    shows = {each.arm.name: (each.is_there, each.is_gone) for each in found.tried}
+    assert shows["one ulp"] == shows["other order"] == shows["older state"] == (True, False)
+    assert shows["other batches"] == (False, True)
+
+
+def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
+    capsule = open_capsule(branch("random-shard:batches=40@230"))
+    experiment = Experiment(capsule, builder(capsule.folder, None)())
+    before = experiment.before()[0]
+    monkeypatch.setattr(arms, "_turned", lambda batch: before[0])
+    found = put_to_the_test(experiment)
+    assert found.cause is None
+    assert "does not survive harmless changes" in found.because
+    assert set(found.standings.values()) == {"unknown"}
+
+
+def test_a_state_is_restored_as_often_as_one_likes(branch: Branch) -> None:
+    capsule = open_capsule(branch("random-shard:batches=40@230"))
+    experiment = Experiment(capsule, builder(capsule.folder, None)())
+    first = experiment.run()
+    experiment.run(Change(lr=lambda step, lr: lr * 100, before=_shaken))
+    assert experiment.run() == first
+
+
+@torch.no_grad()
+def _shaken(subject: sealegs.Subject) -> None:
+    for parameter in subject.model.parameters():
+        parameter.add_(1.0)
+
+
+def test_the_command_says_it_in_another_place(branch: Branch, tmp_path: Path) -> None:
+    shutil.copytree(branch("lr-spike:factor=30,steps=10@230"), tmp_path / "brought")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from sealegs.cli.main import main; sys.exit(main())",
+            "replay",
+            str(tmp_path / "brought"),
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = replayed.read(done.stdout.encode())
+    assert found.cause == "lr-discontinuity"
+    assert "a learning rate 30 times the one in the log" in found.because
+    assert json.loads((tmp_path / "brought" / "replay.json").read_text()) == json.loads(done.stdout)
+    page = replayed.page(found)
+    assert page.splitlines()[2].startswith("TESTED CAUSE: lr discontinuity")
+
+
+def test_the_object_has_the_schema_that_is_promised() -> None:
+    promised = json.loads((Path(__file__).parents[2] / "docs" / "replay.schema.json").read_text())
+    assert promised == replayed.schema()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "no such run"),
+        ([".#x"], "after the # comes the number of an incident"),
+        (["{run}#7"], "no such incident; there are 1"),
+        (["{run}", "--build", "nowhere.py:build"], "no Python file that can be read"),
+        (["{run}", "--build", "train.py"], "give a file and a function in it"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: Sequence[str], sentence: str, branch: Branch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = branch("random-shard:batches=40@230").parent.parent
+    assert main(["replay", *(word.format(run=run) for word in words)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_damaged_capsule_is_refused(branch: Branch, tmp_path: Path) -> None:
+    shutil.copytree(branch("random-shard:batches=40@230"), tmp_path / "a")
+    (state,) = (tmp_path / "a" / "capsule" / "state").glob("*.distcp")
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 255
+    state.write_bytes(content)
+    with pytest.raises(sealegs.errors.SourceError, match="is not what was written"):
+        open_capsule(tmp_path / "a").state()
+
+
+# A loop that is not the lab's.
+
+BUILD = """
+import sealegs, torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return sealegs.Subject(
+        model=model, optimizers=[optimizer], loss=lambda batch: (model(batch["x"]) - batch["y"]).square().mean()
+    )
+"""
+
+
+@pytest.mark.parametrize("cause", ["bad-data-batch", "corrupt-weight"])
+def test_a_loop_of_ones_own(cause: str, tmp_path: Path) -> None:
+    """With the function that builds it; the batches are dicts of tensors."""
+    (tmp_path / "own.py").write_text(BUILD)
+    space: dict[str, Any] = {}
+    exec(BUILD, space)  # noqa: S102
+    subject = space["build"]()
+    torch.manual_seed(1)
+    data = [{"x": x, "y": x[:, :4]} for x in torch.randn(400, 16, 8)]
+    if cause == "bad-data-batch":
+        for batch in data[300:]:
+            batch["y"] = 20 * torch.randn(16, 4)
+    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "act": False}
+    with sealegs.Guard(subject.model, subject.optimizers, run=tmp_path / "a", clip=1.0, **how) as guard:
+        for batch in guard.batches(data):
+            if guard.number == 300 and cause == "corrupt-weight":
+                with torch.no_grad():
+                    subject.model[0].weight.mul_(20)
+            loss = subject.loss(batch)
+            loss.backward()
+            guard.step(loss)
+            if guard.number == 330:
+                break
+    build = f"{tmp_path / 'own.py'}:build"
+    assert main(["replay", f"{tmp_path / 'a'}#1", "--json", "--build", build]) == 0
+    assert replayed.read((tmp_path / "a/incidents/1/replay.json").read_bytes()).cause == cause
+
+
+def test_tensors_are_plain_values_in_a_page() -> None:
+    """A replay that ends in NaN has infinite heights: they are words in the object, and on the page."""
+    shown = replayed.Replayed(
+        source="a",
+        incident=1,
+        kind="nonfinite",
+        onset=3,
+        steps=9,
+        apart=0.0,
+        departure=None,
+        height=float("inf"),
+        damage=float("inf"),
+        arms=[],
+        causes={},
+        cause=None,
+        because="it is not known",
+    )
+    assert replayed.contract(shown)["height"] == "Infinity"
+    again = replayed.read(msgspec.json.encode(replayed.contract(shown)))
+    assert "without bound" in replayed.page(again)
+    assert "NOT KNOWN YET" in replayed.page(again)
