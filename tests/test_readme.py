@@ -135,10 +135,10 @@ def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_commands_run(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("\n\n".join(f"Document {number} of my own." for number in range(200)))
-    recovering, checking, commands = blocks(README, "bash")
+    recovering, checking, replaying, commands = blocks(README, "bash")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f"{commands}\n{recovering}"],
+        ["bash", "-euo", "pipefail", "-c", f"{commands}\n{recovering}\n{replaying}"],
         cwd=tmp_path,
         env=os.environ | {"PATH": path},
         capture_output=True,
@@ -146,7 +146,9 @@ def test_the_commands_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sealegs.open_run(tmp_path / "experiments" / "first").steps[-1] == 90
-    assert done.stdout.count("nats under the unigram entropy") == 5
+    assert "TESTED CAUSE: lr discontinuity" in done.stdout
+    assert "a learning rate 30 times the one in the log" in done.stdout.replace("\n  ", " ")
+    assert done.stdout.count("nats under the unigram entropy") == 6
     assert "by playbook standard, rung 3" in done.stdout
     assert "outcome   helped" in done.stdout
     assert done.stdout.count("no step was skipped") == 3
