@@ -253,6 +253,7 @@ def test_tensors_are_plain_values_in_a_page() -> None:
         damage=float("inf"),
         arms=[],
         causes={},
+        location=None,
         cause=None,
         because="it is not known",
     )

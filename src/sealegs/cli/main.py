@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "where two runs part: settings, versions, signals",
     "dashboard": "draw runs: one HTML file, or a page that follows them",
     "replay": "run an incident again, one thing changed at a time: its tested cause",
+    "locate": "the first operation of an incident that makes NaN of finite numbers",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
 }

@@ -93,6 +93,7 @@ def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
             for each in tested.tried
         ],
         causes=dict(tested.standings),
+        location=None if tested.location is None else str(tested.location),
         cause=tested.cause,
         because=tested.because,
     )

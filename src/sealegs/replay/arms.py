@@ -22,6 +22,8 @@ TAIL = 0.02
 """Of the text: what the rare tokens make up together."""
 OLDER = 8
 """Steps that a state must be older by to be another one."""
+SLOWLY = 16
+"""Steps before the others from which on the learning rate is lower: what is too high has done its harm slowly."""
 GROSS = 3.0
 """Times the usual loss: no batch of the same kind of data is so hard."""
 MOST_MASKED = 0.5
@@ -217,14 +219,15 @@ def _of_rates(experiment: Experiment) -> Iterator[Arm]:
                 change=Change(first=jump, batches=lambda step, b: spare[step % len(spare)]),
             )
         return
+    first = max(experiment.oldest, experiment.first - SLOWLY)
     for factor in (0.5, 0.1):
         yield Arm(
             name=f"rate x{factor}",
             kind="without",
             cause="lr-too-high",
             asks="damage",
-            does=f"the learning rate times {factor} from step {experiment.oldest} on",
-            change=Change(first=experiment.oldest, lr=lambda _, lr, factor=factor: lr * factor),  # type: ignore[misc]
+            does=f"the learning rate times {factor} from step {first} on",
+            change=Change(first=first, lr=lambda _, lr, factor=factor: lr * factor),  # type: ignore[misc]
         )
 
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from sealegs.replay.arms import Arm, arms, is_garbage, is_of_rare_tokens
 from sealegs.replay.experiment import Experiment, Outcome
+from sealegs.replay.locate import Location, locate_first
 from sealegs.replay.unrecorded import Departure, departure, explained
 
 VISIBLE = 4.0
@@ -45,6 +46,8 @@ class Tested:
     tried: tuple[Tried, ...]
     standings: dict[str, Standing]
     """Of every cause that was asked."""
+    location: Location | None
+    """Where finite numbers first become others, if they do."""
     cause: str | None
     """The one that the reruns establish; None where they do not."""
     because: str
@@ -64,9 +67,15 @@ def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lam
             if arm.asks == "all" or again.damage > VISIBLE:
                 tried.append(_tried(arm, experiment.run(arm.change), again))
                 tell(f"{arm.name}: {arm.does}: {tried[-1].left:.0%} is left")
+    location = None
+    if left is None and not all(map(math.isfinite, (*again.losses.values(), *again.grad_norms.values()))):
+        location = locate_first(experiment)
+        tell(f"looked at every operation: {location or 'all are finite now'}")
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
     if left is not None:
         cause, because = explained(experiment, left)
+    elif location is not None and location.cause is not None:
+        cause, because = location.cause, str(location)
     else:
         cause, because = _concluded(experiment, again, tried, standings)
     return Tested(
@@ -76,6 +85,7 @@ def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lam
         departure=left,
         tried=tuple(tried),
         standings=standings,
+        location=location,
         cause=cause,
         because=because,
         steps=experiment.steps_run,

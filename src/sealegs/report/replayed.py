@@ -44,6 +44,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     damage: float | str
     arms: list[ArmShown]
     causes: dict[str, Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]]
+    location: str | None
+    """The first operation that makes finite numbers others, where one does."""
     cause: str | None
     """The tested root cause; null where the reruns do not tell."""
     because: str
@@ -73,6 +75,8 @@ def page(replayed: Replayed) -> str:
     answer = f"TESTED CAUSE: {replayed.cause.replace('-', ' ')}" if replayed.cause else "NOT KNOWN YET"
     lines = [title, "", *_wrapped(f"{answer}: {replayed.because}", "", "  ")]
     lines += ["", "Run again", *_wrapped(_again(replayed), "  ", "  ")]
+    if replayed.location:
+        lines += ["", "The first operation that is not finite", *_wrapped(replayed.location, "  ", "  ")]
     if replayed.arms:
         lines += ["", f"{'One thing changed at a time':<56} what is left of the incident"]
         for arm in replayed.arms:

@@ -1,0 +1,223 @@
+"""A step that is not finite in, the first operation out that makes it so of finite numbers."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from sealegs.errors import ConfigError
+from sealegs.replay.experiment import Experiment
+
+UNMASKED = frozenset({"log", "log2", "log10", "div", "mul", "mm", "bmm", "addmm", "sub", "add", "_to_copy", "neg"})
+"""Operations whose minus infinity is no mask, unless one came in."""
+HALF_LARGEST = torch.finfo(torch.float16).max
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+    """Of those that are finite."""
+    not_finite: int
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "one number"
+        text = f"{self.dtype} {shape}, {self.low:.4g} to {self.high:.4g}"
+        return f"{text}, {self.not_finite} not finite" if self.not_finite else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where finite numbers first become others."""
+
+    where: Literal["weights", "forward", "backward", "update"]
+    module: str
+    """Its name in the model; of a weight, its name."""
+    operation: str
+    inputs: tuple[Range, ...]
+    output: Range | None
+    cause: str | None
+    """A card of ``causes.toml``, where the operation and its numbers say so."""
+    because: str
+
+    def __str__(self) -> str:
+        if self.where == "weights":
+            return f"the weight {self.module} is not finite before the step begins"
+        if self.where == "update":
+            return f"the update makes {self.module} not finite, with finite gradients"
+        given = "; ".join(map(str, self.inputs))
+        return (
+            f"{self.operation} in {self.module or 'the loss'}, in the {self.where} pass: {given} in, {self.output} out"
+            + (f": {self.because}" if self.because else "")
+        )
+
+
+def locate_first(experiment: Experiment) -> Location | None:
+    """In the first step of the window that has one."""
+    return next(filter(None, (locate(experiment, step) for step in experiment.window)), None)
+
+
+def locate(experiment: Experiment, step: int) -> Location | None:
+    """Run a step again, and look at every operation; None if all of them are finite now."""
+    if step not in experiment.capsule.steps():
+        there = experiment.capsule.steps()
+        raise ConfigError(f"step {step}: not in the capsule, which has steps {there.start} to {there.stop - 1}")
+    experiment.go_to(step)
+    subject, loop = experiment.loop.subject, experiment.loop
+    if name := _bad_weight(subject.model):
+        return Location(where="weights", module=name, operation="", inputs=(), output=None, cause=None, because="")
+    loop.zero()
+    watch = _Watch(subject.model)
+    with watch:
+        subject.gradients(experiment.batches_of(step))
+    loop.zero()
+    if watch.found is not None:
+        return watch.found
+    experiment.go_to(step)
+    loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]))
+    name = _bad_weight(subject.model)
+    experiment.steps_run += 2
+    if not name:
+        return None
+    return Location(
+        where="update",
+        module=name,
+        operation="optimizer.step",
+        inputs=(),
+        output=None,
+        cause="destructive-update",
+        because="",
+    )
+
+
+def _bad_weight(model: nn.Module) -> str:
+    return next((name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()), "")
+
+
+class _Watch(TorchDispatchMode):
+    """Looks at every operation of a forward and a backward pass; fused ones are taken apart for it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Location | None = None
+        self._model = model
+        self._forward: list[str] = []
+        self._backward: list[str] = []
+        self._outputs: dict[int, Tensor] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Any:
+        self._open.enter_context(sdpa_kernel(SDPBackend.MATH))  # the others are one operation from end to end
+        for name, module in self._model.named_modules():
+            for hook in self._hooks(name, module):
+                self._open.callback(hook.remove)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._open.close()
+
+    def _hooks(self, name: str, module: nn.Module) -> Sequence[RemovableHandle]:
+        def enter(*_: object) -> None:
+            self._forward.append(name)
+
+        def leave(_: nn.Module, __: object, output: Any) -> None:
+            self._forward.pop()
+            for tensor in _tensors(output):
+                # its gradient comes when the backward pass reaches the module; the innermost of those that give it
+                if tensor.requires_grad and id(tensor) not in self._outputs:
+                    self._outputs[id(tensor)] = tensor
+                    tensor.register_hook(lambda gradient: self._backward.append(name))
+
+        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.found is None:
+            given = [value for value in (*args, *(kwargs or {}).values()) for value in _tensors(value)]
+            made = [tensor for tensor in _tensors(out) if tensor.is_floating_point()]
+            if given and made:
+                self._look(func, given, made)
+        return out
+
+    def _look(self, func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        operation = func.overloadpacket.__name__
+        numbers = [tensor for tensor in given if tensor.is_floating_point()]
+        is_masked = operation not in UNMASKED or any(map(_has_minus_infinity, numbers))
+        bad = next((tensor for tensor in made if _is_bad(tensor, is_masked=is_masked)), None)
+        if operation.endswith("_") and any(tensor is bad for tensor in given):
+            numbers = [tensor for tensor in numbers if tensor is not bad]  # written in its place: what it was is gone
+        if bad is None or any(_is_bad(tensor, is_masked=True) for tensor in numbers):
+            return
+        is_backward = torch._C._current_autograd_node() is not None
+        stack = self._backward if is_backward else self._forward
+        cause, because = _reason(operation, numbers, bad)
+        self.found = Location(
+            where="backward" if is_backward else "forward",
+            module=stack[-1] if stack else "",
+            operation=operation,
+            inputs=tuple(map(range_of, numbers)),
+            output=range_of(bad),
+            cause=cause,
+            because=because,
+        )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _is_bad(tensor: Tensor, *, is_masked: bool) -> bool:
+    """NaN or infinity; minus infinity not, where it may be what is masked out of a softmax."""
+    if torch.isfinite(tensor).all():
+        return False
+    return not is_masked or bool((torch.isnan(tensor) | (tensor == math.inf)).any())
+
+
+def _has_minus_infinity(tensor: Tensor) -> bool:
+    return bool((tensor == -math.inf).any())
+
+
+def range_of(tensor: Tensor) -> Range:
+    """Its extremes, and how many of its numbers are not finite."""
+    numbers = tensor.detach().float()
+    finite = numbers[torch.isfinite(numbers)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Range(dtype, tuple(tensor.shape), low, high, numbers.numel() - len(finite))
+
+
+def _reason(operation: str, given: Sequence[Tensor], made: Tensor) -> tuple[str | None, str]:
+    """What the operation and its numbers say: a cause, and a sentence."""
+    first = range_of(given[0]) if given else None
+    if first is None:
+        return None, ""
+    largest = max(abs(first.low), abs(first.high))
+    if operation in ("exp", "exp_") and first.high > math.log(torch.finfo(made.dtype).max):
+        return "softmax-overflow", f"exp overflows above {math.log(torch.finfo(made.dtype).max):.1f}"
+    if operation in ("log", "log2", "log10") and bool((given[0] == 0).any()):
+        return "log-of-zero", f"{int((given[0] == 0).sum())} of the numbers are exactly 0"
+    if operation in ("rsqrt", "reciprocal") and bool((given[0] == 0).any()):
+        return "zero-variance-norm", "the variance is exactly 0, and no epsilon is added to it"
+    if operation in ("native_layer_norm", "_fused_rms_norm"):
+        return "zero-variance-norm", "a row has no variance, and the epsilon is too small for it"
+    if operation == "div" and len(given) > 1 and bool((given[1] == 0).any()):
+        return None, "it is divided by 0"
+    if made.dtype == torch.float16:
+        return "fp16-overflow", f"fp16 ends at {HALF_LARGEST:.0f}, and the inputs reach {largest:.4g}"
+    return None, f"{str(made.dtype).removeprefix('torch.')} overflows, with inputs up to {largest:.4g}"
