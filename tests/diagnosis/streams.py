@@ -50,10 +50,12 @@ def run_from(case: Case, folder: Path) -> Run:
         steps = np.concatenate([steps[kept], after])
     values: dict[str, Any] = {"step": steps.astype(float)}
     logged: dict[str, Any] = {"step": np.ones(len(steps), dtype=bool)}
+    unique, place = np.unique(steps, return_inverse=True)
     for name, told in flat(stream["signals"]).items():
-        column, mask = signal(told, steps, random)
+        shocks = random.standard_t(8, len(unique))[place]  # of the batch: a step that comes again has its own again
+        column, mask = signal(told, steps, shocks)
         if "after_resume" in told:
-            again, mask_again = signal(told["after_resume"], steps, random)
+            again, mask_again = signal(told["after_resume"], steps, shocks)
             column, mask = np.where(segments > 0, again, column), np.where(segments > 0, mask_again, mask)
         values[name], logged[name] = column, mask
     events = folder / "events.jsonl"
@@ -80,7 +82,7 @@ def flat(signals: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name.replace(".", "/"): told for name, told in signals.items()}
 
 
-def signal(told: Mapping[str, Any], steps: Any, random: np.random.Generator) -> tuple[Any, Any]:
+def signal(told: Mapping[str, Any], steps: Any, shocks: Any) -> tuple[Any, Any]:
     mask = (steps % told.get("every", 1) == 0) | np.isin(steps, told.get("also", []))
     if "batches" in told:
         return batches(told, steps), mask
@@ -90,10 +92,12 @@ def signal(told: Mapping[str, Any], steps: Any, random: np.random.Generator) -> 
         return np.array([texts[place][1].encode() if place >= 0 else b"" for place in places]), mask & (places >= 0)
     at, level = np.array(told["line"], dtype=float).T
     column = np.interp(steps, at, level)
-    noise = random.standard_t(8, len(steps)) * told.get("noise", 0.0)
-    column = column * np.exp(noise)
+    column = column * np.exp(shocks * told.get("noise", 0.0))
     for first, last, value in told.get("set", []):
         column = np.where((steps >= first) & (steps <= last), SPELT.get(value, value), column).astype(float)
+    if "averaged" in told:
+        for row in range(1, len(column)):
+            column[row] = column[row - 1] + (column[row] - column[row - 1]) / told["averaged"]
     return column, mask
 
 

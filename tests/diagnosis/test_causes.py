@@ -50,6 +50,7 @@ WANTED = [
     "kernel-fault",
     "dependency-change",
     "metric-wrong",
+    "unlogged-step-size",
     "hard-batch",
     "memorisation",
     "plateau",

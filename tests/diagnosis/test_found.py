@@ -83,6 +83,14 @@ def test_a_spike_is_found_with_its_numbers() -> None:
     assert "spike at step 3000" in found.because
 
 
+@pytest.mark.parametrize("rows", [3, 6, 13])
+@pytest.mark.parametrize("at", [300, 700, 1500])
+def test_a_few_rows_that_are_high_together_are_found_though_none_is_alone(rows: int, at: int) -> None:
+    losses = falling(2000, seed=1, size=0.012)
+    losses[at : at + rows] *= 1.6 if at < 500 else 1.2  # a young statistic knows less of its tail
+    assert [(one.kind, one.start) for one in look(run(losses)).incidents] == [("spike", at)]
+
+
 def test_a_spike_that_takes_its_time_is_slow() -> None:
     loss = falling(5000)
     loss[3000:3300] *= 1 + 2 * np.exp(-np.arange(300) / 80)

@@ -54,6 +54,22 @@ def test_grades(signs: dict[str, tuple[str, ...]], grade: str | None) -> None:
     assert weigh(card(**signs), said).grade == grade
 
 
+def test_a_remedy_is_ordered_only_where_its_sign_holds(tmp_path: Path) -> None:
+    resumed: dict[str, Any] = {"resumes": [[300, 330]], "events": [{"kind": "resume", "step": 300}]}
+    scale = {"line": [[0, 65536], [600, 256]], "set": [[50, 600, 256]]}
+    begun_again = scale | {"after_resume": {"line": [[300, 65536], [600, 65536]]}}
+    jump = CALM["loss"] | {"after_resume": {"line": [[300, 4.4], [600, 3.9]], "noise": 0.01}}
+    scaler = diagnosed(tmp_path, **resumed, dtype="fp16", signals=CALM | {"loss_scale": begun_again})
+    weights = diagnosed(
+        tmp_path,
+        **resumed,
+        signals={"loss": jump, "lr": {"line": [[0, 1e-3], [600, 1e-3]]}, "batch_hash": {"batches": True}},
+    )
+    assert scaler.first_action == "Restore the scaler's state."
+    assert "compare the weights" in weights.first_action
+    assert "scaler" not in weights.first_action
+
+
 def test_what_is_not_logged_is_named(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, signals={"loss": CALM["loss"] | {"set": [[400, 401, 6.0]]}})
     assert {"grad_norm", "lr", "batch_hash", "token_loss_histogram"} <= set(found.log_next_time)

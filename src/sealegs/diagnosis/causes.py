@@ -29,6 +29,8 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
     unless: str = ""
     """A sign that makes it pointless."""
+    when: str = ""
+    """A sign without which it is."""
 
 
 class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"apart_from": "from"}):
@@ -70,7 +72,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def names(self) -> tuple[str, ...]:
         """All signs that it names, those of its remedies too."""
-        return (*self.signs, *(remedy.unless for remedy in self.remedies if remedy.unless))
+        asked = (name for remedy in self.remedies for name in (remedy.unless, remedy.when))
+        return (*self.signs, *filter(None, asked))
 
 
 class Cards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -32,5 +32,10 @@ def unlogged(signal: str) -> Sign:
     return Sign(None, missing=signal)
 
 
+def opposite(sign: Sign) -> Sign:
+    """The other way round, where it is told at all."""
+    return so(not sign.holds, sign.text) if sign.holds is not None and sign.text else sign
+
+
 NOT_ASKED = Sign(False)
 """There is no incident of the kind that it would be about."""

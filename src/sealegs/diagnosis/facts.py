@@ -7,18 +7,16 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sealegs.detectors.proportion import Proportion
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.curve import curve_of
+from sealegs.diagnosis.curve import Floats, Indices, curve_of
+from sealegs.diagnosis.found import gravity
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.diagnosis.stretches import hidden
 from sealegs.incidents import Incident
 from sealegs.record.columns import Column
 from sealegs.record.run import Run
-
-Floats = NDArray[np.float64]
-Steps = NDArray[np.int64]
 
 USUAL = 100
 """Logged values before the onset that say what is usual."""
@@ -28,19 +26,18 @@ NEAR = 10
 """Rows after the onset that still belong to it."""
 SOON = 50
 """Rows after a resume or a jump of the learning rate in which trouble is put down to it."""
-DRIFT_STEPS = 200
+LIMITS = Proportion()
+"""What may change slowly, and by how much, as live."""
+DRIFT_STEPS = LIMITS.window
 """Steps in which a slow change is looked for."""
 LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
-GRAVEST = ("divergent", "lingering", None, "slow", "fast")
-"""Trajectories, the gravest first; None is still open."""
-KINDS = ("nonfinite", "overflow", "level_shift", "spike", "drift", "resume_jump", "epoch_step", "plateau")
 
 
 class Series(NamedTuple):
     """What was logged of one signal."""
 
-    steps: Steps
+    steps: Indices
     values: Floats
 
     def within(self, first: float, last: float) -> "Series":
@@ -101,7 +98,7 @@ class Facts:
     @cached_property
     def focus(self) -> Incident | None:
         """The incident to explain: the gravest, and of equals the first, since later ones may follow from it."""
-        return min(self.findings.incidents, key=_gravity, default=None)
+        return min(self.findings.incidents, key=gravity, default=None)
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -132,6 +129,10 @@ class Facts:
     def groups(self, signal: str) -> tuple[str, ...]:
         """The names under which a signal was logged by group or layer."""
         return tuple(name for name in self.run.signals if name.startswith(f"{signal}/"))
+
+    def family(self, signal: str) -> tuple[str, ...]:
+        """The signal itself, where it was logged, and by group."""
+        return tuple(name for name in (signal, *self.groups(signal)) if name in self.run.signals)
 
     @cached_property
     def _series(self) -> dict[str, Series]:
@@ -198,16 +199,20 @@ class Facts:
 
     # What was usual, and what was not
 
-    def before(self, signal: str, rows: int = USUAL) -> Series:
+    def before(self, signal: str) -> Series:
         """The last finite values well before the onset."""
         found = self.series(signal).finite.within(-math.inf, self.onset - 1 - LEAD * self.stride)
-        return Series(found.steps[-rows:], found.values[-rows:])
+        return Series(found.steps[-USUAL:], found.values[-USUAL:])
+
+    @cached_property
+    def near_end(self) -> int:
+        """Up to which step a value belongs to the onset: ten rows on, or the peak of the loss if that comes soon."""
+        peak = self.focus.peak if self.focus else self.onset
+        return max(self.onset + NEAR * self.stride, min(peak, self.onset + USUAL * self.stride) + 2 * self.stride)
 
     def near(self, signal: str) -> Series:
-        """What was logged about the onset, from a little before it to the peak of the loss."""
-        peak = self.focus.peak if self.focus else self.onset
-        until = max(self.onset + NEAR * self.stride, min(peak, self.onset + USUAL * self.stride) + 2 * self.stride)
-        return self.series(signal).within(self.onset - LEAD * self.stride, until)
+        """What was logged about the onset, from a little before it on."""
+        return self.series(signal).within(self.onset - LEAD * self.stride, self.near_end)
 
     def highest(self, signal: str) -> Against | None:
         """The highest value about the onset against the mean before it; None if one of them is not there."""
@@ -236,7 +241,7 @@ class Facts:
         """The first step at which a weight is known not to be finite."""
         flags = self.series("params_finite")
         steps = [int(flags.steps[flags.values == 0][0])] if (flags.values == 0).any() else []
-        norms = (self.first_bad(name) for name in ("param_norm", *self.groups("param_norm")))
+        norms = (self.first_bad(name) for name in self.family("param_norm"))
         return min([*steps, *(step for step in norms if step is not None)], default=None)
 
     @cached_property
@@ -249,13 +254,14 @@ class Facts:
     def is_nonfinite(self) -> bool:
         """Whether loss or weights are not finite somewhere; gradients count too, unless a scaler is there for them."""
         bad = self.first_bad("loss") is not None or self.first_bad_weight is not None
+        bad |= "nonfinite" in self.kinds  # also one that a resume went back behind
         return bad or (self.dtype != "fp16" and self.first_bad("grad_norm") is not None)
 
     # The learning rate
 
     @cached_property
     def lr_jumps(self) -> tuple[Jump, ...]:
-        """Where the learning rate changes by a fifth at once, and by five times what it does around there."""
+        """Where the learning rate changes by a fifth at once, by five times what it does around there, and alone."""
         steps, rates = self.series("lr").finite
         if len(rates) < 3:
             return ()
@@ -266,7 +272,10 @@ class Facts:
         found = []
         for place in large[:1000].tolist():
             around = np.delete(size[max(place - 20, 0) : place + 21], min(place, 20))
-            if size[place] > 5 * np.median(around):
+            # The few rows of a short warm-up are large among flat ones, but each has another beside it.
+            beside = np.delete(change[max(place - 1, 0) : place + 2], min(place, 1))
+            onward = float((beside * np.sign(change[place])).max(initial=0.0))
+            if size[place] > max(5 * np.median(around), 2 * onward):
                 found.append(Jump(int(steps[place + 1]), float(rates[place]), float(rates[place + 1])))
         return tuple(found)
 
@@ -313,8 +322,7 @@ class Facts:
         """The first steps after each resume, as far as the log tells."""
         turned = np.flatnonzero(np.diff(self.run.segments)) + 1
         told = (event.step for event in self.run.events if event.kind == "resume")
-        jumped = (incident.start for incident in self.findings.incidents if incident.kind == "resume_jump")
-        return tuple(sorted({*self.run.steps[turned].tolist(), *told, *jumped}))
+        return tuple(sorted({*self.run.steps[turned].tolist(), *told}))
 
     @cached_property
     def resumed_before(self) -> int | None:
@@ -336,6 +344,16 @@ class Facts:
             seen.setdefault(step, (segment, value))
 
     @cached_property
+    def losses_again(self) -> tuple[tuple[int, float, float], ...]:
+        """The same of the loss, at steps that saw the same batch both times."""
+        same = {step for step, before, after in self.again("batch_hash") if before == after}
+        return tuple(
+            (step, before, after)
+            for step, before, after in self.again("loss")
+            if step in same and isinstance(before, float) and isinstance(after, float)
+        )
+
+    @cached_property
     def checkpoint_before(self) -> int | None:
         """The last checkpoint before the onset that the log tells of."""
         steps = [event.step for event in self.run.events if event.kind == "checkpoint" and event.step < self.onset]
@@ -347,10 +365,3 @@ def _series(run: Run, signal: str) -> Series:
         return Series(np.empty(0, np.int64), np.empty(0))
     logged = run.logged(signal)
     return Series(run.steps[logged], run.column(signal)[logged].astype(np.float64))
-
-
-def _gravity(incident: Incident) -> tuple[int, int, int]:
-    if incident.kind in ("plateau", "epoch_step"):
-        return len(GRAVEST), KINDS.index(incident.kind), incident.start
-    kind = KINDS.index(incident.kind) if incident.kind in KINDS else len(KINDS)
-    return GRAVEST.index(incident.trajectory), kind, incident.start

@@ -25,7 +25,9 @@ FEWEST_POINTS = 10
 BENIGN = ("epoch_step",)
 WATCHED = ("plateau",)
 PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
-"""What a stretch is called that several finders have found."""
+"""What a stretch is called that several finders have found; of incidents that went the same way, which to tell of."""
+GRAVEST = ("divergent", "lingering", None, "slow", "fast")
+"""Trajectories, the gravest first; None is still open."""
 IN_A_ROW = 3
 """Losses in a row that are not finite that ask for an action, as live."""
 
@@ -49,6 +51,12 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
         because=because,
         unseen=_unseen(run, curve, rules),
     )
+
+
+def gravity(incident: Incident) -> tuple[bool, int, int, int]:
+    """The order of incidents: the first is the one that the verdict tells of and that the causes are sought for."""
+    is_mild = incident.kind in BENIGN + WATCHED
+    return is_mild, GRAVEST.index(incident.trajectory), PRIORITY.index(incident.kind), incident.start
 
 
 def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
@@ -187,7 +195,7 @@ def _asks_for_action(one: Stretch, incident: Incident) -> bool:
 
 
 def _told(incidents: Sequence[Incident]) -> str:
-    gravest = min(incidents, key=lambda it: (_GRAVITY.index(it.trajectory), PRIORITY.index(it.kind)))
+    gravest = min(incidents, key=gravity)
     name = "loss or gradients not finite" if gravest.kind == "nonfinite" else gravest.kind.replace("_", " ")
     course = f", {gravest.trajectory}" if gravest.trajectory else ""
     numbers = ""
@@ -195,9 +203,6 @@ def _told(incidents: Sequence[Incident]) -> str:
         numbers = f": loss {gravest.pre_loss:.4g} before, {gravest.peak_loss:.4g} at its highest"
     more = f"; and {len(incidents) - 1} more" if len(incidents) > 1 else ""
     return f"{name} at step {gravest.start}{course}{numbers}{more}"
-
-
-_GRAVITY = ("divergent", "lingering", "slow", None, "fast")
 
 
 def _ends(curve: Curve) -> tuple[float, float]:

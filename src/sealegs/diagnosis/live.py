@@ -27,6 +27,9 @@ LONG = 1000
 """Rows from which the statistic knows its tail; shorter runs it is not asked about."""
 ALARM = 0.5e-5
 """Chance of a false alarm a row, half of the live budget: the other half is the gradient norm's."""
+IN_A_ROW, EACH = 3, 1e-3
+"""So many rows of such a chance each are an alarm too: 1e-9 where batches are independent, and far below the budget
+where neighbours are half alike."""
 SMALLEST = 1.05
 """A rise by less than this factor is no spike, as live."""
 MOST_FOLDED = 8_192
@@ -98,11 +101,12 @@ def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
 def _alarms(heights: Floats, p: Floats) -> NDArray[np.bool_]:
     """Which values are alarms, once the statistic has been held to its promise."""
     audit = Audit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
-    recent = np.array([np.median(heights[max(at - 32, 0) : at + 1]) for at in np.flatnonzero(p < ALARM)])
     alarms = p < ALARM / audit.correction
-    grown = np.zeros(len(p), dtype=bool)
-    grown[p < ALARM] = heights[p < ALARM] - recent > np.log(SMALLEST) if len(recent) else False
-    return np.asarray(alarms & grown)
+    for first, last in stretches(p < EACH):  # as they are: a burst by itself would make them look dishonest
+        alarms[first : last + 1] |= last - first + 1 >= IN_A_ROW
+    for at in np.flatnonzero(alarms).tolist():
+        alarms[at] = heights[at] - np.median(heights[max(at - 32, 0) : at + 1]) > np.log(SMALLEST)
+    return np.asarray(alarms)
 
 
 def _as_live(run: Run, curve: Curve) -> list[Stretch]:

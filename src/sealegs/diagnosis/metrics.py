@@ -9,6 +9,7 @@ from sealegs.diagnosis.contract import Problem
 from sealegs.diagnosis.curve import Curve, Floats, numbers
 from sealegs.diagnosis.rises import heights_of, running_median, stretches
 from sealegs.diagnosis.stretches import hidden
+from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
 
 FEWEST = 8
@@ -186,10 +187,6 @@ def claimed_schedule(settings: Mapping[str, Any]) -> str:
     >>> claimed_schedule({"training": {"lr_scheduler_type": "cosine"}})
     'lr_scheduler_type = cosine'
     """
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            if inner := claimed_schedule(value):
-                return inner
-        elif key in SCHEDULES and str(value).lower() not in WITHOUT:
-            return f"{key} = {value}"
-    return ""
+    told = ((name.rpartition(".")[2], value) for name, value in dotted(settings))
+    claims = (f"{key} = {value}" for key, value in told if key in SCHEDULES and str(value).lower() not in WITHOUT)
+    return next(claims, "")

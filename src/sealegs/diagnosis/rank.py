@@ -10,7 +10,7 @@ commoner cause stands first.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sealegs.diagnosis import signs
 from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
@@ -103,9 +103,10 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
             yield "elevation"
     if "drift" in facts.kinds:
         yield "drift"
-    if "overflow" in facts.kinds or said["scale-collapsed"].holds:
+    if "overflow" in facts.kinds or said["scale-collapsed"].holds or said["gradients-underflow"].holds:
         yield "overflow"
-    if facts.resumed_before is not None or any(said[name].holds for name in ("lower-after-resume", "lr-not-restored")):
+    unrestored = ("lower-after-resume", "lr-not-restored", "scale-begins-again")
+    if facts.resumed_before is not None or any(said[name].holds for name in unrestored):
         yield "resume"
     if "plateau" in facts.kinds:
         yield "plateau"
@@ -194,7 +195,9 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words; with a warning where a clip would bite all the time."""
     orders = []
     for remedy in remedies:
-        if remedy.grade == "show-only" or (remedy.unless and signs.SIGNS[remedy.unless](facts).holds):
+        is_pointless = remedy.unless and signs.SIGNS[remedy.unless](facts).holds
+        is_beside = remedy.when and not signs.SIGNS[remedy.when](facts).holds
+        if remedy.grade == "show-only" or is_pointless or is_beside:
             continue
         norms = facts.before("grad_norm").values
         often = remedy.knob == "clip" and len(norms) and norms.mean() > float(remedy.value)
@@ -210,16 +213,7 @@ def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
     )
     if not tests:
         return item
-    old = item.hypothesis
-    hypothesis = Hypothesis(
-        cause=old.cause,
-        grade=old.grade,
-        evidence_for=old.evidence_for,
-        evidence_against=old.evidence_against,
-        missing=old.missing,
-        next_test=tests[0].do,
-    )
-    return Weighed(item.card, item.grade, item.points, hypothesis)
+    return replace(item, hypothesis=replace(item.hypothesis, next_test=tests[0].do))
 
 
 def _unknown(likely: list[Weighed], weighed: list[Weighed]) -> Weighed:

@@ -228,4 +228,4 @@ def weights_changing(facts: Facts) -> Reply:
 
 def gradients_rising(facts: Facts) -> Reply:
     """Question 4.4."""
-    return of(signs_of_state.gradients_grow(facts))
+    return of(signs_of_spikes.gradients_grow(facts))

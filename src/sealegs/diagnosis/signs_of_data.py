@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from sealegs.diagnosis.evidence import NOT_ASKED, Sign, so, unlogged
+from sealegs.diagnosis.evidence import NOT_ASKED, Sign, opposite, so, unlogged
 from sealegs.diagnosis.facts import SOON, Facts
 
 RECENT = 50
@@ -38,8 +38,7 @@ def batch_repeats(facts: Facts) -> Sign:
 
 def batches_differ(facts: Facts) -> Sign:
     """The batch of the onset is none of those before it."""
-    sign = batch_repeats(facts)
-    return sign if sign.holds is None else so(not sign.holds, sign.text)
+    return opposite(batch_repeats(facts))
 
 
 def same_batch_harmless(facts: Facts) -> Sign:
@@ -101,19 +100,34 @@ def sources_change(facts: Facts) -> Sign:
 
 def eval_flat(facts: Facts) -> Sign:
     """The held-out loss does not move while the training loss does: it is the data that changed, not the model."""
-    found = _eval_around(facts)
-    if isinstance(found, Sign):
-        return found
-    before, after, noise = found
-    moved = abs((facts.focus.peak_loss if facts.focus else math.nan) - (facts.focus.usual if facts.focus else math.nan))
-    is_flat = after - before <= max(3 * noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before)
-    return so(is_flat, f"panel 1: evaluation loss {before:.4g} before, {after:.4g} after")
+    if facts.focus is None:
+        return NOT_ASKED
+    held_out = facts.series("eval_loss").finite
+    before = held_out.within(-math.inf, facts.onset).values[-6:]
+    after = held_out.within(facts.onset + 1, math.inf).values[:3]
+    if not len(before) or not len(after):
+        return unlogged("eval_loss")
+    # Its noise is what it rose by before: the differences of one that still falls steeply are large, and no noise.
+    noise = 2 * float(np.diff(before).max(initial=0.0))
+    moved = abs(facts.focus.peak_loss - facts.focus.usual)
+    is_flat = after.max() - before[-1] <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before[-1])
+    return so(bool(is_flat), f"panel 1: evaluation loss {before[-1]:.4g} before, {after.max():.4g} after")
+
+
+def eval_flat_meanwhile(facts: Facts) -> Sign:
+    """The held-out loss was measured while the training loss was high, and had not moved: the data is another."""
+    focus = facts.focus
+    if focus is None:
+        return NOT_ASKED
+    end = focus.end if focus.end is not None else facts.last
+    sign = eval_flat(facts)
+    is_meanwhile = not facts.series("eval_loss").finite.within(facts.onset + 1, end).is_empty
+    return sign if is_meanwhile or sign.holds is None else so(False, sign.text)
 
 
 def eval_rises(facts: Facts) -> Sign:
     """The held-out loss is up too: the model is worse."""
-    sign = eval_flat(facts)
-    return sign if sign.holds is None or not sign.text else so(not sign.holds, sign.text)
+    return opposite(eval_flat(facts))
 
 
 def eval_turns(facts: Facts) -> Sign:
@@ -130,11 +144,13 @@ def eval_turns(facts: Facts) -> Sign:
     if not len(there):
         return NOT_ASKED
     falls = there.mean() - train.values[-count:].mean()
+    is_damaged = facts.persists and held_out.steps[lowest] <= facts.onset  # then it is the incident that it rose with
     text = (
         f"panel 1: evaluation loss {held_out.values[lowest]:.4g} at step {held_out.steps[lowest]}, "
         f"{held_out.values[-1]:.4g} at the end, while the training loss fell by {falls:.3g}"
     )
-    return so(bool(math.inf > rise > max(4 * noise, 0.02 * abs(held_out.values[lowest])) and falls > 0), text)
+    turns = math.inf > rise > max(4 * noise, 0.02 * abs(held_out.values[lowest])) and falls > 0
+    return so(bool(turns) and not is_damaged, text)
 
 
 def eval_plateau(facts: Facts) -> Sign:
@@ -169,6 +185,20 @@ def lower_after_resume(facts: Facts) -> Sign:
                 True, f"panel 1: loss {after.mean():.4g} after the resume at step {resume}, {expected:.4g} by its trend"
             )
     return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
+
+
+def data_not_restored(facts: Facts) -> Sign:
+    """At the same steps other batches came after the resume than before it."""
+    if not facts.resumes:
+        return NOT_ASKED
+    signal = "batch_hash" if "batch_hash" in facts.run.signals else "batch_index"
+    if signal not in facts.run.signals:
+        return unlogged("batch_hash")
+    pairs = list(facts.again(signal))
+    other = [step for step, before, after in pairs if before != after]
+    if not pairs:
+        return NOT_ASKED
+    return so(len(other) > len(pairs) / 2, f"panel 10: {len(other)} of {len(pairs)} repeated steps saw other batches")
 
 
 def data_begins_again(facts: Facts) -> Sign:
@@ -239,16 +269,3 @@ def _shares(texts: list[str]) -> dict[str, float]:
             counts[name] += float(count) if count.replace(".", "").isdigit() else 0.0
     total = sum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
-
-
-def _eval_around(facts: Facts) -> tuple[float, float, float] | Sign:
-    """The held-out loss before the onset and after it, and its noise; or why not."""
-    if facts.focus is None:
-        return NOT_ASKED
-    held_out = facts.series("eval_loss").finite
-    before = held_out.within(-math.inf, facts.onset).values[-3:]
-    after = held_out.within(facts.onset + 1, math.inf).values[:3]
-    if not len(before) or not len(after):
-        return unlogged("eval_loss")
-    noise = float(np.std(np.diff(before))) if len(before) > 2 else 0.0
-    return float(before[-1]), float(after.mean()), noise

@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 
-from sealegs.diagnosis.evidence import NOT_ASKED, Sign, so, unlogged
+from sealegs.diagnosis.evidence import NOT_ASKED, Sign, opposite, so, unlogged
 from sealegs.diagnosis.facts import Facts
 
 EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
 """Where exp overflows."""
+FP16_NEAR = 6550
+"""A tenth of what fp16 can hold: a norm over a layer's width has single values of its own size."""
 
 
 def nonfinite_stays(facts: Facts) -> Sign:
@@ -19,9 +21,9 @@ def nonfinite_stays(facts: Facts) -> Sign:
 
 def nonfinite_passes(facts: Facts) -> Sign:
     """Some values are not finite, and the loss is finite again at once."""
-    bad = ~np.isfinite(facts.loss.values)
-    count = int(bad.sum())
-    return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {count} losses not finite, then finite again")
+    count = len(facts.loss.values) - len(facts.loss.finite.values)
+    told = f"{count} losses" if count else f"loss or gradients at step {facts.onset}"
+    return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {told} not finite, then finite again")
 
 
 def weight_not_finite(facts: Facts) -> Sign:
@@ -78,6 +80,33 @@ def came_suddenly(facts: Facts) -> Sign:
     return so(bool(calm), f"panel 1: loss {losses[-1]:.4g} in the row before, as usual")
 
 
+def infinite_norm_clipped(facts: Facts) -> Sign:
+    """The first gradient norm that is not finite is inf, at a finite loss, and is clipped: inf times 1/inf is NaN."""
+    step, clip = facts.first_bad("grad_norm"), facts.known.number("clip")
+    if step is None or not facts.is_nonfinite:
+        return NOT_ASKED
+    if clip is None:
+        return unlogged("optimizer.clip in the settings")
+    norm, loss = (facts.series(name).within(step, step).values for name in ("grad_norm", "loss"))
+    text = f"panels 1, 3: grad norm inf at step {step}, at a finite loss, and clipped at {clip:g}"
+    return so(clip > 0 and bool(np.isposinf(norm).all() and np.isfinite(loss).all()), text)
+
+
+def finite_again(facts: Facts) -> Sign:
+    """A step was not finite, and was when it was gone through again with the same batch."""
+    if not facts.is_nonfinite or not facts.run.segments.any():
+        return NOT_ASKED
+    if "batch_hash" not in facts.run.signals:
+        return unlogged("batch_hash")
+    healed = [
+        (step, after)
+        for step, before, after in facts.losses_again
+        if not math.isfinite(before) and math.isfinite(after)
+    ]
+    text = "panels 1, 10: step {} not finite, and {:.4g} when it came again with the same batch"
+    return so(bool(healed), text.format(*healed[0]) if healed else "")
+
+
 def infinite_in_embedding(facts: Facts) -> Sign:
     """The gradient of the embedding is the one that is not finite."""
     if not facts.is_nonfinite:
@@ -98,24 +127,21 @@ def logits_over_exp(facts: Facts) -> Sign:
     """An attention logit was beyond what exp can take."""
     if not facts.is_nonfinite:
         return NOT_ASKED
-    tops = [
-        series.max() for name in facts.groups("attention_logit_max") if len(series := facts.series(name).finite.values)
-    ]
-    if not tops:
+    logits = _by_layer(facts, "attention_logit_max")
+    if not logits:
         return unlogged("attention_logit_max/<layer>")
-    limit = EXP_LIMIT[facts.dtype or "fp32"]
-    return so(max(tops) > limit, f"largest attention logit {max(tops):.4g}; exp overflows at {limit:g}")
+    largest, limit = max(top for _, top, _ in logits), EXP_LIMIT[facts.dtype or "fp32"]
+    return so(largest > limit, f"largest attention logit {largest:.4g}; exp overflows at {limit:g}")
 
 
 def activation_vanishes(facts: Facts) -> Sign:
     """The output of a layer went to zero."""
     if not facts.is_nonfinite:
         return NOT_ASKED
-    names = facts.groups("activation_norm")
-    if not names:
+    norms = _by_layer(facts, "activation_norm")
+    if not norms:
         return unlogged("activation_norm/<layer>")
-    low = [(values.min(), name) for name in names if len(values := facts.series(name).finite.values)]
-    smallest, name = min(low, default=(1.0, ""))
+    smallest, _, name = min(norms)
     return so(smallest < 1e-6, f"panel 4: {name} down to {smallest:.2g}")
 
 
@@ -123,22 +149,21 @@ def activation_near_limit(facts: Facts) -> Sign:
     """The output of a layer came near 65504."""
     if facts.dtype != "fp16":
         return NOT_ASKED
-    names = facts.groups("activation_norm")
-    if not names:
+    norms = _by_layer(facts, "activation_norm")
+    if not norms:
         return unlogged("activation_norm/<layer>")
-    tops = [(values.max(), name) for name in names if len(values := facts.series(name).finite.values)]
-    largest, name = max(tops, default=(0.0, ""))
-    return so(largest > 6550, f"panel 4: {name} up to {largest:.4g}; fp16 ends at 65504")
+    _, largest, name = max(norms, key=lambda layer: layer[1])
+    return so(largest > FP16_NEAR, f"panel 4: {name} up to {largest:.4g}; fp16 ends at 65504")
 
 
 def is_fp16(facts: Facts) -> Sign:
     """The run computes in fp16."""
-    return Sign(None, missing="dtype") if facts.dtype is None else so(facts.dtype == "fp16", f"dtype {facts.dtype}")
+    return unlogged("dtype") if facts.dtype is None else so(facts.dtype == "fp16", f"dtype {facts.dtype}")
 
 
 def is_not_fp16(facts: Facts) -> Sign:
     """The run does not compute in fp16."""
-    return Sign(None, missing="dtype") if facts.dtype is None else so(facts.dtype != "fp16", f"dtype {facts.dtype}")
+    return opposite(is_fp16(facts))
 
 
 def gradients_overflow(facts: Facts) -> Sign:
@@ -175,14 +200,28 @@ def scale_collapsed(facts: Facts) -> Sign:
 
 
 def scale_stands_still(facts: Facts) -> Sign:
-    """The loss scale did not move although gradients overflowed, or for more than 3000 steps."""
-    sign = _scale_is(facts, "stuck", "panel 9: loss scale {high:.6g} throughout, overflows or not")
-    return sign if sign.holds else _scale_is(facts, "constant", "panel 9: loss scale {high:.6g} throughout")
+    """The loss scale did not move although gradients overflowed."""
+    return _scale_is(facts, "stuck", "panel 9: loss scale {high:.6g} throughout, overflows or not")
 
 
 def scale_moves(facts: Facts) -> Sign:
     """The loss scale halves and doubles as it should."""
     return _scale_is(facts, "moving", "panel 9: loss scale between {low:.6g} and {high:.6g}, as it should")
+
+
+def scale_begins_again(facts: Facts) -> Sign:
+    """At a resume the loss scale leaps up by more than a scaler's doubling: its state did not come back."""
+    if facts.dtype != "fp16" or not facts.resumes:
+        return NOT_ASKED
+    scales = facts.series("loss_scale").finite
+    if scales.is_empty:
+        return unlogged("loss_scale")
+    for resume in facts.resumes:
+        before, after = scales.within(-math.inf, resume - 1).values[-1:], scales.within(resume, math.inf).values[:1]
+        if len(before) and len(after) and after[0] >= 4 * before[0]:
+            text = f"panel 9: loss scale {after[0]:.6g} after the resume at step {resume}, {before[0]:.6g} before"
+            return so(True, text + (": as in the first row" if after[0] == scales.values[0] else ""))
+    return so(False, "panel 9: the loss scale goes on after the resume as before")
 
 
 def gradients_underflow(facts: Facts) -> Sign:
@@ -194,6 +233,12 @@ def gradients_underflow(facts: Facts) -> Sign:
         return unlogged("underflow_share")
     share = float(np.median(shares[-5:]))
     return so(share > 0.5, f"{share:.0%} of the gradients underflow")
+
+
+def _by_layer(facts: Facts, signal: str) -> list[tuple[float, float, str]]:
+    """Lowest and highest value of each layer, and its name."""
+    logged = ((name, facts.series(name).finite.values) for name in facts.groups(signal))
+    return [(float(values.min()), float(values.max()), name) for name, values in logged if len(values)]
 
 
 def _scale_is(facts: Facts, word: str, text: str) -> Sign:

@@ -5,8 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sealegs.diagnosis.evidence import NOT_ASKED, Sign, so, unlogged
-from sealegs.diagnosis.facts import NEAR, Facts
+from sealegs.diagnosis.evidence import NOT_ASKED, Sign, opposite, so, unlogged
+from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts
+
+UNEXPLAINED = 5.0
+"""Times what gradients grow by. Adam usually moves a weight by a fifth to a half of the learning rate, and by all of it
+where gradients agree from step to step: so much an update may grow by itself, and hardly more."""
+SAMPLES = 10
+"""Samples of the updates before the onset that say what is usual."""
 
 
 def lr_jumps(facts: Facts) -> Sign:
@@ -23,8 +29,53 @@ def lr_jumps(facts: Facts) -> Sign:
 
 def lr_smooth(facts: Facts) -> Sign:
     """The learning rate goes on as before about the onset."""
-    sign = lr_jumps(facts)
-    return sign if sign.holds is None or not sign.text else so(not sign.holds, sign.text)
+    return opposite(lr_jumps(facts))
+
+
+def updates_leap(facts: Facts) -> Sign:
+    """Every group of weights moves many times as far at once, and neither gradients nor logged rate explain it."""
+    if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
+        return NOT_ASKED
+    groups = facts.groups("update_ratio") or ("update_rms",)
+    # From where it may have begun: updates are sampled, and a loss that rises slowly is above its noise only later.
+    sampled = facts.series(groups[0]).steps
+    apart = int(np.median(np.diff(sampled))) if len(sampled) > 1 else 0
+    begin = min(facts.focus.start, facts.onset) - max(LEAD * facts.stride, apart)
+    leaps = [leap for name in groups if (leap := _update_leap(facts, name, begin)) is not None]
+    if not leaps:
+        return unlogged("update_ratio/<group>")
+    least = min(leaps, key=lambda leap: leap.ratio)
+    norms = facts.series("grad_norm").finite
+    usual, here = norms.within(-math.inf, begin - 1).values[-USUAL:], norms.within(begin, least.step - 1).values
+    if not len(usual) or not len(here):
+        return unlogged("grad_norm")
+    gradients = float(here.max() / max(usual.mean(), 1e-30))
+    text = (
+        f"panels 2, 3, 5: for their LR, updates are at least {least.ratio:.2g}-fold in all {len(leaps)} groups at step "
+        f"{least.step}, and the gradient norm {gradients:.2g}-fold"
+    )
+    return so(least.ratio > UNEXPLAINED * max(gradients, 1.0), text)
+
+
+def step_size_jumps(facts: Facts) -> Sign:
+    """The size of the steps leaps just before the loss does, by the logged learning rate or by the updates."""
+    updates = updates_leap(facts)
+    return updates if updates.holds else lr_jumps(facts)
+
+
+def lr_not_restored(facts: Facts) -> Sign:
+    """The learning rate after the resume is not what it was at the same step, or does not go on from there."""
+    if not facts.resumes:
+        return NOT_ASKED
+    if facts.series("lr").is_empty:
+        return unlogged("lr")
+    for step, before, after in facts.again("lr"):
+        if isinstance(before, float) and isinstance(after, float) and abs(after - before) > 0.02 * abs(before):
+            return so(True, f"panel 2: LR at step {step} {before:.3g} before the resume, {after:.3g} after")
+    for jump in facts.lr_jumps:
+        if any(resume <= jump.step <= resume + 2 * facts.stride for resume in facts.resumes):
+            return so(True, f"panel 2: LR {jump.before:.3g} before the resume, {jump.after:.3g} at step {jump.step}")
+    return so(False, "panel 2: LR goes on after the resume as before")
 
 
 def lr_rises(facts: Facts) -> Sign:
@@ -57,10 +108,13 @@ def lr_falls_then_rises(facts: Facts) -> Sign:
     turned = (
         rates.values[-1] > 1.2 * rates.values[low] and top > 1.2 * rates.values[low] and low < 0.9 * len(rates.values)
     )
+    # A planned restart warms up in a small part of the time that its decay took; a cosine rises as slowly as it fell.
+    rise = int(np.argmax(rates.values[low:]))
+    is_slow = low + rise == len(rates.values) - 1 or rise > low / 3
     jumped = any(jump.step >= rates.steps[low] for jump in facts.lr_jumps)
     lowest = f"{rates.values[low]:.3g} at step {rates.steps[low]}"
     text = f"panel 2: LR {top:.3g}, down to {lowest}, up to {rates.values[-1]:.3g}"
-    return so(bool(turned) and not jumped, text)
+    return so(bool(turned) and is_slow and not jumped, text)
 
 
 def lr_near_peak(facts: Facts) -> Sign:
@@ -97,8 +151,7 @@ def beta2_long(facts: Facts) -> Sign:
 
 def beta2_short(facts: Facts) -> Sign:
     """beta2 follows within some 20 steps."""
-    sign = beta2_long(facts)
-    return sign if sign.holds is None else so(not sign.holds, sign.text)
+    return opposite(beta2_long(facts))
 
 
 def second_moment_leaps(facts: Facts) -> Sign:
@@ -172,6 +225,21 @@ def softmax_naive(facts: Facts) -> Sign:
 def log_loss_naive(facts: Facts) -> Sign:
     """The loss is log(softmax(x)), not log_softmax(x)."""
     return _switch(facts, "naive_log_loss")
+
+
+def _update_leap(facts: Facts, signal: str, begin: int) -> Against | None:
+    """The largest update from a step on against the median before, each in units of the logged learning rate."""
+    updates, rates = facts.series(signal).finite, facts.series("lr").finite
+    near, before = updates.within(begin, facts.near_end), updates.within(-math.inf, begin - 1)
+    if near.is_empty or before.is_empty:
+        return None
+    # A ratio is of the update before its row, which had the rate of that row.
+    sizes, usual = (
+        part.values / (1.0 if rates.is_empty else np.interp(part.steps - 1, *rates).clip(min=1e-30))
+        for part in (near, before)
+    )
+    place = int(np.argmax(sizes))
+    return Against(int(near.steps[place]), float(sizes[place]), float(np.median(usual[-SAMPLES:])))
 
 
 def _decay(facts: Facts, is_so: Callable[[float], bool]) -> Sign:

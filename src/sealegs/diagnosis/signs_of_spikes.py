@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from sealegs.diagnosis.evidence import NOT_ASKED, Sign, so, unlogged
-from sealegs.diagnosis.facts import LEAPS, NEAR, SOON, Facts
+from sealegs.diagnosis.facts import LEAPS, LIMITS, NEAR, SOON, Against, Facts
 
 MANY_FOLD = 30.0
 """Times the usual gradient norm: the threshold of the decision tree."""
@@ -16,11 +16,9 @@ SURPRISING_NATS = 10.0
 
 def gradient_many_fold(facts: Facts) -> Sign:
     """The gradient norm at the spike is more than 30 times the mean before it."""
-    if not facts.leaps:
-        return NOT_ASKED
-    found = facts.highest("grad_norm")
-    if found is None:
-        return unlogged("grad_norm")
+    found = _gradient(facts)
+    if isinstance(found, Sign):
+        return found
     text = (
         f"panel 3: grad norm {found.value:.4g} at step {found.step}, {found.usual:.3g} before: {found.ratio:.3g}-fold"
     )
@@ -29,11 +27,9 @@ def gradient_many_fold(facts: Facts) -> Sign:
 
 def gradient_calm(facts: Facts) -> Sign:
     """The loss leaps, and the gradient norm does not."""
-    if not facts.leaps:
-        return NOT_ASKED
-    found = facts.highest("grad_norm")
-    if found is None:
-        return unlogged("grad_norm")
+    found = _gradient(facts)
+    if isinstance(found, Sign):
+        return found
     return so(found.ratio < CALM_FOLD, f"panel 3: grad norm {found.value:.3g}, {found.usual:.3g} before: no leap")
 
 
@@ -46,11 +42,8 @@ def gradient_ramps(facts: Facts) -> Sign:
     if norms.is_empty or before.is_empty:
         return unlogged("grad_norm")
     top = int(np.argmax(norms.values))
-    first = top
-    while (
-        first > 0 and norms.values[first - 1] < norms.values[first] and norms.values[first] > 2 * before.values.mean()
-    ):
-        first -= 1
+    calm = np.flatnonzero(norms.values[:top] <= 2 * before.values.mean())
+    first = int(calm[-1]) + 1 if len(calm) else 0
     rows, growth = top - first, norms.values[top] / max(norms.values[first], 1e-30)
     text = f"panel 3: grad norm grows {growth:.3g}-fold over {rows} rows up to step {norms.steps[top]}"
     return so(rows >= 3 and growth >= 5, text)
@@ -58,13 +51,11 @@ def gradient_ramps(facts: Facts) -> Sign:
 
 def gradient_alone(facts: Facts) -> Sign:
     """The gradient norm leaps at a step whose loss, which is measured before the update, is as usual."""
-    if facts.focus is None or facts.focus.kind not in LEAPS:
-        return NOT_ASKED
-    found, losses = facts.highest("grad_norm"), facts.before("loss").values
-    if found is None or len(losses) < NEAR:
-        return unlogged("grad_norm")
+    found, losses = _gradient(facts), facts.before("loss").values
+    if isinstance(found, Sign):
+        return found
     here = facts.loss.within(found.step, found.step).values
-    if not len(here):
+    if not len(here) or len(losses) < NEAR:
         return NOT_ASKED
     usual = float(losses[-20:].mean())
     is_usual = abs(here[0] - usual) <= 4 * facts.noise("loss") + 0.02 * abs(usual)
@@ -122,11 +113,9 @@ def leaps_recur(facts: Facts) -> Sign:
 
 def few_tokens_dear(facts: Facts) -> Sign:
     """A few tokens of the batch have a loss above 10 nats, the others are as usual."""
-    if not facts.leaps:
-        return NOT_ASKED
     shares = _dear_tokens(facts)
-    if shares is None:
-        return unlogged("token_loss_histogram")
+    if isinstance(shares, Sign):
+        return shares
     here, before = shares
     text = f"panel 7: {here:.1%} of the tokens above {SURPRISING_NATS:g} nats, {before:.2%} before"
     return so(max(3 * before, 0.002) < here < 0.25, text)
@@ -134,11 +123,9 @@ def few_tokens_dear(facts: Facts) -> Sign:
 
 def all_tokens_dear(facts: Facts) -> Sign:
     """A quarter of the tokens or more has a loss above 10 nats: the whole batch, or the model."""
-    if not facts.leaps:
-        return NOT_ASKED
     shares = _dear_tokens(facts)
-    if shares is None:
-        return unlogged("token_loss_histogram")
+    if isinstance(shares, Sign):
+        return shares
     return so(shares[0] >= 0.25, f"panel 7: {shares[0]:.0%} of the tokens above {SURPRISING_NATS:g} nats")
 
 
@@ -164,6 +151,38 @@ def activations_grow(facts: Facts) -> Sign:
     return so(ratio >= 2 and "embed" not in layer.lower(), f"panel 4: {layer} {ratio:.2g}-fold")
 
 
+def attention_logits_grow(facts: Facts) -> Sign:
+    """Attention logits are above 50 and have doubled."""
+    names = facts.groups("attention_logit_max")
+    if not names:
+        return unlogged("attention_logit_max/<layer>")
+    for name in names:
+        values = facts.series(name).finite.within(-math.inf, facts.onset + SOON * facts.stride).values
+        if len(values) >= 4 and values[-3:].max() > max(LIMITS.attention_logit, 2 * np.median(values)):
+            return so(True, f"{name} {values[-3:].max():.3g}, usually {np.median(values):.3g}")
+    return so(False, "attention logits stay as they were")
+
+
+def gradients_grow(facts: Facts) -> Sign:
+    """The gradient norm has been rising while the loss did."""
+    trend, change = facts.trend("grad_norm"), facts.change("grad_norm")
+    if trend is None or change is None:
+        return unlogged("grad_norm")
+    return so(trend >= 0.5 and change.ratio > 1.1, f"panel 3: grad norm {change.usual:.3g}, then {change.value:.3g}")
+
+
+def gradients_vanish(facts: Facts) -> Sign:
+    """The gradient norm has fallen to a small part of what it was: nothing is learned any more."""
+    if facts.focus is None:
+        return NOT_ASKED
+    before = facts.before("grad_norm").values
+    after = facts.series("grad_norm").finite.within(facts.onset + facts.stride, math.inf).values
+    if not len(before) or not len(after):
+        return unlogged("grad_norm")
+    ratio = float(np.median(after[-20:]) / before.mean())
+    return so(ratio < 0.1, f"panel 3: grad norm {np.median(after[-20:]):.3g}, {before.mean():.3g} before")
+
+
 def is_young(facts: Facts) -> Sign:
     """The trouble begins early: in the first tenth of the run, and of that in the first 3000 steps."""
     rows, steps = int((facts.loss.steps < facts.onset).sum()), facts.loss.steps
@@ -185,15 +204,25 @@ def _rows_above(facts: Facts) -> int:
     return int(places[0]) if len(places) else len(values)
 
 
-def _dear_tokens(facts: Facts) -> tuple[float, float] | None:
-    """The share of tokens above 10 nats at the spike, and before it."""
+def _gradient(facts: Facts) -> Against | Sign:
+    """The highest gradient norm about a leap of the loss; or why not."""
+    if not facts.leaps:
+        return NOT_ASKED
+    found = facts.highest("grad_norm")
+    return found if found is not None else unlogged("grad_norm")
+
+
+def _dear_tokens(facts: Facts) -> tuple[float, float] | Sign:
+    """The share of tokens above 10 nats at a leap of the loss, and before it; or why not."""
+    if not facts.leaps:
+        return NOT_ASKED
     told = {
         step: share for step, text in facts.texts("token_loss_histogram").items() if (share := _dear(text)) is not None
     }
     first = facts.onset - facts.stride
     near = [share for step, share in told.items() if first <= step <= facts.onset + SOON * facts.stride]
     before = [share for step, share in told.items() if step < first]
-    return (max(near), float(np.mean(before))) if near and before else None
+    return (max(near), float(np.mean(before))) if near and before else unlogged("token_loss_histogram")
 
 
 def _dear(histogram: str) -> float | None:

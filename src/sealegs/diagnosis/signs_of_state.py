@@ -5,9 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sealegs.diagnosis.evidence import NOT_ASKED, Sign, so, unlogged
-from sealegs.diagnosis.facts import SOON, Facts, Floats
+from sealegs.diagnosis import signs_of_data, signs_of_numbers, signs_of_settings
+from sealegs.diagnosis.curve import Floats
+from sealegs.diagnosis.evidence import NOT_ASKED, Sign, opposite, so, unlogged
+from sealegs.diagnosis.facts import LIMITS, NEAR, SOON, Facts
 from sealegs.record.manifest import dotted
+
+MEMORY = 100
+"""Steps in which a second moment fills up, where beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
 
 
 def resumed_before(facts: Facts) -> Sign:
@@ -32,49 +37,73 @@ def moments_dropped(facts: Facts) -> Sign:
 
 def moments_kept(facts: Facts) -> Sign:
     """The optimizer's second moment came back with the resume."""
-    sign = moments_dropped(facts)
-    return sign if sign.holds is None or not sign.text else so(not sign.holds, sign.text)
+    return opposite(moments_dropped(facts))
 
 
-def lr_not_restored(facts: Facts) -> Sign:
-    """The learning rate after the resume is not what it was at the same step, or does not go on from there."""
+def calibrates_again(facts: Facts) -> Sign:
+    """After a resume the updates, or the gradients, leap and settle as fast as a second moment fills up again."""
+    resume = facts.resumed_before
+    if resume is None:
+        return NOT_ASKED
+    names = ("update_rms", *facts.groups("update_ratio"), "grad_norm")
+    name = next((name for name in names if name in facts.run.signals), None)
+    if name is None:
+        return unlogged("grad_norm")
+    beta2 = facts.known.number("beta2")
+    memory = 1 / max(1 - beta2, 1e-3) if beta2 is not None else MEMORY
+    series = facts.series(name).finite
+    before = series.within(-math.inf, resume - 1).values[-20:]
+    early = series.within(resume, resume + memory).values
+    late = series.within(resume + memory, resume + 3 * memory).values
+    if len(before) < 3 or not len(early) or not len(late):
+        return NOT_ASKED
+    leap, rest = (float(value / max(np.median(before), 1e-30)) for value in (early.max(), np.median(late)))
+    text = f"panels 3, 5: {name} {leap:.3g}-fold after the resume, {rest:.3g}-fold from {memory:.0f} steps on"
+    return so(leap > 2 and rest - 1 < (leap - 1) / 3, text)
+
+
+def leaps_with_resume(facts: Facts) -> Sign:
+    """The first loss after the resume is out of the usual: before any update, so weights, data or metric are others."""
+    first = _first_after_resume(facts)
+    if first is None:
+        return NOT_ASKED
+    _, loss, usual, limit = first
+    text = f"panel 1: loss {loss:.4g} in the first step after the resume, before any update; {usual:.4g} before"
+    return so(loss > limit, text)
+
+
+def leaps_after_resume(facts: Facts) -> Sign:
+    """The first loss after the resume is as usual, and leaps a few updates later: it is they that are others."""
+    first = _first_after_resume(facts)
+    if first is None or not facts.leaps:
+        return NOT_ASKED
+    step, loss, usual, limit = first
+    text = f"panel 1: loss {loss:.4g} at step {step}, {usual:.4g} before the resume, and leaps at step {facts.onset}"
+    return so(loss <= limit and step < facts.onset <= step + NEAR, text)
+
+
+def parts_restored(facts: Facts) -> Sign:
+    """What came back with the resume and what did not, as far as the log tells; it holds if something did come back."""
     if not facts.resumes:
         return NOT_ASKED
-    if facts.series("lr").is_empty:
-        return unlogged("lr")
-    for step, before, after in facts.again("lr"):
-        if isinstance(before, float) and isinstance(after, float) and abs(after - before) > 0.02 * abs(before):
-            return so(True, f"panel 2: LR at step {step} {before:.3g} before the resume, {after:.3g} after")
-    for jump in facts.lr_jumps:
-        if any(resume <= jump.step <= resume + 2 * facts.stride for resume in facts.resumes):
-            return so(True, f"panel 2: LR {jump.before:.3g} before the resume, {jump.after:.3g} at step {jump.step}")
-    return so(False, "panel 2: LR goes on after the resume as before")
-
-
-def data_not_restored(facts: Facts) -> Sign:
-    """At the same steps other batches came after the resume than before it."""
-    if not facts.resumes:
-        return NOT_ASKED
-    signal = "batch_hash" if "batch_hash" in facts.run.signals else "batch_index"
-    if signal not in facts.run.signals:
-        return unlogged("batch_hash")
-    pairs = list(facts.again(signal))
-    other = [step for step, before, after in pairs if before != after]
-    if not pairs:
-        return NOT_ASKED
-    return so(len(other) > len(pairs) / 2, f"panel 10: {len(other)} of {len(pairs)} repeated steps saw other batches")
+    batches = signs_of_data.data_not_restored(facts)
+    told = {
+        "learning rate": signs_of_settings.lr_not_restored(facts),
+        "second moment": moments_dropped(facts),
+        "loss scale": signs_of_numbers.scale_begins_again(facts),
+        "batches": batches if batches.text else signs_of_data.data_begins_again(facts),
+    }
+    words = {None: "not logged", False: "as before", True: "not as before"}
+    parts = [f"{name} {words[sign.holds]}" for name, sign in told.items() if sign.text or sign.holds is None]
+    text = f"after the resume: {', '.join(parts)}; the random state leaves no trace"
+    return so(any(sign.holds is False and sign.text for sign in told.values()), text)
 
 
 def same_batch_other_loss(facts: Facts) -> Sign:
     """At the same step and with the same batch the loss is another after the resume, from the first such step on."""
     if "batch_hash" not in facts.run.signals or not facts.run.segments.any():
         return NOT_ASKED
-    same = {step for step, before, after in facts.again("batch_hash") if before == after}
-    pairs = [
-        (step, a, b)
-        for step, a, b in facts.again("loss")
-        if step in same and isinstance(a, float) and isinstance(b, float)
-    ]
+    pairs = facts.losses_again
     if not pairs:
         return NOT_ASKED
     step, before, after = pairs[0]
@@ -137,19 +166,31 @@ def one_rank_stands_out(facts: Facts) -> Sign:
 
 def weights_grow(facts: Facts) -> Sign:
     """The weights of a group have more than doubled in 200 steps."""
-    return _weights(facts, lambda ratio: ratio > 2)
+    return _weights(facts, lambda ratio: ratio > LIMITS.norm_factor)
 
 
 def weights_shrink(facts: Facts) -> Sign:
     """The weights of a group have more than halved in 200 steps."""
-    return _weights(facts, lambda ratio: ratio < 0.5)
+    return _weights(facts, lambda ratio: ratio < 1 / LIMITS.norm_factor)
+
+
+def weights_halved(facts: Facts) -> Sign:
+    """By the onset the weights of a group are less than half of what they were at their largest."""
+    if facts.focus is None:
+        return NOT_ASKED
+    names = facts.family("param_norm")
+    for name in names:
+        norms = facts.series(name).finite.within(-math.inf, facts.onset).values
+        if len(norms) and norms[-1] < 0.5 * norms.max():
+            return so(True, f"panel 5: {name} {norms.max():.4g} at its largest, {norms[-1]:.4g} at step {facts.onset}")
+    return so(False, "panel 5: no group's weights have halved") if names else unlogged("param_norm/<group>")
 
 
 def weights_leap(facts: Facts) -> Sign:
     """The norm of the weights changed by a tenth between two rows: no update does that."""
     if facts.focus is None:
         return NOT_ASKED
-    names = [name for name in ("param_norm", *facts.groups("param_norm")) if name in facts.run.signals]
+    names = facts.family("param_norm")
     if not names:
         return unlogged("param_norm")
     for name in names:
@@ -160,38 +201,6 @@ def weights_leap(facts: Facts) -> Sign:
             values = norms.values[place : place + 2]
             return so(True, f"panel 5: {name} {values[0]:.4g}, then {values[1]:.4g} at step {norms.steps[place + 1]}")
     return so(False, "panel 5: the norm of the weights goes on as before")
-
-
-def attention_logits_grow(facts: Facts) -> Sign:
-    """Attention logits are above 50 and have doubled."""
-    names = facts.groups("attention_logit_max")
-    if not names:
-        return unlogged("attention_logit_max/<layer>")
-    for name in names:
-        values = facts.series(name).finite.within(-math.inf, facts.onset + SOON * facts.stride).values
-        if len(values) >= 4 and values[-3:].max() > 50 and values[-3:].max() > 2 * np.median(values):
-            return so(True, f"{name} {values[-3:].max():.3g}, usually {np.median(values):.3g}")
-    return so(False, "attention logits stay as they were")
-
-
-def gradients_grow(facts: Facts) -> Sign:
-    """The gradient norm has been rising while the loss did."""
-    trend, change = facts.trend("grad_norm"), facts.change("grad_norm")
-    if trend is None or change is None:
-        return unlogged("grad_norm")
-    return so(trend >= 0.5 and change.ratio > 1.1, f"panel 3: grad norm {change.usual:.3g}, then {change.value:.3g}")
-
-
-def gradients_vanish(facts: Facts) -> Sign:
-    """The gradient norm has fallen to a small part of what it was: nothing is learned any more."""
-    if facts.focus is None:
-        return NOT_ASKED
-    before = facts.before("grad_norm").values
-    after = facts.series("grad_norm").finite.within(facts.onset + facts.stride, math.inf).values
-    if not len(before) or not len(after):
-        return unlogged("grad_norm")
-    ratio = float(np.median(after[-20:]) / before.mean())
-    return so(ratio < 0.1, f"panel 3: grad norm {np.median(after[-20:]):.3g}, {before.mean():.3g} before")
 
 
 def stuck_at_uniform(facts: Facts) -> Sign:
@@ -220,10 +229,13 @@ def back_at_the_start(facts: Facts) -> Sign:
 
 
 def exactly_zero(facts: Facts) -> Sign:
-    """The loss is exactly 0."""
+    """The loss is exactly 0, from the start or from far above: not one that was learned down to it."""
     values = facts.loss.finite.values
-    count = int((values == 0).sum())
-    return so(count >= 3 or (count > 0 and count == len(values)), f"panel 1: {count} losses are exactly 0")
+    zeros = np.flatnonzero(values == 0)
+    beside = values[max(zeros[0] - NEAR, 0) : zeros[0]] if len(zeros) else values[:0]
+    is_learned = len(beside) > 0 and beside.min() < 0.01 * values[:3].max()
+    is_many = len(zeros) >= 3 or 0 < len(zeros) == len(values)
+    return so(is_many and not is_learned, f"panel 1: {len(zeros)} losses are exactly 0")
 
 
 def multiple_of_uniform(facts: Facts) -> Sign:
@@ -254,8 +266,8 @@ def scaled_by_whole_number(facts: Facts) -> Sign:
         )
         if not len(before) or not len(after):
             return unlogged("grad_norm")
-        ratios.append(float(np.median(after) / np.median(before)))
-    whole = [max(ratio, 1 / ratio) for ratio in ratios]
+        ratios.append(float(np.median(after) / max(np.median(before), 1e-30)))
+    whole = [max(ratio, 1 / max(ratio, 1e-30)) for ratio in ratios]
     close = all(round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.08 * ratio for ratio in whole)
     is_same = close and round(whole[0]) == round(whole[1])
     return so(
@@ -283,8 +295,24 @@ def metric_doubtful(facts: Facts) -> Sign:
     return so(bool(found), found[0].text if found else "nothing is wrong with the loss as a metric")
 
 
+def _first_after_resume(facts: Facts) -> tuple[int, float, float, float] | None:
+    """Step and loss of the first row after the resume, what was usual before it, and the highest that is so.
+
+    None where no row is the resume's first step: what is logged later has seen updates.
+    """
+    resume = facts.resumed_before
+    losses = facts.loss.finite
+    if resume is None or facts.stride > 1:
+        return None
+    before, here = losses.within(-math.inf, resume - 1).values[-20:], losses.within(resume, resume).values
+    if len(before) < NEAR or not len(here):
+        return None
+    noise = float(np.std(np.diff(before))) / math.sqrt(2)
+    return resume, float(here[0]), float(before.mean()), float(before.mean()) + 4 * noise + 0.02 * abs(before.mean())
+
+
 def _weights(facts: Facts, is_so: Callable[[float], bool]) -> Sign:
-    names = [name for name in ("param_norm", *facts.groups("param_norm")) if name in facts.run.signals]
+    names = facts.family("param_norm")
     if not names:
         return unlogged("param_norm/<group>")
     found = [(change, name) for name in names if (change := facts.change(name)) is not None and is_so(change.ratio)]

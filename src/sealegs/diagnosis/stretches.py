@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
@@ -60,7 +61,7 @@ def nonfinite(run: Run, curve: Curve) -> list[Stretch]:
     return found
 
 
-def hidden(run: Run, curve: Curve) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def hidden(run: Run, curve: Curve) -> NDArray[np.bool_]:
     """Losses that were NaN and written as 0, as loggers do that sum what is finite: from far above to exactly 0.
 
     They stay there, without a gradient, or come with a gradient norm that is not finite.
@@ -152,7 +153,7 @@ def flat(run: Run, curve: Curve) -> list[Stretch]:
     return []
 
 
-def closed_up(mask: np.ndarray[tuple[int], np.dtype[np.bool_]], gap: int) -> list[tuple[int, int]]:
+def closed_up(mask: NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
     """Rows of True, with gaps of up to so many between them."""
     found: list[tuple[int, int]] = []
     for first, last in stretches(mask):
