@@ -113,6 +113,22 @@ def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:
     assert shows["other batches"] == (False, True)
 
 
+def test_from_spike_to_token(branch: Branch) -> None:
+    """The tokens that the fault drew are named, as text, with how seldom they were met before."""
+    lit = put_through(branch("rare-tokens:batches=10@230")).spotlight
+    assert lit is not None
+    assert lit.loss > 2 * lit.usual
+    assert len(lit.tokens) == 8
+    assert all(token.before < 20 and token.times >= 1 for token in lit.tokens)
+    assert lit.tokens[0].loss > lit.usual + 2
+    assert min(row.rare for row in lit.rows) > 0.5
+    assert [row.share for row in lit.rows] == sorted((row.share for row in lit.rows), reverse=True)
+    assert all(row.origin.startswith("grammar, document") and row.grad_norm > 0 for row in lit.rows)
+    assert all(f"[{row.text.split('[', 1)[1]}" in row.text for row in lit.rows)
+    assert sum(lit.histogram) == 8 * 32
+    assert sum(place * count for place, count in enumerate(lit.histogram)) / 256 > 12
+
+
 def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, monkeypatch: pytest.MonkeyPatch) -> None:
     capsule = open_capsule(branch("random-shard:batches=40@230"))
     experiment = Experiment(capsule, builder(capsule.folder, None)())

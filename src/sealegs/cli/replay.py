@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.incidents import Incident
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
-from sealegs.report.replayed import ArmShown, Replayed, contract, page
+from sealegs.report.replayed import ArmShown, Replayed, RowShown, TokenShown, contract, page
 
 if TYPE_CHECKING:
     from sealegs.replay.subject import Subject
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
     """As plain values."""
+    lit = tested.spotlight
     return Replayed(
         source=source,
         incident=incident.number,
@@ -93,6 +94,10 @@ def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
             for each in tested.tried
         ],
         causes=dict(tested.standings),
+        rows=[] if lit is None else [RowShown(**asdict(row)) for row in lit.rows],
+        tokens=[] if lit is None else [TokenShown(**asdict(token)) for token in lit.tokens],
+        histogram=[] if lit is None else list(lit.histogram),
+        histogram_before=[] if lit is None else list(lit.histogram_before),
         location=None if tested.location is None else str(tested.location),
         cause=tested.cause,
         because=tested.because,

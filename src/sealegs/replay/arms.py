@@ -138,13 +138,14 @@ class Tail:
     def share_of(self, text: Text, batches: tuple[Any, ...]) -> float:
         """Which part of the targets of batches is rare."""
         targets = torch.cat([text.targets(batch).flatten() for batch in batches])
-        return float(self._are_rare(targets).sum() / (targets >= 0).sum().clamp(min=1))
+        return float(self.are_rare(targets).sum() / (targets >= 0).sum().clamp(min=1))
 
     def masked(self, text: Text, batch: Any) -> Any:
         """A batch in which they do not count."""
-        return text.without(batch, self._are_rare(text.targets(batch)))
+        return text.without(batch, self.are_rare(text.targets(batch)))
 
-    def _are_rare(self, targets: Tensor) -> Tensor:
+    def are_rare(self, targets: Tensor) -> Tensor:
+        """Which targets are, of those that count."""
         return (targets >= 0) & ~torch.isin(targets, self.common)
 
     def __str__(self) -> str:

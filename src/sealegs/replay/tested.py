@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from sealegs.replay.arms import Arm, arms, is_garbage, is_of_rare_tokens
 from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.locate import Location, locate_first
+from sealegs.replay.tokens import Spotlight, spotlight
 from sealegs.replay.unrecorded import Departure, departure, explained
 
 VISIBLE = 4.0
@@ -46,6 +47,8 @@ class Tested:
     tried: tuple[Tried, ...]
     standings: dict[str, Standing]
     """Of every cause that was asked."""
+    spotlight: Spotlight | None
+    """The tokens that carry the loss of the onset, where batches are text."""
     location: Location | None
     """Where finite numbers first become others, if they do."""
     cause: str | None
@@ -71,6 +74,7 @@ def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lam
     if left is None and not all(map(math.isfinite, (*again.losses.values(), *again.grad_norms.values()))):
         location = locate_first(experiment)
         tell(f"looked at every operation: {location or 'all are finite now'}")
+    lit = spotlight(experiment, experiment.onset)
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
     if left is not None:
         cause, because = explained(experiment, left)
@@ -85,6 +89,7 @@ def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lam
         departure=left,
         tried=tuple(tried),
         standings=standings,
+        spotlight=lit,
         location=location,
         cause=cause,
         because=because,

@@ -27,6 +27,36 @@ class ArmShown(msgspec.Struct, frozen=True, kw_only=True):
     """The rise of the loss of batches from before, in the same."""
 
 
+class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of token that is dear at the onset."""
+
+    token: int
+    text: str
+    times: int
+    """In the batch ..."""
+    before: int
+    """... and in the batches before, or in the corpus where its counts are known."""
+    loss: float | str
+    share: float | str
+    """Of what the batch costs more than usual."""
+
+
+class RowShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the batch of the onset, the dearest first."""
+
+    row: int
+    origin: str
+    loss: float | str
+    grad_norm: float | str
+    """Of this row alone."""
+    share: float | str
+    repeated: float | str
+    """Share of its runs of four tokens that come more than once."""
+    rare: float | str
+    """Share of its tokens that are rare."""
+    text: str
+
+
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the reruns of an incident say: ``sealegs replay --json``, and ``replay.json`` beside it."""
 
@@ -44,6 +74,13 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     damage: float | str
     arms: list[ArmShown]
     causes: dict[str, Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]]
+    rows: list[RowShown] = []
+    """Where batches are text."""
+    tokens: list[TokenShown] = []
+    histogram: list[int] = []
+    """Losses of the tokens of the onset in bins of half a nat ..."""
+    histogram_before: list[int] = []
+    """... and of tokens before, with the same weights."""
     location: str | None
     """The first operation that makes finite numbers others, where one does."""
     cause: str | None
@@ -82,6 +119,17 @@ def page(replayed: Replayed) -> str:
         for arm in replayed.arms:
             first, *rest = _wrapped(f"{arm.name}: {arm.does}", "  ", "    ", width=56)
             lines += [f"{first:<56} {_share(arm.left):>6}  {arm.shows}", *rest]
+    if replayed.tokens:
+        lines += ["", "The dearest tokens of the onset             in the batch  before    loss   of the excess"]
+        for each in replayed.tokens:
+            costs = f"{float(unspell(each.loss)):>8.2f} {_share(each.share):>15}"
+            lines.append(f"  {each.text!r:<42} {each.times:>12} {each.before:>7} {costs}")
+        lines += ["", "Its dearest rows"]
+        for row in replayed.rows[:3]:
+            what = f"loss {float(unspell(row.loss)):.2f}, gradient norm {float(unspell(row.grad_norm)):.3g} alone"
+            lines += _wrapped(
+                f"row {row.row} ({row.origin or 'origin not recorded'}): {what}: {row.text!r}", "  ", "    "
+            )
     if replayed.causes:
         lines += ["", "Causes"]
         lines += [f"  {cause.replace('-', ' '):<24} {standing}" for cause, standing in replayed.causes.items()]

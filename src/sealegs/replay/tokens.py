@@ -1,0 +1,204 @@
+"""The batch of an onset in, the rows and tokens of it that carry the loss out, as text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sealegs.replay.arms import tail_of
+from sealegs.replay.experiment import Experiment
+from sealegs.replay.subject import Text
+
+MOST = 8
+"""Rows, and tokens, that are named."""
+AROUND = 12
+"""Tokens of text on either side of the dearest one."""
+NGRAM = 4
+"""Tokens in a row that make a repetition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DearToken:
+    """A kind of token whose loss is above that of tokens before."""
+
+    token: int
+    text: str
+    times: int
+    """In the batch."""
+    before: int
+    """In the batches before, or in the corpus where its counts are known."""
+    loss: float
+    """Its mean loss."""
+    share: float
+    """Of what the batch costs more than usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DearRow:
+    """A row of the batch."""
+
+    row: int
+    origin: str
+    """Where it comes from, where the batch says so."""
+    loss: float
+    grad_norm: float
+    """Of this row alone."""
+    share: float
+    """Of what the batch costs more than usual."""
+    repeated: float
+    """Share of its runs of four tokens that come more than once: near 1 for text that repeats itself."""
+    rare: float
+    """Share of its tokens that are rare."""
+    text: str
+    """Around its dearest token, which is marked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spotlight:
+    """What is dear about a batch."""
+
+    step: int
+    loss: float
+    usual: float
+    """Mean loss of the tokens of batches before, with the same weights."""
+    rows: tuple[DearRow, ...]
+    tokens: tuple[DearToken, ...]
+    histogram: tuple[int, ...]
+    """Losses of its tokens in bins of half a nat ..."""
+    histogram_before: tuple[int, ...]
+    """... and of those before."""
+
+
+def spotlight(experiment: Experiment, step: int) -> Spotlight | None:
+    """Look at the batch of a step with the weights of that step; None where batches are no text."""
+    text, before = experiment.loop.subject.text, experiment.before()
+    if text is None or not before:
+        return None
+    experiment.go_to(step)
+    with torch.no_grad():
+        usual = torch.cat([_losses(text, batch) for batches in before[-4:] for batch in batches])
+        batches = experiment.batches_of(step)
+        losses = torch.cat([text.losses(batch).detach().float().cpu() for batch in batches])
+        targets = torch.cat([text.targets(batch).cpu() for batch in batches])
+    counts = text.counts
+    if counts is None:
+        ids = torch.cat([text.targets(batch).flatten() for each in before for batch in each])
+        counts = torch.bincount(ids[ids >= 0], minlength=int(targets.max()) + 1)
+    counted = targets >= 0
+    excess = torch.where(counted, losses - usual.mean(), 0.0)
+    total = max(float(excess.clamp(min=0).sum()), 1e-12)
+    experiment.steps_run += len(before[-4:]) + 1
+    return Spotlight(
+        step=step,
+        loss=float(losses[counted].mean()),
+        usual=float(usual.mean()),
+        rows=_rows(experiment, text, batches, targets, losses, excess, total),
+        tokens=_tokens(text, targets, losses, excess, total, counts),
+        histogram=_histogram(losses[counted]),
+        histogram_before=_histogram(usual),
+    )
+
+
+def _losses(text: Text, batch: Any) -> Tensor:
+    return text.losses(batch).detach().float().cpu()[text.targets(batch).cpu() >= 0]
+
+
+def _tokens(
+    text: Text, targets: Tensor, losses: Tensor, excess: Tensor, total: float, counts: Tensor
+) -> tuple[DearToken, ...]:
+    kinds, places = targets.clamp(min=0).unique(return_inverse=True)
+    counted = (targets >= 0).flatten().float()
+    cost = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), excess.flatten() * counted)
+    times = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), counted)
+    summed = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), losses.flatten() * counted)
+    dearest = [place for place in cost.argsort(descending=True)[:MOST].tolist() if cost[place] > 0]
+    return tuple(
+        DearToken(
+            token=int(kinds[place]),
+            text=text.spell([int(kinds[place])]),
+            times=int(times[place]),
+            before=int(counts[kinds[place]]) if kinds[place] < len(counts) else 0,
+            loss=float(summed[place] / times[place]),
+            share=float(cost[place]) / total,
+        )
+        for place in dearest
+    )
+
+
+def _rows(
+    experiment: Experiment,
+    text: Text,
+    batches: Sequence[Any],
+    targets: Tensor,
+    losses: Tensor,
+    excess: Tensor,
+    total: float,
+) -> tuple[DearRow, ...]:
+    of_rows = excess.sum(dim=1)
+    tail = tail_of(experiment)
+    found = []
+    for row in of_rows.argsort(descending=True)[:MOST].tolist():
+        if of_rows[row] <= 0:
+            break
+        counted = targets[row] >= 0
+        ids = targets[row][counted]
+        found.append(
+            DearRow(
+                row=row,
+                origin=_origin(batches, row),
+                loss=float(losses[row][counted].mean()),
+                grad_norm=_alone(experiment, text, batches, row),
+                share=float(of_rows[row]) / total,
+                repeated=repetition(ids.tolist()),
+                rare=0.0 if tail is None else float(tail.are_rare(ids).float().mean()),
+                text=_excerpt(text, ids.tolist(), int(losses[row][counted].argmax())),
+            )
+        )
+    return tuple(found)
+
+
+def _alone(experiment: Experiment, text: Text, batches: Sequence[Any], row: int) -> float:
+    """The norm of the gradient of one row: all others do not count."""
+    for batch in batches:
+        rows = len(text.targets(batch))
+        if row < rows:
+            others = torch.ones_like(text.targets(batch), dtype=torch.bool)
+            others[row] = False
+            experiment.steps_run += 1
+            return experiment.loop.look((text.without(batch, others),)).grad_norm
+        row -= rows
+    raise AssertionError(row)
+
+
+def repetition(ids: Sequence[int]) -> float:
+    """Which share of the runs of four tokens come more than once.
+
+    >>> repetition([1, 2, 3, 4, 5, 6, 7, 8]), repetition([1, 2] * 8)
+    (0.0, 1.0)
+    """
+    runs = [tuple(ids[place : place + NGRAM]) for place in range(len(ids) - NGRAM + 1)]
+    return sum(runs.count(run) > 1 for run in runs) / len(runs) if runs else 0.0
+
+
+def _origin(batches: Sequence[Any], row: int) -> str:
+    """What the lab's batches say of their rows."""
+    rows = [origin for batch in batches for origin in (batch.get("rows", ()) if isinstance(batch, dict) else ())]
+    if row >= len(rows):
+        return ""
+    first, after = rows[row]["documents"]
+    return f"{rows[row]['source']}, " + (
+        f"document {first}" if after == first + 1 else f"documents {first} to {after - 1}"
+    )
+
+
+def _excerpt(text: Text, ids: Sequence[int], dearest: int) -> str:
+    before, after = ids[max(dearest - AROUND, 0) : dearest], ids[dearest + 1 : dearest + 1 + AROUND]
+    return f"{text.spell(before)}[{text.spell([ids[dearest]])}]{text.spell(after)}"
+
+
+def _histogram(losses: Tensor) -> tuple[int, ...]:
+    """Counts of losses in 32 bins of half a nat from 0 to 16; the 33rd has all above."""
+    bins = (losses.nan_to_num(nan=99.0).clamp(min=0) * 2).long().clamp(max=32)
+    return tuple(torch.bincount(bins, minlength=33).tolist())
