@@ -146,7 +146,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sealegs.open_run(tmp_path / "experiments" / "first").steps[-1] == 90
-    assert "TESTED CAUSE: lr discontinuity" in done.stdout
+    assert "TESTED CAUSE: unlogged step size" in done.stdout
     assert "a learning rate 30 times the one in the log" in done.stdout.replace("\n  ", " ")
     assert done.stdout.count("nats under the unigram entropy") == 6
     assert "by playbook standard, rung 3" in done.stdout

@@ -1,6 +1,7 @@
 """Real faults in real training, run again from their capsules: the cause that is named is the one that was put in."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 import sealegs
 from sealegs.cli.main import main
 from sealegs.cli.replay import builder
+from sealegs.diagnosis.causes import causes
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
 from sealegs.lab import branches
@@ -77,8 +79,8 @@ CAUSES = {
     "random-shard:batches=40@230": "bad-data-batch",
     "shifted-labels:batches=10@230": "bad-data-batch",
     "rare-tokens:batches=10@230": "long-tail-token",
-    "lr-spike:factor=30,steps=10@230": "lr-discontinuity",
-    "lr-spike:factor=50,steps=5@230": "lr-discontinuity",
+    "lr-spike:factor=30,steps=10@230": "unlogged-step-size",
+    "lr-spike:factor=50,steps=5@230": "unlogged-step-size",
     "nan-gradient@230": "corrupt-gradient",
     "gradient-scale:factor=1000@230": "corrupt-gradient",
     "bit-flip:in=weight@230": "corrupt-weight",
@@ -171,11 +173,11 @@ def test_the_command_says_it_in_another_place(branch: Branch, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     found = replayed.read(done.stdout.encode())
-    assert found.cause == "lr-discontinuity"
+    assert found.cause == "unlogged-step-size"
     assert "a learning rate 30 times the one in the log" in found.because
     assert json.loads((tmp_path / "brought" / "replay.json").read_text()) == json.loads(done.stdout)
     page = replayed.page(found)
-    assert page.splitlines()[2].startswith("TESTED CAUSE: lr discontinuity")
+    assert page.splitlines()[2].startswith("TESTED CAUSE: unlogged step size")
 
 
 def test_the_object_has_the_schema_that_is_promised() -> None:
@@ -221,18 +223,23 @@ def build():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: JUMP if 300 <= step < 310 else 1.0)
     return sealegs.Subject(
-        model=model, optimizers=[optimizer], loss=lambda batch: (model(batch["x"]) - batch["y"]).square().mean()
+        model=model,
+        optimizers=[optimizer],
+        schedulers=[schedule],
+        loss=lambda batch: (model(batch["x"]) - batch["y"]).square().mean(),
     )
 """
 
 
-@pytest.mark.parametrize("cause", ["bad-data-batch", "corrupt-weight"])
+@pytest.mark.parametrize("cause", ["bad-data-batch", "corrupt-weight", "lr-discontinuity"])
 def test_a_loop_of_ones_own(cause: str, tmp_path: Path) -> None:
     """With the function that builds it; the batches are dicts of tensors."""
-    (tmp_path / "own.py").write_text(BUILD)
+    source = BUILD.replace("JUMP", "300.0" if cause == "lr-discontinuity" else "1.0")
+    (tmp_path / "own.py").write_text(source)
     space: dict[str, Any] = {}
-    exec(BUILD, space)  # noqa: S102
+    exec(source, space)  # noqa: S102
     subject = space["build"]()
     torch.manual_seed(1)
     data = [{"x": x, "y": x[:, :4]} for x in torch.randn(400, 16, 8)]
@@ -240,6 +247,7 @@ def test_a_loop_of_ones_own(cause: str, tmp_path: Path) -> None:
         for batch in data[300:]:
             batch["y"] = 20 * torch.randn(16, 4)
     how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "act": False}
+    how["scheduler"] = subject.schedulers
     with sealegs.Guard(subject.model, subject.optimizers, run=tmp_path / "a", clip=1.0, **how) as guard:
         for batch in guard.batches(data):
             if guard.number == 300 and cause == "corrupt-weight":
@@ -253,6 +261,13 @@ def test_a_loop_of_ones_own(cause: str, tmp_path: Path) -> None:
     build = f"{tmp_path / 'own.py'}:build"
     assert main(["replay", f"{tmp_path / 'a'}#1", "--json", "--build", build]) == 0
     assert replayed.read((tmp_path / "a/incidents/1/replay.json").read_bytes()).cause == cause
+
+
+def test_every_cause_that_a_replay_can_name_has_a_card() -> None:
+    source = "".join(path.read_text() for path in Path(arms.__file__).parent.glob("*.py"))
+    named = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', source))
+    assert {"lr-discontinuity", "softmax-overflow", "hard-batch"} <= named
+    assert named <= causes().keys()
 
 
 def test_tensors_are_plain_values_in_a_page() -> None:

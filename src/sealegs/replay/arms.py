@@ -37,7 +37,7 @@ class Arm:
     name: str
     kind: Kind
     cause: str
-    """A card of ``causes.toml``; empty for a placebo."""
+    """A card of ``causes.toml``; empty where there is none for it."""
     does: str
     """In words."""
     change: Change
@@ -250,7 +250,7 @@ def _of_moments(experiment: Experiment) -> Iterator[Arm]:
     yield Arm(
         name="first moment zeroed",
         kind="without",
-        cause="first-moment",
+        cause="",
         asks="damage",
         does=f"the first moment is zero at step {experiment.onset}",
         change=Change(first=experiment.onset, before=zero_first),

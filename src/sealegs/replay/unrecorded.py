@@ -76,7 +76,7 @@ def _candidates(experiment: Experiment, step: int) -> Iterator[tuple[str, str, S
     yield "optimizer-reset", "an optimizer without its moments", _after(experiment, step, before=zero_both)
     for factor in RATES:
         text = f"a learning rate {factor:g} times the one in the log"
-        yield "lr-discontinuity", text, _after(experiment, step, factor=factor)
+        yield "unlogged-step-size", text, _after(experiment, step, factor=factor)
 
 
 def _after(
