@@ -18,12 +18,14 @@ Kind: TypeAlias = Literal["placebo", "without", "with"]
 
 JUMP = 1.5
 """By what factor a learning rate must have risen from one step to the next to be a jump."""
-TAIL = 0.02
+TAIL = 0.1
 """Of the text: what the rare tokens make up together."""
 OLDER = 8
 """Steps that a state must be older by to be another one."""
 SLOWLY = 16
 """Steps before the others from which on the learning rate is lower: what is too high has done its harm slowly."""
+OF_USE = 0.25
+"""Of what a model knows beyond the frequencies of tokens: what must be left of it for a batch of real text."""
 GROSS = 3.0
 """Times the usual loss: no batch of the same kind of data is so hard."""
 MOST_MASKED = 0.5
@@ -112,7 +114,11 @@ def _of_data(experiment: Experiment) -> Iterator[Arm]:
             ),
         )
     text, tail = experiment.loop.subject.text, tail_of(experiment)
-    if text is not None and tail is not None and 0 < tail.share_of(text, experiment.batches_of(onset)) <= MOST_MASKED:
+    if (
+        text is not None
+        and tail is not None
+        and 0 < tail.share_of(text, experiment.batches_of(experiment.peak)) <= MOST_MASKED
+    ):
 
         def mask(step: int, batches: tuple[Any, ...]) -> tuple[Any, ...]:
             return batches if step < onset else tuple(tail.masked(text, batch) for batch in batches)
@@ -157,40 +163,75 @@ def tail_of(experiment: Experiment) -> Tail | None:
     text = experiment.loop.subject.text
     if text is None:
         return None
-    counts = text.counts
+    counts = counts_of(experiment)
     if counts is None:
-        ids = [text.targets(batch).flatten() for batches in experiment.before() for batch in batches]
-        if not ids:
-            return None
-        ids.append(torch.cat([text.targets(each).flatten() for each in experiment.batches_of(experiment.onset)]))
-        targets = torch.cat(ids[:-1])
-        counts = torch.bincount(targets[targets >= 0], minlength=int(torch.cat(ids).max()) + 1)
+        return None
     order = counts.argsort(descending=True)
     covered = counts[order].cumsum(0) / counts.sum()
     common = order[: int((covered < 1 - TAIL).sum()) + 1]
     return Tail(common, 1 - len(common) / len(counts))
 
 
+def counts_of(experiment: Experiment) -> Tensor | None:
+    """How often each token occurs: in the corpus, where the subject knows; else in the batches before the onset."""
+    text, before = experiment.loop.subject.text, experiment.before()
+    if text is None or not before:
+        return None
+    if text.counts is not None:
+        return text.counts
+    ids = torch.cat([text.targets(batch).flatten() for batches in before for batch in batches])
+    here = torch.cat([text.targets(batch).flatten() for batch in experiment.batches_of(experiment.peak)])
+    return torch.bincount(ids[ids >= 0], minlength=int(max(ids.max(), here.max())) + 1)
+
+
+def surprise(experiment: Experiment) -> "Surprise | None":
+    """What the tokens of the dearest batch cost; None where batches are no text."""
+    text, counts = experiment.loop.subject.text, counts_of(experiment)
+    if text is None or counts is None:
+        return None
+    costs = -((counts + 0.5) / (counts + 0.5).sum()).log()
+    targets = torch.cat([text.targets(batch).flatten() for batch in experiment.batches_of(experiment.peak)])
+    return Surprise(
+        float(costs[targets[targets >= 0]].mean()), float(costs.mean()), float((counts * costs).sum() / counts.sum())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """What the tokens of a batch cost a model that knows nothing but how frequent each is."""
+
+    batch: float
+    random: float
+    """A batch drawn at random, each token as likely as another."""
+    usual: float
+    """A batch of the text."""
+
+    def __str__(self) -> str:
+        return (
+            f"by their frequencies alone their tokens cost {self.batch:.2f}, those of the text {self.usual:.2f}, and "
+            f"tokens drawn at random {self.random:.2f}"
+        )
+
+
 def is_of_rare_tokens(experiment: Experiment) -> str | None:
-    """Whether the batch at the onset is made of rare tokens, more than one that is drawn at random would be."""
+    """Whether the dearest batch is made of rare tokens, more than one that is drawn at random would be; in words."""
     text, tail = experiment.loop.subject.text, tail_of(experiment)
     if text is None or tail is None:
         return None
-    share = tail.share_of(text, experiment.batches_of(experiment.onset))
+    share = tail.share_of(text, experiment.batches_of(experiment.peak))
     if share < (1 + tail.kinds) / 2:
         return None
-    return f"{share:.0%} of the targets at the onset are rare ({tail})"
+    return f"{share:.0%} of the targets of step {experiment.peak} are rare ({tail})"
 
 
-def is_garbage(experiment: Experiment, loss: float) -> bool:
-    """Whether a loss is above that of a model that knows nothing but which tokens there are; where there are none,
-    many times the usual."""
-    text = experiment.loop.subject.text
-    if text is None:
+def is_garbage(experiment: Experiment, loss: float, cost: Surprise | None) -> bool:
+    """Whether the model is of no use for a batch: hardly better than one that knows how frequent each token is.
+
+    Without tokens: whether the loss is many times the usual.
+    """
+    if cost is None:
         return loss > GROSS * experiment.usual.loss
-    batches = [*experiment.before(), experiment.batches_of(experiment.onset)]
-    kinds = torch.cat([text.targets(each).flatten() for step in batches for each in step]).unique()
-    return loss > math.log(len(kinds))
+    return cost.batch - loss < OF_USE * (cost.usual - experiment.usual.loss)
 
 
 # The learning rate.

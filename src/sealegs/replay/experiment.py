@@ -89,6 +89,8 @@ class Experiment:
         self.oldest = there.start
         self.first = max(there.start, self.onset - LEAD)
         self.window = range(self.first, min(there.stop, self.onset + LENGTH))
+        self.peak = max((step for step in self.window if step >= self.onset), key=self._recorded_loss)
+        """The step with the highest loss: where the onset is not known to the step, the one to look at."""
         self.repeated = repeated_in(capsule.rows)
         """Steps whose batch came before: their losses are lower, which is not usual."""
         self.usual = usual_of([row for step, row in self.rows.items() if step not in self.repeated], self.onset)
@@ -98,9 +100,13 @@ class Experiment:
         self._batches: dict[int, tuple[Any, ...]] = {}
         for each in capsule.batches:
             self._batches[each.step] = (*self._batches.get(each.step, ()), each.batch)
-        self.go_to(self.first)
+        self.hold(self.first)
         self.probes = self.before()[-PROBES:] or [self.batches_of(self.first)]
         self.probed = self._probe()
+
+    def _recorded_loss(self, step: int) -> float:
+        loss = float(self.rows[step]["loss"])
+        return loss if math.isfinite(loss) else math.inf
 
     def batches_of(self, step: int) -> tuple[Any, ...]:
         """Those that a step trained on."""
@@ -146,14 +152,17 @@ class Experiment:
             damage=self.usual.above(self.usual.loss + risen),
         )
 
+    def hold(self, step: int) -> None:
+        """Keep the state before a step, which will be asked for again and again."""
+        self.go_to(step)
+        self._states[step] = self.loop.capture()
+
     def go_to(self, step: int) -> None:
         """The state before a step, from the nearest one that is known, as the run went."""
         nearest = max(known for known in self._states if known <= step)
         self.loop.restore(self._states[nearest])
         for past in range(nearest, step):
             self._as_it_was(past)
-        if step == self.first:  # the one that is asked for again and again
-            self._states[step] = self.loop.capture()
 
     def _as_it_was(self, step: int) -> None:
         row = self.rows[step]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sealegs.replay.arms import Arm, arms, is_garbage, is_of_rare_tokens
+from sealegs.replay.arms import GROSS, Arm, arms, is_garbage, is_of_rare_tokens, surprise
 from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.locate import Location, locate_first
 from sealegs.replay.tokens import Spotlight, spotlight
@@ -74,7 +74,7 @@ def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lam
     if left is None and not all(map(math.isfinite, (*again.losses.values(), *again.grad_norms.values()))):
         location = locate_first(experiment)
         tell(f"looked at every operation: {location or 'all are finite now'}")
-    lit = spotlight(experiment, experiment.onset)
+    lit = spotlight(experiment, experiment.peak)
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
     if left is not None:
         cause, because = explained(experiment, left)
@@ -148,12 +148,10 @@ def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, S
         return "batch-and-state", "other batches take it away, but an older state stands these ones"
     if rare := is_of_rare_tokens(experiment):
         return "long-tail-token", f"it is these batches, with any state: {rare}"
-    loss = again.losses[experiment.onset]
-    if is_garbage(experiment, loss):
-        return (
-            "bad-data-batch",
-            f"it is these batches, with any state, and a loss of {loss:.3g} is beyond a hard batch's",
-        )
+    loss, cost = again.losses[experiment.peak], surprise(experiment)
+    if is_garbage(experiment, loss, cost):
+        beyond = f"more than {GROSS:g} times the usual" if cost is None else f"as if the model knew nothing: {cost}"
+        return "bad-data-batch", f"it is these batches, with any state; their loss is {loss:.3g}, {beyond}"
     if again.damage <= VISIBLE:
         return "hard-batch", "it is these batches, with any state, and the loss of batches from before is what it was"
     return "bad-data-batch", "it is these batches, with any state, and they damage the weights"

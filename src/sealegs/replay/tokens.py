@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sealegs.replay.arms import tail_of
+from sealegs.replay.arms import counts_of, tail_of
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Text
 
@@ -82,10 +82,8 @@ def spotlight(experiment: Experiment, step: int) -> Spotlight | None:
         batches = experiment.batches_of(step)
         losses = torch.cat([text.losses(batch).detach().float().cpu() for batch in batches])
         targets = torch.cat([text.targets(batch).cpu() for batch in batches])
-    counts = text.counts
-    if counts is None:
-        ids = torch.cat([text.targets(batch).flatten() for each in before for batch in each])
-        counts = torch.bincount(ids[ids >= 0], minlength=int(targets.max()) + 1)
+    counts = counts_of(experiment)
+    assert counts is not None
     counted = targets >= 0
     excess = torch.where(counted, losses - usual.mean(), 0.0)
     total = max(float(excess.clamp(min=0).sum()), 1e-12)
