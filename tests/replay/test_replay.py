@@ -108,7 +108,7 @@ def test_a_rerun_is_the_run_bit_for_bit(branch: Branch) -> None:
 
 
 def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:
-    found = put_through(branch("random-shard:batches=40@230"))
+    found = put_through(branch("shifted-labels:batches=10@230"))
     assert found.standings == {"bad-data-batch": "necessary and sufficient", "long-tail-token": "not needed"}
     shows = {each.arm.name: (each.is_there, each.is_gone) for each in found.tried}
     assert shows["one ulp"] == shows["other order"] == shows["older state"] == (True, False)
