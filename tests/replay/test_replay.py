@@ -115,6 +115,14 @@ def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:
     assert shows["other batches"] == (False, True)
 
 
+def test_without_time_nothing_is_claimed(branch: Branch) -> None:
+    capsule = open_capsule(branch("random-shard:batches=40@230"))
+    found = put_to_the_test(Experiment(capsule, builder(capsule.folder, None)()), seconds=0)
+    assert not found.tried
+    assert "other batches" in found.unasked
+    assert found.cause is None
+
+
 def test_from_spike_to_token(branch: Branch) -> None:
     """The tokens that the fault drew are named, as text, with how seldom they were met before."""
     lit = put_through(branch("rare-tokens:batches=10@230")).spotlight

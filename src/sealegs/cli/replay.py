@@ -41,6 +41,8 @@ class Options:
     """A run, and which of its incidents; the last, if none is named."""
     build: Annotated[str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION")] = None
     """What builds the model, its optimizer and its loss. Runs of `sealegs train` need none."""
+    minutes: Annotated[float, tyro.conf.arg(metavar="M")] = 10.0
+    """No more arms are begun after so long."""
     json: bool = False
     """Print one JSON object, and nothing else."""
 
@@ -59,7 +61,9 @@ def main(arguments: Sequence[str]) -> int:
     folder = incident_of(options.incident)
     capsule = open_capsule(folder)
     experiment = Experiment(capsule, builder(capsule.folder, options.build)())
-    tested = put_to_the_test(experiment, tell=lambda text: print(text, file=sys.stderr, flush=True))
+    tested = put_to_the_test(
+        experiment, tell=lambda text: print(text, file=sys.stderr, flush=True), seconds=60 * options.minutes
+    )
     found = told(options.incident.partition("#")[0], capsule.incident, tested)
     with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:
         file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
@@ -94,6 +98,7 @@ def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
             for each in tested.tried
         ],
         causes=dict(tested.standings),
+        unasked=list(tested.unasked),
         rows=[] if lit is None else [RowShown(**asdict(row)) for row in lit.rows],
         tokens=[] if lit is None else [TokenShown(**asdict(token)) for token in lit.tokens],
         histogram=[] if lit is None else list(lit.histogram),

@@ -1,6 +1,7 @@
 """Outcomes of arms in, what they say about each cause out: necessary, sufficient, or not known."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -56,18 +57,26 @@ class Tested:
     because: str
     steps: int
     """Run in all."""
+    unasked: tuple[str, ...] = ()
+    """Arms for which there was no time."""
 
 
-def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lambda text: None) -> Tested:
-    """Run the incident again, exactly and with one thing changed at a time."""
+def put_to_the_test(
+    experiment: Experiment, *, tell: Callable[[str], None] = lambda text: None, seconds: float = math.inf
+) -> Tested:
+    """Run the incident again, exactly and with one thing changed at a time; no more arms after so many seconds."""
+    began = time.monotonic()
     apart = experiment.exactly()
     left = departure(experiment, apart)
     tell(f"run again: {left or f'{len(experiment.seen)} steps are what they were'}")
     again = experiment.run()
     tried: list[Tried] = []
+    unasked: list[str] = []
     if left is None and again.size > VISIBLE:
         for arm in arms(experiment):
-            if arm.asks == "all" or again.damage > VISIBLE:
+            if time.monotonic() - began > seconds:
+                unasked.append(arm.name)
+            elif arm.asks == "all" or again.damage > VISIBLE:
                 tried.append(_tried(arm, experiment.run(arm.change), again))
                 tell(f"{arm.name}: {arm.does}: {tried[-1].left:.0%} is left")
     location = None
@@ -94,6 +103,7 @@ def put_to_the_test(experiment: Experiment, *, tell: Callable[[str], None] = lam
         cause=cause,
         because=because,
         steps=experiment.steps_run,
+        unasked=tuple(unasked),
     )
 
 

@@ -74,6 +74,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     damage: float | str
     arms: list[ArmShown]
     causes: dict[str, Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]]
+    unasked: list[str] = []
+    """Arms for which there was no time."""
     rows: list[RowShown] = []
     """Where batches are text."""
     tokens: list[TokenShown] = []
@@ -119,6 +121,8 @@ def page(replayed: Replayed) -> str:
         for arm in replayed.arms:
             first, *rest = _wrapped(f"{arm.name}: {arm.does}", "  ", "    ", width=56)
             lines += [f"{first:<56} {_share(arm.left):>6}  {arm.shows}", *rest]
+    if replayed.unasked:
+        lines += _wrapped(f"no time was left for: {', '.join(replayed.unasked)} (--minutes)", "  ", "    ")
     if replayed.tokens:
         lines += ["", "The dearest tokens of the onset             in the batch  before    loss   of the excess"]
         for each in replayed.tokens:
