@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format bench clean
+.PHONY: help demo test format bench clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,7 +12,7 @@ help:  ## this list
 demo: .venv/lab.stamp  ## one run, three endings: clean, with a fault, with the fault and a playbook (about two minutes)
 	@$(BIN)/python examples/three_ways.py
 
-test: .venv/test.stamp  ## everything: format, lint, types, import contracts, tests, doctests, README snippets
+test: .venv/test.stamp chromium  ## everything: format, lint, types, import contracts, tests, doctests, README snippets
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -27,9 +27,18 @@ bench: .venv/test.stamp  ## the measurements behind docs/benchmarks
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/detectors.py
 	$(BIN)/python bench/reading.py
+	$(BIN)/python bench/dashboard.py
 
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# The browser that tests/browser needs, where it may be installed; where not, these tests are skipped and say so.
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	  [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  { echo "installing chromium"; apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } || \
+	  echo "chromium could not be installed: the tests in tests/browser will be skipped"
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sealegs needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -21,6 +21,7 @@ CAPSULE = "capsule"
 STATE = "state"
 BATCHES = "batches-{rank}.jsonl"
 REPLAY = "replay.json"
+DASHBOARD = "dashboard.html"
 
 CONTENTS = {
     MANIFEST: "what was run: settings, versions, machine, git state",
@@ -30,6 +31,7 @@ CONTENTS = {
     COLUMN_CACHE: "metrics.jsonl as numpy columns, rebuilt at will",
     CHECKPOINTS: "everything needed to run a step, by its number",
     INCIDENTS: "by number: incident.json, capsule/ with what is needed to run it again",
+    DASHBOARD: "ten panels, with what happened marked: open it in a browser",
     RECOVERY: "what recovery has done and must not do again: treatments, batches left out, margins",
 }
 """A line for each thing in a run folder, in the order people look at them."""

@@ -112,9 +112,11 @@ def _after(
 def _misfit(shows: Seen, experiment: Experiment, left: Departure) -> float:
     """How far a rerun is from the record, relatively: by its loss, and by its gradient norm, since some factor on the
     learning rate always gives the one but hardly ever both."""
-    norm = float(experiment.rows[left.step].get("grad_norm", math.nan))
-    apart = abs(shows.loss - left.was) / abs(left.was - left.now), abs(shows.grad_norm / norm - 1)
-    return max(apart) if all(map(math.isfinite, apart)) else math.inf
+    norm = float(experiment.rows[left.step].get("grad_norm", shows.grad_norm))
+    if not all(map(math.isfinite, (left.was, shows.loss, shows.grad_norm, norm))):
+        return math.inf  # whatever breaks the numbers gives NaN: that proves nothing
+    of_norm = abs(shows.grad_norm - norm) / max(shows.grad_norm, norm, 1e-12)
+    return max(abs(shows.loss - left.was) / abs(left.was - left.now), of_norm)
 
 
 def _same(a: float, b: float, allowed: float) -> bool:

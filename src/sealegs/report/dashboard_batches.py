@@ -1,0 +1,83 @@
+"""What batches were made of, as text of the record, in; numbers to draw out."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sealegs.report.dashboard_reduced import Floats, Steps
+
+BIN = 0.5
+"""Nats a bin of ``token_loss_histogram``; the last but one has all above, the last what is not finite."""
+COLUMNS = 100
+"""Histograms side by side: of more, the highest share in each of so many stretches is shown."""
+
+
+class Cells(NamedTuple):
+    """The bins of histograms that are not empty: columns of equal length."""
+
+    left: Floats
+    right: Floats
+    """Steps; a box is as wide as the usual interval, or up to the next."""
+    bottom: Floats
+    top: Floats
+    """Nats."""
+    share: Floats
+
+
+def cells_of(steps: Steps, texts: Sequence[str]) -> Cells | None:
+    """What is in each histogram, or in each stretch of so many; None where there is none."""
+    steps, counts = _counts(steps, texts)
+    if not counts.any():
+        return None
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    begins = np.arange(0, len(steps), -(-len(steps) // COLUMNS))
+    highest = np.maximum.reduceat(shares, begins, axis=0)
+    left = steps[begins].astype(np.float64)
+    usual = float(np.median(np.diff(left))) if len(left) > 1 else 1.0
+    right = np.append(np.minimum(left[1:], left[:-1] + usual), left[-1] + usual)
+    column, place = np.nonzero(highest)
+    bottom = place.astype(np.float64) * BIN
+    return Cells(left[column], right[column], bottom, bottom + BIN, highest[column, place])
+
+
+def quantiles_of(steps: Steps, texts: Sequence[str]) -> Iterator[tuple[str, Steps, Floats]]:
+    """The loss that half of the tokens, and that all but a hundredth, are below; to half a nat."""
+    steps, counts = _counts(steps, texts)
+    below = np.cumsum(counts[:, :-1], axis=1)
+    for label, share in (("median token", 0.5), ("99 % of tokens", 0.99)):
+        values = (np.argmax(below >= share * below[:, -1:], axis=1) + 1) * BIN
+        yield label, steps, np.where(below[:, -1] > 0, values, np.nan)
+
+
+def shares_of(texts: Sequence[str]) -> dict[str, Floats]:
+    """For each source its share of every batch.
+
+    >>> {name: values.tolist() for name, values in shares_of(["a=6 b=2", "b=8"]).items()}
+    {'a': [0.75, 0.0], 'b': [0.25, 1.0]}
+    """
+    kinds: dict[str, int] = {}
+    places = np.array([kinds.setdefault(text, len(kinds)) for text in texts], dtype=np.int64)
+    parsed = [dict(_pairs(text)) for text in kinds]
+    names = dict.fromkeys(name for each in parsed for name in each)
+    totals = [sum(each.values()) or 1.0 for each in parsed]
+    return {
+        name: np.array([each.get(name, 0.0) / total for each, total in zip(parsed, totals, strict=True)])[places]
+        for name in names
+    }
+
+
+def _pairs(text: str) -> Iterator[tuple[str, float]]:
+    for word in text.split():
+        name, _, rows = word.rpartition("=")
+        if name and rows.replace(".", "", 1).isdigit():
+            yield name, float(rows)
+
+
+def _counts(steps: Steps, texts: Sequence[str]) -> tuple[Steps, Floats]:
+    """Histograms as rows of an array; those that are none are left out."""
+    rows = [text.split() for text in texts]
+    bins = max((len(row) for row in rows), default=0)
+    sound = [len(row) == bins > 1 and all(word.isdigit() for word in row) for row in rows]
+    kept = [row for row, is_sound in zip(rows, sound, strict=True) if is_sound]
+    return steps[np.array(sound, dtype=np.bool_)], np.array(kept, dtype=np.float64).reshape(len(kept), max(bins, 1))

@@ -1,0 +1,187 @@
+"""A Page in, the data of every Bokeh source out, by its name: columns of numbers, labels, colours and links."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from bokeh.palettes import Plasma256
+
+from sealegs.report.dashboard_marks import KINDS, Mark
+from sealegs.report.dashboard_reduced import Floats
+from sealegs.report.dashboard_values import Page, Panel, Series
+
+RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
+"""One a run; of one run, one a signal. On white each has a contrast of 4.5 and more, and no two look the same to those
+who do not tell red from green."""
+RUN_DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
+"""Runs beyond the sixth, and signals of one run among several, differ in these."""
+FEW_POINTS = 60
+"""Up to so many, each point of a line is a dot as well."""
+EXTREME = 1e4
+"""Times the median."""
+
+Columns: TypeAlias = dict[str, Any]
+
+
+def span_of(page: Page) -> tuple[float, float]:
+    """The steps that are shown, with a little room on both sides."""
+    room = max((page.last - page.first) * 0.01, 0.5)
+    return page.first - room, page.last + room
+
+
+def log_span(panel: Panel) -> tuple[float, float]:
+    """The values above zero, with a little room."""
+    values = _above_zero(panel)
+    return (float(values.min()) / 1.2, float(values.max()) * 1.2) if len(values) else (0.1, 10.0)
+
+
+def is_extreme(panel: Panel) -> bool:
+    """Whether a few values are so high that on a linear scale nothing else would be seen."""
+    values = _above_zero(panel)
+    return len(values) > 0 and bool(values.max() > EXTREME * np.median(values))
+
+
+def _above_zero(panel: Panel) -> Floats:
+    lines = [line for each in panel.series for line in (each.line, each.left_behind) if line and not each.is_share]
+    return np.concatenate([line.values[line.values > 0] for line in lines] or [np.empty(0)])
+
+
+def columns_of(page: Page, links: Sequence[dict[int, str]]) -> dict[str, Columns]:
+    """The data of every source, by its name; of those that have any."""
+    columns = {f"marks/{kind}": _mark_columns(page, links, kind) for kind in KINDS}
+    for panel in page.panels:
+        name = f"panel-{panel.subject.number}"
+        for axis, series in by_axis(panel).items():
+            styles = [_style(each, panel, len(page.seen)) for each in series]
+            columns[f"{name}/{axis}/lines"] = _lines(series, styles, page)
+            columns[f"{name}/{axis}/means"] = _lines(series, styles, page, mean=True)
+            columns[f"{name}/{axis}/left"] = _lines(series, styles, page, left=True)
+            columns[f"{name}/{axis}/lone"] = _lone(series, styles, page)
+        columns[f"{name}/broken"] = _broken(panel, page)
+        if panel.cells is not None:
+            cells = {key: column.astype(np.float32) for key, column in panel.cells._asdict().items()}
+            columns[f"{name}/cells"] = cells | {"depth": _depth(cells["share"])}
+        if panel.subject.number == 10:
+            columns[f"{name}/repeats"] = {
+                "x0": [mark.first for _, mark in panel.repeats],
+                "text": [_of(page, run) + mark.text for run, mark in panel.repeats],
+            }
+    return {name: data for name, data in columns.items() if len(next(iter(data.values())))}
+
+
+def by_axis(panel: Panel) -> dict[str, list[Series]]:
+    """The lines of a panel by where their scale is; only axes that have any."""
+    axes = {"left-axis": [each for each in panel.series if not each.is_share]}
+    axes |= {"right-axis": [each for each in panel.series if each.is_share]}
+    return {axis: series for axis, series in axes.items() if series}
+
+
+def _style(series: Series, panel: Panel, runs: int) -> tuple[str, list[int], float]:
+    """Colour, dashes and width: a colour a run, or of a single run one a signal, and shades by depth."""
+    alike = [each for each in panel.series if each.run == series.run and (each.depth is None) == (series.depth is None)]
+    place = alike.index(series)
+    width = 1.2 if series.depth is None else 1.0
+    is_logit = series.signal.startswith("attention_logit_max")
+    if runs > 1:
+        dash = series.run // len(RUN_COLOURS) + (place if series.depth is None else int(is_logit))
+        return RUN_COLOURS[series.run % len(RUN_COLOURS)], RUN_DASHES[dash % len(RUN_DASHES)], width
+    if series.depth is not None:  # the darker part: the rest has too little contrast on white
+        return Plasma256[int(series.depth * 150)], RUN_DASHES[int(is_logit)], width
+    return RUN_COLOURS[place % len(RUN_COLOURS)], RUN_DASHES[1 if series.is_share else 0], width
+
+
+def _lines(
+    series: Iterable[Series],
+    styles: Iterable[tuple[str, list[int], float]],
+    page: Page,
+    *,
+    mean: bool = False,
+    left: bool = False,
+) -> Columns:
+    columns: Columns = {name: [] for name in ("xs", "ys", "label", "colour", "dash", "width")}
+    for each, (colour, dash, width) in zip(series, styles, strict=True):
+        line = each.left_behind if left else each.line
+        if line is None:
+            continue
+        steps, values = (line.mean_steps, line.mean_values) if mean else (line.steps, line.values)
+        note = " (left behind)" if left else f" (mean of {line.averaged} rows)" if mean and line.averaged > 1 else ""
+        row = (_packed(steps), _packed(values), label(each, page) + note, colour, dash, width + 0.8 * mean)
+        for name, cell in zip(columns, row, strict=True):
+            columns[name].append(cell)
+    return columns
+
+
+def _lone(series: Iterable[Series], styles: Iterable[tuple[str, list[int], float]], page: Page) -> Columns:
+    """Points that no line shows, and every point of a line that has few."""
+    columns: Columns = {name: [] for name in ("x", "y", "label", "colour")}
+    for each, (colour, _, _) in zip(series, styles, strict=True):
+        shown = each.line.lone if len(each.line.steps) > FEW_POINTS else ~np.isnan(each.line.values)
+        for line, alone, note in ((each.line, shown, ""), (each.left_behind, None, " (left behind)")):
+            if line is not None:
+                alone = line.lone if alone is None else alone
+                columns["x"] += line.steps[alone].tolist()
+                columns["y"] += line.values[alone].tolist()
+                columns["label"] += [label(each, page) + note] * int(alone.sum())
+                columns["colour"] += [colour] * int(alone.sum())
+    return columns
+
+
+def _broken(panel: Panel, page: Page) -> Columns:
+    """Where what is not finite stands on the axis."""
+    rows = [
+        (each, broken)
+        for each in panel.series
+        for line in (each.line, each.left_behind)
+        if line is not None
+        for broken in line.broken
+    ]
+    texts = []
+    for each, broken in rows:
+        where = f"step {broken.first}" if broken.first == broken.last else f"steps {broken.first} to {broken.last}"
+        texts.append(f"{label(each, page)} is {broken.what} at {where} ({broken.rows} rows)")
+    return {"x0": [it.first for _, it in rows], "x1": [it.last for _, it in rows], "text": texts}
+
+
+def _mark_columns(page: Page, links: Sequence[dict[int, str]], kind: str) -> Columns:
+    marks = [(run, mark) for run, of_run in enumerate(page.marks) for mark in of_run if mark.kind == kind]
+    return {
+        "x0": [mark.first for _, mark in marks],
+        "x1": [mark.last for _, mark in marks],
+        "row": [kind] * len(marks),
+        "text": [_of(page, run) + mark.text for run, mark in marks],
+        "url": [_address(run, mark, links) for run, mark in marks],
+    }
+
+
+def _address(run: int, mark: Mark, links: Sequence[dict[int, str]]) -> str:
+    """The post-mortem of an incident, where there is one; else what the page itself says about it."""
+    page = links[run].get(mark.number) if mark.kind == "incident" else None
+    return page or anchor(run, mark)
+
+
+def anchor(run: int, mark: Mark) -> str:
+    """Where the summary of the page speaks of a mark: of incidents and interventions one by one."""
+    return f"#run-{run + 1}-{mark.kind}" + (f"-{mark.number}" if mark.number else "")
+
+
+def _of(page: Page, run: int) -> str:
+    return f"{page.seen[run].name}: " if len(page.seen) > 1 else ""
+
+
+def label(series: Series, page: Page) -> str:
+    """What a line is called; with its run, where there are several."""
+    return _of(page, series.run) + series.label
+
+
+def _packed(values: Any) -> Any:
+    """Four bytes a number, where that loses nothing that could be seen."""
+    if values.dtype.kind == "i":
+        return values.astype(np.int32) if len(values) and abs(values).max() < 2**31 else values.astype(np.float64)
+    with np.errstate(over="ignore"):
+        small = values.astype(np.float32)
+    return values if np.isinf(small).any() or ((small == 0) & (values != 0)).any() else small
+
+
+def _depth(shares: Any) -> Any:
+    """How dark a box is: by the logarithm, so that a thousandth of the tokens can be seen."""
+    return np.clip(1 + np.log10(shares) / 3.5, 0.12, 1.0).astype(np.float32)

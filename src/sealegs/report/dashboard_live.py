@@ -1,0 +1,181 @@
+"""Runs that are under way in, a page that follows them out: Bokeh's own server, on this machine alone."""
+
+import errno
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.document import Document
+from bokeh.models import CustomJS, Div
+from bokeh.server.server import Server
+from tornado.web import HTTPError, StaticFileHandler
+
+from sealegs.errors import ConfigError, SealegsError
+from sealegs.record.schema import EVENTS, METRICS
+from sealegs.report.dashboard_columns import columns_of, log_span, span_of
+from sealegs.report.dashboard_figures import Drawing, draw
+from sealegs.report.dashboard_page import place, roots_of, summary, template, title_of, variables
+from sealegs.report.dashboard_values import Page, Seen, page_of, see
+
+HOST = "127.0.0.1"
+PORTS = range(5006, 5026)
+EVERY_MS = 1000
+SHARE = 0.2
+"""Of its time a page may spend on reading: a long run is looked at less often."""
+
+
+class Followed:
+    """Runs, read again when they have grown."""
+
+    def __init__(self, named: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
+        self._named = named
+        self._say = say
+        self._stamps: list[Any] = [None] * len(named)
+        self._seen: list[Seen | None] = [None] * len(named)
+        self._wait_until = 0.0
+        self._complaint = ""
+        self.page = self._read()
+
+    def look(self) -> Page:
+        """The newest page; the same as before while nothing has been written."""
+        if time.monotonic() >= self._wait_until:
+            try:
+                self.page = self._read()
+                self._complaint = ""
+            except (SealegsError, OSError) as error:  # the folder may come back; what was seen stays
+                if str(error) != self._complaint:
+                    self._say(str(error))
+                self._complaint = str(error)
+        return self.page
+
+    def _read(self) -> Page:
+        began = time.monotonic()
+        stamps = [_stamp(source) for source, _ in self._named]
+        changed = [number for number, stamp in enumerate(stamps) if stamp != self._stamps[number]]
+        if not changed:
+            return self.page
+        for number in changed:
+            self._seen[number] = see(*self._named[number])
+            self._stamps[number] = stamps[number]
+        page = page_of([seen for seen in self._seen if seen is not None])
+        self._wait_until = time.monotonic() + (time.monotonic() - began) / SHARE
+        return page
+
+
+def _stamp(source: str) -> tuple[tuple[int, int], ...]:
+    """What changes when a run is written to."""
+    path = Path(source)
+    files = (path, path / METRICS, path / EVENTS, path / "incidents")
+    return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists())
+
+
+class Incidents(StaticFileHandler):
+    """The post-mortems of one run, and nothing else: Tornado keeps within their folder."""
+
+    def prepare(self) -> None:
+        """Answer this machine alone, whatever name a stranger's page has given it."""
+        if self.request.host_name not in (HOST, "localhost"):
+            raise HTTPError(403)
+
+    def get_content_type(self) -> str:
+        """Markdown is shown, not saved."""
+        is_text = str(self.absolute_path).endswith(".md")
+        return "text/plain; charset=utf-8" if is_text else super().get_content_type()
+
+
+def serve(named: Sequence[tuple[str, str]], say: Callable[[str], None], complain: Callable[[str], None]) -> None:
+    """Show runs, by source and name, until Ctrl-C."""
+    followed = Followed(named, complain)
+    server = _server(followed)
+    for name in ("access", "general"):  # who asks for a page that is not there is told so; the terminal need not be
+        logging.getLogger(f"tornado.{name}").setLevel(logging.ERROR)
+    loop = server.io_loop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.add_callback_from_signal(loop.stop))
+    server.start()
+    say(f"http://{HOST}:{server.port}/  follows {title_of(followed.page)}; Ctrl-C ends it")
+    loop.start()
+    server.stop()
+
+
+def _server(followed: Followed) -> Server:
+    folders = [seen.run.folder / "incidents" for seen in followed.page.seen]
+    files = r"(\d+/(?:[\w-]+/)*[\w-]+\.(?:html|md|png|svg))"
+    patterns = [
+        (rf"/runs/{number}/incidents/{files}", Incidents, {"path": str(folder.resolve())})
+        for number, folder in enumerate(folders, 1)
+    ]
+    for port in PORTS:
+        try:
+            return Server(
+                {"/": Application(FunctionHandler(lambda document: _show(document, followed)))},
+                address=HOST,
+                port=port,
+                allow_websocket_origin=[f"{HOST}:{port}", f"localhost:{port}"],
+                extra_patterns=patterns,
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise ConfigError(f"--serve: the ports {PORTS[0]} to {PORTS[-1]} are all in use; end another dashboard")
+
+
+def _show(document: Document, followed: Followed) -> None:
+    """One visitor's page, and what keeps it up to date."""
+    page = followed.look()
+    drawing = draw(page, _links(page))
+    words = Div(text=summary(page, _links(page)), name="summary", sizing_mode="stretch_width", tags=["shown"])
+    words.js_on_change("tags", CustomJS(code="window.location.reload()"))
+    place(roots_of(drawing) | {"summary": words}, document)
+    document.template = template()
+    document.template_variables.update(variables(page) | {"is_live": True})
+    document.title = title_of(page)
+    shown = [page]
+
+    def renew() -> None:
+        page = followed.look()
+        if page is shown[0]:
+            return
+        if _skeleton(page) != _skeleton(shown[0]):
+            words.tags = ["outgrown"]  # a signal that was not there before: the page is built anew
+        else:
+            _renew(page, drawing, shown[0])
+            words.text = summary(page, _links(page))
+        shown[0] = page
+
+    document.add_periodic_callback(renew, EVERY_MS)
+
+
+def _renew(page: Page, drawing: Drawing, before: Page) -> None:
+    for name, columns in columns_of(page, _links(page)).items():
+        drawing.sources[name].data = columns
+    for panel in page.panels:
+        log = drawing.log_ranges.get(f"panel-{panel.subject.number}")
+        if log is not None:
+            log.start, log.end = log_span(panel)
+    start, end = span_of(page)
+    if (drawing.x_range.start, drawing.x_range.end) == span_of(before):  # who has zoomed in stays there
+        drawing.x_range.start, drawing.x_range.end = start, end
+    drawing.x_range.reset_start, drawing.x_range.reset_end = start, end
+
+
+def _skeleton(page: Page) -> tuple[set[str], list[Any]]:
+    """What cannot be changed in a page that is shown: which sources there are, and which lines in each panel."""
+    lines = [(panel.missing, [(each.run, each.label) for each in panel.series]) for panel in page.panels]
+    return set(columns_of(page, _links(page))), lines
+
+
+def _links(page: Page) -> list[dict[int, str]]:
+    return [
+        {
+            mark.number: f"/runs/{run}/incidents/{mark.number}/{mark.page.name}"
+            for mark in marks
+            if mark.page is not None
+        }
+        for run, marks in enumerate(page.all_marks, 1)
+    ]

@@ -1,0 +1,142 @@
+"""A run's events and incidents in, Marks out: where something happened, what, and where one can read about it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.record.run import Run
+from sealegs.report.progress import remarkable
+from sealegs.vocabulary import Event
+
+KINDS = ("incident", "intervention", "skip", "checkpoint", "other")
+"""What is marked, the gravest first."""
+SEVERAL = {"skip": "skips", "checkpoint": "checkpoints", "other": "events", "repeated batch": "repeated batches"}
+MOST = 250
+"""Marks of a kind: what is closer to each other than could be seen is one mark with its number."""
+AROUND = 100
+"""Steps before and after the beginning of an incident that are drawn one by one, however long the run."""
+OTHERS = ("fault", "halt", "resume", "stalled", "sink-failed", "checkpoint-failed", "announced", "remark", "end")
+POSTMORTEMS = ("postmortem.html", "postmortem.md")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened at a step, or from one step to another."""
+
+    kind: str
+    first: int
+    last: int
+    text: str
+    number: int = 0
+    """Of an incident or an intervention, from 1."""
+    page: Path | None = None
+    """The post-mortem, where there is one."""
+
+
+def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[Mark, ...]:
+    """Everything that happened to a run."""
+    found = _incidents(run, diagnosis)
+    for event in run.events:
+        match event.kind:
+            case "intervention":
+                number = int(event.detail.get("number", 0))
+                found.append(_at(event, "intervention", f"intervention {number}: {_sentence(event)}", number))
+            case "skip" | "alarm" if event.kind == "skip" or event.detail.get("skipped_in_a_row"):
+                found.append(_at(event, "skip", _sentence(event)))
+            case "checkpoint":
+                found.append(_at(event, "checkpoint", f"step {event.step}: checkpoint"))
+            case kind if kind in OTHERS:
+                found.append(_at(event, "other", f"{kind}: {_sentence(event)}"))
+    return tuple(found)
+
+
+def thinned(marks: Iterable[Mark], steps: int) -> tuple[Mark, ...]:
+    """The same, but what could not be told apart in a run of so many steps is one mark."""
+    close = max(steps // MOST, 1)
+    kept: dict[tuple[str, int], list[Mark]] = {}
+    for mark in marks:
+        is_numbered = mark.kind in ("incident", "intervention")
+        kept.setdefault((mark.kind, -mark.number if is_numbered else mark.first // close), []).append(mark)
+    return tuple(_joined(together) for together in kept.values())
+
+
+def _joined(marks: Sequence[Mark]) -> Mark:
+    first, last = min(mark.first for mark in marks), max(mark.last for mark in marks)
+    if len(marks) == 1 or marks[0].number:
+        return replace(marks[0], first=first, last=last)
+    text = f"{len(marks)} {SEVERAL[marks[0].kind]}, steps {first} to {last}; the first: {marks[0].text}"
+    return replace(marks[0], first=first, last=last, text=text)
+
+
+def _at(event: Event, kind: str, text: str, number: int = 0) -> Mark:
+    return Mark(kind=kind, first=event.step, last=event.step, text=text, number=number)
+
+
+def _sentence(event: Event) -> str:
+    try:
+        told = remarkable(event)
+    except (KeyError, TypeError, ValueError, AttributeError):  # of another version
+        told = None
+    for key in ("text", "what", "reason"):
+        told = told or event.detail.get(key)
+    is_shadow = event.kind in ("skip", "alarm") and event.detail.get("acted") is False
+    return f"{told or event.kind}{' (not done: shadow mode)' if is_shadow else ''}"
+
+
+def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[Mark]:
+    """Those that were met while the run was under way, then those that are seen afterwards and are none of these."""
+    live: dict[int, Mark] = {}
+    for event in run.events:
+        detail = event.detail
+        if event.kind == "alarm" and "incident" in detail:
+            number = int(detail["incident"])
+            text = f"incident {number}: {_sentence(event)}"
+            live.setdefault(number, _at(event, "incident", text, number))
+        elif event.kind == "incident-closed" and "number" in detail:
+            number, start = int(detail["number"]), int(detail.get("start", event.step))
+            end = detail.get("end")
+            last = event.step if end is None else int(end)
+            live[number] = Mark(kind="incident", first=start, last=last, text=_sentence(event), number=number)
+    seen = diagnosis.findings.incidents if diagnosis else ()
+    end_of_run = int(run.steps[-1]) if len(run.steps) else 0
+    after: list[Mark] = []
+    for incident in seen:
+        last = end_of_run if incident.end is None else incident.end
+        met = next((mark for mark in live.values() if mark.first <= last and incident.start <= mark.last), None)
+        if met is None:
+            number = incident.number if not live else max(live) + 1 + len(after)
+            text = f"incident {number}{str(incident).partition(str(incident.number))[2]}"
+            after.append(Mark(kind="incident", first=incident.start, last=last, text=text, number=number))
+        elif met.last == met.first:  # never closed: afterwards one knows how long it lasted
+            live[met.number] = replace(met, last=max(last, met.last))
+    return [replace(mark, page=_postmortem(run.folder, mark.number)) for mark in [*live.values(), *after]]
+
+
+def _postmortem(folder: Path, number: int) -> Path | None:
+    pages = (folder / "incidents" / str(number) / name for name in POSTMORTEMS)
+    return next((page for page in pages if page.is_file()), None)
+
+
+def windows(marks: Iterable[Mark], most_steps: int) -> list[tuple[int, int]]:
+    """The steps around incidents, of which nothing should be left out, as far as so many steps go."""
+    around = [
+        (mark.first - AROUND, min(mark.last, mark.first + AROUND) + AROUND) for mark in marks if mark.kind == "incident"
+    ]
+    return around[: most_steps // (3 * AROUND)]
+
+
+def repeated(steps: Sequence[int], hashes: Sequence[str]) -> tuple[Mark, ...]:
+    """Batches that had been seen before, in the order of their steps.
+
+    >>> [mark.text for mark in repeated([0, 1, 2], ["a", "b", "a"])]
+    ['step 2: batch a came at step 0 already']
+    """
+    before: dict[str, int] = {}
+    found = []
+    for step, digest in zip(steps, hashes, strict=True):
+        if digest and digest in before:
+            text = f"step {step}: batch {digest} came at step {before[digest]} already"
+            found.append(Mark(kind="repeated batch", first=step, last=step, text=text))
+        before[digest] = step
+    return thinned(found, int(steps[-1]) - int(steps[0]) + 1) if found else ()

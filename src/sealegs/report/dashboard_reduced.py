@@ -1,0 +1,156 @@
+"""A series of any length in, few points out that hide nothing: extremes, gaps and what is not finite survive.
+
+The rows are cut into stretches of equal length, and of each the lowest and the highest value stay, at their own steps.
+A line is broken where a row is not finite, where rows are missing and where steps go back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Steps: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+GAP = 3
+"""Rows are missing between two that are further apart than so many of the intervals around them."""
+MOST_BROKEN = 400
+"""Marks for what is not finite: more of them could not be told apart."""
+MEANS = 200
+"""Points of a smoothed line ..."""
+FEWEST_AVERAGED = 5
+"""... each of which is the mean of so many rows at least; a line of less than four such points stays as it is."""
+
+
+class Broken(NamedTuple):
+    """A stretch in which rows are not finite."""
+
+    first: int
+    last: int
+    rows: int
+    what: str
+    """``NaN``, ``Infinity``, ``-Infinity``, or several of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """A line as it is drawn. NaN among the values is where it breaks; what is not finite is in ``broken``."""
+
+    steps: Steps
+    values: Floats
+    broken: tuple[Broken, ...]
+    mean_steps: Steps
+    mean_values: Floats
+    rows: int
+    """How many there were."""
+    rows_a_point: int
+    """How many a pair of points stands for; 1 where every row is there."""
+    averaged: int
+    """How many a point of the smoothed line stands for."""
+
+    @property
+    def lone(self) -> Mask:
+        """Points with a break on both sides, of which a line shows nothing."""
+        is_break = np.concatenate([[True], np.isnan(self.values), [True]])
+        alone: Mask = ~is_break[1:-1] & is_break[:-2] & is_break[2:]
+        return alone
+
+
+def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int, int]] = ()) -> Reduced:
+    """At most about ``points`` points of a series, and every row of the ranges of steps in ``whole``.
+
+    >>> line = reduced(np.arange(6), np.array([3.0, 2.0, np.nan, 9.0, 1.0, 2.0]), points=2)
+    >>> line.steps.tolist(), line.values.tolist(), line.broken
+    ([0, 3, 3, 4, 5], [3.0, nan, 9.0, 1.0, 2.0], (Broken(first=2, last=2, rows=1, what='NaN'),))
+    """
+    finite = np.isfinite(values)
+    piece = np.cumsum(_gaps(steps) | _after(~finite), dtype=np.int64)
+    rows = np.flatnonzero(finite)
+    width = -(-2 * len(rows) // max(points, 2))
+    kept = rows if len(rows) <= points else rows[_extremes(values[rows], width, steps[rows], whole)]
+    means, averaged = _means(values)
+    return Reduced(
+        **_line("", steps, values, kept, piece),
+        **_line("mean_", steps, means, np.arange(averaged // 2, len(values), averaged), piece),
+        broken=tuple(_broken(steps, values, finite)),
+        rows=len(values),
+        rows_a_point=1 if len(kept) == len(rows) else width,
+        averaged=averaged,
+    )
+
+
+def _gaps(steps: Steps) -> Mask:
+    """Before which rows the line breaks because others are missing, or because the steps go back.
+
+    >>> np.flatnonzero(_gaps(np.array([0, 1, 2, 3, 40, 41, 42, 52, 62, 72, 5, 6]))).tolist()
+    [4, 10]
+    """
+    gaps = np.zeros(len(steps), np.bool_)
+    if len(steps) < 2:
+        return gaps
+    apart = np.diff(steps)
+    around = np.pad(apart, 2, mode="edge")
+    near = np.stack([around[:-4], around[1:-3], around[3:-1], around[4:]])
+    gaps[1:] = (apart > GAP * np.median(near, axis=0)) & (len(apart) > 2) | (apart < 0)
+    return gaps
+
+
+def _after(mask: Mask) -> Mask:
+    return np.concatenate([[False], mask[:-1]]) if len(mask) else mask
+
+
+def _extremes(values: Floats, width: int, steps: Steps, whole: Sequence[tuple[int, int]]) -> Steps:
+    """Which of the values stay: the lowest and highest of each ``width``, both ends, and those of the whole ranges."""
+    padded = np.pad(values, (0, -len(values) % width), mode="edge").reshape(-1, width)
+    begins = np.arange(len(padded)) * width
+    stays = np.zeros(len(values), np.bool_)
+    for best in (padded.argmin(axis=1), padded.argmax(axis=1)):
+        stays[np.minimum(begins + best, len(values) - 1)] = True
+    stays[[0, -1]] = True
+    for first, last in whole:
+        stays |= (steps >= first) & (steps <= last)
+    return np.flatnonzero(stays)
+
+
+def _line(name: str, steps: Steps, values: Floats, rows: Steps, piece: Steps) -> dict[str, Any]:
+    """The points of these rows, with a NaN between two that are in different pieces."""
+    before = np.flatnonzero(np.diff(piece[rows])) + 1
+    return {
+        f"{name}steps": np.insert(steps[rows], before, steps[rows][before]),
+        f"{name}values": np.insert(values[rows], before, np.nan),
+    }
+
+
+def _broken(steps: Steps, values: Floats, finite: Mask) -> list[Broken]:
+    """The stretches that are not finite; those that begin close to each other are one, or there could be too many."""
+    rows = np.flatnonzero(~finite)
+    if not len(rows):
+        return []
+    close = -(-len(values) // MOST_BROKEN)
+    begins = np.append(True, (np.diff(rows) > 1) | (np.diff(steps[rows]) < 0))
+    first_of_each = rows[begins]
+    goes_back = np.diff(np.cumsum(np.append(0, np.diff(steps) < 0))[first_of_each]) != 0
+    is_new = np.append(True, (np.diff(first_of_each // close) > 0) | goes_back)
+    groups = np.split(rows, np.flatnonzero(begins)[is_new][1:])
+    return [Broken(int(steps[rows].min()), int(steps[rows].max()), len(rows), _words(values[rows])) for rows in groups]
+
+
+def _words(values: Floats) -> str:
+    kinds = {"NaN": np.isnan(values), "Infinity": values == np.inf, "-Infinity": values == -np.inf}
+    return " and ".join(name for name, mask in kinds.items() if mask.any())
+
+
+def _means(values: Floats) -> tuple[Floats, int]:
+    """For each row the mean of the finite values around it, the same for ``averaged`` rows; and that number."""
+    if len(values) < 4 * FEWEST_AVERAGED:
+        return np.where(np.isfinite(values), values, np.nan), 1
+    averaged = max(FEWEST_AVERAGED, -(-len(values) // MEANS))
+    finite = np.isfinite(values)
+    begins = np.arange(0, len(values), averaged)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        means = np.add.reduceat(np.where(finite, values, 0.0), begins) / np.add.reduceat(finite.astype(float), begins)
+    means = np.where(np.isfinite(means), means, np.nan)
+    return np.repeat(means, averaged)[: len(values)], averaged

@@ -1,0 +1,134 @@
+"""A Page in, its words out: for those who do not see the plots, and for those in a hurry."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sealegs.report.checked import VERDICTS
+from sealegs.report.checked import page as checked
+from sealegs.report.dashboard_batches import Cells
+from sealegs.report.dashboard_marks import KINDS, Mark
+from sealegs.report.dashboard_values import MEANINGS, Page, Panel, Seen, Series
+from sealegs.report.interventions import interventions
+
+MOST_LISTED = 200
+"""Skips, checkpoints and other events that are listed; of the rest the number is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is said about one run."""
+
+    name: str
+    place: str
+    extent: str
+    verdict: str
+    """``HEALTHY``, ``WATCH``, ``ACT`` or ``CANNOT TELL``."""
+    because: str
+    first_action: str
+    incidents: tuple[Mark, ...]
+    interventions: tuple[tuple[int, str], ...]
+    lists: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """Kind, heading and lines of what else happened."""
+    everything: str
+    """What ``sealegs check`` prints."""
+
+
+def told(page: Page) -> tuple[Told, ...]:
+    """What is said about each run."""
+    return tuple(_told(seen, marks) for seen, marks in zip(page.seen, page.all_marks, strict=True))
+
+
+def described(panel: Panel, page: Page) -> str:
+    """A panel in words: the ends, the extremes and what is not finite."""
+    if panel.is_empty:
+        return wanted(panel)
+    several = len(page.seen) > 1
+    words = [_described(each, page.seen[each.run].name if several else "") for each in panel.series[:8]]
+    words += [f"And {len(panel.series) - 8} more lines."] if len(panel.series) > 8 else []
+    if panel.cells is not None:
+        words.append(_of_tokens(panel.cells))
+    if panel.subject.number == 10:
+        words.append(_of_batches(panel))
+    return " ".join(words)
+
+
+def wanted(panel: Panel) -> str:
+    """Which signals would fill it."""
+    texts = [f"`{name}` ({MEANINGS.get(name.partition('/')[0], '')})" for name in panel.missing]
+    beginning = "No data. This panel is filled by" if panel.is_empty else "Not logged:"
+    return f"{beginning} {'; '.join(texts)}." if texts else ""
+
+
+def _told(seen: Seen, marks: Sequence[Mark]) -> Told:
+    diagnosis, run = seen.diagnosis, seen.run
+    rows = f"{len(run.steps):,} rows, steps {run.steps[0]:,} to {run.steps[-1]:,}" if len(run.steps) else "no rows yet"
+    again = f"; {run.superseded_rows:,} rows were gone through again" if run.superseded_rows else ""
+    lists = []
+    for kind in KINDS[2:]:
+        texts = [mark.text for mark in marks if mark.kind == kind]
+        heading = {"skip": "Skipped steps", "checkpoint": "Checkpoints", "other": "Other events"}[kind]
+        more = [f"and {len(texts) - MOST_LISTED:,} more"] if len(texts) > MOST_LISTED else []
+        lists.append((kind, f"{heading}: {len(texts):,}", (*texts[:MOST_LISTED], *more)))
+    return Told(
+        name=seen.name,
+        place=seen.source,
+        extent=rows + again,
+        verdict=VERDICTS[diagnosis.findings.verdict if diagnosis else "unknown"],
+        because=diagnosis.findings.because if diagnosis else "no loss has been logged yet",
+        first_action=diagnosis.first_action if diagnosis else "",
+        incidents=tuple(mark for mark in marks if mark.kind == "incident"),
+        interventions=tuple(_interventions(seen)),
+        lists=tuple(lists),
+        everything=checked(diagnosis) if diagnosis else "",
+    )
+
+
+def _interventions(seen: Seen) -> list[tuple[int, str]]:
+    try:
+        return [(int(each.decided.detail["number"]), str(each)) for each in interventions(seen.run.events)]
+    except (KeyError, TypeError, ValueError):  # of another version: the marks still have them
+        return []
+
+
+def _described(series: Series, run: str) -> str:
+    line = series.line
+    name = f"{run}, {series.label}" if run else series.label
+    finite = np.flatnonzero(~np.isnan(line.values))
+    broken = sum(each.rows for each in line.broken)
+    lost = f" {broken:,} rows are not finite, the first at step {line.broken[0].first:,}." if broken else ""
+    if not len(finite):
+        return f"{name}: no finite value.{lost}"
+    values, steps = line.values[finite], line.steps[finite]
+    low, high = int(values.argmin()), int(values.argmax())
+    text = (
+        f"{name}: {number(values[0])} at step {steps[0]:,}, {number(values[-1])} at step {steps[-1]:,}, "
+        f"lowest {number(values[low])} at {steps[low]:,}, highest {number(values[high])} at {steps[high]:,}."
+    )
+    return text + lost
+
+
+def number(value: float) -> str:
+    """In four digits.
+
+    >>> number(2.98438), number(13.0), number(0.00006)
+    ('2.984', '13', '6e-05')
+    """
+    return f"{value:.4g}" if math.isfinite(value) else str(value)
+
+
+def _of_tokens(cells: Cells) -> str:
+    worst = int(cells.top.argmax())
+    return (
+        f"The highest token losses: {cells.share[worst]:.2%} of the tokens at {cells.bottom[worst]:g} nats or more, "
+        f"from step {cells.left[worst]:,.0f} on."
+    )
+
+
+def _of_batches(panel: Panel) -> str:
+    if "batch_hash" in panel.missing:
+        return ""
+    first = f"; {panel.repeats[0][1].text}" if panel.repeats else ""
+    return f"{len(panel.repeats):,} places at which a batch came twice{first}."

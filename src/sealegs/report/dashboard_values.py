@@ -1,0 +1,301 @@
+"""Runs in, a Page out: what is drawn in each of the ten panels, as plain values."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.found import look
+from sealegs.diagnosis.rank import diagnose
+from sealegs.errors import SourceError
+from sealegs.readers.read import read
+from sealegs.record.run import Run, open_run
+from sealegs.record.schema import MANIFEST, SIGNALS
+from sealegs.report.dashboard_batches import Cells, cells_of, quantiles_of, shares_of
+from sealegs.report.dashboard_marks import Mark, marks_of, repeated, thinned, windows
+from sealegs.report.dashboard_reduced import Floats, Reduced, Steps, reduced
+
+POINTS = 1500
+"""Points of a line: two for each dot across a panel ..."""
+POINTS_OF_A_LAYER = 500
+"""... of a line among many ..."""
+ALL_POINTS = 80_000
+"""... and of all lines of a page, so that of many each has the less; and so many again around incidents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a panel is about."""
+
+    number: int
+    title: str
+    unit: str
+    signals: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    """Signals that come by layer or by group of parameters: ``param_norm/blocks.3``."""
+    otherwise: tuple[str, ...] = ()
+    """What is drawn where none of these was logged, and its unit."""
+    has_log_scale: bool = True
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The signals that would fill it."""
+        return (*self.signals, *(f"{name}/<...>" for name in self.groups))
+
+
+SUBJECTS = (
+    Subject(number=1, title="Loss", unit="nats a token", signals=("loss", "eval_loss")),
+    Subject(number=2, title="Learning rate", unit="", signals=("lr",)),
+    Subject(number=3, title="Gradient norm before clipping", unit="", signals=("grad_norm",)),
+    Subject(
+        number=4, title="Activations per layer", unit="", signals=(), groups=("activation_norm", "attention_logit_max")
+    ),
+    Subject(number=5, title="Parameter norm", unit="", signals=("param_norm",), groups=("param_norm",)),
+    Subject(number=6, title="Optimizer moments", unit="", signals=("moment1_norm", "moment2_norm")),
+    Subject(
+        number=7,
+        title="Loss of single tokens",
+        unit="nats",
+        signals=("token_loss_histogram",),
+        has_log_scale=False,
+    ),
+    Subject(
+        number=8,
+        title="Throughput",
+        unit="tokens a second",
+        signals=("tokens_per_s",),
+        otherwise=("step_s", "seconds a step"),
+    ),
+    Subject(number=9, title="Loss scale", unit="", signals=("loss_scale",)),
+    Subject(
+        number=10,
+        title="Batch composition",
+        unit="entropy, nats",
+        signals=("token_entropy", "sources", "batch_hash", "rare_token_share"),
+        has_log_scale=False,
+    ),
+)
+MEANINGS = SIGNALS | {
+    "rare_token_share": "share of the batch's tokens that are rare; log it yourself, nothing measures it"
+}
+LABELS = {
+    "loss": "loss",
+    "eval_loss": "evaluation loss",
+    "moment1_norm": "first moment",
+    "moment2_norm": "second moment",
+    "param_norm": "all",
+    "attention_logit_max": "largest logit",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A run, read and diagnosed."""
+
+    name: str
+    source: str
+    run: Run
+    diagnosis: Diagnosis | None
+    """None while there is no row yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A line of a panel."""
+
+    run: int
+    signal: str
+    label: str
+    line: Reduced
+    left_behind: Reduced | None = None
+    """What was measured in attempts that the run went back behind."""
+    depth: float | None = None
+    """Where a layer or group stands among the others, 0 to 1."""
+    is_share: bool = False
+    """Whether it is drawn on the axis at the right, which goes from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """What is drawn in one panel."""
+
+    subject: Subject
+    unit: str
+    series: tuple[Series, ...] = ()
+    cells: Cells | None = None
+    repeats: tuple[tuple[int, Mark], ...] = ()
+    """Batches that came twice, with the number of the run."""
+    missing: tuple[str, ...] = ()
+    """Signals that would fill it and were not logged."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not (self.series or self.cells is not None or self.repeats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Everything that a dashboard shows."""
+
+    seen: tuple[Seen, ...]
+    panels: tuple[Panel, ...]
+    marks: tuple[tuple[Mark, ...], ...]
+    """A tuple a run, thinned to what can be told apart."""
+    all_marks: tuple[tuple[Mark, ...], ...] = field(repr=False)
+    first: int
+    last: int
+
+
+def see(source: str, name: str) -> Seen:
+    """Read a run and say what is wrong with it. A run folder may still be empty, or have no loss."""
+    try:
+        log = read(source)
+    except SourceError:
+        if not (Path(source) / MANIFEST).is_file():
+            raise
+        return Seen(name=name, source=source, run=open_run(source), diagnosis=None)
+    diagnosis = diagnose(
+        look(log.run), source=source, format=log.format, rules="calibrated", mapping=log.mapping, remarks=log.remarks
+    )
+    return Seen(name=name, source=source, run=log.run, diagnosis=diagnosis)
+
+
+def page_of(seen: Sequence[Seen]) -> Page:
+    """What there is to draw."""
+    marks = [marks_of(each.run, each.diagnosis) for each in seen]
+    steps = [int(step) for each in seen if len(each.run.steps) for step in each.run.steps[[0, -1]]]
+    happened = [step for each in marks for mark in each for step in (mark.first, mark.last)]
+    first, last = (min(steps + happened), max(steps + happened)) if steps + happened else (0, 1)
+    depths = [depth for each in seen for subject in SUBJECTS for _, _, depth in _signals(each.run, subject)]
+    room = min(1.0, ALL_POINTS / max(sum(map(_points, depths)), 1))
+    whole = [windows(each, ALL_POINTS // max(len(depths), 1)) for each in marks]
+    return Page(
+        seen=tuple(seen),
+        panels=tuple(_panel(subject, seen, room, whole) for subject in SUBJECTS),
+        marks=tuple(thinned(each, last - first + 1) for each in marks),
+        all_marks=tuple(marks),
+        first=first,
+        last=max(last, first + 1),
+    )
+
+
+def _panel(subject: Subject, seen: Sequence[Seen], room: float, whole: Sequence[Sequence[tuple[int, int]]]) -> Panel:
+    unit = subject.unit
+    logged = {name for each in seen for name in each.run.signals}
+    if subject.otherwise and not logged & set(subject.signals) and subject.otherwise[0] in logged:
+        unit = subject.otherwise[1]
+    series: list[Series] = []
+    for number, each in enumerate(seen):
+        for signal, label, depth in _signals(each.run, subject):
+            steps, values = _logged(each.run, signal)
+            points = int(room * _points(depth))
+            line = reduced(steps, values, points, whole[number])
+            left = _left_behind(each.run, signal, points)
+            series.append(
+                Series(
+                    run=number,
+                    signal=signal,
+                    label=label,
+                    line=line,
+                    left_behind=left,
+                    depth=depth,
+                    is_share=signal == "rare_token_share",
+                )
+            )
+    missing = tuple(name for name in subject.wanted if not any(_is_of(other, name) for other in logged))
+    panel = Panel(subject=subject, unit=unit, series=tuple(series), missing=() if unit != subject.unit else missing)
+    fill = {7: _with_tokens, 10: _with_batches}.get(subject.number)
+    return fill(panel, seen, int(room * POINTS)) if fill else panel
+
+
+def _points(depth: float | None) -> int:
+    return POINTS if depth is None else POINTS_OF_A_LAYER
+
+
+def _with_tokens(panel: Panel, seen: Sequence[Seen], points: int) -> Panel:
+    """The histograms of one run as cells, of several as two quantiles each."""
+    has = [(number, each.run) for number, each in enumerate(seen) if "token_loss_histogram" in each.run.signals]
+    if len(seen) == 1:
+        cells = [cells_of(*_texts(run, "token_loss_histogram")) for _, run in has]
+        return Panel(subject=panel.subject, unit=panel.unit, cells=cells[0] if cells else None, missing=panel.missing)
+    series = [
+        Series(run=number, signal=panel.subject.signals[0], label=label, line=reduced(steps, values, points))
+        for number, run in has
+        for label, steps, values in quantiles_of(*_texts(run, "token_loss_histogram"))
+    ]
+    return Panel(subject=panel.subject, unit=panel.unit, series=tuple(series), missing=panel.missing)
+
+
+def _with_batches(panel: Panel, seen: Sequence[Seen], points: int) -> Panel:
+    """Shares of the sources, and batches that came twice."""
+    series, repeats = list(panel.series), []
+    for number, each in enumerate(seen):
+        if "sources" in each.run.signals:
+            steps, texts = _texts(each.run, "sources")
+            for name, values in shares_of(texts).items():
+                line = reduced(steps, values, points)
+                series.append(Series(run=number, signal="sources", label=f"source {name}", line=line, is_share=True))
+        if "batch_hash" in each.run.signals:
+            steps, texts = _texts(each.run, "batch_hash")
+            repeats += [(number, mark) for mark in repeated(steps.tolist(), texts)]
+    return Panel(
+        subject=panel.subject, unit=panel.unit, series=tuple(series), repeats=tuple(repeats), missing=panel.missing
+    )
+
+
+def _signals(run: Run, subject: Subject) -> Iterator[tuple[str, str, float | None]]:
+    """The signals of a panel that a run has: name, label, and how deep in the model."""
+    has = run.signals
+    wanted = subject.signals
+    if subject.otherwise and not set(wanted) & set(has):
+        wanted = subject.otherwise[:1]
+    for name in wanted:
+        if name in has and run.column(name).dtype.kind == "f":
+            yield name, LABELS.get(name, name.replace("_", " ")), None
+    for group in subject.groups:
+        members = [name for name in has if name.startswith(f"{group}/") and run.column(name).dtype.kind == "f"]
+        members.sort(key=_by_number)
+        for place, name in enumerate(members):
+            label = name.partition("/")[2]
+            label = f"{LABELS[group]}, {label}" if group == "attention_logit_max" else label
+            yield name, label, place / max(len(members) - 1, 1)
+
+
+def _by_number(name: str) -> list[tuple[str, int]]:
+    """So that blocks.10 comes after blocks.9.
+
+    >>> sorted(["blocks.10", "blocks.9", "embedding"], key=_by_number)
+    ['blocks.9', 'blocks.10', 'embedding']
+    """
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
+def _is_of(signal: str, wanted: str) -> bool:
+    return signal == wanted or (wanted.endswith("/<...>") and signal.startswith(wanted.removesuffix("<...>")))
+
+
+def _logged(run: Run, signal: str) -> tuple[Steps, Floats]:
+    logged = run.logged(signal)
+    return run.steps[logged], run.column(signal)[logged].astype(np.float64)
+
+
+def _texts(run: Run, signal: str) -> tuple[Steps, list[str]]:
+    logged = run.logged(signal)
+    return run.steps[logged], [str(text) for text in run.column(signal)[logged].tolist()]
+
+
+def _left_behind(run: Run, signal: str, points: int) -> Reduced | None:
+    """Rows of steps that were gone through again later."""
+    if not run.superseded_rows:
+        return None
+    written = run.written(signal)
+    place = np.searchsorted(run.steps, written.steps)
+    inside = np.minimum(place, len(run.steps) - 1)
+    counts = (run.steps[inside] == written.steps) & (run.segments[inside] == written.segments)
+    if counts.all():
+        return None
+    return reduced(written.steps[~counts], written.values[~counts].astype(np.float64), points)

@@ -1,0 +1,159 @@
+"""Runs in, what is drawn out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.report.runs import BACK_FROM, BACK_TO, GAP, HISTOGRAM, NAN, SPIKE, STEPS, troubled, write
+
+from sealegs.record.run import open_run
+from sealegs.report.dashboard_batches import cells_of, quantiles_of
+from sealegs.report.dashboard_marks import MOST, Mark, marks_of, thinned
+from sealegs.report.dashboard_told import described, told, wanted
+from sealegs.report.dashboard_values import ALL_POINTS, SUBJECTS, Page, page_of, see
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = troubled(tmp_path_factory.mktemp("runs") / "night")
+    return page_of([see(str(folder), "night")])
+
+
+def test_the_panels_are_the_ten_that_post_mortems_cite(page: Page) -> None:
+    titles = [panel.subject.title.lower() for panel in page.panels]
+    words = "loss|learning rate|gradient norm before clipping|activations per layer|parameter norm|optimizer moments|"
+    words += "loss of single tokens|throughput|loss scale|batch composition"
+    assert titles == words.split("|")
+    assert [panel.subject.number for panel in page.panels] == list(range(1, 11))
+    assert not any(panel.is_empty for panel in page.panels)
+
+
+def test_each_panel_has_its_lines(page: Page) -> None:
+    labels = {panel.subject.number: [each.label for each in panel.series] for panel in page.panels}
+    assert labels[1] == ["loss", "evaluation loss"]
+    assert labels[4] == [f"blocks.{layer}" for layer in range(12)]  # and not 0, 1, 10, 11, 2
+    assert labels[5] == ["all", "blocks.0", "embedding"]
+    assert labels[6] == ["first moment", "second moment"]
+    assert labels[10] == ["token entropy", "source grammar", "source code"]
+    assert page.panels[6].cells is not None
+
+
+def test_what_the_run_went_back_behind_is_a_line_of_its_own(page: Page) -> None:
+    loss = page.panels[0].series[0]
+    assert loss.left_behind is not None
+    assert loss.left_behind.steps.tolist() == list(range(BACK_TO, BACK_FROM))
+    assert loss.left_behind.values.max() > 6
+    assert np.nanmax(loss.line.values[loss.line.steps > 100]) < 3
+
+
+def test_nan_and_gaps_are_in_the_values(page: Page) -> None:
+    loss = page.panels[0].series[0].line
+    assert [(mark.first, mark.last, mark.rows, mark.what) for mark in loss.broken] == [(NAN[0], NAN[-1], 3, "NaN")]
+    assert not set(GAP) & set(loss.steps.tolist())
+    breaks = loss.steps[np.isnan(loss.values)].tolist()
+    assert breaks == [GAP[-1] + 1, NAN[-1] + 1]
+    assert page.panels[2].series[0].line.broken[0].what == "Infinity"
+
+
+def test_batches_that_came_twice_are_found(page: Page) -> None:
+    (_, mark), *others = page.panels[9].repeats
+    assert (mark.first, others) == (250, [])
+    assert "came at step 30 already" in mark.text
+
+
+def test_everything_that_happened_is_marked(page: Page) -> None:
+    counts = {
+        kind: sum(mark.kind == kind for mark in page.all_marks[0]) for kind in ("incident", "intervention", "skip")
+    }
+    assert counts["intervention"] == 1
+    assert counts["skip"] == 5  # the alarm skipped its step, too
+    live = next(mark for mark in page.all_marks[0] if mark.kind == "incident" and mark.number == 1)
+    assert (live.first, live.last, live.text) == (SPIKE, 250, "incident 1: spike")
+    assert any("lr-spike" in mark.text for mark in page.all_marks[0] if mark.kind == "other")
+
+
+def test_an_incident_that_only_hindsight_sees_is_marked_too(page: Page) -> None:
+    (nan,) = [mark for mark in page.all_marks[0] if mark.kind == "incident" and mark.first <= NAN[0] <= mark.last]
+    assert nan.number == 2
+    assert "nonfinite" in nan.text
+
+
+def test_a_post_mortem_is_linked_only_where_there_is_one(tmp_path: Path) -> None:
+    folder = troubled(tmp_path / "night")
+    (folder / "incidents" / "1").mkdir(parents=True)
+    assert marks_of(open_run(folder), None)[0].page is None
+    (folder / "incidents" / "1" / "postmortem.md").write_text("")
+    assert marks_of(open_run(folder), None)[0].page == folder / "incidents" / "1" / "postmortem.md"
+    (folder / "incidents" / "1" / "postmortem.html").write_text("")
+    assert marks_of(open_run(folder), None)[0].page == folder / "incidents" / "1" / "postmortem.html"
+
+
+def test_many_marks_become_few_and_say_how_many_they_are() -> None:
+    skips = [Mark(kind="skip", first=step, last=step, text=f"skip at {step}") for step in range(0, 1_000_000, 100)]
+    incident = Mark(kind="incident", first=5, last=6, text="incident 3", number=3)
+    few = thinned([*skips, incident], 1_000_000)
+    assert len(few) <= MOST + 2
+    assert few[0].text == "40 skips, steps 0 to 3900; the first: skip at 0"
+    assert incident in few
+
+
+def test_an_empty_panel_says_which_signal_would_fill_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", ({"step": step, "loss": 2.0 + 1 / (step + 1)} for step in range(50)))
+    page = page_of([see(str(folder), "a")])
+    for panel, subject in zip(page.panels[1:], SUBJECTS[1:], strict=True):
+        assert panel.is_empty
+        for name in subject.wanted:
+            assert f"`{name}`" in wanted(panel)
+        assert described(panel, page) == wanted(panel)
+
+
+def test_a_run_without_rows_is_a_page_without_lines(tmp_path: Path) -> None:
+    page = page_of([see(str(write(tmp_path / "a")), "a")])
+    assert all(panel.is_empty for panel in page.panels)
+    assert told(page)[0].verdict == "CANNOT TELL"
+
+
+def test_seconds_a_step_stand_in_for_tokens_a_second(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", ({"step": step, "loss": 2.0, "step_s": 0.5} for step in range(50)))
+    panel = page_of([see(str(folder), "a")]).panels[7]
+    assert (panel.unit, [each.signal for each in panel.series]) == ("seconds a step", ["step_s"])
+
+
+def test_the_summary_says_verdict_incidents_and_interventions(page: Page) -> None:
+    (said,) = told(page)
+    assert said.verdict in ("ACT", "WATCH")
+    assert [mark.number for mark in said.incidents] == [1, 2]
+    assert "by playbook standard, rung 3" in said.interventions[0][1]
+    assert "outcome   helped" in said.interventions[0][1]
+    assert "Causes, the likeliest first" in said.everything
+    assert f"steps 0 to {STEPS - 1}" in said.extent
+
+
+def test_a_panel_in_words_has_its_extremes_and_what_is_not_finite(page: Page) -> None:
+    text = described(page.panels[0], page)
+    assert "loss: 6 at step 0, 2.0" in text
+    assert "3 rows are not finite, the first at step 140." in text
+
+
+def test_several_runs_share_the_points(tmp_path: Path) -> None:
+    long = write(tmp_path / "long", ({"step": step, "loss": 2.0, **_layers(step)} for step in range(3000)))
+    seen = see(str(long), "long")
+    pages = [page_of([seen] * number) for number in (1, 8)]
+    points = [sum(len(each.line.steps) for panel in page.panels for each in panel.series) for page in pages]
+    assert points[0] < points[1] <= 2 * ALL_POINTS
+
+
+def _layers(step: int) -> dict[str, float]:
+    return {f"activation_norm/{layer}": float(step % 7) for layer in range(30)}
+
+
+def test_histograms_become_boxes_and_quantiles() -> None:
+    steps = np.array([0, 100, 200])
+    cells = cells_of(steps, [HISTOGRAM, HISTOGRAM, "torn"])
+    assert cells is not None
+    assert set(cells.left.tolist()) == {0.0, 100.0}
+    assert cells.share[cells.left == 0].sum() == pytest.approx(1.0)
+    assert cells.top.max() == 16.0
+    median, high = quantiles_of(steps[:2], [HISTOGRAM] * 2)
+    assert (median[2].tolist(), high[2].tolist()) == ([3.5, 3.5], [5.0, 5.0])
+    assert cells_of(np.empty(0, np.int64), []) is None

@@ -1,0 +1,430 @@
+"""The document: its text to the letter, what is empty, and what a guard can say by itself."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sealegs.report.postmortem import draft, empty, markdown, plain, sections
+from sealegs.report.postmortem_events import cost
+from sealegs.report.postmortem_numbers import ema, met, promises
+from sealegs.report.postmortem_values import (
+    After,
+    Cost,
+    Evidence,
+    Hypothesis,
+    Layer,
+    Picture,
+    Postmortem,
+    Promise,
+    Symptoms,
+)
+
+FULL = Postmortem(
+    incident=2,
+    kind="spike",
+    time=1794756910.5,
+    run_id="night-2f25efcf",
+    symptoms=Symptoms(
+        onset=312,
+        loss_before=2.31,
+        peak_loss=5.84,
+        peak_step=313,
+        after=(After(steps=50, loss=3.4, is_back=False), After(steps=500, loss=None, ends_at=700)),
+        grad_norm=47.2,
+        grad_norm_step=312,
+        grad_norm_before=0.6,
+        lr=2.94e-4,
+        dtype="fp32",
+        batches=(312, 314),
+        batch_steps=(312, 314),
+        unusual_tokens=("`'tten'` (3 in the batch, 5 before, loss 12)",),
+    ),
+    evidence=Evidence(
+        record="experiments/night",
+        tracker="http://127.0.0.1:5000/#/experiments/1/runs/ab",
+        pictures=(Picture(file="evidence/course.png", caption="Panels 1, 3 and 2"),),
+        layers=(
+            Layer(name="embedding", before=1.0, at=3.2, step=312),
+            Layer(name="h.0", before=2.0, at=math.inf, step=312),
+        ),
+        texts=("row 1 of the batch: 'written <b>'",),
+    ),
+    hypotheses=(
+        Hypothesis(
+            cause="long-tail-token",
+            title="Long-tail token",
+            grade="tested",
+            panels=(3, 7),
+            evidence_for=("panel 3: grad norm 47.2 at step 312, 0.6 before: 78.7-fold",),
+            missing=("activation_norm/<layer>", "culprit"),
+        ),
+        Hypothesis(
+            cause="lr-discontinuity",
+            title="The learning rate jumps",
+            grade="ruled out",
+            panels=(2,),
+            evidence_against=("panel 2: LR smooth about step 312",),
+        ),
+        Hypothesis(cause="hard-batch", title="A hard batch", grade="hypothesis", panels=(1,), next_test="compare"),
+    ),
+    discriminating=("panel 2: LR smooth about step 312: rules out H2",),
+    root_cause="Long-tail token, tested: without it the incident is gone.",
+    classification=("trajectory: lingering, type 2 (lingering): not back within 500 rows", "kind: spike"),
+    recovery=("skipped 3 updates, steps 312 to 314",),
+    outcome=("the trajectory resumed at step 480",),
+    cost=Cost(lost_steps=550, counted="skipped", seconds_per_step=1.0, price_per_hour=1.1, downtime_s=50.0),
+    remediation=("clip gradients at 0.5 (clip: 0.5)",),
+    verification="Run again from the seed 42 with the change above, and expect:",
+    promises=(
+        Promise(signal="loss", first=312, last=312, below=2.5, was=5.84),
+        Promise(signal="loss", first=354, last=363, below=2.4, was=3.4, mean_of=10),
+        Promise(signal="grad_norm", first=300, last=400, below=3.0, was=47.2),
+    ),
+    lesson="spike at step 312: Long-tail token; clip gradients at 0.5 (clip: 0.5).",
+    follow_ups=("log next time: culprit",),
+)
+
+TEXT = """\
+# Post-mortem: incident 2, 2026-11-15 15:35:10 UTC, run night-2f25efcf
+
+Spike at step 312. Every section is filled.
+
+## Symptoms
+
+- onset: step 312
+- loss before (EMA over 50 steps): 2.31
+- peak loss: 5.84 at step 313
+- loss 50 steps after the peak (mean of up to 10 rows): did not recover (3.4)
+- loss 500 steps after the peak (mean of up to 10 rows): the run ends at step 700
+- gradient norm before clipping: 47.2 at step 312; baseline 0.6
+- learning rate at the onset: 0.000294
+- dtype: fp32
+- batch index: 312 to 314 (steps 312 to 314)
+- unusual tokens: `'tten'` (3 in the batch, 5 before, loss 12)
+
+## Evidence
+
+- tracker: http://127.0.0.1:5000/#/experiments/1/runs/ab; record: experiments/night
+- row 1 of the batch: 'written \\<b>'
+
+![Panels 1, 3 and 2](evidence/course.png)
+
+| layer (panel 4) | activation norm before | at the incident | ratio | step |
+|---|---:|---:|---:|---:|
+| embedding | 1 | 3.2 | 3.20 | 312 |
+| h.0 | 2 | not finite |  | 312 |
+
+## Hypotheses
+
+### H1. Long-tail token (tested; panels 3, 7)
+
+- for: panel 3: grad norm 47.2 at step 312, 0.6 before: 78.7-fold
+- against: nothing that was logged
+- not logged: activation_norm/\\<layer>, culprit
+
+### H2. The learning rate jumps (ruled out; panel 2)
+
+- for: nothing that was logged
+- against: panel 2: LR smooth about step 312
+
+### H3. A hard batch (hypothesis; panel 1)
+
+- for: nothing that was logged
+- against: nothing that was logged
+- next test: compare
+
+## Discriminating evidence
+
+- panel 2: LR smooth about step 312: rules out H2
+
+## Root cause
+
+Long-tail token, tested: without it the incident is gone.
+
+## Classification
+
+- trajectory: lingering, type 2 (lingering): not back within 500 rows
+- kind: spike
+
+## Recovery action
+
+- skipped 3 updates, steps 312 to 314
+
+## Outcome
+
+- the trajectory resumed at step 480
+
+## Cost
+
+(550 steps (skipped) x 1 s, plus 50.0 s of downtime) x 1.10 an hour / 3600 = 0.18.
+
+## Remediation
+
+- clip gradients at 0.5 (clip: 0.5)
+
+## Verification
+
+Run again from the seed 42 with the change above, and expect:
+
+- [ ] loss at step 312 below 2.5 (it was 5.84)
+- [ ] loss, mean of the 10 rows up to step 363, below 2.4 (it was 3.4)
+- [ ] gradient norm before clipping at steps 300 to 400 below 3 (it was 47.2)
+
+## Lesson
+
+spike at step 312: Long-tail token; clip gradients at 0.5 (clip: 0.5).
+
+## Follow-ups
+
+- log next time: culprit
+"""
+
+
+def test_the_text_of_a_full_document() -> None:
+    assert markdown(FULL) == TEXT
+    assert empty(FULL) == ()
+
+
+FIELDS = {
+    "Hypotheses": "hypotheses",
+    "Discriminating evidence": "discriminating",
+    "Root cause": "root_cause",
+    "Classification": "classification",
+    "Recovery action": "recovery",
+    "Outcome": "outcome",
+    "Cost": "cost",
+    "Remediation": "remediation",
+    "Verification": "promises",
+    "Lesson": "lesson",
+    "Follow-ups": "follow_ups",
+}
+
+
+def test_every_section_but_what_is_always_there_can_be_empty() -> None:
+    assert {"Symptoms", "Evidence", *FIELDS} == set(sections(FULL))
+
+
+@pytest.mark.parametrize(("title", "field"), FIELDS.items())
+def test_an_empty_section_is_flagged_and_counted(title: str, field: str) -> None:
+    nothing: dict[str, Any] = {field: None if field == "cost" else type(getattr(FULL, field))()}
+    text = markdown(replace(FULL, **nothing, why_empty={title: "nobody knows"}))
+    assert f"\n## {title}\n\nEMPTY: nobody knows\n" in text
+    assert f"Spike at step 312. 1 of 13 sections is empty: {title}.\n" in text
+    assert text.count("EMPTY") == 1
+
+
+def test_all_that_can_be_empty_at_once() -> None:
+    none = {field: type(getattr(FULL, field))() for field in FIELDS.values() if field != "cost"}
+    text = markdown(replace(FULL, **none, cost=None, time=None))
+    assert text.startswith("# Post-mortem: incident 2, time not recorded, run night-2f25efcf\n")
+    assert f"11 of 13 sections are empty: {', '.join(FIELDS)}." in text
+    assert text.count("EMPTY: nothing is known") == 11
+
+
+def test_numbers_that_are_not_there_are_named() -> None:
+    unseen = replace(
+        FULL.symptoms, loss_before=None, peak_loss=math.nan, grad_norm=None, grad_norm_step=None, lr=None, dtype=None,
+        batches=None, unusual_tokens=(), after=(After(steps=50, loss=math.nan, is_back=False),),
+    )  # fmt: skip
+    lines = sections(replace(FULL, symptoms=unseen))["Symptoms"]
+    assert lines == [
+        "- onset: step 312",
+        "- loss before (EMA over 50 steps): not logged",
+        "- peak loss: not finite at step 313",
+        "- loss 50 steps after the peak (mean of up to 10 rows): did not recover (not finite)",
+        "- gradient norm before clipping: not logged; baseline 0.6",
+        "- learning rate at the onset: not logged",
+        "- dtype: not logged",
+        "- batch index: not logged",
+        "- unusual tokens: none flagged",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({"price_per_hour": None}, "550 steps (skipped) x 1 s, plus 50.0 s of downtime = 600.0 s; price not given."),
+        ({"seconds_per_step": None}, "550 steps (skipped), plus 50.0 s of downtime; seconds a step were not logged."),
+    ],
+)
+def test_a_cost_without_a_price_or_a_pace_says_so(known: dict[str, Any], told: str) -> None:
+    assert FULL.cost is not None
+    assert sections(replace(FULL, cost=replace(FULL.cost, **known)))["Cost"] == [told]
+
+
+def test_what_markdown_would_swallow_is_kept() -> None:
+    assert plain("a*b* <i> [x](y) \n `<k>`") == r"a\*b\* \<i> \[x\](y) `<k>`"
+    assert plain("one ` alone") == r"one \` alone"
+
+
+# What a guard knows.
+
+MANIFEST = {"run_id": "night-2f25efcf", "dtype": "bf16", "price_per_hour": 3.6, "tracker": {"uri": "mlflow:ab"}}
+INCIDENT = {
+    "number": 3, "start": 100, "kind": "spike", "pre_loss": 2.0, "usual": 2.0, "limit": 2.1, "peak": 101,
+    "peak_loss": 7.0, "grad_norm_peak": 30.0, "end": 150, "trajectory": "fast", "recovery_loss": 1.9,
+}  # fmt: skip
+
+
+def row(step: int, loss: float, **other: Any) -> dict[str, Any]:
+    norm = 10 * loss if loss > 3 else 0.5
+    return {
+        "step": step,
+        "loss": loss,
+        "grad_norm": norm,
+        "lr": 1e-3,
+        "step_s": 2.0,
+        "batch_index": 1000 + step,
+        **other,
+    }
+
+
+def attempts() -> list[dict[str, Any]]:
+    """Three bad steps, back to 90, and on."""
+    first = [row(step, 2.0, time=float(step)) for step in range(100)]
+    bad = [row(100, 6.0, time=100.0, **{"activation_norm/h.0": 8.0}), row(101, 7.0, time=101.0), row(102, 6.5)]
+    first[95]["activation_norm/h.0"] = 2.0
+    return [*first, *bad, *(row(step, 1.9, batch_index=1010 + step) for step in range(90, 700))]
+
+
+def events() -> list[dict[str, Any]]:
+    skip = {"kind": "skip", "acted": True, "skipped_in_a_row": 1}
+    return [
+        {"kind": "guard", "step": 0, "time": 0.0},
+        *({**skip, "step": step, "time": float(step)} for step in (100, 101, 102)),
+        {
+            "kind": "intervention", "step": 103, "time": 103.0, "number": 1, "incident": 3, "acted": True,
+            "decided_by": "playbook standard, rung 3", "text": "roll back, skip 10 batches", "to_step": 90,
+            "actions": [{"action": "rollback", "back": 0, "skip": 10}], "changed": "went back from step 103 to 90",
+            "cost": {"steps": 13}, "seconds": 4.0,
+        },
+        {"kind": "outcome", "step": 150, "time": 200.0, "intervention": 1, "text": "helped: 50 healthy steps"},
+    ]  # fmt: skip
+
+
+def test_a_draft_has_what_a_guard_knows() -> None:
+    document = draft(MANIFEST, INCIDENT, attempts(), events())
+    unknown = (
+        "Hypotheses",
+        "Discriminating evidence",
+        "Root cause",
+        "Remediation",
+        "Verification",
+        "Lesson",
+        "Follow-ups",
+    )
+    assert empty(document) == unknown
+    text = markdown(document)
+    assert text.count("EMPTY: not diagnosed yet: run `sealegs postmortem night#3`") == 7
+    assert document.time == 100.0
+    seen = document.symptoms
+    assert (seen.onset, seen.peak_loss, seen.peak_step, seen.lr, seen.dtype) == (100, 7.0, 101, 1e-3, "bf16")
+    assert (seen.grad_norm, seen.grad_norm_step, seen.grad_norm_before) == (70.0, 101, 0.5), "of the bad attempt"
+    assert seen.loss_before == pytest.approx(2.0)
+    assert (seen.batches, seen.batch_steps) == ((1100, 1102), (100, 102))
+    assert [(after.steps, after.is_back) for after in seen.after] == [(50, True), (500, True)]
+    assert [after.loss for after in seen.after] == pytest.approx([1.9, 1.9])
+    assert document.evidence.layers == (Layer(name="h.0", before=2.0, at=8.0, step=100),)
+    assert document.evidence.tracker == "mlflow:ab"
+    assert document.recovery == (
+        "skipped 3 updates, steps 100 to 102",
+        "step 103, by playbook standard, rung 3: roll back, skip 10 batches (rollback back=0, skip=10): "
+        "went back from step 103 to 90",
+    )
+    assert document.outcome == (
+        "the trajectory resumed at step 150, 50 steps after the onset: loss 1.9 (mean of 10 rows, limit 2.1)",
+        "intervention 1 helped: 50 healthy steps",
+    )
+    assert document.cost is not None
+    assert (document.cost.lost_steps, document.cost.counted) == (13, "done once more"), "the skips are among them"
+    assert document.cost.seconds == 13 * 2.0 + 4.0
+    assert document.cost.money == pytest.approx(0.03)
+
+
+def test_a_draft_without_the_rows_of_the_incident_takes_its_numbers() -> None:
+    """A guard forgets the rows that it went back behind."""
+    kept = [each for each in attempts() if each["loss"] < 3]
+    seen = draft(MANIFEST, INCIDENT, kept, events()).symptoms
+    assert (seen.peak_loss, seen.grad_norm, seen.grad_norm_step) == (7.0, 30.0, None)
+    assert seen.batches is None
+    assert seen.loss_before is not None
+
+
+def test_a_draft_of_an_incident_that_is_open_and_not_finite() -> None:
+    spelt = {**INCIDENT, "peak_loss": "NaN", "grad_norm_peak": "Infinity", "end": None, "trajectory": None}
+    rows = [
+        *(row(step, 2.0) for step in range(100)),
+        *(row(step, 0.0) | {"loss": "NaN", "grad_norm": "NaN"} for step in (100, 101)),
+    ]
+    document = draft(MANIFEST, {**spelt, "recovery_loss": None, "peak": 100}, rows, [])
+    assert document.why_empty["Outcome"] == "the incident was still open at step 101, the last that is recorded"
+    assert {"Outcome", "Recovery action"} <= set(empty(document))
+    assert document.symptoms.batch_steps == (100, 101)
+    assert document.symptoms.grad_norm == math.inf
+    assert "peak loss: not finite at step 100" in markdown(document)
+    assert document.cost is not None
+    assert document.cost.counted == "from the onset to the last one"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"recovery_loss": None, "trajectory": "lingering"}, "did not resume: lingering at step 150"),
+        ({"recovery_loss": None, "trajectory": "divergent", "end": None}, "did not resume: divergent at step 699"),
+    ],
+)
+def test_what_did_not_resume_is_told(changes: dict[str, Any], told: str) -> None:
+    assert draft(MANIFEST, {**INCIDENT, **changes}, attempts(), []).outcome == (told,)
+
+
+def test_a_halt_is_the_outcome() -> None:
+    halted = [{"kind": "end", "step": 103, "time": 1.0, "reason": "halted"}]
+    open_still = {**INCIDENT, "recovery_loss": None, "end": None, "trajectory": None}
+    document = draft(MANIFEST, open_still, attempts(), halted)
+    assert document.outcome == ("did not resume: the run was halted at step 103",)
+
+
+def test_shadow_mode_did_nothing_and_says_what_it_would_have_done() -> None:
+    shadow = [{**event, "acted": False} if "acted" in event else event for event in events()]
+    document = draft(MANIFEST, INCIDENT, attempts(), shadow)
+    assert document.recovery[0] == "none was skipped (shadow mode); it would have been 3 updates, steps 100 to 102"
+    assert ": none (shadow mode); it would have been: roll back, skip 10 batches" in document.recovery[1]
+    assert document.cost is not None
+    assert (document.cost.lost_steps, document.cost.counted) == (50, "from the onset to where it resumed")
+
+
+def test_downtime_is_the_gap_before_a_resume_within_the_incident() -> None:
+    found = met(INCIDENT, attempts())
+    resumes = [{"kind": "resume", "step": 90, "time": 401.0}]
+    assert cost(found, MANIFEST, resumes).downtime_s == 300.0
+    assert cost(found, MANIFEST, [{"kind": "resume", "step": 90, "time": 50.5}]).downtime_s == 0.0
+
+
+def test_the_moving_average_leans_on_what_is_new() -> None:
+    assert ema([3.0] * 200 + [2.0] * 50) == pytest.approx(2.135, abs=0.001)
+
+
+def test_promises_are_kept_or_not() -> None:
+    loss, mean, norm = promises(met(INCIDENT, attempts()))
+    assert (loss.first, loss.last) == (100, 151)
+    assert loss.below == pytest.approx(2.8)
+    assert (mean.mean_of, mean.below, norm.below) == (10, 2.1, 1.5)
+    assert loss.holds((2.0, 2.7))
+    assert not loss.holds((2.0, 2.9))
+    assert not loss.holds(())
+    assert mean.holds((9.0, *[2.0] * 10))
+    assert not mean.holds((9.0, *[2.0] * 9))
+
+
+def test_a_guard_can_call_it_without_third_party_packages() -> None:
+    program = (
+        "import sys; import sealegs.report.postmortem; "
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & "
+        "{'numpy', 'msgspec', 'torch', 'rich', 'tyro', 'matplotlib', 'markdown_it'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
