@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import sealegs
@@ -26,7 +27,7 @@ def subject(device: str) -> Subject:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return (model(batch["x"].to(device)) - batch["y"].to(device)).square().mean()
+        return F.mse_loss(model(batch["x"].to(device)), batch["y"].to(device))
 
     return Subject(model=model, optimizers=[optimizer], loss=loss)
 

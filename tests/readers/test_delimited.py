@@ -67,6 +67,12 @@ def test_lines_with_other_numbers_of_cells_are_left_out(tmp_path: Path) -> None:
     assert log.remarks == ("2 lines have too many or too few cells: left out",)
 
 
+def test_a_line_twice_as_long_is_left_out(tmp_path: Path) -> None:
+    log = table(tmp_path, "step,loss\n1,2\n2,3,4,5\n" + "".join(f"{i},5\n" for i in range(3, 30)))
+    assert log.run.steps.tolist() == [1, *range(3, 30)]
+    assert log.remarks == ("1 lines have too many or too few cells: left out",)
+
+
 def test_a_short_line_beside_a_long_one_shifts_nothing(tmp_path: Path) -> None:
     log = table(tmp_path, "step,loss\n1,2\n2\n3,4,5\n4,5\n" + "".join(f"{i},5\n" for i in range(5, 30)))
     assert log.run.steps.tolist() == [1, *range(4, 30)]
@@ -74,10 +80,31 @@ def test_a_short_line_beside_a_long_one_shifts_nothing(tmp_path: Path) -> None:
 
 
 def test_a_header_that_comes_again_is_no_row(tmp_path: Path) -> None:
-    log = table(tmp_path, "step,loss\n1,2\n2,3\nstep,loss\n2,4\n3,5\n")
-    assert log.run.steps.tolist() == [1, 2, 3]
-    assert log.run.column("loss").tolist() == [2, 4, 5]
-    assert "the header comes 2 times" in log.remarks
+    log = table(
+        tmp_path, " \nstep,loss\n1,2\n2,3\nstep,loss\nstep,loss\n2,4\n" + "".join(f"{i},5\n" for i in range(3, 20))
+    )
+    assert log.run.steps.tolist() == list(range(1, 20))
+    assert log.run.column("loss").tolist() == [2, 4, *([5] * 17)]
+    assert log.remarks[0] == "the header comes 3 times"
+
+
+@pytest.mark.parametrize("cell", ["0.5", "", "word", '"0.5"', "0.5\n\n", "\u0660.5"])
+def test_every_way_to_split_a_table_gives_the_same(cell: str, tmp_path: Path) -> None:
+    losses = np.random.default_rng(0).normal(3, 1, 40)
+    log = table(
+        tmp_path,
+        "step,loss,lr\n" + "".join(f"{i},{v!r},{cell if i == 30 else 0.5}\n" for i, v in enumerate(losses.tolist())),
+    )
+    assert log.run.steps.tolist() == list(range(40))
+    np.testing.assert_array_equal(log.run.column("loss"), losses)
+    assert (log.run.column("lr")[log.run.logged("lr")] == 0.5).all()
+    assert log.run.logged("lr").sum() == (39 if cell in ("", "word") else 40)
+
+
+def test_names_that_come_twice_are_told_apart(tmp_path: Path) -> None:
+    log = table(tmp_path, "step,loss,a,a,a (7),a,a\n1,2,3,4,5,6,7\n2,3,4,5,6,7,8\n")
+    assert log.run.column("loss").tolist() == [2, 3]
+    assert sorted(log.run.signals) == ["a", "a (4)", "a (6)", "a (7)", "loss"]
 
 
 def test_columns_without_names_can_be_named(tmp_path: Path) -> None:

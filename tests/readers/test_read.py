@@ -1,5 +1,6 @@
 """From a source to a Log: where it is, what counts its steps, what it says when there is nothing to read."""
 
+import gc
 import gzip
 import json
 import shutil
@@ -26,6 +27,21 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         SourceError, match="nowhere: no such file or folder; give a log, a run folder, or mlflow:RUN_ID"
     ):
         read(str(tmp_path / "nowhere"))
+
+
+def test_the_garbage_collector_is_as_it_was(tmp_path: Path) -> None:
+    path = MAKE["delimited"](tmp_path, rows(range(5)))
+    read(str(path))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        read(str(path))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with pytest.raises(SourceError):
+        read(str(tmp_path / "nowhere"))
+    assert gc.isenabled()
 
 
 def test_a_folder_with_several_runs_lists_them(tmp_path: Path) -> None:
@@ -165,6 +181,22 @@ def test_names_without_end_do_not_fill_the_memory(tmp_path: Path) -> None:
     assert len(log.run.steps) == 12_000
     assert len(log.run.signals) <= 5_000
     assert "loss" in log.run.signals
+
+
+@pytest.mark.parametrize(("name", "cells"), [("mlflow", 210), ("json_lines", 310)])
+def test_what_is_logged_most_is_kept_where_all_is_too_much(
+    name: str, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MAKE[name](tmp_path, rows(range(100)))
+    if name == "mlflow":
+        (source / "0" / "abc" / "metrics" / "acc").write_text("1700000000000 0.5 3\n")
+    else:
+        source.write_text(source.read_text() + '{"step": 100, "acc": 0.5}\n')
+    assert "acc" in read(str(source)).run.signals
+    monkeypatch.setattr("sealegs.readers.table.MOST_CELLS", cells)
+    log = read(str(source))
+    assert set(log.run.signals) == {"loss", "grad_norm"}
+    assert log.run.column("loss")[:100].tolist() == [row["loss"] for row in rows(range(100))]
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")

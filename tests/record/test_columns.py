@@ -62,10 +62,11 @@ def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path, fi
     path = write(tmp_path, first)
     with path.open("ab") as file:
         file.write(b'{"step":7,"lo\n' + b"[1]\n" + b'{"loss":1.0}\n' + b"\xff\xfe\n" + b'{"step":"x"}\n' + b"\n")
+        file.write(b'{"step":1e300,"loss":1.0}\n' + b'{"step":8,"lo\\u0001ss":1.0}\n')
         file.write(b"".join(to_line(row) for row in second))
     found = read_columns(path)
     check(found, first + second)
-    assert found.damaged_lines == 5
+    assert found.damaged_lines == 7
 
 
 def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:

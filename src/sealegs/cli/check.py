@@ -4,17 +4,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from sealegs.diagnosis.contract import Diagnosis
-from sealegs.diagnosis.found import look
-from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import ConfigError
-from sealegs.readers.read import read
-from sealegs.report.checked import contract, page
-from sealegs.report.explained import explained
+
+if TYPE_CHECKING:
+    from sealegs.diagnosis.contract import Diagnosis
 
 DESCRIPTION = """\
 Is this curve normal? Reads a training log of any common format, finds what went wrong where, walks the stability
@@ -59,6 +56,9 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Read, look, say."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs check", description=DESCRIPTION)
+    from sealegs.report.checked import contract, page  # only now: --help must not wait for numpy
+    from sealegs.report.explained import explained
+
     diagnosis = check(options.source, metrics=_pairs(options.metric), pattern=options.pattern, rules=options.rules)
     if options.json:
         print(json.dumps(contract(diagnosis), indent=1, allow_nan=False))
@@ -70,8 +70,12 @@ def main(arguments: Sequence[str]) -> int:
     return int(diagnosis.findings.verdict in fails)
 
 
-def check(source: str, *, metrics: dict[str, str], pattern: str | None, rules: str) -> Diagnosis:
+def check(source: str, *, metrics: dict[str, str], pattern: str | None, rules: str) -> "Diagnosis":
     """Everything that is said about a log."""
+    from sealegs.diagnosis.found import look
+    from sealegs.diagnosis.rank import diagnose
+    from sealegs.readers.read import read
+
     log = read(place_of(source), metrics=metrics, pattern=pattern)
     findings = look(log.run, rules=rules)
     return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)

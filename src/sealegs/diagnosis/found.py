@@ -32,6 +32,7 @@ IN_A_ROW = 3
 """Losses in a row that are not finite that ask for an action, as live."""
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: that is what is asked about
 def look(run: Run, *, rules: str = "calibrated") -> Findings:
     """What a run shows by itself."""
     if rules not in RULES:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sealegs.diagnosis import signs
 from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
@@ -47,6 +49,7 @@ class Weighed:
     hypothesis: Hypothesis
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: that is what is asked about
 def diagnose(
     findings: Findings,
     *,

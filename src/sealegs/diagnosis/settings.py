@@ -43,7 +43,7 @@ class Known:
         value = self.values.get(name)
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # a whole number may be beyond the floats
             return None
         return None if isinstance(value, bool) or math.isnan(number) else number
 

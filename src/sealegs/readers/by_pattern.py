@@ -19,7 +19,7 @@ def read(place: Place, pattern: str) -> Table:
         raise SourceError(f"--pattern {pattern!r}: name the groups after signals, as in (?P<loss>[\\d.]+)")
     gathered = Gathered()
     for piece in place.lines():
-        for line in piece.replace("\0", "").replace("\r", "\n").split("\n"):
+        for line in piece.split("\n"):
             if found := regex.search(line):
                 gathered.add(found.groupdict())
     if not gathered.names:

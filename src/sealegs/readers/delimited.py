@@ -1,7 +1,9 @@
 """CSV or TSV in (Lightning's ``metrics.csv``, W&B's export, anybody's), a Table out."""
 
 import csv
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -9,13 +11,15 @@ import numpy as np
 from sealegs.errors import SourceError
 from sealegs.readers.names import role
 from sealegs.readers.place import Place
-from sealegs.readers.table import Table, number
+from sealegs.readers.table import MOST_NAMES, Table, number
 from sealegs.record.columns import Column, Columns, Mask
 
 FORMAT = "csv"
 _DELIMITERS = ",\t;|"
 _LOOKED_AT = 20
+"""Lines by which a table is known."""
 _DENSE, _DENSE_ROWS = 0.95, 5
+"""Share of the rows of a kind that have a value where the others had NaN; rows that a run that diverges begins with."""
 _MISSING = frozenset(("", "None", "none", "null", "NULL", "NA", "N/A", "n/a", "<NA>", "-", "--"))
 
 
@@ -29,36 +33,33 @@ def read(place: Place) -> Table:
     shape = _shape(place)
     assert shape is not None, "only what was recognised is read"
     delimiter, header, names = shape
+    header_line = re.compile(rf"^{re.escape(header)}(?:\n|\Z)", re.MULTILINE)
     columns = [_Cells(name) for name in names]
-    ragged = repeats = 0
+    ragged = headers = 0
     ended = True
-    for nth, piece in enumerate(place.lines()):
-        text = piece.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
+    for text in place.lines():
         ended = text.endswith("\n")
-        if header and nth == 0:
-            text = text.lstrip("\n").partition("\n")[2]
-        if header and f"\n{header}\n" in f"\n{text}":
-            repeats += text.count(header)
-            text = f"\n{text}".replace(f"\n{header}\n", "\n")[1:]
-        by_column = _split(text, delimiter, len(names))
-        if by_column is None:
-            by_column, left_out = _parsed(text, delimiter, len(names))
-            ragged += left_out
+        if header and header in text:
+            text, found = header_line.subn("", text)
+            headers += found
+        by_column, left_out = _split(text, delimiter, len(names))
+        ragged += left_out
         for column, cells in zip(columns, by_column, strict=True):
             column.add(cells)
     remarks = list(place.remarks)
-    if ragged and not ended:
+    torn = ragged > 0 and not ended
+    if torn:
         remarks.append("last line torn: left out")
-    if ragged - (ragged and not ended):
-        remarks.append(f"{ragged - (ragged and not ended)} lines have too many or too few cells: left out")
-    if repeats:
-        remarks.append(f"the header comes {repeats + 1} times")
+    if ragged > torn:
+        remarks.append(f"{ragged - torn} lines have too many or too few cells: left out")
+    if headers > 1:
+        remarks.append(f"the header comes {headers} times")
     remarks += [f"{c.not_numbers} cells of {c.name} are no numbers: taken as missing" for c in columns if c.is_mixed]
     kept = [column for column in columns if column.is_any]
     if not kept:
         raise SourceError(f"{place.source}: a table without a row of numbers; not a training log yet")
     values, logged = {c.name: c.values() for c in kept}, {c.name: c.logged() for c in kept}
-    return Table(FORMAT, Columns(values, logged, rows=len(kept[0].values()), damaged_lines=ragged), tuple(remarks))
+    return Table(FORMAT, Columns(values, logged, len(values[kept[0].name]), ragged), tuple(remarks))
 
 
 def nan_cells(columns: Columns, name: str) -> Mask:
@@ -111,8 +112,10 @@ class _Cells:
     def logged(self) -> Mask:
         return np.concatenate(self._logged)
 
-    def add(self, cells: Sequence[str]) -> None:
-        if self._is_text:
+    def add(self, cells: Column | list[str]) -> None:
+        if isinstance(cells, np.ndarray):
+            values, logged = cells, np.ones(len(cells), np.bool_)
+        elif self._is_text:
             values, logged = np.full(len(cells), np.nan), np.zeros(len(cells), np.bool_)
         else:
             values, logged = self._read(cells)
@@ -144,8 +147,8 @@ class _Cells:
 
 def _shape(place: Place) -> tuple[str, str, list[str]] | None:
     """The delimiter, the line with the names (empty where there is none), and the names."""
-    lines = [line for line in place.head_text.replace("\0", "").splitlines()[:_LOOKED_AT] if line.strip()]
-    if len(lines) > 2 and place.head_text[-1:] not in ("\r", "\n"):
+    lines = [line for line in place.head_text.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
+    if len(lines) > 2 and not place.head_text.endswith("\n"):
         lines = lines[:-1]  # perhaps torn
     if not lines or lines[0].lstrip()[:1] in "{[":
         return None
@@ -155,7 +158,7 @@ def _shape(place: Place) -> tuple[str, str, list[str]] | None:
         except (csv.Error, ValueError):
             continue
         named = not any(map(_is_number, first))
-        if len(first) < 2 and not (below and all(map(_is_number, chain(*below)))):
+        if (len(first) < 2 and not (below and all(map(_is_number, chain(*below))))) or len(first) > MOST_NAMES:
             continue
         rows = below if named else [first, *below]
         fitting = sum(len(row) == len(first) and any(map(_is_number, row)) for row in rows)
@@ -171,31 +174,35 @@ def _is_number(cell: str) -> bool:
 
 def _names(cells: Sequence[str]) -> list[str]:
     names: list[str] = []
+    taken: set[str] = set()  # a look into the list is too slow for a hundred thousand of them
     for place, cell in enumerate(cells, 1):
         name = cell.lstrip("#").strip() or f"column {place}"
-        names.append(f"{name} ({place})" if name in names else name)
+        names.append(f"{name} ({place})" if name in taken else name)
+        taken.add(names[-1])
     return names
 
 
-def _split(text: str, delimiter: str, width: int) -> list[list[str]] | None:
-    """The cells of each column where there are no quotes and every line has all of them: the fast way."""
-    if not text.endswith("\n") or '"' in text or "\n\n" in text or text.startswith("\n"):
-        return None
-    cells = text.replace("\n", f"{delimiter}\n").split(delimiter)
-    cells.pop()  # the last line end
-    if len(cells) != text.count("\n") * width:
-        return None
-    if "".join(cells[::width]).count("\n") != text.count("\n") - 1:  # a short line beside a long one
-        return None
-    return [cells[i::width] for i in range(width)]
+def _split(text: str, delimiter: str, width: int) -> tuple[Sequence[Column | list[str]], int]:
+    """The cells of each column, and how many lines had to be left out: three ways, the quickest first."""
+    if not text.strip():
+        return [[] for _ in range(width)], 0
+    with suppress(ValueError):  # an empty cell, a word, a line that is too long or too short
+        numbers = np.loadtxt(text.split("\n"), delimiter=delimiter, comments=None, quotechar='"', ndmin=2)
+        if numbers.shape[1] == width:
+            return list(numbers.T), 0
+    if '"' not in text and "\n\n" not in f"\n{text}":
+        cells = text.removesuffix("\n").replace("\n", f"{delimiter}\n").split(delimiter)
+        lines = len(cells) // width
+        # a line end before the first cell of each line but the first, and nowhere else
+        if len(cells) == lines * width and "".join(cells[::width]).count("\n") == text[:-1].count("\n") == lines - 1:
+            return [cells[nth::width] for nth in range(width)], 0
+    return _parsed(text, delimiter, width)
 
 
 def _parsed(text: str, delimiter: str, width: int) -> tuple[list[list[str]], int]:
-    """The same for any other text, and how many lines had to be left out."""
     rows = []
     left_out = 0
-    lines = (line for line in text.split("\n") if line.strip())
-    reader = csv.reader(lines, delimiter=delimiter)
+    reader = csv.reader((line for line in text.split("\n") if line.strip()), delimiter=delimiter)
     while True:
         try:
             row = next(reader)
@@ -208,4 +215,4 @@ def _parsed(text: str, delimiter: str, width: int) -> tuple[list[list[str]], int
             rows.append(row)
         else:
             left_out += 1
-    return ([list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]), left_out
+    return [list(cells) for cells in zip(*rows, strict=True)] or [[] for _ in range(width)], left_out

@@ -11,7 +11,6 @@ from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table
 
 FORMAT = "json"
-MOST_BYTES = 512 << 20
 _BEGINS = re.compile(r'\s*(?:\[\s*[\[{]|\{\s*["}])')
 _DEEPEST = 6
 
@@ -29,7 +28,7 @@ def recognises(place: Place) -> bool:
 def read(place: Place) -> Table:
     """The longest history in it: a list of rows, or a column of numbers under each name."""
     try:
-        value = json.loads(place.whole(MOST_BYTES))
+        value = json.loads(place.whole())
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{place.source}: not whole as JSON ({str(error)[:80]}); give a sound copy") from error
     histories = list(_histories(value, 0))
@@ -48,7 +47,7 @@ def _histories(value: Any, depth: int) -> Iterator[Sequence[Mapping[str, Any]]]:
         rows = [row for row in value if isinstance(row, dict)]
         if rows:
             yield rows
-        inner = value[:8]
+        inner = value[:8]  # a history lies near the surface, and a list may be long
     elif isinstance(value, dict):
         lists = {name: cells for name, cells in value.items() if _is_column(cells)}
         if lists:

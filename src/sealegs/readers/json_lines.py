@@ -18,7 +18,7 @@ def recognises(place: Place) -> bool:
     """Whether the first line is a JSON object by itself, and not the only thing in the file."""
     if not place.is_text:
         return False
-    first, _, rest = place.head_text.replace("\0", "").lstrip().partition("\n")
+    first, _, rest = place.head_text.lstrip().partition("\n")
     return first.startswith("{") and bool(rest.strip()) and isinstance(_object(first), dict)
 
 
@@ -26,28 +26,27 @@ def read(place: Place) -> Table:
     """A row a line; lines that are no objects are left out and counted."""
     gathered = Gathered()
     damaged = 0
-    line = ""
+    is_row = True
     for line in _lines(place):
         row = _object(line)
-        if isinstance(row, dict):
+        is_row = isinstance(row, dict)
+        if is_row:
             gathered.add(row)
-        else:
-            damaged += 1
+        damaged += not is_row
     if not gathered.names:
         raise SourceError(f"{place.source}: JSON lines without a number in them; not a training log")
     remarks = list(place.remarks)
-    torn = damaged and not isinstance(_object(line), dict)
-    if torn:
+    if not is_row:
         remarks.append("last line torn: left out")
-    if damaged - torn:
-        remarks.append(f"{damaged - torn} lines are no JSON objects: left out")
+    if damaged > (not is_row):
+        remarks.append(f"{damaged - (not is_row)} lines are no JSON objects: left out")
     return Table(FORMAT, gathered.columns(damaged), tuple(remarks))
 
 
 def _lines(place: Place) -> Iterator[str]:
     for piece in place.lines():
         for line in piece.split("\n"):
-            if line := line.strip("\0 \t\r"):
+            if line := line.strip():
                 yield line
 
 

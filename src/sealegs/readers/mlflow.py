@@ -1,19 +1,20 @@
 """An MLflow run in, by ``mlflow:RUN_ID`` through the client or from a bare ``mlruns`` folder, a Table out."""
 
 import math
-import sqlite3
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.readers.names import listed
 from sealegs.readers.place import Place
+from sealegs.readers.sqlite import tables
 from sealegs.readers.table import Series, Table, number
 
 FORMAT = "mlflow"
 SCHEME = "mlflow:"
-SQLITE = b"SQLite format 3\0"
 _META = "meta.yaml"
+_LINE = re.compile(r"(?P<time>\d{1,18})\s+(?P<value>\S+)(?:\s+(?P<step>-?\d{1,18}))?")
 _LARGEST = 1.797e308  # what a SQLite store makes of infinity
 
 Point = tuple[int, int, str, float]
@@ -24,9 +25,7 @@ def recognises(place: Place) -> bool:
     """A run id with ``mlflow:`` before it, a run of a file store, a folder of those, or a store in one file."""
     if place.source.startswith(SCHEME):
         return True
-    if place.is_folder:
-        return bool(_runs(place.path))
-    return place.head.startswith(SQLITE) and "latest_metrics" in tables(place.path)
+    return bool(_runs(place.path)) if place.is_folder else "latest_metrics" in tables(place)
 
 
 def read(place: Place) -> Table:
@@ -46,20 +45,6 @@ def read(place: Place) -> Table:
     return _table(place.source, _from_files(runs[0]), params)
 
 
-def tables(path: Path) -> set[str]:
-    """The names of the tables in a SQLite file; none where it cannot be read."""
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    except sqlite3.Error:
-        return set()
-    try:
-        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error:
-        return set()
-    finally:
-        connection.close()
-
-
 def _runs(folder: Path) -> list[Path]:
     """The runs of a file store: the folder itself, or those in it or in its experiments."""
     for places in ([folder], folder.glob("*"), folder.glob("*/*")):
@@ -74,11 +59,10 @@ def _from_files(run: Path) -> Iterator[Point]:
     for file in sorted(path for path in (run / "metrics").rglob("*") if path.is_file()):
         name = file.relative_to(run / "metrics").as_posix()
         for line in file.read_text(errors="replace").splitlines():
-            cells = line.split()
-            value = number(cells[1]) if len(cells) in (2, 3) else None
-            step = cells[2] if len(cells) == 3 else "0"
-            if value is not None and cells[0].isdecimal() and step.removeprefix("-").isdecimal():
-                yield int(cells[0]), int(step), name, value
+            found = _LINE.fullmatch(line.strip())
+            value = number(found["value"]) if found else None
+            if found and value is not None:
+                yield int(found["time"]), int(found["step"] or 0), name, value
 
 
 def _from_client(run_id: str) -> Table:
@@ -104,8 +88,7 @@ def _from_client(run_id: str) -> Table:
 def _table(source: str, points: Iterable[Point], params: dict[str, str]) -> Table:
     series = Series()
     for _, step, name, value in sorted(points):
-        if abs(step) < 1 << 62:
-            series.add(name, step, math.copysign(math.inf, value) if abs(value) > _LARGEST else value)
+        series.add(name, step, math.copysign(math.inf, value) if abs(value) > _LARGEST else value)
     if not len(series):
         raise SourceError(f"{source}: an MLflow run without a metric; give one that has logged something")
     return Table(FORMAT, series.columns(), known=params)

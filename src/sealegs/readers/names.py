@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from sealegs.errors import SourceError
 from sealegs.record.columns import Columns
 
@@ -54,7 +56,7 @@ _NO_STEP = re.compile(r"total|max|number|per|warmup|save|log|logging|time|skippe
 _FALLBACK_RANK = 1000
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Role:
     """What a column can stand for; a lower rank is a better name for it."""
 
@@ -124,9 +126,9 @@ def candidates(columns: Columns, signal: str) -> list[str]:
 
     A name that is seldom logged stands behind one that is logged ten times as often: a summary at the end of a run.
     """
-    counts = {name: int(mask.sum()) for name, mask in columns.logged.items()}
     roles = {name: found for name in columns.values if (found := role(name)) and found.signal == signal}
-    most = max((counts[name] for name in roles), default=0)
+    counts = {name: np.count_nonzero(columns.logged[name]) for name in roles}
+    most = max(counts.values(), default=0)
     return sorted(roles, key=lambda name: (counts[name] * 10 < most, roles[name].rank, -counts[name]))
 
 
@@ -158,4 +160,4 @@ def listed(names: Sequence[str] | Mapping[str, object], most: int = 12) -> str:
     """A few names in words."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(name[:80] for name in names[:most]) + more) or "none"
+    return (", ".join(name[:80] if name.isprintable() else repr(name[:80]) for name in names[:most]) + more) or "none"

@@ -18,6 +18,8 @@ HEAD_BYTES = 256 << 10
 _PIECE_BYTES = 1 << 20
 _LONGEST_LINE = 64 << 20
 """Bytes without a line end after which a file is no log."""
+_MOST_BYTES = 512 << 20
+"""Of a file that has to be held whole: what is made of it takes several times as much."""
 _SAMPLE = 4096
 _GZIP = b"\x1f\x8b"
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -54,17 +56,15 @@ class Place:
     @property
     def is_text(self) -> bool:
         """Whether the head looks like text in some encoding."""
-        sample = self.head_text.replace("\0", "")[:_SAMPLE]
+        sample = self.head_text[:_SAMPLE]
         return bool(sample.strip()) and len(_CONTROL.findall(sample)) <= len(sample) // 20
 
     @cached_property
     def head_text(self) -> str:
         """The head decoded, up to its last line end where the file goes on."""
-        text = self.head.decode(self._encoding, errors="replace").lstrip("\ufeff")
-        if len(self.head) < HEAD_BYTES - 1:
-            return text
-        end = max(text.rfind("\n"), text.rfind("\r"))
-        return text[: end + 1] if end >= 0 else text
+        text = _plain(self.head.decode(self._encoding, errors="replace"))
+        goes_on = len(self.head) >= HEAD_BYTES - 1
+        return text[: text.rfind("\n") + 1] or text if goes_on else text
 
     @property
     def is_gzip(self) -> bool:
@@ -75,29 +75,29 @@ class Place:
             return file.read(2) == _GZIP
 
     def lines(self) -> Iterator[str]:
-        """The text in pieces of about a megabyte that end where a line ends."""
+        """The text in pieces of about a megabyte that end where a line ends: in ``\\n``, whatever it was."""
         decoder = codecs.getincrementaldecoder(self._encoding)("replace")
         kept = ""
         with self.opened() as file:
             while piece := file.read(_PIECE_BYTES):
-                text = kept + decoder.decode(piece)
-                end = max(text.rfind("\n"), text.rfind("\r")) + 1
+                text = kept + _plain(decoder.decode(piece))
+                end = text.rfind("\n") + 1
                 if end:
-                    yield text[:end].lstrip("\ufeff")
+                    yield text[:end]
                 kept = text[end:]
                 if len(kept) > _LONGEST_LINE:
                     raise SourceError(f"{self.source}: {_LONGEST_LINE >> 20} MiB without a line end; not a log")
-        kept += decoder.decode(b"", final=True)
+        kept += _plain(decoder.decode(b"", final=True))
         if kept:
-            yield kept.lstrip("\ufeff")
+            yield kept
 
-    def whole(self, at_most: int) -> bytes:
+    def whole(self) -> bytes:
         """All of the file, where it is small enough to be held."""
         with self.opened() as file:
-            content = file.read(at_most + 1)
-        if len(content) > at_most:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
             raise SourceError(
-                f"{self.source}: one JSON value of more than {at_most >> 20} MiB, which must be held whole; "
+                f"{self.source}: one JSON value of more than {_MOST_BYTES >> 20} MiB, which must be held whole; "
                 "give it as JSON lines or CSV"
             )
         return content.decode(self._encoding, errors="replace").lstrip("\ufeff").encode(errors="replace")
@@ -120,6 +120,16 @@ class Place:
             yield
         except OSError as error:
             raise SourceError(f"{self.source}: cannot be read ({error.strerror or error})") from error
+
+
+def torn(file: Path, at_byte: int) -> str:
+    """What is said of a file that is cut short or damaged there."""
+    return f"{file.name} is torn or damaged at byte {at_byte:,} of {file.stat().st_size:,}: read up to there"
+
+
+def _plain(text: str) -> str:
+    """Lines that all end in the same way, without zeros or a mark of the encoding before them."""
+    return text.lstrip("\ufeff").replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
 
 
 class _Unzipped(io.RawIOBase):

@@ -30,7 +30,5 @@ def read(place: Place) -> Table:
         columns = read_columns(place.path / METRICS)
     except FileNotFoundError:
         raise SourceError(f"{place.source}: the run has no {METRICS} yet; wait for its first step") from None
-    except OSError as error:
-        raise SourceError(f"{place.source}: {METRICS} cannot be read ({error.strerror})") from error
     remarks = (f"{columns.damaged_lines} lines are no rows: left out",) if columns.damaged_lines else ()
     return Table(FORMAT, columns, remarks, manifest=manifest, events=place.path / EVENTS)

@@ -11,7 +11,7 @@ from sealegs.record.columns import Column, Columns, Mask
 LARGEST = 2.0**53
 _ENOUGH = 0.5
 """Share of the rows with a loss that a step column has to have."""
-_CHANGES = {"step of the bar": 0.1, "step of a line before": 0.5}
+_CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
 """Share of them whose step is another than the one before; of a step that rows name themselves less will do."""
 
 Steps = NDArray[np.int64]
@@ -101,6 +101,8 @@ def _beside_the_loss(steps: Column, measured: Mask) -> Steps:
     """Whole steps for all rows. Only losses that go back are a resume: other rows stay between those beside them."""
     usable = np.isfinite(steps) & (abs(steps) < LARGEST)
     at = np.flatnonzero(measured & usable)
+    if len(at) == len(steps):
+        return steps.astype(np.int64)
     if not len(at):
         return np.arange(len(steps))
     place = np.searchsorted(at, np.arange(len(steps)), side="right") - 1

@@ -3,9 +3,8 @@
 import math
 import re
 from array import array
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.manifest import Manifest
 
 MOST_NAMES = 20_000
+"""Of columns: a run that logs each layer of a large model has a tenth of that."""
 MOST_CELLS = 60_000_000
 """Of all columns together, empty cells included: 540 MB. Seldom logged columns are left out beyond that."""
 _DEEPEST = 8
+"""Slashes in the name of a nested value, beyond which it is no metric."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 
@@ -52,12 +53,18 @@ def number(text: str) -> float | None:
         return None
 
 
+def some_rows(columns: Columns, kept: Mask) -> Columns:
+    """These rows, and the columns that they have a cell of."""
+    logged = {name: mask[kept] for name, mask in columns.logged.items() if mask[kept].any()}
+    values = {name: columns.values[name][kept] for name in logged}
+    return replace(columns, values=values, logged=logged, rows=int(kept.sum()))
+
+
 class Gathered:
-    """Collects rows. A cell costs 16 bytes and an absent one nothing, so rows may differ in what they have."""
+    """Collects rows. A cell costs 12 bytes and an absent one nothing, so rows may differ in what they have."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.not_numbers: Counter[str] = Counter()
         self._cells: dict[str, tuple[array[int], array[float]]] = {}
 
     @property
@@ -66,14 +73,14 @@ class Gathered:
         return list(self._cells)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take one row; what is nested gets names with a slash, what is no number is counted."""
+        """Take one row; what is nested gets names with a slash, what is no number is left out."""
         self._add_cells(row, "")
         self.rows += 1
 
     def add_many(self, rows: int, columns: Mapping[str, Sequence[str]]) -> None:
         """Take rows that all have the same cells, each of them a number as text."""
         for name, cells in columns.items():
-            places, values = self._cells.setdefault(name, (array("q"), array("d")))
+            places, values = self._cells.setdefault(name, (array("I"), array("d")))
             places.extend(range(self.rows, self.rows + rows))
             values.extend(map(float, cells))
         self.rows += rows
@@ -89,16 +96,10 @@ class Gathered:
             elif isinstance(value, (float, int)):
                 self._add_cell(name, value)
             elif isinstance(value, str):
-                read = number(value)
-                if read is None:
-                    self._count(name)
-                else:
+                if (read := number(value)) is not None:
                     self._add_cell(name, read)
-            elif isinstance(value, Mapping):
-                if prefix.count("/") < _DEEPEST:
-                    self._add_cells(value, f"{name}/")
-            elif value is not None:
-                self._count(name)
+            elif isinstance(value, Mapping) and prefix.count("/") < _DEEPEST:
+                self._add_cells(value, f"{name}/")
 
     def _add_cell(self, name: str, value: float) -> None:
         try:
@@ -106,30 +107,26 @@ class Gathered:
         except KeyError:
             if len(self._cells) >= MOST_NAMES:
                 return
-            places, values = self._cells[name] = (array("q"), array("d"))
+            places, values = self._cells[name] = (array("I"), array("d"))
         try:
             values.append(value)
         except OverflowError:  # an integer beyond the floats
-            values.append(math.copysign(math.inf, value))
+            values.append(math.inf if value > 0 else -math.inf)
         places.append(self.rows)
 
-    def _count(self, name: str) -> None:
-        if name in self.not_numbers or len(self.not_numbers) < MOST_NAMES:
-            self.not_numbers[name] += 1
-
     def columns(self, damaged_lines: int = 0) -> Columns:
-        """Everything so far; the columns with the fewest cells are left out where it would be too much to hold."""
-        fullest = sorted(self._cells, key=lambda name: -len(self._cells[name][0]))
-        kept = set(fullest[: max(1, MOST_CELLS // max(1, self.rows))])
+        """Everything, once; the columns with the fewest cells are left out where it would be too much to hold."""
+        kept = _fullest({name: len(places) for name, (places, _) in self._cells.items()}, self.rows)
         values: dict[str, Column] = {}
         logged: dict[str, Mask] = {}
-        for name in (name for name in self._cells if name in kept):
-            places, cells = self._cells[name]
-            at = np.frombuffer(places, np.int64)
-            values[name] = np.full(self.rows, np.nan)
-            values[name][at] = np.frombuffer(cells, np.float64)
-            logged[name] = np.zeros(self.rows, np.bool_)
-            logged[name][at] = True
+        for name in self.names:
+            places, cells = self._cells.pop(name)  # not both at a time: a long log fills the memory
+            if name in kept:
+                at = np.frombuffer(places, np.uintc)
+                values[name] = np.full(self.rows, np.nan)
+                values[name][at] = np.frombuffer(cells, np.float64)
+                logged[name] = np.zeros(self.rows, np.bool_)
+                logged[name][at] = True
         return Columns(values, logged, rows=self.rows, damaged_lines=damaged_lines)
 
 
@@ -159,7 +156,8 @@ class Series:
         steps = np.frombuffer(self._cells[1], np.int64)
         if not len(names):
             return Columns({}, {})
-        most = names == np.argmax(np.bincount(names))
+        counts = np.bincount(names)
+        most = names == np.argmax(counts)
         back = np.zeros(len(names), np.int64)
         back[np.flatnonzero(most)[1:]] = np.diff(steps[most]) < 0
         segments = np.cumsum(back)
@@ -171,10 +169,17 @@ class Series:
         values: dict[str, Column] = {"step": steps[order][new_row].astype(np.float64)}
         logged: dict[str, Mask] = {"step": np.ones(rows, np.bool_)}
         cells = np.frombuffer(self._cells[2], np.float64)[order]
-        for name, code in self._names.items():
-            mine = names[order] == code
-            values[name] = np.full(rows, np.nan)
-            logged[name] = np.zeros(rows, np.bool_)
-            values[name][row_of[mine]] = cells[mine]
-            logged[name][row_of[mine]] = True
+        kept = _fullest(dict(zip(self._names, counts.tolist(), strict=True)), rows)
+        by_name = np.split(np.argsort(names[order], kind="stable"), np.cumsum(counts)[:-1])
+        for name, mine in zip(self._names, by_name, strict=True):
+            if name in kept:
+                values[name] = np.full(rows, np.nan)
+                logged[name] = np.zeros(rows, np.bool_)
+                values[name][row_of[mine]] = cells[mine]
+                logged[name][row_of[mine]] = True
         return Columns(values, logged, rows=rows)
+
+
+def _fullest(cells: Mapping[str, int], rows: int) -> set[str]:
+    """The columns with the most cells, as many as can be held."""
+    return set(sorted(cells, key=lambda name: -cells[name])[: max(1, MOST_CELLS // max(1, rows))])

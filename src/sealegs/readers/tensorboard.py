@@ -1,10 +1,11 @@
 """TensorBoard event files in, streamed through TensorBoard's own reader, a Table out."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from sealegs.errors import MissingExtra, SourceError
-from sealegs.readers.place import Place
+from sealegs.readers.place import Place, torn
 from sealegs.readers.table import Series, Table
 
 FORMAT = "tensorboard"
@@ -27,7 +28,7 @@ def read(place: Place) -> Table:
         raise SourceError(f"{place.source}: a compressed event file; unzip it first: gunzip {place.path.name}")
     series = Series()
     remarks: list[str] = []
-    files = sorted(_files(place.path), key=lambda file: (file.parent, file.name)) if place.is_folder else [place.path]
+    files = list(_files(place.path)) if place.is_folder else [place.path]
     for file in files:
         prefix = "" if file.parent == place.path or not place.is_folder else f"{file.parent.name}/"
         read_bytes = 0
@@ -36,11 +37,10 @@ def read(place: Place) -> Table:
             for name, step, value in scalars:
                 series.add(prefix + name, step, value)
         if read_bytes != file.stat().st_size:
-            remarks.append(f"{file.name} is torn: read up to there")
+            remarks.append(torn(file, read_bytes))
     if not len(series):
-        raise SourceError(
-            f"{place.source}: event files without a scalar; log some with add_scalar, or give another run"
-        )
+        found = "; ".join([*remarks, "no scalar is in its event files"])
+        raise SourceError(f"{place.source}: {found}; log some with add_scalar, or give another run")
     if len(files) > 1:
         remarks.append(f"{len(files)} event files read as one run")
     return Table(FORMAT, series.columns(), tuple(remarks))
@@ -73,7 +73,10 @@ def _events(file: Path) -> Iterator[tuple[int, list[tuple[str, int, float]]]]:
             if value.HasField("simple_value"):
                 scalars.append((value.tag, event.step, value.simple_value))
             elif value.HasField("tensor") and value.metadata.plugin_data.plugin_name in ("scalars", ""):
-                tensor = make_ndarray(value.tensor)
-                if tensor.size == 1 and tensor.dtype.kind in "fiub":
-                    scalars.append((value.tag, event.step, float(tensor.reshape(()))))
+                if any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
+                    continue
+                with suppress(TypeError, ValueError):  # a type that it does not know, or too few bytes
+                    tensor = make_ndarray(value.tensor)
+                    if tensor.dtype.kind in "fiub":
+                        scalars.append((value.tag, event.step, float(tensor.item())))
         yield len(record), scalars

@@ -5,6 +5,7 @@ what a line was found to say becomes a pattern for the next lines of its kind, w
 """
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +15,7 @@ from sealegs.errors import SourceError
 from sealegs.readers import delimited, json_file, json_lines, trainer_state
 from sealegs.readers.names import CARRIED
 from sealegs.readers.place import Place
-from sealegs.readers.table import Gathered, Table
+from sealegs.readers.table import Gathered, Table, some_rows
 from sealegs.readers.wording import ROW, Kind, understood
 from sealegs.record.columns import Columns
 
@@ -35,9 +36,12 @@ _NUMBER = re.compile(
     r"|(?:nan|NaN|NAN|[iI]nf(?:inity)?|INF)(?![A-Za-z_]| iterations)))"
 )
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LONGEST_LINE = 20_000
+_LONGEST_LINE, _MOST_NUMBERS = 20_000, 500
+"""Of a line that is looked at: a longer one is data, not a row, and making a pattern of it takes seconds."""
 _MOST_KINDS, _SEEN_OFTEN, _MOST_BARS = 16, 3, 8
+"""Patterns that are tried on a line; lines of a wording that make it one; lengths of the bars that are under way."""
 _BLOCK = 8192
+"""Lines of a kind that are taken at once."""
 
 
 def recognises(place: Place) -> bool:
@@ -49,7 +53,7 @@ def recognises(place: Place) -> bool:
 def is_log(place: Place) -> bool:
     """Whether its beginning has rows: most texts that lie about in a folder are something else."""
     scan = _Scan()
-    for line in place.head_text.splitlines():
+    for line in place.head_text.split("\n"):
         scan.see(line)
     return scan.columns().rows > 1
 
@@ -71,10 +75,8 @@ def read(place: Place) -> Table:
 
 def _lines(place: Place) -> Iterator[str]:
     for piece in place.lines():
-        text = piece.replace("\0", "").replace("\b", "")
-        if "\x1b" in text:
-            text = _ESCAPE.sub("", text)
-        yield from text.replace("\r", "\n").split("\n")
+        text = piece.replace("\b", "")
+        yield from (_ESCAPE.sub("", text) if "\x1b" in text else text).split("\n")
 
 
 class _Scan:
@@ -91,7 +93,7 @@ class _Scan:
         self._rank: str | None = None
         self._other_ranks = 0
         self._losses = 0
-        self._without_step: list[int] = []
+        self._without_step = array("q")
         self._block: list[Sequence[str]] = []
         self._block_kind: Kind | None = None
 
@@ -114,7 +116,7 @@ class _Scan:
             return
         parts = _NUMBER.split(line[:_LONGEST_LINE])
         numbers = [text.replace(",", "") for text in parts[1::2]]
-        if not numbers:
+        if not 0 < len(numbers) <= _MOST_NUMBERS:
             return
         kind = understood(parts[::2], numbers)
         self.close_block()
@@ -138,7 +140,7 @@ class _Scan:
     def _remember_wording(self, parts: list[str], kind: Kind) -> None:
         wording = tuple(re.sub(r"\s+", " ", text) for text in parts[::2])
         self._wordings[wording] += 1
-        if len(self._wordings) > 1000:
+        if len(self._wordings) > 1000:  # what never comes again would fill the memory
             self._wordings.clear()
         if self._wordings[wording] == _SEEN_OFTEN:
             texts = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in parts[::2]]
@@ -189,9 +191,7 @@ class _Scan:
             return columns
         kept = np.ones(columns.rows, np.bool_)
         kept[self._without_step] = False
-        values = {name: column[kept] for name, column in columns.values.items()}
-        logged = {name: mask[kept] for name, mask in columns.logged.items()}
-        return Columns(values, logged, rows=int(kept.sum()))
+        return some_rows(columns, kept)
 
 
 def _is_worth_a_look(line: str) -> bool:

@@ -1,13 +1,12 @@
 """Trackio's store in, a SQLite file a project, a Table out. ``FILE.db#RUN`` names one of its runs."""
 
 import json
-import sqlite3
 from typing import Any
 
 from sealegs.errors import SourceError
-from sealegs.readers.mlflow import SQLITE, tables
 from sealegs.readers.names import listed
 from sealegs.readers.place import Place
+from sealegs.readers.sqlite import opened, tables
 from sealegs.readers.table import Gathered, Table
 
 FORMAT = "trackio"
@@ -15,29 +14,19 @@ FORMAT = "trackio"
 
 def recognises(place: Place) -> bool:
     """A SQLite file with the tables that Trackio makes."""
-    return place.head.startswith(SQLITE) and {"metrics", "system_metrics", "configs"} <= tables(place.path)
+    return {"metrics", "system_metrics", "configs"} <= tables(place)
 
 
 def read(place: Place) -> Table:
     """The rows of one run, in the order they came."""
-    try:
-        connection = sqlite3.connect(f"{place.path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            found = connection.execute(
-                "SELECT DISTINCT run_name FROM metrics WHERE typeof(run_name) = 'text' ORDER BY 1"
-            )
-            runs = [name for (name,) in found]
-            run = _chosen(place, runs)
-            gathered = Gathered()
-            for step, metrics in connection.execute(
-                "SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id", (run,)
-            ):
-                gathered.add({**_object(metrics), "step": step})
-            configs = connection.execute("SELECT config FROM configs WHERE run_name = ?", (run,)).fetchone()
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise SourceError(f"{place.source}: cannot be read as a Trackio store ({error})") from error
+    gathered = Gathered()
+    with opened(place) as store:
+        runs = store.execute("SELECT DISTINCT run_name FROM metrics WHERE typeof(run_name) = 'text' ORDER BY 1")
+        run = _chosen(place, [name for (name,) in runs])
+        rows = store.execute("SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id", (run,))
+        for step, metrics in rows:
+            gathered.add({**_object(metrics), "step": step})
+        configs = store.execute("SELECT config FROM configs WHERE run_name = ?", (run,)).fetchone()
     known = {name: value for name, value in _object(configs[0] if configs else "").items() if name[:1] != "_"}
     return Table(FORMAT, gathered.columns(), known=known)
 
@@ -49,7 +38,7 @@ def _chosen(place: Place, runs: list[str]) -> str:
         return runs[0]
     if place.choice not in runs:
         wrong = f"no run {place.choice!r} among" if place.choice else f"{len(runs)} runs:"
-        raise SourceError(f"{place.source}: {wrong} {listed(runs)}; name one: {place.path}#{runs[0]}")
+        raise SourceError(f"{place.source}: {wrong} {listed(runs)}; name one: {place.path}#{listed(runs[:1])}")
     return place.choice
 
 

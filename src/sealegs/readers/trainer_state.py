@@ -9,7 +9,6 @@ from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table
 
 FORMAT = "trainer_state"
-MOST_BYTES = 512 << 20
 _FILE = "trainer_state.json"
 _HISTORY = re.compile(r'\s*\{.*"log_history"\s*:', re.DOTALL)
 _SETTINGS = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps")
@@ -26,7 +25,7 @@ def read(place: Place) -> Table:
     """The history of a run. Each checkpoint repeats it from the start, so the newest has all of it."""
     newest = _newest(place.path) if place.is_folder else None
     file = Place(place.source, newest) if newest else place
-    text = file.whole(MOST_BYTES)
+    text = file.whole()
     try:
         state = json.loads(text)
         remarks = []

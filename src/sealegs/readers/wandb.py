@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sealegs.errors import MissingExtra, SourceError
-from sealegs.readers.place import Place
+from sealegs.readers.place import Place, torn
 from sealegs.readers.table import Gathered, Table
 
 FORMAT = "wandb"
@@ -35,7 +35,9 @@ def read(place: Place) -> Table:
         elif record.HasField("config"):
             config.update(_items(record.config.update))
     if not gathered.names:
-        raise SourceError(f"{place.source}: a W&B run that has logged no number; give another")
+        raise SourceError(
+            f"{place.source}: {'; '.join([*remarks, 'no number is logged in this W&B run'])}; give another"
+        )
     config.pop("_wandb", None)
     return Table(FORMAT, gathered.columns(), tuple(remarks), config)
 
@@ -62,15 +64,18 @@ def _records(file: Path, remarks: list[str]) -> Iterator[Any]:
     except Exception as error:  # its reader has no error of its own
         store.close()
         raise SourceError(f"{file}: a W&B file whose head is damaged ({error}); restore it from a copy") from error
+    begins = store.get_offset()
     try:
         while (data := store.scan_data()) is not None:
-            record = Record()
-            record.ParseFromString(data)
-            yield record
-    except (AssertionError, DecodeError, struct.error):  # how it says that a record is not whole
-        remarks.append(f"{file.name} is torn: read up to there")
+            yield Record.FromString(data)
+            begins = store.get_offset()
+        is_whole = store.get_offset() == begins  # it is silent where a long record has no end
+    except (AssertionError, DecodeError, IndexError, struct.error):  # how it says that a record is not whole
+        is_whole = False
     finally:
         store.close()
+    if not is_whole:
+        remarks.append(torn(file, begins))
 
 
 def _items(items: Iterable[Any]) -> dict[str, Any]:
