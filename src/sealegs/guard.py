@@ -385,7 +385,7 @@ class Guard:
         """Wait for the last verdicts and checkpoints, write them, let go of the folder and of the model."""
         self._meter.close()
         if self.recovery is not None:
-            self.recovery.recorder.close()
+            self.recovery.close()
         if self.checkpoints is not None:
             self.checkpoints.wait()
             self._say_what_was_saved()

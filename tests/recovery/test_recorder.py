@@ -113,6 +113,20 @@ def test_an_incident_leaves_a_capsule(tmp_path: Path) -> None:
     (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "capsule"]
     assert event.detail["state"] == 280
     assert json.loads((tmp_path / "a/incidents/1/incident.json").read_text())["start"] == 300
+    written = (tmp_path / "a/incidents/1/postmortem.md").read_text()
+    assert written.startswith("# Post-mortem: incident 1, ")
+    assert "- onset: step 300" in written
+    assert "EMPTY: not diagnosed yet: run `sealegs postmortem a#1`" in written
+
+
+def test_a_post_mortem_that_was_completed_is_not_written_over(tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a")
+    folder = tmp_path / "a" / "incidents" / "1"
+    (folder / "postmortem.md").write_text("complete")
+    (folder / "replay.json").write_text("{}")
+    incident = json.loads((folder / "incident.json").read_text())
+    recorder.write_draft(folder, incident, ())
+    assert (folder / "postmortem.md").read_text() == "complete"
 
 
 def test_a_batch_that_the_loop_has_changed_is_not_taken_for_the_one_it_got(tmp_path: Path) -> None:

@@ -240,6 +240,14 @@ def test_outcomes_belong_to_their_interventions(tmp_path: Path) -> None:
     assert outcomes == {1: "came back", 2: "helped"}
 
 
+def test_an_incident_is_closed_with_what_it_has_cost(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=50) as guard:
+        train(guard, model, 300, once(230, 231, 232))
+    (done,), (closed,) = events(tmp_path / "a", "intervention"), events(tmp_path / "a", "incident-closed")
+    assert closed["cost"]["steps"] >= done["cost"]["steps"] > 0
+
+
 def test_a_resumed_run_has_the_incidents_of_its_checkpoint(tmp_path: Path) -> None:
     """One that was closed before the checkpoint is not opened again."""
     model, optimizer = small()

@@ -381,8 +381,20 @@ def test_what_did_not_resume_is_told(changes: dict[str, Any], told: str) -> None
     assert draft(MANIFEST, {**INCIDENT, **changes}, attempts(), []).outcome == (told,)
 
 
-def test_a_halt_is_the_outcome() -> None:
-    halted = [{"kind": "end", "step": 103, "time": 1.0, "reason": "halted"}]
+def test_a_loss_above_the_limit_did_not_recover() -> None:
+    rows = [*(row(step, 2.0) for step in range(100)), row(100, 6.0), row(101, 7.0)]
+    rows += [row(step, 2.5) for step in range(102, 400)]
+    lingering = {**INCIDENT, "end": 399, "trajectory": "lingering", "recovery_loss": None}
+    first, second = draft(MANIFEST, lingering, rows, []).symptoms.after
+    assert (first.loss, first.is_back) == (2.5, False)
+    assert (second.loss, second.is_back, second.ends_at) == (None, False, 399)
+    later = draft(MANIFEST, {**lingering, "end": 120, "recovery_loss": 2.0}, rows, []).symptoms.after
+    assert later[0].is_back, "it had recovered before: this is another matter"
+
+
+@pytest.mark.parametrize("event", [{"kind": "halt"}, {"kind": "end", "reason": "halted"}])
+def test_a_halt_is_the_outcome(event: dict[str, Any]) -> None:
+    halted = [{"step": 103, "time": 1.0, **event}]
     open_still = {**INCIDENT, "recovery_loss": None, "end": None, "trajectory": None}
     document = draft(MANIFEST, open_still, attempts(), halted)
     assert document.outcome == ("did not resume: the run was halted at step 103",)
@@ -397,11 +409,41 @@ def test_shadow_mode_did_nothing_and_says_what_it_would_have_done() -> None:
     assert (document.cost.lost_steps, document.cost.counted) == (50, "from the onset to where it resumed")
 
 
+def test_skips_that_were_counted_back_all_belong_to_it() -> None:
+    """Forty steps are skipped, the run counts them back and is well at step 105: by number, most were later."""
+    known = {**INCIDENT, "start": 100, "peak": 105, "peak_loss": 7.0, "end": 105}
+    rows = [*(row(s, 2.0) for s in range(100)), *(row(s, 7.0 if s == 105 else 6.0) for s in range(100, 139))]
+    rows += [row(139, 6.9), *(row(s, 2.0) for s in range(100, 300))]
+    skip = {"acted": True, "skipped_in_a_row": 1, "time": 1.0}
+    told = [
+        {"kind": "skip", "step": 20, **skip},
+        {"kind": "skip", "step": 100, **skip},
+        {"kind": "alarm", "step": 101, "incident": 3, **skip},
+        *({"kind": "skip", "step": step, **skip} for step in range(102, 140)),
+        {"kind": "counted-back", "step": 140, "to_step": 100, "time": 1.0, "text": "40 steps are counted back"},
+        {"kind": "incident-closed", "step": 105, "number": 3, "time": 1.0},
+        {"kind": "skip", "step": 104, **skip},
+    ]
+    document = draft(MANIFEST, known, rows, told)
+    assert document.recovery == ("skipped 40 updates, steps 100 to 139", "40 steps are counted back")
+    assert document.cost is not None
+    assert (document.cost.lost_steps, document.cost.counted) == (40, "skipped")
+    assert (document.symptoms.grad_norm, document.symptoms.grad_norm_step) == (70.0, 105)
+    late = [each if each["step"] != 139 else each | {"grad_norm": 99.0} for each in rows]
+    assert draft(MANIFEST, known, late, told).symptoms.grad_norm_step == 139
+
+
 def test_downtime_is_the_gap_before_a_resume_within_the_incident() -> None:
     found = met(INCIDENT, attempts())
     resumes = [{"kind": "resume", "step": 90, "time": 401.0}]
     assert cost(found, MANIFEST, resumes).downtime_s == 300.0
     assert cost(found, MANIFEST, [{"kind": "resume", "step": 90, "time": 50.5}]).downtime_s == 0.0
+
+
+def test_the_line_that_the_weights_went_has_each_step_once() -> None:
+    found = met(INCIDENT, attempts())
+    assert [row["step"] for row in found.line] == list(range(700))
+    assert [row["step"] for row in (*found.before, *found.course)] == list(range(103))
 
 
 def test_the_moving_average_leans_on_what_is_new() -> None:

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.xdist_group("postmortem")  # one run serves all
 
 NANO = SIZES["nano"]
 CADENCE = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
-SETTINGS = resolved(replace(NANO, steps=300, threads=1, shadow=True, cadence=CADENCE))
-STRUCK, LAST = 230, 290
+SETTINGS = resolved(replace(NANO, steps=330, threads=1, shadow=True, cadence=CADENCE))
+STRUCK, LAST = 230, 325
 TITLES = [
     *("Symptoms", "Evidence", "Hypotheses", "Discriminating evidence", "Root cause", "Classification"),
     *("Recovery action", "Outcome", "Cost", "Remediation", "Verification", "Lesson", "Follow-ups"),
@@ -326,10 +326,10 @@ def test_a_run_that_was_only_watched_is_known_by_its_alarms(tmp_path: Path) -> N
     assert (found[5].peak_loss, found[5].end) == (open_run(folder).column("loss")[800], None)
     assert found[5].usual < found[5].limit < found[5].usual + 0.05
     assert main(["postmortem", f"{folder}#5"]) == 0
-    text = (folder / "incidents" / "5" / "postmortem.md").read_text()
+    text = (folder / "incidents" / "seen-5" / "postmortem.md").read_text()
     assert "incident 5, 2001-09-09 01:46:40 UTC, run watched-" in text
     assert main(["postmortem", str(folder)]) == 0
-    assert (folder / "incidents" / "6" / "postmortem.html").exists()
+    assert (folder / "incidents" / "seen-6" / "postmortem.html").exists()
 
 
 # The stretch that a diagnosis is made from.
@@ -374,6 +374,12 @@ def test_a_diagnosis_is_about_this_incident_alone(tmp_path: Path) -> None:
     assert facts.resumed_before is None
     document = postmortem_of(Case(source="back", run=run, incident=worst, others=(BROKEN,)))
     assert document.symptoms.grad_norm == pytest.approx(40.7, abs=0.2)
+
+
+def test_an_incident_that_hindsight_does_not_see_is_still_the_one_to_explain(spiked: Case) -> None:
+    unseen = replace(SPIKE, start=1000, peak=1000, peak_loss=2.1, end=1010)
+    facts, _ = diagnosed(replace(spiked, incident=unseen))
+    assert facts.focus == unseen
 
 
 def test_nobody_knows_how_an_attempt_would_have_gone_on(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "where two runs part: settings, versions, signals",
     "dashboard": "draw runs: one HTML file, or a page that follows them",
     "replay": "run an incident again, one thing changed at a time: its tested cause",
+    "postmortem": "a document about each incident: symptoms, causes, cost, what to change",
     "locate": "the first operation of an incident that makes NaN of finite numbers",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
@@ -45,6 +46,7 @@ examples:
   sealegs check train.log                          what went wrong in any training log, and why
   sealegs dashboard a                              draw it: experiments/a/dashboard.html
   sealegs replay a#1                               why its first incident happened, tested
+  sealegs postmortem a                             a document about each of its incidents
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
 """

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ from sealegs.record.schema import (
     BATCHES,
     CAPSULE,
     CHECKPOINTS,
+    EVENTS,
     INCIDENT,
     INCIDENTS,
     MANIFEST,
     METRICS,
+    POSTMORTEM,
+    REPLAY,
     STATE,
     TOKENIZER,
     speakable,
@@ -39,6 +42,7 @@ from sealegs.recovery.room import in_words
 from sealegs.recovery.snapshots import Snapshot, Snapshots
 from sealegs.recovery.state import Trainee
 from sealegs.recovery.together import Together
+from sealegs.report.postmortem import draft, markdown
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 
@@ -181,14 +185,12 @@ class Recorder:
             + (without if state is None else f"the state of step {state}"),
         )
 
-    def closed(self, incident: Incident) -> None:
-        """What became of it."""
-        if (
-            self._folder is not None
-            and self._ranks.rank == 0
-            and (folder := self._folder / str(incident.number)).exists()
-        ):
-            self._beside(lambda: _write_json(folder / INCIDENT, asdict(incident)))
+    def follow_up(self, incident: Incident) -> None:
+        """What became of an incident, or how it stands at the end: with the draft of its post-mortem."""
+        if self._folder is None or self._ranks.rank or not (folder := self._folder / str(incident.number)).exists():
+            return
+        rows = tuple(self._rows)
+        self._beside(lambda: write_draft(folder, asdict(incident), rows))
 
     def after_step(self) -> None:
         """Write a state that is still to be written, and say what went wrong."""
@@ -329,6 +331,20 @@ def _parts(batch: Any) -> Iterator[Any]:
     elif is_dataclass(batch):
         for field in fields(batch):
             yield from _parts(getattr(batch, field.name))
+
+
+def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """What is known without a diagnosis. A post-mortem that a diagnosis has been added to is not written over."""
+    _write_json(folder / INCIDENT, incident)
+    if (folder / REPLAY).exists() or (folder / POSTMORTEM).with_suffix(".html").exists():
+        return
+    run = folder.parent.parent
+    manifest = json.loads((run / MANIFEST).read_bytes())
+    events = [
+        json.loads(line) for line in (run / EVENTS).read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
+    ]
+    with whole_file(folder / POSTMORTEM) as file:
+        file.write(markdown(draft(manifest, incident, rows, events, source=run.name)).encode())
 
 
 def link_folder(source: Path, target: Path) -> None:

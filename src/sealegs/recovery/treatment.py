@@ -216,6 +216,12 @@ class Recovery:
         self._schedules.forget_from(step)
         self._healthy = self._good = self._skipped = self._counts_back = 0
 
+    def close(self) -> None:
+        """Wait for what is being written of incidents; one that is open is written as it stands."""
+        if (incident := incidents.ended(self._incidents)) is not None:
+            self.recorder.follow_up(incident)
+        self.recorder.close()
+
     # What survives the process.
 
     def bookkeeping(self) -> dict[str, Any]:
@@ -265,7 +271,7 @@ class Recovery:
         is_doubtful = self._incidents.is_open or trouble is not None
         if not verdict.go:
             self._cost += Cost(steps=1)
-        elif is_calm:
+        elif is_calm and not news:  # which may be that one has just been closed
             self._cost = Cost()  # what was skipped alone is no incident's
         self._good = self._good + 1 if verdict.go and verdict.incident is None else 0
         if not verdict.go:
@@ -308,7 +314,7 @@ class Recovery:
     def _note_closed(self, step: int, incident: Incident) -> None:
         cost = self._priced(self._cost)
         self._watch.note("incident-closed", step=step, **asdict(incident), text=str(incident), cost=cost)
-        self.recorder.closed(incident)
+        self.recorder.follow_up(incident)
 
     def _keep_probe(self, number: int) -> None:
         """Keep a batch that can be tried again."""

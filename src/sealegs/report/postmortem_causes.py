@@ -1,0 +1,234 @@
+"""A diagnosis and reruns of an incident in, what its post-mortem says about causes out."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from sealegs.diagnosis import signs
+from sealegs.diagnosis.causes import Remedy, causes
+from sealegs.diagnosis.evidence import Sign
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.rank import Weighed, situations, weigh
+from sealegs.record.schema import unspell
+from sealegs.report.postmortem import FEWEST
+from sealegs.report.postmortem_values import Hypothesis
+from sealegs.report.replayed import ArmShown, Replayed
+
+MOST_LIKELY, MOST_RULED_OUT = 5, 4
+ORDER = ("established", "supported", "hypothesis", None, "ruled out")
+"""Grades, the likeliest first; None is a cause that too little speaks for."""
+OF_THE_END = ("nonfinite-stays", "nonfinite-passes", "goes-on-rising", "heals-slowly", "back-at-once")
+"""Signs that ask how it went on."""
+TELLING = 8
+"""Lines of discriminating evidence."""
+NOT_IN_THE_RECORD = frozenset(
+    {
+        *(
+            "corrupt-weight",
+            "corrupt-gradient",
+            "kernel-fault",
+            "ranks-out-of-step",
+            "dependency-change",
+            "metric-wrong",
+        ),
+        *("optimizer-reset", "resume-state-missing", "data-order", "lr-discontinuity", "unlogged-step-size"),
+        "misaligned-restart",
+    }
+)
+"""Causes that a rerun may not have: all others are in the state, the batches and the rates that it starts from."""
+PANEL_WORDS = (
+    (10, ("batch", "entropy", "source", "data", "shuffl", "epoch")),
+    (3, ("grad", "clip")),
+    (9, ("scale", "fp16", "dtype", "overflow", "precision")),
+    (4, ("activation", "attention", "logit", "softmax", "norm")),
+    (6, ("moment", "beta", "optimizer", "adam")),
+    (2, ("lr", "learning rate", "rate", "warm")),
+    (7, ("token",)),
+    (5, ("weight", "param", "init", "decay")),
+    (8, ("throughput", "seconds", "slow")),
+)
+"""Where a cause would be seen that no sign with a number speaks for."""
+
+
+def hypotheses(facts: Facts, replayed: Replayed | None, *, is_cut_short: bool) -> tuple[Hypothesis, ...]:
+    """At least three, where so many explain what is seen; the tested one first, what is ruled out last."""
+    said = signs.read(facts)
+    if is_cut_short:
+        said |= dict.fromkeys(OF_THE_END, Sign(None, missing="how it would have gone on: the run went back"))
+    shown = set(situations(facts, said)) or {"spike"}
+    tested = {replayed.cause, *replayed.causes} if replayed is not None else set()
+    cards = [card for card in causes().values() if card.name != "unknown"]
+    weighed = [weigh(card, said) for card in cards if shown & set(card.explains) or card.name in tested]
+    weighed.sort(key=lambda each: (ORDER.index(each.grade), -each.points))
+    likely = [each for each in weighed if each.grade in ORDER[:3] or each.card.name in tested]
+    out = [each for each in weighed if each.grade == "ruled out" and each not in likely]
+    more = [each for each in weighed if each.grade is None and each not in likely]
+    likely = likely[: max(MOST_LIKELY, len(tested))]
+    out = out[:MOST_RULED_OUT]
+    likely += more[: max(FEWEST - len(likely) - len(out), 0)]
+    names = [each.card.name for each in (*likely, *out)]
+    found = [_hypothesis(each, names) for each in (*likely, *out)]
+    return tuple(found if replayed is None else _tested(found, replayed))
+
+
+def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
+    """The panels that sentences cite.
+
+    >>> panels_in(["panels 1, 3: grad norm 47", "panel 10: no batch repeats", "beta2 0.95"])
+    (1, 3, 10)
+    """
+    cited = (re.match(r"panels? ([\d, ]+):", text) for text in texts)
+    return tuple(sorted({int(number) for match in cited if match for number in match[1].split(",")}))
+
+
+def discriminating(found: Sequence[Hypothesis], replayed: Replayed | None) -> tuple[str, ...]:
+    """What decides between the hypotheses: reruns, a line each; else the signs that speak for some and not others."""
+    numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
+    if replayed is not None and (told := tuple(_reruns(found, replayed, numbers))):
+        return told
+    lines = []
+    sentences = dict.fromkeys(text for each in found for text in (*each.evidence_for, *each.evidence_against))
+    for sentence in sentences:
+        favoured = [numbers[each.cause] for each in found if sentence in each.evidence_for]
+        against = [each for each in found if sentence in each.evidence_against]
+        out = [numbers[each.cause] for each in against if each.grade == "ruled out"]
+        doubted = [numbers[each.cause] for each in against if each.grade != "ruled out"]
+        words = (("favours", favoured), ("speaks against", doubted), ("rules out", out))
+        if len(favoured) < len(found):
+            lines.append(f"{sentence}: {', '.join(f'{verb} {_and(names)}' for verb, names in words if names)}")
+    return tuple(lines[:TELLING])
+
+
+def root_cause(found: Sequence[Hypothesis], replayed: Replayed | None, command: str, has_capsule: bool) -> str:
+    """One sentence; or that it is not known, and the test that would tell."""
+    if replayed is not None and replayed.cause is not None:
+        return f"{title_of(replayed.cause)}, tested: {replayed.because}."
+    top = next((each for each in found if each.grade not in ("ruled out", "not supported")), None)
+    if top is not None and top.grade == "established":
+        return f"{top.title}, established by the log and not replayed: {top.evidence_for[0]}."
+    first = top or next((each for each in found if each.grade != "ruled out"), None)
+    test = first.next_test if first is not None else ""
+    if replayed is None and has_capsule:
+        test = f"`sealegs replay {command}`"
+    reason = f" ({replayed.because})" if replayed is not None else f"; likeliest is H1, {top.title}" if top else ""
+    missing = f"log {', '.join(first.missing[:4])}" if first is not None and first.missing else "log more signals"
+    return f"Not known yet{reason}, and this is the test that would tell: {test or missing}."
+
+
+def blamed(found: Sequence[Hypothesis], replayed: Replayed | None) -> str | None:
+    """The cause that a remedy is taken from: the tested one, else one that the log at least supports."""
+    if replayed is not None:
+        return replayed.cause
+    top = next(iter(found), None)
+    return top.cause if top is not None and top.grade in ("established", "supported") else None
+
+
+def remedies(facts: Facts, cause: str) -> list[Remedy]:
+    """Those of a card that make sense here, the smallest change first."""
+    card = causes().get(cause)
+    fitting = [
+        remedy
+        for remedy in (card.remedies if card is not None else ())
+        if not (remedy.unless and signs.SIGNS[remedy.unless](facts).holds)
+        and not (remedy.when and not signs.SIGNS[remedy.when](facts).holds)
+    ]
+    return sorted(fitting, key=lambda remedy: ("safe", "opt-in", "show-only").index(remedy.grade))
+
+
+def told(remedy: Remedy) -> str:
+    """With its knob and value, and its grade where it is not safe."""
+    grade = "" if remedy.grade == "safe" else f"{remedy.grade}; "
+    return f"{remedy.do} ({grade}{remedy.knob}: {remedy.value})"
+
+
+def title_of(cause: str) -> str:
+    """As the card has it."""
+    card = causes().get(cause)
+    return card.title if card is not None else cause.replace("-", " ")
+
+
+def _hypothesis(weighed: Weighed, names: Sequence[str]) -> Hypothesis:
+    """With the test that tells it from the likeliest of the others that its card has one for."""
+    told = weighed.hypothesis
+    texts = (*told.evidence_for, *told.evidence_against)
+    tests = [test for test in weighed.card.tests if test.apart_from in names] or list(weighed.card.tests)
+    tests.sort(key=lambda test: names.index(test.apart_from) if test.apart_from in names else len(names))
+    return Hypothesis(
+        cause=told.cause,
+        title=weighed.card.title,
+        grade=weighed.grade or "not supported",
+        panels=panels_in(texts) or (_panel_of(" ".join((told.cause, *texts))),),
+        evidence_for=told.evidence_for,
+        evidence_against=told.evidence_against,
+        missing=told.missing,
+        next_test=tests[0].do if tests and weighed.grade != "ruled out" else "",
+    )
+
+
+def _panel_of(text: str) -> int:
+    """Where one would look, if no sentence says it.
+
+    >>> _panel_of("stale-beta2 beta2 0.95: the second moment averages 20 steps")
+    6
+    """
+    words = text.lower().replace("-", " ")
+    return next((panel for panel, parts in PANEL_WORDS if any(part in words for part in parts)), 1)
+
+
+def _tested(found: Sequence[Hypothesis], replayed: Replayed) -> list[Hypothesis]:
+    """With what the reruns say of each: the cause that they establish first, what is not needed ruled out."""
+    first: list[Hypothesis] = []
+    rest: list[Hypothesis] = []
+    out: list[Hypothesis] = []
+    for each in found:
+        panels = tuple(sorted({1, *each.panels}))
+        if each.cause == replayed.cause:
+            told = (f"panel 1: {replayed.because} (rerun)", *each.evidence_for)
+            first.append(replace(each, grade="tested", evidence_for=told, panels=panels, next_test=""))
+        elif replayed.causes.get(each.cause) == "not needed":
+            told = ("panel 1: the incident is there without it too (rerun)", *each.evidence_against)
+            out.append(replace(each, grade="ruled out", evidence_against=told, panels=panels, next_test=""))
+        else:
+            (out if each.grade == "ruled out" else rest).append(each)
+    return first + rest + out
+
+
+def _reruns(found: Sequence[Hypothesis], replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
+    if replayed.departure:
+        out = [number for cause, number in numbers.items() if cause not in NOT_IN_THE_RECORD]
+        verdicts = [f"favours {_numbered(replayed.cause, numbers)}"] if replayed.cause else []
+        verdicts += [f"rules out {_and(out)}"] if out else []
+        yield f"panels 1, 3, run again from the same state and data: {replayed.departure}: {', '.join(verdicts)}"
+    if replayed.location:
+        name = f": favours {_numbered(replayed.cause, numbers)}" if replayed.cause else ""
+        yield f"panel 1, every operation looked at: {replayed.location}{name}"
+    placebos = [arm for arm in replayed.arms if arm.kind == "placebo"]
+    is_sound = all(arm.shows == "there" for arm in placebos)
+    if placebos:
+        left = ", ".join(f"{arm.name} {_share(arm)}" for arm in placebos)
+        means = "what the other reruns show counts" if is_sound else "what the other reruns show proves nothing"
+        yield f"panel 1, left of the incident after harmless changes: {left}: {means}"
+    for arm in (arm for arm in replayed.arms if arm.kind != "placebo"):
+        verdict = _verdict(arm, _numbered(arm.cause, numbers)) if is_sound else "tells nothing"
+        yield f"panel 1, rerun with {arm.name} ({arm.does}): {_share(arm)} of the incident is left: {verdict}"
+
+
+def _verdict(arm: ArmShown, name: str) -> str:
+    if arm.shows == "partly":
+        return f"leaves {name} open"
+    if arm.kind == "without":
+        return f"favours {name}" if arm.shows == "gone" else f"rules out {name}"
+    return f"favours {name}" if arm.shows == "there" else f"speaks against {name}"
+
+
+def _numbered(cause: str, numbers: dict[str, str]) -> str:
+    return numbers.get(cause) or f"{cause.replace('-', ' ')} (not among the hypotheses)"
+
+
+def _share(arm: ArmShown) -> str:
+    left = float(unspell(arm.left))
+    return f"{left:.0%}" if left < 10 else "more than all"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

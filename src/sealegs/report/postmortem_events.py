@@ -1,0 +1,141 @@
+"""Events and an incident in, what was done about it, what came of that and what it cost out. Standard library only."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+from sealegs.report.postmortem_numbers import BASELINE, Met, Plain, finite
+from sealegs.report.postmortem_values import Cost
+
+
+def recovery(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
+    """What was done about it; nothing where the log would not tell."""
+    if not events:
+        return ()
+    lines = []
+    skips = _skips(met, events)
+    done = [event for event in skips if event.get("acted")]
+    if skips:
+        steps = [int(event["step"]) for event in done or skips]
+        told = f"{len(steps)} updates, steps {min(steps)} to {max(steps)}"
+        lines.append(f"skipped {told}" if done else f"none was skipped (shadow mode); it would have been {told}")
+    for event in _interventions(met, events):
+        parameters = "; ".join(map(_parameters, event.get("actions") or ()))
+        text = f"{event.get('text', 'an intervention')}{f' ({parameters})' if parameters else ''}"
+        changed = f": {event['changed']}" if event.get("changed") else ""
+        text = f"{text}{changed}" if event.get("acted") else f"none (shadow mode); it would have been: {text}"
+        lines.append(f"step {event['step']}, by {event.get('decided_by', 'somebody')}: {text}")
+    lines += [str(event.get("text", "")) for event in during(met, events) if event["kind"] == "counted-back"]
+    return tuple(lines) or ("none: no update was skipped, and nothing else was done",)
+
+
+def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
+    """Where the trajectory resumed; nothing while that is open."""
+    numbers = {event.get("number") for event in _interventions(met, events)}
+    told = [
+        f"intervention {event['intervention']} {event['text']}"
+        for event in events
+        if event["kind"] == "outcome" and event.get("intervention") in numbers
+    ]
+    halted = next((e for e in events if e["kind"] in ("halt", "end") and e["step"] >= met.start), None)
+    if met.end is not None and met.recovery_loss is not None:
+        limit = "" if met.limit is None else f", limit {met.limit:.4g}"
+        after = met.end - met.start
+        text = f"the trajectory resumed at step {met.end}, {after} steps after the onset: loss {met.recovery_loss:.4g}"
+        return (f"{text} (mean of 10 rows{limit})", *told)
+    if halted is not None and (halted["kind"] == "halt" or halted.get("reason") in ("halted", "failed")):
+        return (f"did not resume: the run was halted at step {halted['step']}", *told)
+    if met.end is not None or met.trajectory in ("lingering", "divergent"):
+        return (f"did not resume: {met.trajectory or 'closed'} at step {met.end or met.last}", *told)
+    return tuple(told)
+
+
+def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
+    """Steps that were skipped or done once more; where nothing was done, those until the trajectory resumed."""
+    pending: list[int] = []
+    lost, downtime = 0, 0.0
+    ours = {id(event) for event in (*_skips(met, events), *_interventions(met, events)) if event.get("acted")}
+    for event in events:
+        if id(event) not in ours:
+            continue
+        if event["kind"] == "intervention":
+            back_to = int(event.get("to_step", event["step"]))
+            pending = [step for step in pending if step < back_to]  # they are among those done once more
+            lost += int((event.get("cost") or {}).get("steps", 0))
+            downtime += float(event.get("seconds", 0.0))
+        else:
+            pending.append(int(event["step"]))
+    counted = f"{len(pending)} skipped, {lost} done once more" if lost and pending else "done once more"
+    counted, lost = counted if lost else "skipped", lost + len(pending)
+    if not lost:
+        lost = (met.last if met.end is None else met.end) - met.start
+        counted = f"from the onset to {'the last one' if met.recovery_loss is None else 'where it resumed'}"
+    return Cost(
+        lost_steps=lost,
+        counted=counted,
+        seconds_per_step=_seconds_per_step(met.before[-BASELINE:]),
+        price_per_hour=manifest.get("price_per_hour") or None,
+        downtime_s=downtime + _stopped(met, events),
+    )
+
+
+def time_of(met: Met, events: Sequence[Plain]) -> float | None:
+    """When it began."""
+    rows = (row["time"] for row in met.course if "time" in row)
+    alarms = (e["time"] for e in events if e["kind"] == "alarm" and e.get("incident") == met.number and "time" in e)
+    return next(rows, next(alarms, None))
+
+
+def during(met: Met, events: Sequence[Plain]) -> Sequence[Plain]:
+    """The events from the onset up to where the incident was closed, as they were written: steps may go back between.
+
+    By their steps, where there is no alarm of this incident in the record.
+    """
+    alarms = [place for place, e in enumerate(events) if e["kind"] == "alarm" and e.get("incident") == met.number]
+    if not alarms:
+        last = math.inf if met.end is None else met.end
+        return [event for event in events if met.start <= event["step"] <= last]
+    first = alarms[0]
+    while first and events[first - 1]["step"] >= met.start:
+        first -= 1
+    closed = (place for place, e in enumerate(events) if e["kind"] == "incident-closed" and e["number"] == met.number)
+    return events[first : max(closed, default=len(events)) + 1]
+
+
+def _skips(met: Met, events: Sequence[Plain]) -> list[Plain]:
+    """Updates that were left out, or would have been."""
+    kinds = ("skip", "alarm", "halt")
+    return [event for event in during(met, events) if event["kind"] in kinds and event.get("skipped_in_a_row")]
+
+
+def _interventions(met: Met, events: Sequence[Plain]) -> list[Plain]:
+    """What was done about it, also by people meanwhile."""
+    meant = [event for event in events if event["kind"] == "intervention" and event.get("incident") == met.number]
+    meanwhile = [e for e in during(met, events) if e["kind"] == "intervention" and e.get("incident") is None]
+    return sorted([*meant, *meanwhile], key=events.index)
+
+
+def _parameters(action: Plain) -> str:
+    """``rollback back=0, skip=10``"""
+    pairs = (f"{name}={value}" for name, value in action.items() if name != "action" and value is not None)
+    return f"{action.get('action', '')} {', '.join(pairs)}".strip()
+
+
+def _seconds_per_step(rows: Sequence[Plain]) -> float | None:
+    if seconds := finite("step_s", rows):
+        return statistics.median(seconds)
+    times = [(row["step"], row["time"]) for row in rows if "time" in row]
+    apart = [(later - time) / (after - step) for (step, time), (after, later) in pairwise(times) if after > step]
+    return statistics.median(apart) if apart else None
+
+
+def _stopped(met: Met, events: Sequence[Plain]) -> float:
+    """Seconds in which no process was training: up to each resume whose process before ended within the incident."""
+    stopped = 0.0
+    rows = [row for row in (*met.before, *met.course, *met.line) if "time" in row]
+    for event in (event for event in events if event["kind"] == "resume" and "time" in event):
+        last = max((row for row in rows if row["time"] < event["time"]), key=lambda row: row["time"], default=None)
+        if last is not None and met.start <= last["step"] <= met.course_end:
+            stopped += event["time"] - last["time"]
+    return stopped

@@ -1,0 +1,243 @@
+"""Rows and an incident in, the numbers of its post-mortem out. Standard library only: a guard asks too."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sealegs.record.schema import unspell
+from sealegs.report.postmortem_values import After, Layer, Promise, Symptoms
+
+Plain: TypeAlias = Mapping[str, Any]
+
+EMA_STEPS = 50
+BASELINE = 50
+"""Rows before the onset that say what a gradient norm and the seconds of a step usually are."""
+AVERAGED = 10
+AFTER = (50, 500)
+CALM_FOLD, CALM_DEVIATIONS = 3.0, 4.0
+"""A promise: a gradient norm below so many times its baseline, a loss below so many deviations above the usual."""
+TYPES = {
+    "fast": "type 1 (recoverable): back within 50 rows",
+    "slow": "type 1 (recoverable): back within 500 rows",
+    "lingering": "type 2 (lingering): not back within 500 rows",
+    "divergent": "type 3 (divergent): climbs, or is not finite",
+}
+NAMES = {"loss": "loss", "grad_norm": "gradient norm before clipping"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """An incident and the rows about it, of the attempt in which it was worst."""
+
+    number: int
+    kind: str
+    start: int
+    peak: int
+    peak_loss: float
+    grad_norm_peak: float | None
+    usual: float | None
+    limit: float | None
+    end: int | None
+    trajectory: str | None
+    recovery_loss: float | None
+    before: tuple[Plain, ...]
+    """Up to the onset."""
+    course: tuple[Plain, ...]
+    """From the onset on, until the run went back."""
+    line: tuple[Plain, ...]
+    """What the weights went through in the end: the newest row of each step."""
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the run went back: what follows counts its steps anew."""
+        return bool(self.course) and (not self.line or self.course[-1] not in self.line[-len(self.course) :])
+
+    @property
+    def course_end(self) -> float:
+        """The last step that is still part of it, as the attempt counts them."""
+        return math.inf if self.end is None or self.is_left_behind else self.end
+
+    @property
+    def last(self) -> int:
+        """The last step there is."""
+        return int(self.line[-1]["step"]) if self.line else self.start
+
+
+def live(spelt: Plain) -> dict[str, Any]:
+    """A line of a file, with NaN and the infinities as numbers."""
+    return {name: unspell(value) for name, value in spelt.items()}
+
+
+def met(incident: Plain, rows: Sequence[Plain]) -> Met:
+    """The incident in the midst of its rows, which come in the order they were written."""
+    known, told = live(incident), [live(row) for row in rows]
+    start, peak, peak_loss = int(known["start"]), int(known["peak"]), float(known["peak_loss"])
+    here = [place for place, row in enumerate(told) if int(row["step"]) == peak and _is(row.get("loss"), peak_loss)]
+    line = _newest(told)
+    if here:
+        end = here[-1] + 1
+        while end < len(told) and told[end]["step"] >= told[end - 1]["step"]:
+            end += 1
+        attempt = _newest(told[:end])
+    else:  # the rows are gone, as those are that a guard went back behind
+        attempt = [row for row in line if int(row["step"]) < start]
+    return Met(
+        number=int(known["number"]),
+        kind=str(known["kind"]),
+        start=start,
+        peak=peak,
+        peak_loss=peak_loss,
+        grad_norm_peak=_number(known.get("grad_norm_peak")),
+        usual=_number(known.get("usual")),
+        limit=_number(known.get("limit")),
+        end=known.get("end"),
+        trajectory=known.get("trajectory"),
+        recovery_loss=known.get("recovery_loss"),
+        before=tuple(row for row in attempt if int(row["step"]) < start),
+        course=tuple(row for row in attempt if int(row["step"]) >= start),
+        line=tuple(line),
+    )
+
+
+def symptoms(met: Met, manifest: Plain) -> Symptoms:
+    """What was observed."""
+    norm, norm_step = _highest_norm(met)
+    first, last = _worst(met)
+    indices = [row.get("batch_index") for row in (first, last) if row is not None]
+    numbered = [int(index) for index in indices if index is not None]
+    rates = [row["lr"] for row in (*met.before[-1:], *met.course[:1]) if "lr" in row]
+    return Symptoms(
+        onset=met.start,
+        loss_before=ema(finite("loss", met.before)),
+        peak_loss=met.peak_loss,
+        peak_step=met.peak,
+        after=tuple(_after(met, steps) for steps in AFTER),
+        grad_norm=norm,
+        grad_norm_step=norm_step,
+        grad_norm_before=_mean(finite("grad_norm", met.before)[-BASELINE:]),
+        lr=rates[-1] if rates else None,
+        dtype=manifest.get("dtype"),
+        batches=(numbered[0], numbered[1]) if len(numbered) == 2 else None,
+        batch_steps=None if first is None or last is None else (int(first["step"]), int(last["step"])),
+    )
+
+
+def ema(losses: Sequence[float], steps: int = EMA_STEPS) -> float | None:
+    """Exponential moving average, its weights normed so that a short past counts as it should.
+
+    >>> ema([2.0, 2.0, 2.0]), ema([])
+    (2.0, None)
+    """
+    kept, total, weights = 1 - 2 / (steps + 1), 0.0, 0.0
+    for loss in losses:
+        total, weights = kept * total + loss, kept * weights + 1.0
+    return total / weights if weights else None
+
+
+def layers(met: Met) -> tuple[Layer, ...]:
+    """The activations of each layer: the first that were logged from the onset on, against the mean before."""
+    found = []
+    names = dict.fromkeys(name for row in met.course for name in row if name.startswith("activation_norm/"))
+    for name in names:
+        row = next(row for row in met.course if name in row)
+        before = _mean(finite(name, met.before)[-5:])
+        found.append(Layer(name=name.partition("/")[2], before=before, at=float(row[name]), step=int(row["step"])))
+    return tuple(found)
+
+
+def promises(met: Met) -> tuple[Promise, ...]:
+    """What a remedy must bring, as far as the steps before say what is usual."""
+    found = []
+    norm, _ = _highest_norm(met)
+    baseline = _mean(finite("grad_norm", met.before)[-BASELINE:])
+    if met.usual is not None and met.limit is not None:
+        highest = met.usual + CALM_DEVIATIONS * 2 * (met.limit - met.usual)
+        found.append(Promise(signal="loss", first=met.start, last=met.peak + 50, below=highest, was=met.peak_loss))
+        then = _after(met, 50).loss
+        found.append(
+            Promise(signal="loss", first=met.peak + 41, last=met.peak + 50, below=met.limit, was=then, mean_of=AVERAGED)
+        )
+    if baseline is not None:
+        found.append(
+            Promise(signal="grad_norm", first=met.start, last=met.peak + 50, below=CALM_FOLD * baseline, was=norm)
+        )
+    return tuple(found)
+
+
+def classification(met: Met) -> tuple[str, ...]:
+    """How it went on, and what it was."""
+    course = TYPES.get(met.trajectory or "", "not known: it was still open, or there were too few steps before it")
+    return f"trajectory: {met.trajectory or 'open'}, {course}", f"kind: {met.kind.replace('_', ' ')}"
+
+
+def _is(loss: float | None, peak: float) -> bool:
+    if loss is None:
+        return False
+    return math.isclose(loss, peak, rel_tol=1e-6) if math.isfinite(peak) else not math.isfinite(loss)
+
+
+def _newest(rows: Iterable[Plain]) -> list[Plain]:
+    """The last word on each step: a step back takes what came after it away."""
+    line: list[Plain] = []
+    for row in rows:
+        while line and line[-1]["step"] > row["step"]:
+            line.pop()
+        if line and line[-1]["step"] == row["step"]:
+            row = {**line.pop(), **row}
+        line.append(row)
+    return line
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def finite(signal: str, rows: Iterable[Plain]) -> list[float]:
+    """The values of a signal that are finite numbers."""
+    values = (row.get(signal) for row in rows)
+    return [float(value) for value in values if isinstance(value, float | int) and math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _after(met: Met, steps: int) -> After:
+    """On the line that the weights went in the end."""
+    target = met.peak + steps
+    place = next((place for place, row in enumerate(met.line) if row["step"] >= target and "loss" in row), None)
+    if place is None:
+        is_given_up = met.end is not None and met.recovery_loss is None
+        return After(steps=steps, loss=None, ends_at=met.last, is_back=False if is_given_up else None)
+    rows = [row for row in met.line[: place + 1] if row["step"] > met.peak and "loss" in row][-AVERAGED:]
+    loss = math.fsum(float(row["loss"]) for row in rows) / len(rows)
+    has_recovered = met.recovery_loss is not None and met.end is not None and met.end <= target
+    is_back = math.isfinite(loss) and (has_recovered or met.limit is None or loss <= met.limit)
+    return After(steps=steps, loss=loss, is_back=is_back)
+
+
+def _highest_norm(met: Met) -> tuple[float | None, int | None]:
+    """Of the incident's rows, the first of the highest; what is not finite is higher than anything."""
+    rows = [row for row in met.course if "grad_norm" in row and row["step"] <= met.course_end]
+    if not rows:
+        return met.grad_norm_peak, None
+    sizes = [row["grad_norm"] if math.isfinite(row["grad_norm"]) else math.inf for row in rows]
+    place = sizes.index(max(sizes))
+    return sizes[place], int(rows[place]["step"])
+
+
+def _worst(met: Met) -> tuple[Plain | None, Plain | None]:
+    """The first and the last row whose loss is above half of the rise."""
+    before = ema(finite("loss", met.before))
+    half = (before + met.peak_loss) / 2 if before is not None and math.isfinite(met.peak_loss) else math.nan
+    rows = [row for row in met.course if "loss" in row]
+    if not rows:
+        return None, None
+    last = rows[0]
+    for row in rows:
+        is_high = row["loss"] > half if math.isfinite(half) else not math.isfinite(row["loss"])
+        if row["step"] > met.peak and not is_high:
+            break
+        last = row
+    return rows[0], last

@@ -1,0 +1,245 @@
+"""A Run and one of its incidents in, its Postmortem out: what was recorded, diagnosed, and tested by reruns."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.found import BENIGN, WATCHED, look
+from sealegs.diagnosis.rank import diagnose
+from sealegs.errors import SourceError
+from sealegs.incidents import BEFORE, FEWEST, KINDS, USUAL, Incident
+from sealegs.record.run import Run
+from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, unspell
+from sealegs.report import postmortem_causes as causes
+from sealegs.report import postmortem_numbers as numbers
+from sealegs.report.postmortem import draft
+from sealegs.report.postmortem_stretch import plain_events, rows_about, stretch, went_back
+from sealegs.report.postmortem_values import Postmortem
+from sealegs.report.replayed import Replayed, TokenShown
+from sealegs.report.replayed import read as read_replay
+
+MILD = BENIGN + WATCHED
+RARE = 10
+"""Times that an unusual token was seen before, at most ..."""
+MOST_TOKENS, MOST_ROWS = 5, 2
+"""... and how many of them, and of the rows they are in, are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An incident and everything that is known about it."""
+
+    source: str
+    """The run as one names it to a command."""
+    run: Run
+    incident: Incident
+    others: tuple[Incident, ...] = ()
+    replayed: Replayed | None = None
+    has_capsule: bool = False
+
+    @property
+    def name(self) -> str:
+        """``night#2``"""
+        return f"{self.source}#{self.incident.number}"
+
+    @property
+    def as_it_was(self) -> Replayed | None:
+        """The reruns, if they show the incident: where the record leaves them, their batch at the onset is sound."""
+        return self.replayed if self.replayed is not None and self.replayed.departure is None else None
+
+
+def postmortem_of(case: Case) -> Postmortem:
+    """Every section that can be filled."""
+    run, incident, replayed = case.run, case.incident, case.replayed
+    manifest = asdict(run.manifest)
+    events = plain_events(run.events)
+    rows = rows_about(run, incident)
+    document = draft(manifest, asdict(incident), rows, events, source=case.source)
+    met = numbers.met(asdict(incident), rows)
+    facts, diagnosis = diagnosed(case)
+    found = causes.hypotheses(facts, replayed, is_cut_short=went_back(run, incident))
+    cause = causes.blamed(found, replayed)
+    remedies = causes.remedies(facts, cause) if cause is not None else []
+    promises = numbers.promises(met)
+    told = list(causes.discriminating(found, replayed))
+    if replayed is None:
+        told.append(f"not replayed: {_how_to_replay(case)}")
+    why = {
+        "Hypotheses": "no cause explains what this log shows",
+        "Remediation": f"no cause is known; until then: {diagnosis.first_action}",
+        "Lesson": "there is none before the cause is established",
+        "Verification": "too few steps before the onset to say what is usual",
+        "Follow-ups": "nothing is left to do",
+    }
+    symptoms = replace(document.symptoms, unusual_tokens=_unusual(case.as_it_was))
+    is_named = cause is not None and found[0].grade in ("tested", "established")
+    return replace(
+        document,
+        symptoms=symptoms,
+        evidence=replace(
+            document.evidence, record=str(run.folder), texts=tuple(_rows_of(case.as_it_was)), without_pictures=""
+        ),
+        hypotheses=found,
+        discriminating=tuple(told),
+        root_cause=causes.root_cause(found, replayed, case.name, case.has_capsule),
+        classification=(
+            *document.classification,
+            f"root cause: {cause.replace('-', ' ') if cause is not None and is_named else 'not known yet'}",
+        ),
+        remediation=tuple(f"{causes.told(remedy)}{'' if is_named else ', if it is H1'}" for remedy in remedies[:1]),
+        verification=_how_to_verify(case, has_remedy=bool(remedies)),
+        promises=promises,
+        lesson=_lesson(document, cause, [causes.told(remedy) for remedy in remedies[:1]]) if cause and is_named else "",
+        follow_ups=tuple(_follow_ups(case, diagnosis, [causes.told(remedy) for remedy in remedies[1:]])),
+        why_empty={**document.why_empty, **why},
+    )
+
+
+def diagnosed(case: Case) -> tuple[Facts, Diagnosis]:
+    """What is said about this incident alone, from the stretch of the run about it."""
+    found = look(stretch(case.run, case.incident, case.others))
+    ours = tuple(each for each in found.incidents if each.kind not in MILD and _overlap(each, case.incident))
+    findings = replace(found, incidents=ours or (case.incident,))
+    return Facts(findings), diagnose(findings, source=case.source, format="")
+
+
+def open_incident(folder: Path) -> tuple[Incident, Replayed | None, bool]:
+    """The folder of an incident: what it was, what reruns showed, whether it can be run again."""
+    path = folder / INCIDENT
+    try:
+        known = json.loads(path.read_bytes())
+        incident = Incident(**{name: unspell(value) for name, value in known.items()})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise SourceError(f"{path}: cannot be read ({error}); restore it from a copy") from error
+    replayed = None
+    if (folder / REPLAY).is_file():
+        try:
+            replayed = read_replay((folder / REPLAY).read_bytes())
+        except (OSError, msgspec.DecodeError) as error:
+            raise SourceError(f"{folder / REPLAY}: cannot be read ({error}); run `sealegs replay` again") from error
+    return incident, replayed, (folder / CAPSULE / f"{CAPSULE}.json").is_file()
+
+
+def folders_of(run: Run) -> dict[int, Path]:
+    """The folders of a run's incidents, by number."""
+    folder = run.folder / INCIDENTS
+    there = [entry for entry in folder.iterdir() if entry.name.isdecimal()] if folder.is_dir() else []
+    return {int(entry.name): entry for entry in sorted(there, key=lambda e: int(e.name)) if (entry / INCIDENT).exists()}
+
+
+def logged_incidents(run: Run) -> dict[int, Incident]:
+    """Incidents of a run that left no folder: those that were met live under their numbers, then those of hindsight."""
+    seen = list(look(run).incidents)
+    live: dict[int, Incident] = {}
+    for event in run.events:
+        detail = event.detail
+        if event.kind == "incident-closed" and "number" in detail:
+            known = {name: detail[name] for name in Incident.__dataclass_fields__ if name in detail}
+            live[int(detail["number"])] = Incident(**{"kind": "spike", **known})
+        elif event.kind == "alarm" and "incident" in detail:
+            number = int(detail["incident"])
+            live.setdefault(number, _of_alarm(run, event.step, number, detail, seen))
+    met = [replace(each, end=each.start if each.end is None else each.end) for each in live.values()]
+    after: list[Incident] = []
+    for each in seen:
+        if not any(_overlap(each, other) for other in met):
+            number = each.number if not live else max(live) + 1 + len(after)
+            after.append(replace(each, number=number))
+    return dict(sorted((live | {each.number: each for each in after}).items()))
+
+
+def _of_alarm(run: Run, step: int, number: int, detail: Mapping[str, Any], seen: list[Incident]) -> Incident:
+    """An incident of which only the alarm is in the record: as hindsight sees it, where that does."""
+    for each in seen:
+        if each.kind not in MILD and each.start <= step and (each.end is None or step <= each.end):
+            return replace(each, number=number)
+    findings = [finding for finding in detail.get("findings", ()) if finding.get("severity") in ("ALARM", "HALT")]
+    family = str(findings[0]["detector"]).partition("/")[0] if findings else ""
+    losses, norms = (
+        {at: value for at, value in zip(*run.written(name)[::2], strict=True) if at <= step}
+        if name in run.signals
+        else {}
+        for name in ("loss", "grad_norm")
+    )
+    before = np.array([loss for at, loss in losses.items() if at < step and np.isfinite(loss)][-USUAL:])
+    usual = float(before.mean()) if len(before) else np.nan
+    return Incident(
+        number=number,
+        start=step,
+        kind=KINDS.get(family, "spike"),
+        pre_loss=float(before[-BEFORE:].mean()) if len(before) else np.nan,
+        usual=usual,
+        limit=usual + 0.5 * float(before.std()) if len(before) >= FEWEST else np.nan,
+        peak=step,
+        peak_loss=float(losses.get(step, np.nan)),
+        grad_norm_peak=float(norms.get(step, np.nan)),
+    )
+
+
+def _overlap(one: Incident, other: Incident) -> bool:
+    infinite = float("inf")
+    ends = [infinite if each.end is None else each.end for each in (one, other)]
+    return one.start <= ends[1] and other.start <= ends[0]
+
+
+def _how_to_replay(case: Case) -> str:
+    if case.has_capsule:
+        return f"run `sealegs replay {case.name}`"
+    return (
+        "this incident left no capsule to run again; a guard with a playbook (`observe()` does nothing else) leaves one"
+    )
+
+
+def _how_to_verify(case: Case, *, has_remedy: bool) -> str:
+    seed = case.run.manifest.seed
+    start = f"from the seed {seed}" if seed is not None else "from the start, or from a checkpoint before the onset,"
+    start = f"from the state in `{INCIDENTS}/{case.incident.number}/{CAPSULE}`" if case.has_capsule else start
+    change = "the change above" if has_remedy else "the change that the cause will ask for"
+    return f"Run again {start} with {change}, and expect:"
+
+
+def _unusual(replayed: Replayed | None) -> tuple[str, ...]:
+    """The dearest tokens of the onset that were hardly seen before."""
+
+    def told(token: TokenShown) -> str:
+        text = repr(token.text)
+        mark = "``" if "`" in text else "`"
+        loss = float(unspell(token.loss))
+        return f"{mark}{text}{mark} ({token.times} in the batch, {token.before} before, loss {loss:.4g})"
+
+    rare = [token for token in (replayed.tokens if replayed is not None else ()) if token.before < RARE]
+    return tuple(told(token) for token in rare[:MOST_TOKENS])
+
+
+def _rows_of(replayed: Replayed | None) -> list[str]:
+    return [
+        f"row {row.row} of the batch at the onset ({row.origin}): loss {float(unspell(row.loss)):.4g}, gradient norm "
+        f"{float(unspell(row.grad_norm)):.4g} alone: {row.text!r}".replace("`", "'")
+        for row in (replayed.rows[:MOST_ROWS] if replayed is not None else ())
+    ]
+
+
+def _lesson(document: Postmortem, cause: str, remedies: list[str]) -> str:
+    """One line."""
+    what = f"{document.kind.replace('_', ' ')} at step {document.symptoms.onset}"
+    return f"{what}: {'; '.join([causes.title_of(cause), *remedies])}."
+
+
+def _follow_ups(case: Case, diagnosis: Diagnosis, remedies: list[str]) -> list[str]:
+    lines = [] if case.replayed is not None else [f"test the cause: {_how_to_replay(case)}"]
+    lines += [f"to decide: {remedy}" for remedy in remedies]
+    if diagnosis.log_next_time:
+        lines.append(f"log next time: {', '.join(diagnosis.log_next_time)}")
+    lines += [problem.text for problem in diagnosis.findings.problems]
+    if not case.run.manifest.price_per_hour:
+        lines.append(
+            "give the run a price an hour (`price_per_hour` in its manifest), so that the next one has its cost"
+        )
+    return lines
