@@ -34,8 +34,8 @@ pytestmark = pytest.mark.xdist_group("postmortem")  # one run serves all
 
 NANO = SIZES["nano"]
 CADENCE = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
-SETTINGS = resolved(replace(NANO, steps=330, threads=1, shadow=True, cadence=CADENCE))
-STRUCK, LAST = 230, 325
+SETTINGS = resolved(replace(NANO, steps=300, threads=1, shadow=True, cadence=CADENCE))
+STRUCK, LAST = 230, 300
 TITLES = [
     *("Symptoms", "Evidence", "Hypotheses", "Discriminating evidence", "Root cause", "Classification"),
     *("Recovery action", "Outcome", "Cost", "Remediation", "Verification", "Lesson", "Follow-ups"),
