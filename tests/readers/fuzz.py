@@ -214,6 +214,7 @@ class Fuzz:
         ways, tracer = len(self._ways), sys.gettrace()
         self.thrown += 1
         Path("/proc/self/clear_refs").write_text("5")  # forget the most memory held
+        held = peak_mib()
         signal.setitimer(signal.ITIMER_PROF, LONGEST_S)  # of CPU time: others may use the machine
         try:
             with warnings.catch_warnings():
@@ -228,7 +229,7 @@ class Fuzz:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             sys.settrace(tracer)
-        if peak_mib() > MOST_MIB:
+        if peak_mib() - held > MOST_MIB:
             self._keep(sample, MemoryError(f"more than {MOST_MIB} MiB"), traceback.StackSummary())
         return len(self._ways) > ways
 

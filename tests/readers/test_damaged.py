@@ -198,7 +198,6 @@ def test_lines_without_end_are_no_hang(text: str, tmp_path: Path) -> None:
 
 
 def test_an_hour_of_fuzzing_in_short(tmp_path: Path) -> None:
-    """But for what numpy warns of in the diagnosis, where values are near the end of the floats."""
     done = fuzz.run(minutes=5, found=tmp_path, most=200)
     assert done.thrown == 200
     assert done.read > 50

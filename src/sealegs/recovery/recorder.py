@@ -8,9 +8,9 @@ is not suspect, of which links are made. Observing fails open: what cannot be ke
 import json
 import os
 import shutil
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ class Recorder:
         self._rows: deque[Row] = deque(maxlen=STEPS)
         self._waiting: tuple[Incident, Snapshot] | None = None
         """A state that could not be written yet, since a checkpoint was being written."""
-        self._threads: list[threading.Thread] = []
+        self._writer: ThreadPoolExecutor | None = None
         self._trouble: deque[str] = deque()
 
     def handed_out(self, step: int, index: int | None, batch: Any) -> None:
@@ -212,8 +212,9 @@ class Recorder:
 
     def close(self) -> None:
         """Wait until everything is written."""
-        for thread in self._threads:
-            thread.join()
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
         if self._waiting is not None and self._checkpoints is not None:
             self._checkpoints.wait()
             self.after_step()
@@ -274,15 +275,16 @@ class Recorder:
         _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
     def _beside(self, write: Callable[[], None]) -> None:
+        """Let a thread do it: one after the other, since they may be about the same files."""
+
         def fail_open() -> None:
             try:
                 write()
             except Exception as error:
                 self._trouble.append(f"{type(error).__name__}: {error}")
 
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(threading.Thread(target=fail_open, name="capsule"))
-        self._threads[-1].start()
+        self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
+        self._writer.submit(fail_open)
 
 
 def _recorded(handed: Handed) -> dict[str, Any]:
