@@ -21,7 +21,7 @@ _spec.loader.exec_module(loop)
 
 pytestmark = pytest.mark.xdist_group("ranks")  # one launch serves all tests, on one worker
 
-LAUNCHES = [("ddp", 2), ("fsdp2", 2), ("ddp", 4), ("fsdp2", 4)]
+LAUNCHES = [("ddp", 4), ("fsdp2", 2)]
 Saw = list[dict[str, Any]]
 
 

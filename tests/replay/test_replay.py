@@ -80,9 +80,7 @@ CAUSES = {
     "shifted-labels:batches=10@230": "bad-data-batch",
     "rare-tokens:batches=10@230": "long-tail-token",
     "lr-spike:factor=30,steps=10@230": "unlogged-step-size",
-    "lr-spike:factor=50,steps=5@230": "unlogged-step-size",
     "nan-gradient@230": "corrupt-gradient",
-    "gradient-scale:factor=1000@230": "corrupt-gradient",
     "bit-flip:in=weight@230": "corrupt-weight",
     "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@230": "corrupt-weight",
 }

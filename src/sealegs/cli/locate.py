@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.replay import builder, incident_of
-from sealegs.errors import MissingExtra
+from sealegs.errors import ConfigError, MissingExtra
 from sealegs.record.schema import speakable
 
 DESCRIPTION = """\
@@ -51,6 +51,11 @@ def main(arguments: Sequence[str]) -> int:
             raise
         raise MissingExtra("sealegs locate", "PyTorch", "torch") from None
     capsule = open_capsule(incident_of(options.incident))
+    there = capsule.steps()
+    if options.step is not None and options.step not in there:
+        raise ConfigError(
+            f"--step {options.step}: not in the capsule, which has steps {there.start} to {there.stop - 1}"
+        )
     experiment = Experiment(capsule, builder(capsule.folder, options.build)())
     found = locate_first(experiment) if options.step is None else locate(experiment, options.step)
     if options.json:

@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from sealegs.errors import ConfigError
 from sealegs.replay.experiment import Experiment
 
 UNMASKED = frozenset({"log", "log2", "log10", "div", "mul", "mm", "bmm", "addmm", "sub", "add", "_to_copy", "neg"})
@@ -64,15 +63,20 @@ class Location:
 
 
 def locate_first(experiment: Experiment) -> Location | None:
-    """In the first step of the window that has one."""
-    return next(filter(None, (locate(experiment, step) for step in experiment.window)), None)
+    """In the first step of the window that is not finite: of its loss, its gradients, or the weights that it leaves."""
+    experiment.go_to(experiment.first)
+    for step in experiment.window:
+        seen = experiment.loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]))
+        experiment.steps_run += 1
+        if not (math.isfinite(seen.loss) and math.isfinite(seen.grad_norm)) or _bad_weight(
+            experiment.loop.subject.model
+        ):
+            return locate(experiment, step)
+    return None
 
 
 def locate(experiment: Experiment, step: int) -> Location | None:
     """Run a step again, and look at every operation; None if all of them are finite now."""
-    if step not in experiment.capsule.steps():
-        there = experiment.capsule.steps()
-        raise ConfigError(f"step {step}: not in the capsule, which has steps {there.start} to {there.stop - 1}")
     experiment.go_to(step)
     subject, loop = experiment.loop.subject, experiment.loop
     if name := _bad_weight(subject.model):
