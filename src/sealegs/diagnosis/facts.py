@@ -38,18 +38,19 @@ class Series(NamedTuple):
     """What was logged of one signal."""
 
     steps: Indices
+    """Strictly rising."""
     values: Floats
 
     def within(self, first: float, last: float) -> "Series":
         """From one step to another, both included."""
-        chosen = (self.steps >= first) & (self.steps <= last)
-        return Series(self.steps[chosen], self.values[chosen])
+        begin, end = np.searchsorted(self.steps, first, side="left"), np.searchsorted(self.steps, last, side="right")
+        return Series(self.steps[begin:end], self.values[begin:end])
 
     @property
     def finite(self) -> "Series":
         """Without what is NaN or infinite."""
         chosen = np.isfinite(self.values)
-        return Series(self.steps[chosen], self.values[chosen])
+        return self if chosen.all() else Series(self.steps[chosen], self.values[chosen])
 
     @property
     def is_empty(self) -> bool:
