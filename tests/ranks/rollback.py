@@ -18,7 +18,7 @@ from torch.optim import AdamW
 
 import sealegs
 
-DAMAGED, LAST = 80, 120
+DAMAGED, LAST = 240, 280
 """The step before which the weights are damaged, and the last."""
 
 
@@ -64,7 +64,7 @@ def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
         run=out / wrapper,
         clip=1.0,
         playbook=sealegs.Playbook.standard(),
-        checkpoint_every=25,
+        checkpoint_every=50,
         snapshot_every=20,
     ) as guard:
         for batch in guard.batches(data):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import sealegs
+from sealegs.replay.capsule import open_capsule
 
 LOOP = Path(__file__).with_name("rollback.py")
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -37,12 +38,17 @@ def test_ranks_go_back_together_and_stay_identical(wrapper: str, launched: tuple
     assert first["numbers"] == second["numbers"]
     assert first["skipped"] == second["skipped"] != []
     numbers = first["numbers"]
-    assert numbers[-1] == 120
+    assert numbers[-1] == 280
     assert any(after < before for before, after in pairwise(numbers)), "they went back"
     if wrapper == "ddp":
         assert first["digests"] == second["digests"]
     events = [event for event in sealegs.open_run(out / wrapper).events if event.kind == "intervention"]
     assert [(event.detail["trigger"], event.detail["acted"]) for event in events] == [("damaged", True)]
+    for rank in range(2):
+        capsule = open_capsule(out / wrapper / "incidents" / "1", rank=rank)
+        assert capsule.description.ranks == 2
+        assert len(capsule.steps()) > 10, "each rank has kept its own batches"
+    assert capsule.state().tensors["model/0.weight"].shape == (16, 8), "of which one process has the whole"
     # the weights that were gone back to are those of that step, bit for bit: what follows from the same batches is too
     back = events[0].detail["to_step"]
     again = [i for i, number in enumerate(numbers) if number == back + 1]

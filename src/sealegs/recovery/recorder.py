@@ -50,7 +50,9 @@ VERSION = 1
 STEPS = 512
 """Rows and batches that are kept ..."""
 BATCH_BYTES = 256 * 2**20
-"""... as long as the batches are no larger than this together."""
+"""... as long as the batches are no larger than this together; ..."""
+SCARCE = 4
+"""... a byte on a device counts as so many: memory there is what runs are short of."""
 BUDGET = 16 * 2**30
 """Bytes that the states of all capsules of a run may take on disk, for each rank."""
 
@@ -195,18 +197,7 @@ class Recorder:
     def after_step(self) -> None:
         """Write a state that is still to be written, and say what went wrong."""
         if self._waiting is not None:
-            incident, snapshot = self._waiting
-            assert self._folder is not None
-            assert self._checkpoints is not None
-            target = self._folder / str(incident.number) / CAPSULE / STATE
-            try:
-                state = self._trainee.capture_past(self._snapshots, snapshot)
-            except SealegsError as error:  # the snapshot is gone meanwhile
-                self._trouble.append(str(error))
-                self._waiting = None
-            else:
-                if self._checkpoints.save_soon(snapshot.step, state, to=target):
-                    self._waiting = None
+            self._write_state(*self._waiting)
         while self._trouble:
             self._watch.note("capsule-failed", reason=self._trouble.popleft())
 
@@ -217,8 +208,24 @@ class Recorder:
             self._writer = None
         if self._waiting is not None and self._checkpoints is not None:
             self._checkpoints.wait()
-            self.after_step()
+            if self._ranks.world > 1:  # one of them may be gone already, and the others would wait for it
+                self._trouble.append(f"the run ended before the state of step {self._waiting[1].step} was written")
+                self._waiting = None
         self.after_step()
+
+    def _write_state(self, incident: Incident, snapshot: Snapshot) -> None:
+        """Beside the training; at the next step, where a checkpoint is being written."""
+        assert self._folder is not None
+        assert self._checkpoints is not None
+        target = self._folder / str(incident.number) / CAPSULE / STATE
+        try:
+            state = self._trainee.capture_past(self._snapshots, snapshot)
+        except SealegsError as error:  # the snapshot is gone meanwhile
+            self._trouble.append(str(error))
+            self._waiting = None
+            return
+        if self._checkpoints.save_soon(snapshot.step, state, to=target):
+            self._waiting = None
 
     def _state(self, incident: Incident, snapshot: Snapshot | None, capsule: Path) -> tuple[int | None, str]:
         """The step of the state that the capsule will have; or why it will have none."""
@@ -307,13 +314,13 @@ def _opened_up(batch: Any) -> Any:
 
 
 def size_of(batch: Any) -> int:
-    """Bytes of the tensors and arrays in a batch.
+    """Bytes of the tensors and arrays in a batch, as they count.
 
     >>> import torch
     >>> size_of({"ids": torch.zeros(2, 8, dtype=torch.long), "names": ["a", "b"]})
     128
     """
-    return sum(part.nbytes for part in _parts(batch))
+    return sum(part.nbytes * (SCARCE if getattr(part, "is_cuda", False) else 1) for part in _parts(batch))
 
 
 def versions_of(batch: Any) -> tuple[int, ...]:
