@@ -65,6 +65,15 @@ def test_a_healthy_curve(check: Check, tmp_path: Path) -> None:
     assert "Incidents" not in out
 
 
+def test_a_curve_that_never_fell(check: Check, tmp_path: Path) -> None:
+    """There is nothing before a plateau that begins with the run: no NaN is made up for it."""
+    losses = 2.0 + 0.1 * np.random.default_rng(0).random(3000)
+    _, out, _ = check(str(csv(tmp_path / "a.csv", losses)))
+    assert "WATCH: plateau at step 0" in out
+    assert "panel 1: flat at 2.05 from step 0 on" in out
+    assert " nan " not in out
+
+
 def test_a_curve_that_is_not(check: Check, tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", spiked()).name
     code, out, _ = check(path)

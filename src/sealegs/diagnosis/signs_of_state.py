@@ -286,7 +286,10 @@ def level_shifts(facts: Facts) -> Sign:
 def is_flat(facts: Facts) -> Sign:
     """The loss has stopped falling."""
     found = [incident for incident in facts.findings.incidents if incident.kind == "plateau"]
-    return so(bool(found), f"panel 1: flat at {found[0].pre_loss:.4g} from step {found[0].start} on" if found else "")
+    if not found:
+        return so(False, "")
+    level = float(np.median(facts.loss.finite.within(found[0].start, math.inf).values))
+    return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
 
 
 def metric_doubtful(facts: Facts) -> Sign:

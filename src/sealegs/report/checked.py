@@ -1,5 +1,6 @@
 """A Diagnosis in, a page for a tired person out; or one JSON object, whose keys are a contract."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -111,7 +112,8 @@ def _incident(incident: Incident) -> list[str]:
     end = "the end" if incident.end is None else str(incident.end)
     where = f"step {incident.start}" if end == str(incident.start) else f"steps {incident.start} to {end}"
     words = [f"{incident.kind.replace('_', ' ')}{', ' + incident.trajectory if incident.trajectory else ''}: "]
-    words.append(f"loss {incident.pre_loss:.4g} before, {incident.peak_loss:.4g} at step {incident.peak}")
+    before = "" if math.isnan(incident.pre_loss) else f"{incident.pre_loss:.4g} before, "
+    words.append(f"loss {before}{incident.peak_loss:.4g} at step {incident.peak}")
     if incident.recovery_loss is not None:
         words.append(f", {incident.recovery_loss:.4g} after")
     if incident.grad_norm_peak == incident.grad_norm_peak:
