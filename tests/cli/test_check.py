@@ -70,7 +70,7 @@ def test_a_curve_that_never_fell(check: Check, tmp_path: Path) -> None:
     losses = 2.0 + 0.1 * np.random.default_rng(0).random(3000)
     _, out, _ = check(str(csv(tmp_path / "a.csv", losses)))
     assert "WATCH: plateau at step 0" in out
-    assert "panel 1: flat at 2.05 from step 0 on" in out
+    assert re.search(r"panel 1: flat at 2\.0[45]\d* from step 0 on", out)
     assert " nan " not in out
 
 
