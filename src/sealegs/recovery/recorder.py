@@ -120,7 +120,8 @@ class Recorder:
         self._left = budget
         self._handed: deque[Handed] = deque(maxlen=STEPS)
         self._bytes = 0
-        self._rows: deque[Row] = deque(maxlen=STEPS)
+        self._rows: deque[tuple[Row, bool]] = deque(maxlen=STEPS)
+        """What was judged, and whether the update was applied."""
         self._waiting: tuple[Incident, Snapshot] | None = None
         """A state that could not be written yet, since a checkpoint was being written."""
         self._writer: ThreadPoolExecutor | None = None
@@ -140,14 +141,15 @@ class Recorder:
 
     def follow(self, row: Row, verdict: Verdict) -> None:
         """A row was judged."""
-        self._rows.append({**row, "applied": float(verdict.go or not self._acts)})
+        if self._folder is not None:
+            self._rows.append((row, verdict.go or not self._acts))
 
     def forget_from(self, step: int) -> None:
         """The run went back to a step: what came after it is of another line."""
         kept = [handed for handed in self._handed if handed.step < step]
         self._handed = deque(kept, maxlen=STEPS)
         self._bytes = sum(handed.size for handed in kept)
-        self._rows = deque((row for row in self._rows if int(row["step"]) < step), maxlen=STEPS)
+        self._rows = deque((seen for seen in self._rows if int(seen[0]["step"]) < step), maxlen=STEPS)
 
     def open(self, incident: Incident, number: int) -> None:
         """An incident was found before step ``number``: put down what is needed to run it again."""
@@ -172,7 +174,7 @@ class Recorder:
             batches=len(handed),
             without_batches=self._missing(handed, state, number),
         )
-        rows = tuple(self._rows)
+        rows = [{**row, "applied": float(is_applied)} for row, is_applied in self._rows]
         self._beside(lambda: self._write(folder, incident, description, rows, handed))
         if snapshot is not None and state is not None:
             self._waiting = incident, snapshot
@@ -191,7 +193,7 @@ class Recorder:
         """What became of an incident, or how it stands at the end: with the draft of its post-mortem."""
         if self._folder is None or self._ranks.rank or not (folder := self._folder / str(incident.number)).exists():
             return
-        rows = tuple(self._rows)
+        rows = [row for row, _ in self._rows]
         self._beside(lambda: write_draft(folder, asdict(incident), rows))
 
     def after_step(self) -> None:
@@ -262,7 +264,7 @@ class Recorder:
         folder: Path,
         incident: Incident,
         description: Description,
-        rows: tuple[Row, ...],
+        rows: Sequence[Row],
         handed: tuple[Handed, ...],
     ) -> None:
         capsule = folder / CAPSULE

@@ -219,7 +219,7 @@ def _tokens(tokens: Sequence[TokenShown]) -> "Figure":
     axes.grid(visible=False, axis="y")
     axes.set_title("10  how often the dearest tokens of the onset occur")
     axes.margins(x=0.08)
-    axes.legend(loc="lower right")
+    axes.legend(**ABOVE)
     return figure
 
 
