@@ -159,6 +159,7 @@ class Guard:
         folder = self.watch.folder
         self._checkpoint_every = checkpoint_every
         self._is_checkpoint_due = False
+        self._is_finished = False
         self.last_checkpoint: int | None = None
         """The step of the last one that was written, or is being written."""
         self.checkpoints: Checkpoints | None = None
@@ -382,14 +383,22 @@ class Guard:
         return True
 
     def close(self) -> None:
-        """Wait for the last verdicts and checkpoints, write them, let go of the folder and of the model."""
+        """Finish, and let go of the folder and of the model."""
+        self.finish()
+        self.watch.close()
+
+    def finish(self) -> None:
+        """Wait for the last verdicts, checkpoints and capsules, and write them: no step comes after it."""
+        if self._is_finished:
+            return
+        self._is_finished = True
         self._meter.close()
         if self.recovery is not None:
             self.recovery.close()
         if self.checkpoints is not None:
             self.checkpoints.wait()
             self._say_what_was_saved()
-        self.watch.close()
+        self.watch.catch_up()
 
     def __enter__(self) -> Self:
         return self

@@ -68,7 +68,7 @@ def test_a_run_leaves_its_folder_and_says_what_is_in_it(train: Train, tmp_path: 
     assert {"loss", "grad_norm", "lr", "batch_index", "batch_hash", "sources"} <= set(run.signals)
     saved = [event.detail["checkpoint"] for event in run.events if event.kind == "checkpoint"]
     assert [event.kind for event in run.events] == ["guard", "start", *["checkpoint"] * len(saved), "end"]
-    assert (saved[0], saved[-1]) == (5, 12)  # the one between waits, on a slow disk, until the first is written
+    assert 5 <= saved[0] <= saved[-1] == 12  # on a slow disk one waits until that before it is written
     assert run.logged("eval_loss").nonzero()[0].tolist() == [0, 12]
     assert run.logged("token_entropy").nonzero()[0].tolist() == [0, 10]
     assert not run.logged("loss")[12]

@@ -124,8 +124,10 @@ def train(
                     lambda text: watch.note("fault", text=text),
                 ) as batches:
                     result = run_steps(settings, data, model, scaler, guard, folder, should_stop, batches)
+                guard.finish()
             except BaseException as error:
                 with suppress(StorageError):  # the disk may be what failed; the error itself says more
+                    guard.finish()
                     reason = "halted" if isinstance(error, RunHalted) else "failed"
                     watch.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
                 raise
