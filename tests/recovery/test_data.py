@@ -18,7 +18,8 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # 
 
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import Batch, Source, Stream
-from sealegs.recovery.data import Batches, Ranges
+from sealegs.recovery.data import Batches
+from sealegs.recovery.ranges import Ranges
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 

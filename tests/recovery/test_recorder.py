@@ -16,8 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR
 import sealegs
 from sealegs.errors import SourceError
 from sealegs.recovery import recorder
+from sealegs.recovery.handed import Handed
+from sealegs.recovery.rng import rng_now
 from sealegs.recovery.snapshots import Snapshots
-from sealegs.recovery.state import Trainee, rng_now, scale_of
+from sealegs.recovery.state import Trainee, scale_of
 from sealegs.replay.capsule import open_capsule
 
 OBSERVE = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
@@ -130,10 +132,10 @@ def test_a_post_mortem_that_was_completed_is_not_written_over(tmp_path: Path) ->
 
 
 def test_a_batch_that_the_loop_has_changed_is_not_taken_for_the_one_it_got(tmp_path: Path) -> None:
-    handed = recorder.Handed(3, 3, torch.zeros(2), 8, (0,))
-    assert recorder._recorded(handed)["batch"] is not None
+    handed = Handed(3, 3, torch.zeros(2), 8, (0,))
+    assert handed.recorded()["batch"] is not None
     handed.batch.add_(1.0)
-    assert recorder._recorded(handed)["batch"] is None
+    assert handed.recorded()["batch"] is None
 
 
 def test_without_snapshots_a_checkpoint_is_linked_and_outlives_its_rotation(tmp_path: Path) -> None:

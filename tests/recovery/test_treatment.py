@@ -370,7 +370,7 @@ def test_a_loop_that_goes_back_by_itself_leaves_no_trace_of_the_other_line(tmp_p
         train(guard, model, 100, loader=batches)
         guard.go_on(50)
         assert guard.recovery is not None
-        newest = guard.recovery._snapshots.newest(1000)
+        newest = guard.recovery._retreat.snapshots.newest(1000)
         assert newest is None or newest.step <= 50
 
 

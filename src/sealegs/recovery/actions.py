@@ -5,7 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeAlias, get_args
 
-from sealegs.errors import ConfigError, SourceError
+from sealegs.errors import ConfigError, SealegsError, SourceError
+
+
+class Impossible(SealegsError):
+    """An action that cannot be carried out here: the next rung is asked for instead."""
 
 
 @dataclass(frozen=True, slots=True)

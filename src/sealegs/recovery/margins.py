@@ -1,6 +1,11 @@
 """What recovery has tightened for the rest of a run: factors and limits around what the user's own loop sets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from sealegs.recovery.actions import LowerLR, Tighten
+
+FROM_SCRATCH = 0.5
+"""The share of its learning rate that a run goes on with which has to begin anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +34,20 @@ class Margins:
         warmed = (step - self.rewarm_from + 1) / self.rewarm_steps if is_warming else 1.0
         factors = {"lr": self.lr * warmed, "weight_decay": self.weight_decay}
         return {name: factor for name, factor in factors.items() if factor != 1.0}
+
+    def lowered(self, action: LowerLR, first: int) -> "Margins":
+        """With the learning rate lowered, and warmed up again from a step on."""
+        return replace(self, lr=self.lr * action.factor, rewarm_from=first, rewarm_steps=action.rewarm_steps)
+
+    def tightened(self, action: Tighten) -> "Margins":
+        """With what the action has; the rest stays as it is."""
+        return replace(
+            self,
+            clip=action.clip or self.clip,
+            clip_value=action.clip_value or self.clip_value,
+            weight_decay=self.weight_decay * (action.weight_decay or 1.0),
+        )
+
+    def from_scratch(self) -> "Margins":
+        """For a run that begins anew, with a warm-up of its own."""
+        return replace(self, lr=self.lr * FROM_SCRATCH, rewarm_steps=0)

@@ -9,13 +9,11 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from sealegs.errors import SealegsError
 from sealegs.incidents import Incident
@@ -37,7 +35,7 @@ from sealegs.record.schema import (
     to_line,
 )
 from sealegs.recovery.checkpoints import Checkpoints
-from sealegs.recovery.plain import plain
+from sealegs.recovery.handed import Handed
 from sealegs.recovery.room import in_words
 from sealegs.recovery.snapshots import Snapshot, Snapshots
 from sealegs.recovery.state import Trainee
@@ -50,23 +48,9 @@ VERSION = 1
 STEPS = 512
 """Rows and batches that are kept ..."""
 BATCH_BYTES = 256 * 2**20
-"""... as long as the batches are no larger than this together; ..."""
-SCARCE = 4
-"""... a byte on a device counts as so many: memory there is what runs are short of."""
+"""... as long as the batches are no larger than this together."""
 BUDGET = 16 * 2**30
 """Bytes that the states of all capsules of a run may take on disk, for each rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """A batch as it was handed out: the very object, which is not copied while nothing is wrong."""
-
-    step: int
-    index: int | None
-    batch: Any
-    size: int
-    versions: tuple[int, ...]
-    """Torch counts what is done to a tensor in its place: a batch that the loop has changed is not the one it got."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +115,10 @@ class Recorder:
         """A batch is about to be trained on."""
         if self._folder is None:
             return
-        size = size_of(batch)
         if len(self._handed) == STEPS:
             self._bytes -= self._handed[0].size
-        self._handed.append(Handed(step, index, batch, size, versions_of(batch)))
-        self._bytes += size
+        self._handed.append(Handed.of(step, index, batch))
+        self._bytes += self._handed[-1].size
         while self._bytes > BATCH_BYTES and len(self._handed) > 1:
             self._bytes -= self._handed.popleft().size
 
@@ -271,7 +254,7 @@ class Recorder:
         capsule.mkdir(parents=True, exist_ok=True)
         with whole_file(capsule / BATCHES.format(rank=self._ranks.rank)) as file:
             for each in handed:
-                file.write(json.dumps(_recorded(each)).encode() + b"\n")
+                file.write(json.dumps(each.recorded()).encode() + b"\n")
         if self._ranks.rank:
             return
         with whole_file(capsule / METRICS) as file:
@@ -294,54 +277,6 @@ class Recorder:
 
         self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
         self._writer.submit(fail_open)
-
-
-def _recorded(handed: Handed) -> dict[str, Any]:
-    """A line of ``batches-<rank>.jsonl``; null for a batch that the loop has changed since it got it."""
-    recorded = handed.batch.recorded() if hasattr(handed.batch, "recorded") else _opened_up(handed.batch)
-    batch = plain(recorded, "a batch")
-    is_same = versions_of(handed.batch) == handed.versions
-    return {"step": handed.step, "index": handed.index, "batch": batch if is_same else None}
-
-
-def _opened_up(batch: Any) -> Any:
-    """Data classes as the dicts of their fields."""
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return {field.name: _opened_up(getattr(batch, field.name)) for field in fields(batch)}
-    if isinstance(batch, Mapping):
-        return {key: _opened_up(item) for key, item in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [_opened_up(item) for item in batch]
-    return batch
-
-
-def size_of(batch: Any) -> int:
-    """Bytes of the tensors and arrays in a batch, as they count.
-
-    >>> import torch
-    >>> size_of({"ids": torch.zeros(2, 8, dtype=torch.long), "names": ["a", "b"]})
-    128
-    """
-    return sum(part.nbytes * (SCARCE if getattr(part, "is_cuda", False) else 1) for part in _parts(batch))
-
-
-def versions_of(batch: Any) -> tuple[int, ...]:
-    """How often each tensor of a batch has been changed in its place."""
-    return tuple(part._version for part in _parts(batch) if isinstance(part, Tensor) and not part.is_inference())
-
-
-def _parts(batch: Any) -> Iterator[Any]:
-    if hasattr(batch, "nbytes"):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for item in batch.values():
-            yield from _parts(item)
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            yield from _parts(item)
-    elif is_dataclass(batch):
-        for field in fields(batch):
-            yield from _parts(getattr(batch, field.name))
 
 
 def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) -> None:

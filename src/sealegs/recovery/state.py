@@ -1,12 +1,10 @@
 """Live objects in, a ``State`` out, and back: all that decides what the next steps will compute."""
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,9 +18,8 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.recovery.aside import from_json, to_json
 from sealegs.recovery.checkpoints import State
 from sealegs.recovery.parts import walk
+from sealegs.recovery.rng import host_rng, restore_rng, seed_anew, torch_rng
 from sealegs.recovery.snapshots import Snapshot, Snapshots
-
-Rng: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, Any] | None]
 
 
 class Positioned(Protocol):
@@ -70,8 +67,8 @@ class Trainee:
             "scaler": {} if self.scaler is None else self.scaler.state_dict(),
             "data": position,
         }
-        tensors |= {f"rng/{rank}/{device}": state for device, state in _torch_rng().items()}
-        return State(tensors, plain, own={"data": position, "rng": _host_rng()})
+        tensors |= {f"rng/{rank}/{device}": state for device, state in torch_rng().items()}
+        return State(tensors, plain, own={"data": position, "rng": host_rng()})
 
     def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> State:
         """The state as it was at a snapshot, of which the tensors are: as a checkpoint of that step would hold it.
@@ -312,53 +309,9 @@ def _position(state: State) -> Mapping[str, Any] | None:
     return position
 
 
-def _torch_rng() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _host_rng() -> dict[str, Any]:
-    """Python's and numpy's global generators: the lab draws from neither, a fork of it may."""
-    numpy_state: Any = np.random.get_state(legacy=False)
-    return {"python": random.getstate(), "numpy": numpy_state | {"state": _listed(numpy_state["state"])}}
-
-
-def _listed(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {**state, "key": state["key"].tolist()}
-
-
 def _restore_rng(state: State) -> None:
     rank, _ = _rank_and_world()
     stored = _under(f"rng/{rank}/", state.tensors)
-    if len(stored) < len(_torch_rng()):
-        _seed_anew(state, rank)
+    if len(stored) < len(torch_rng()):
+        seed_anew(int(state.plain.get("seed", torch.initial_seed())), state.step or 0, rank)
     restore_rng((stored, state.own["rng"] if state.own else None))
-
-
-def rng_now() -> Rng:
-    """The random state of this process: torch's as tensors, the others as JSON values."""
-    return _torch_rng(), _host_rng()
-
-
-def restore_rng(rng: Rng) -> None:
-    """The inverse; what is not there is left alone."""
-    of_torch, of_host = rng
-    if "cpu" in of_torch:
-        torch.set_rng_state(of_torch["cpu"])
-    if "cuda" in of_torch and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(of_torch["cuda"])
-    if of_host is not None:
-        version, internal, gauss = of_host["python"]
-        random.setstate((version, tuple(internal), gauss))
-        np.random.set_state(of_host["numpy"])
-
-
-def _seed_anew(state: State, rank: int) -> None:
-    """Seeds for a rank that there was not: others than those of any other rank or step."""
-    seed = int(state.plain.get("seed", torch.initial_seed()))
-    of_torch, of_python, of_numpy = np.random.SeedSequence((seed, state.step or 0, rank)).generate_state(3).tolist()
-    torch.manual_seed(of_torch)
-    random.seed(of_python)
-    np.random.seed(of_numpy)

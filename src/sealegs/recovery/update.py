@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -144,6 +144,13 @@ def reads_found_inf(optimizer: Optimizer) -> bool:
     if type(optimizer) not in READ_FOUND_INF or not all(group.get("fused") for group in optimizer.param_groups):
         return False
     return not (isinstance(optimizer, SGD) and _begins_momentum(optimizer))
+
+
+def not_undone(model: nn.Module) -> list[str]:
+    """What a forward pass changes besides gradients, which no skip of an update takes back."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    kinds = {type(module).__name__ for module in norms if module.track_running_stats}
+    return [f"running statistics of {kind}" for kind in sorted(kinds)]
 
 
 def _begins_momentum(optimizer: SGD) -> bool:

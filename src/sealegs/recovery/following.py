@@ -1,0 +1,158 @@
+"""Judged rows in, Troubles out: follows a run from incident to incident, tells of them, and counts what they cost."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from sealegs import incidents, judge
+from sealegs.incidents import Incident, News
+from sealegs.recovery.cost import Cost
+from sealegs.recovery.evidence import Evidence, Trouble
+from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.recovery.recorder import Recorder
+from sealegs.recovery.together import Together
+from sealegs.vocabulary import Row, Verdict
+from sealegs.watch import Watch
+
+
+class Followed(NamedTuple):
+    """What a row says of the run."""
+
+    is_calm: bool
+    """Healthy, and no incident is open."""
+    is_doubtful: bool
+    """An incident is open, or a row has shown trouble."""
+    trouble: Trouble | None
+
+
+class Following:
+    """What a run has been through, as far as its rows have been looked at."""
+
+    def __init__(self, playbook: Playbook, watch: Watch, recorder: Recorder, ranks: Together) -> None:
+        self.evidence = Evidence(playbook)
+        self.healthy = 0
+        """Steps in a row ..."""
+        self.good = 0
+        """... whether or not an incident is still open."""
+        self.cost = Cost()
+        """Of the incident that is open, or of what may become one."""
+        self._playbook = playbook
+        self._watch = watch
+        self._recorder = recorder
+        self._ranks = ranks
+        self._incidents = incidents.begin()
+        self._judged: deque[tuple[Row, Verdict]] = deque()
+        self._batch_of: deque[tuple[int, int]] = deque(maxlen=incidents.LATEST)
+        """Steps, and the batches that they trained on: an incident may have begun before it was found."""
+        self._first_batch: int | None = None
+        """That of the incident which was opened last."""
+        self._skipped = 0
+        """Steps in a row, up to the last that was judged."""
+        self._row_of_skips = 0
+        """Steps that were skipped in a row which is over."""
+
+    def hear(self, row: Row, verdict: Verdict) -> None:
+        """A row was judged: it is looked at when the step is over."""
+        self._judged.append((row, verdict))
+
+    def heard(self) -> Iterator[tuple[Row, Verdict]]:
+        """What was judged and not looked at yet."""
+        while self._judged:
+            yield self._judged.popleft()
+
+    def follow(self, row: Row, verdict: Verdict, number: int) -> Followed:
+        """Look at a row, before step ``number``."""
+        self._recorder.follow(row, verdict)
+        if (batch := row.get("batch_index")) is not None:
+            self._batch_of.append((int(row["step"]), int(batch)))
+        self._incidents, news = incidents.follow(self._incidents, row, verdict, self._playbook.looks)
+        trouble = self.evidence.take(row, verdict)
+        is_calm = verdict.go and not self._incidents.is_open
+        is_doubtful = self._incidents.is_open or trouble is not None
+        if not verdict.go:
+            self.cost += Cost(steps=1)
+        elif is_calm and not news:  # which may be that one has just been closed
+            self.cost = Cost()  # what was skipped alone is no incident's
+        self.good = self.good + 1 if verdict.go and verdict.incident is None else 0
+        if is_calm:
+            self.healthy += 1
+        elif is_doubtful:
+            self.healthy = 0
+        if not verdict.go:
+            self._skipped += 1
+        elif self._skipped:
+            self._row_of_skips = self._skipped if self._skipped >= self._playbook.probe_after else 0
+            self._skipped = 0
+        for item in news:
+            trouble = self._told(item, int(row["step"]), number) or trouble
+        return Followed(is_calm, is_doubtful, trouble)
+
+    def suspect(self) -> str | None:
+        """Each rank knows the sources of its own batches; all go by what rank 0 finds."""
+        return self._ranks.gather(self.evidence.suspect())[0]
+
+    @property
+    def incident(self) -> Incident | None:
+        """The one that is open."""
+        return self._incidents.open
+
+    def end(self, number: int) -> None:
+        """The run is halted before step ``number``, and its incident is over."""
+        if (incident := incidents.ended(self._incidents)) is not None:
+            self._tell_closed(incident, number)
+
+    def close(self) -> None:
+        """The run ends here: an incident that is open is written as it stands."""
+        if (incident := incidents.ended(self._incidents)) is not None:
+            self._recorder.follow_up(incident)
+
+    def row_of_skips(self) -> int:
+        """How many steps were skipped in a row that is over: said once."""
+        count, self._row_of_skips = self._row_of_skips, 0
+        return count
+
+    def begin_anew(self) -> None:
+        """Something was done about it: what comes then is judged for itself."""
+        self.evidence.forget()
+        self.healthy = self.good = self._skipped = self._row_of_skips = 0
+
+    def went_back(self, cost: Cost) -> None:
+        """The run is back at a healthy state, and what it did since is to be done once more."""
+        self.forget_judged()
+        self._batch_of.clear()
+        self.cost += cost
+
+    def forget_judged(self) -> None:
+        """What was not looked at yet is of another line."""
+        self._judged.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs to a step, as JSON values."""
+        return {"incidents": self._incidents}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._incidents = judge.thaw(incidents.begin(), state["incidents"])
+
+    def _told(self, news: News, step: int, number: int) -> Trouble | None:
+        incident = news.incident
+        if news.kind == "opened":
+            self._first_batch = next((batch for step, batch in self._batch_of if step >= incident.start), None)
+            self._recorder.open(incident, number)
+        elif news.kind == "closed":
+            self._tell_closed(incident, step)
+            self.cost = Cost()
+        elif not news.is_decaying:
+            return Trouble(
+                trigger=Trigger.NOT_RECOVERING,
+                onset=incident.start,
+                batch=self._first_batch,
+                text=f"{incident}; the loss is not coming down",
+            )
+        return None
+
+    def _tell_closed(self, incident: Incident, step: int) -> None:
+        cost = self.cost.told(self._watch.record)
+        self._watch.note("incident-closed", step=step, **asdict(incident), text=str(incident), cost=cost)
+        self._recorder.follow_up(incident)

@@ -1,0 +1,131 @@
+"""What a step shows in, an update or none out: decided on the device where it can be, else on the host."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sealegs.detectors.spike import WIDENED_STEPS, Spike
+from sealegs.recovery.update import Update
+from sealegs.signals.gate import ROW, Gate
+from sealegs.signals.measure import Seen
+from sealegs.watch import Watch
+
+LAG = 2
+"""Steps after which several ranks look at what their devices decided."""
+
+
+class Gatekeeper:
+    """Lets updates through or not. Where it does not ``act``, all of them, and the decisions are written down."""
+
+    def __init__(self, update: Update, watch: Watch, *, act: bool, world: int) -> None:
+        self._update = update
+        self._watch = watch
+        self._act = act
+        self._world = world
+        self._are_rules_known = [spike.signal for spike, _ in watch.states_of(Spike)] == ["loss", "grad_norm"]
+        self._gate: Gate | None = None
+        self._saved_gate: Any = None
+        self._coarse_left = 0
+
+    def decide(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> None:
+        """End step ``number``: judge it, clip its gradients at a norm, and update the weights unless it is bad."""
+        if self._can_be_decided_on_device(seen):
+            self._decide_on_device(number, seen, known, clip)
+        else:
+            self._decide_on_host(number, seen, known, clip)
+
+    def forget(self) -> None:
+        """The run is not where it was: the gate is made anew from what the host knows."""
+        self._gate = self._saved_gate = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next decisions on the device depend on, as JSON values."""
+        gate = (self._gate.state.tolist(), self._gate.row.tolist()) if self._gate else self._saved_gate
+        return {"gate": gate, "coarse_left": self._coarse_left}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._gate, self._saved_gate = None, state["gate"]
+        self._coarse_left = state["coarse_left"]
+
+    def _can_be_decided_on_device(self, seen: Seen) -> bool:
+        """The gate knows the calibrated rules; in shadow mode nothing has to read its answer."""
+        is_readable = not self._act or self._update.can_be_decided_on_the_device()
+        return seen.loss.is_cuda and self._are_rules_known and is_readable
+
+    def _decide_on_device(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> None:
+        gate = self._gate or self._make_gate(seen.loss.device, clip)
+        gate.clip_at(clip)
+        announced = self._watch.announced is not None
+        if announced:
+            self._coarse_left = WIDENED_STEPS
+        row = gate.decide(seen.loss, seen.norms, seen.worst, announced=announced, coarse=self._coarse_left > 0)
+        self._coarse_left = max(self._coarse_left - 1, 0)
+        lag = LAG if self._world > 1 else None  # all ranks must come to know a halt at the same step
+        names = seen.gradients.names if seen.gradients is not None else ()
+        self._watch.take(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
+        if self._act and clip is not None and self._can_be_clipped_on_the_way(seen):
+            self._update.apply_unless(gate.found_inf, gate.grad_scale)
+            return
+        _clip_all(seen, clip, gate.grad_norm)
+        if self._act:
+            self._update.apply_unless(gate.found_inf)
+        else:
+            self._update.apply_as_ever()
+
+    def _decide_on_host(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> None:
+        """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
+        self.forget()  # if the device is ever to decide
+        grad_norm = seen.grad_norm()
+        known = {"loss": seen.loss, "grad_norm": grad_norm} | known
+        blocks = seen.blocks
+        if seen.gradients is not None:
+            worst = seen.gradients.worst() if seen.worst is None else seen.worst
+            blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
+        late = self._watch.take(number, known, blocks)
+        if not self._act:
+            _clip_all(seen, clip, grad_norm)
+            self._update.apply_as_ever()
+            return
+        if go := late.go:
+            _clip_all(seen, clip, grad_norm)
+        self._update.apply(go)
+
+    def _can_be_clipped_on_the_way(self, seen: Seen) -> bool:
+        """Fused optimizers can divide gradients as they read them, which saves a pass over all of them.
+
+        They write back what they divided: not where a gradient is read twice, or a hook looks at it before.
+        """
+        if seen.gradients is None:
+            return False
+        return seen.gradients.are_used_once and not self._update.has_step_hooks()
+
+    def _make_gate(self, device: torch.device, clip: float | None) -> Gate:
+        spikes = self._watch.states_of(Spike)
+        self._gate = Gate(device, [detector for detector, _ in spikes], clip)
+        if self._gate.without_kernel:
+            self._watch.note("gate-without-kernel", reason=self._gate.without_kernel)
+        if self._saved_gate is not None:
+            self._gate.load(*self._saved_gate)
+            self._saved_gate = None
+        else:
+            self._gate.begin_from([state for _, state in spikes], self._watch.skipped_before)
+            self._coarse_left = spikes[0][1].coarse_left
+        return self._gate
+
+
+def _clip_all(seen: Seen, clip: float | None, grad_norm: Tensor) -> None:
+    if clip is not None and seen.gradients is not None:
+        seen.gradients.clip(clip, grad_norm)
+
+
+def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:
+    """What the gate found, with the name that a tensor had in that step."""
+    return dict(zip(ROW, numbers, strict=True)) | _worst_tensor(names, numbers[-1:])
+
+
+def _worst_tensor(names: tuple[str, ...], place: list[float]) -> dict[str, Any]:
+    return {"worst_tensor": names[int(place[0])] if 0 <= place[0] < len(names) else ""}
