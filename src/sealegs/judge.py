@@ -28,6 +28,8 @@ YOUNG_STEPS = 1000
 """Steps in which the statistic knows its tail only roughly: one signal alone must then be surprising by ..."""
 YOUNG_ALARM = 1e-6
 """... this much to be an alarm."""
+ROW = 5
+"""Skips in a row that are an incident, however little surprising each may be in a young run."""
 LONG_ROW = 10
 """Skips in a row whose end is worth a remark."""
 SAME = 1e-6
@@ -163,7 +165,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
             skipped=values_of(now) if spoilt else (),
         ),
     )
-    findings += overdrawn(tally, step, budget) if counts else over(before, step) if is_long else ()
+    findings += in_a_row(tally, step, budget) if counts else over(before, step) if is_long else ()
     tally, findings = without_repetition(tally, findings)
     is_alarm = any(f.severity >= Severity.ALARM for f in findings)
     opens = is_alarm and tally.steps - tally.last_alarm > COOL_DOWN
@@ -215,23 +217,19 @@ def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Findin
     return (by_gate, *findings)
 
 
-def overdrawn(tally: Tally, step: int, budget: Budget) -> tuple[Finding, ...]:
-    """What halts the run, if this skip was one too many."""
-    for note, value, limit in (
-        ("steps skipped in a row", tally.skips_in_a_row, budget.in_a_row),
-        ("steps in a row not finite", tally.nonfinite_in_a_row, budget.nonfinite_in_a_row),
-        ("steps skipped in all", tally.skips, max(budget.total, int(budget.share * tally.steps))),
+def in_a_row(tally: Tally, step: int, budget: Budget) -> tuple[Finding, ...]:
+    """What halts the run, if this skip was one too many; an alarm, if so many came one after the other."""
+    row, total = "steps skipped in a row", max(budget.total, int(budget.share * tally.steps))
+    for severity, note, value, limit in (
+        (Severity.HALT, row, tally.skips_in_a_row, budget.in_a_row),
+        (Severity.HALT, "steps in a row not finite", tally.nonfinite_in_a_row, budget.nonfinite_in_a_row),
+        (Severity.HALT, "steps skipped in all", tally.skips, total),
+        (Severity.ALARM, row, tally.skips_in_a_row if tally.skips_in_a_row == ROW else 0, ROW - 1),
     ):
         if value > limit:
             return (
                 Finding(
-                    detector="budget",
-                    step=step,
-                    severity=Severity.HALT,
-                    signal="skips",
-                    value=value,
-                    limit=limit,
-                    note=note,
+                    detector="budget", step=step, severity=severity, signal="skips", value=value, limit=limit, note=note
                 ),
             )
     return ()

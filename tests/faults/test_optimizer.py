@@ -180,6 +180,23 @@ def test_several_optimizers_are_struck_together_and_said_once() -> None:
     assert len(injector.strikes) == 1
 
 
+def test_a_rate_that_the_log_shows_is_there_from_the_forward_pass_on() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    step = 0
+    seen = []
+    with inject(
+        [parse("lr-spike:factor=10,steps=2,log=shows@1")], model, optimizers=[optimizer], clock=lambda: step
+    ) as injector:
+        for step in range(4):
+            loss_of(model, step).backward()
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            assert optimizer.param_groups[0]["lr"] == 0.01
+    assert seen == [0.01, pytest.approx(0.1), pytest.approx(0.1), 0.01]
+    assert [strike.step for strike in injector.strikes] == [1, 2]
+
+
 def test_an_update_that_fails_half_way_leaves_no_rate_behind() -> None:
     def fail(optimizer: Optimizer, *_: object) -> None:
         if loop.step == 4:

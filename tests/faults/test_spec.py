@@ -49,7 +49,7 @@ FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
     WeightScale: LIVE
     | {"tensor": TENSOR, "factor": FACTORS}
     | {"rows": st.none() | st.fractions(0, 1, max_denominator=10**9 - 1).filter(lambda share: 0 < share < 1)},
-    LrSpike: LIVE | {"factor": FACTORS.filter(lambda factor: factor > 0)},
+    LrSpike: LIVE | {"factor": FACTORS.filter(lambda factor: factor > 0), "log": st.sampled_from(["hides", "shows"])},
     MomentsReset: LIVE,
     RandomShard: BATCHES | {"seed": COUNTS},
     RareTokens: BATCHES | {"seed": COUNTS},
@@ -193,7 +193,8 @@ def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None
         ("lr-spike:factor=1@3", ["factor=1", "another"]),
         ("lr-spike:factor=0@3", ["factor=0", "above 0"]),
         ("lr-spike:factor=-2@3", ["factor=-2", "above 0"]),
-        ("lr-spike:factor=2,every=5@3", ["'every=5'", "factor, steps, rank"]),
+        ("lr-spike:factor=2,log=no@3", ["log='no'", "one of hides, shows"]),
+        ("lr-spike:factor=2,every=5@3", ["'every=5'", "factor, log, steps, rank"]),
         ("weight-scale:factor=16,rows=3/2@3", ["rows=3/2", "between 0 and 1"]),
         ("weight-scale:factor=16,rows=1/0@3", ["rows='1/0'", "2/3"]),
         ("weight-scale:factor=16,rows=0.5@3", ["rows='0.5'", "2/3"]),

@@ -105,7 +105,7 @@ class Injector:
             elif not any(target.unit is not None for target in targets):
                 continue
             if isinstance(fault, LrSpike):
-                self._handles += [RateSpike(course, fault, optimizer, self._clock) for optimizer in optimizers]
+                self._handles += [RateSpike(course, fault, model, optimizer, self._clock) for optimizer in optimizers]
             elif isinstance(fault, MomentsReset):
                 moments.append((course, fault, []))
             elif isinstance(fault, WeightScale | BitFlip) and is_in_weight(fault):

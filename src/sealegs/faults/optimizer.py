@@ -78,7 +78,9 @@ def moments_in(optimizer: Optimizer) -> Iterator[Tensor]:
 class RateSpike:
     """The learning rates of one optimizer, times a factor while it updates. It updates once in a step."""
 
-    def __init__(self, course: Course, fault: LrSpike, optimizer: Optimizer, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, course: Course, fault: LrSpike, model: nn.Module, optimizer: Optimizer, clock: Callable[[], int]
+    ) -> None:
         self._course = course
         self._fault = fault
         self._clock = clock
@@ -86,16 +88,24 @@ class RateSpike:
         """The last step that the optimizer updated for."""
         self._kept: list[tuple[dict[str, Any] | Tensor, Any]] = []
         """Where the rates are, and what they were."""
-        self._hooks = (
+        self._optimizer = optimizer
+        self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
-        )
+        ]
+        if fault.log == "shows":
+            self._hooks.append(model.register_forward_pre_hook(untraced(self._before_forward), prepend=True))
 
     def remove(self) -> None:
         """Let the optimizer be as it was, in the midst of an update too."""
         for hook in self._hooks:
             hook.remove()
         self._restore()
+
+    def _before_forward(self, module: nn.Module, inputs: object) -> None:
+        step = self._clock()
+        if not self._course.is_over and self._fault.is_at(step) and step > self._updated and not self._kept:
+            self._raise(self._optimizer)
 
     def _before_update(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._restore()  # where an update failed half-way

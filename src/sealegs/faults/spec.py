@@ -144,9 +144,7 @@ class BitFlip(ElementFault):
 
     def __post_init__(self) -> None:
         ElementFault.__post_init__(self)
-        choices = get_args(get_type_hints(BitFlip)["in_"])
-        if self.in_ not in choices:
-            raise ConfigError(f"{self.name}: in={self.in_!r}: one of {', '.join(choices)}")
+        refuse_unless_choice(self, "in_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +204,15 @@ class LrSpike(LiveFault):
 
     factor: float
     """Any number above 0 but 1."""
+    log: Literal["hides", "shows"] = "hides"
+    """``shows``: it is there from the step's first forward pass on, so that a record has it: a jump of the schedule."""
 
     def __post_init__(self) -> None:
         LiveFault.__post_init__(self)
         refuse_unless_factor(self)
         if not self.factor > 0:
             raise ConfigError(f"{self.name}: factor={self.factor:g}: a number above 0")
+        refuse_unless_choice(self, "log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +432,13 @@ def refuse_unless_factor(fault: GradientScale | WeightScale | LrSpike) -> None:
     refuse_unless_number(fault, "factor")
     if fault.factor == 1:
         raise ConfigError(f"{fault.name}: factor=1: changes nothing; give another factor")
+
+
+def refuse_unless_choice(fault: Fault, field: str) -> None:
+    """A field that names one of a few takes these."""
+    value, choices = getattr(fault, field), get_args(get_type_hints(type(fault))[field])
+    if value not in choices:
+        raise ConfigError(f"{fault.name}: {field.rstrip('_')}={value!r}: one of {', '.join(choices)}")
 
 
 def refuse_unless_tensor(fault: Fault, tensor: str | None) -> None:
