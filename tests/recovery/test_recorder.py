@@ -100,7 +100,9 @@ def test_an_incident_leaves_a_capsule(tmp_path: Path) -> None:
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert capsule.incident.start == 300
     assert capsule.description.state == 280
-    assert capsule.steps() == range(280, capsule.description.opened + 1)
+    assert capsule.description.opened < 310
+    assert capsule.steps() == range(280, 313)  # to the end: it came before all that is kept of what came after
+    assert capsule.description.batches == len(capsule.batches) == 33
     torch.manual_seed(0)
     nn.Linear(8, 4)
     expected = torch.randn(340, 16, 8)
@@ -108,7 +110,7 @@ def test_an_incident_leaves_a_capsule(tmp_path: Path) -> None:
         assert recorded.number == recorded.step
         assert torch.equal(recorded.batch["x"], expected[recorded.step])
         assert recorded.batch["name"] == "sea"
-    assert [row["step"] for row in capsule.rows][-1] == capsule.description.opened
+    assert [row["step"] for row in capsule.rows][-1] == 312
     state = capsule.state()
     assert state.step == 280
     assert state.tensors["model/weight"].shape == (4, 8)
@@ -179,10 +181,63 @@ def test_a_batch_of_a_strange_type_costs_an_event_and_no_more(tmp_path: Path) ->
         open_capsule(tmp_path / "a" / "incidents" / "1")
 
 
+def test_a_capsule_ends_where_the_run_goes_back(tmp_path: Path) -> None:
+    """What was trained on in another attempt is not what came of it."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    data = list(torch.randn(400, 16, 8))
+    went_back_at = None
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", **OBSERVE) as guard:
+        for x in guard.batches(data):
+            factor = 50.0 if went_back_at is None and guard.number >= 300 else 1.0
+            loss = (model(x) - x[:, :4]).square().mean() * factor
+            loss.backward()
+            guard.step(loss)
+            if went_back_at is None and (tmp_path / "a" / "incidents").exists():
+                went_back_at = guard.number
+                guard.ask("rollback")
+                assert guard.number < 300
+            if guard.number == 340:
+                break
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert went_back_at is not None
+    assert capsule.steps() == range(280, went_back_at)
+    assert [row["step"] for row in capsule.rows] == list(range(went_back_at))
+
+
+def test_after_a_resume_a_capsule_has_the_rows_from_before(tmp_path: Path) -> None:
+    """And the checkpoint that the run went on from: what goes wrong at a resume does so at once."""
+    torch.manual_seed(0)
+    data = list(torch.randn(400, 16, 8))
+
+    def go_on(last: int, *, factor: float = 1.0, **how: Any) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = AdamW(model.parameters(), lr=1e-3)
+        with sealegs.Guard(model, optimizer, run=tmp_path / "a", **{**OBSERVE, "act": False}, **how) as guard:
+            for x in guard.batches(data):
+                loss = (model(x) - x[:, :4]).square().mean() * factor
+                loss.backward()
+                guard.step(loss)
+                if guard.number == last:
+                    guard.checkpoint(wait=True)
+                    break
+
+    go_on(300)
+    go_on(320, factor=50.0, resume=True)
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert capsule.description.state == 300
+    assert capsule.incident.start == 300
+    last = capsule.description.opened + recorder.AFTER
+    assert [row["step"] for row in capsule.rows] == list(range(last + 1))
+    assert capsule.steps() == range(300, last + 1)
+
+
 def test_no_more_is_kept_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "BATCH_BYTES", 20 * 16 * 8 * 4)
     go_wrong(tmp_path / "a")
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
-    assert len(capsule.batches) == 20
+    assert sum(each.step <= capsule.description.opened for each in capsule.batches) == 20
     assert "are gone" in capsule.description.without_batches
     assert len(capsule.steps()) == 0

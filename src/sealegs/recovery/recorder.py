@@ -9,11 +9,11 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sealegs.errors import SealegsError
 from sealegs.incidents import Incident
@@ -45,10 +45,14 @@ from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 
 VERSION = 1
+AFTER = 16
+"""Steps after it was opened that a capsule holds as well."""
 STEPS = 512
 """Rows and batches that are kept ..."""
 BATCH_BYTES = 256 * 2**20
 """... as long as the batches are no larger than this together."""
+TAIL = 4 * 2**20
+"""Bytes at the end of a record in which there are more rows than a capsule holds."""
 BUDGET = 16 * 2**30
 """Bytes that the states of all capsules of a run may take on disk, for each rank."""
 
@@ -75,6 +79,15 @@ class Description:
     batches: int
     without_batches: str
     """Why some or all are missing."""
+
+
+class Unfinished(NamedTuple):
+    """A capsule to which the steps after it was opened are still to be added."""
+
+    capsule: Path
+    description: Description
+    last_row: int
+    """The step of the last row that it has: some of those before it was opened may not have been judged."""
 
 
 class Recorder:
@@ -106,6 +119,7 @@ class Recorder:
         self._bytes = 0
         self._rows: deque[tuple[Row, bool]] = deque(maxlen=STEPS)
         """What was judged, and whether the update was applied."""
+        self._unfinished: Unfinished | None = None
         self._waiting: tuple[Incident, Snapshot] | None = None
         """A state that could not be written yet, since a checkpoint was being written."""
         self._writer: ThreadPoolExecutor | None = None
@@ -129,6 +143,7 @@ class Recorder:
 
     def forget_from(self, step: int) -> None:
         """The run went back to a step: what came after it is of another line."""
+        self._finish()
         kept = [handed for handed in self._handed if handed.step < step]
         self._handed = deque(kept, maxlen=STEPS)
         self._bytes = sum(handed.size for handed in kept)
@@ -157,8 +172,10 @@ class Recorder:
             batches=len(handed),
             without_batches=self._missing(handed, state, number),
         )
-        rows = [{**row, "applied": float(is_applied)} for row, is_applied in self._rows]
+        self._finish()  # the one before, which came close to this
+        rows = self._rows_after(-1)
         self._beside(lambda: self._write(folder, incident, description, rows, handed))
+        self._unfinished = Unfinished(folder / CAPSULE, description, self._latest)
         if snapshot is not None and state is not None:
             self._waiting = incident, snapshot
             self.after_step()
@@ -180,7 +197,9 @@ class Recorder:
         self._beside(lambda: write_draft(folder, asdict(incident), rows))
 
     def after_step(self) -> None:
-        """Write a state that is still to be written, and say what went wrong."""
+        """Write what is still to be written, and say what went wrong."""
+        if self._unfinished is not None and self._latest >= self._unfinished.description.opened + AFTER:
+            self._finish()
         if self._waiting is not None:
             self._write_state(*self._waiting)
         while self._trouble:
@@ -188,6 +207,7 @@ class Recorder:
 
     def close(self) -> None:
         """Wait until everything is written."""
+        self._finish()
         if self._writer is not None:
             self._writer.shutdown()
             self._writer = None
@@ -258,13 +278,39 @@ class Recorder:
         if self._ranks.rank:
             return
         with whole_file(capsule / METRICS) as file:
-            for row in rows:
+            for row in (*rows_before(folder.parent.parent / METRICS, rows), *rows):
                 file.write(to_line(row))
         for name in (MANIFEST, TOKENIZER):  # it must be understood without the folder that it lies in
             if (source := folder.parent.parent / name).exists():
                 shutil.copyfile(source, capsule / name)
         _write_json(folder / INCIDENT, asdict(incident))
         _write_json(capsule / f"{CAPSULE}.json", asdict(description))
+
+    @property
+    def _latest(self) -> int:
+        """The step of the last row."""
+        return int(self._rows[-1][0]["step"])
+
+    def _rows_after(self, step: int) -> list[Row]:
+        """As a capsule has them."""
+        return [{**row, "applied": float(done)} for row, done in self._rows if int(row["step"]) > step]
+
+    def _finish(self) -> None:
+        """Add what came after a capsule was opened, which shows what the incident has done: as far as it has come."""
+        if self._unfinished is None:
+            return
+        (capsule, description, last_row), self._unfinished = self._unfinished, None
+        rows = self._rows_after(last_row)
+        handed = tuple(each for each in self._handed if each.step > description.opened)
+        description = replace(description, batches=description.batches + len(handed))
+        self._beside(lambda: self._add(capsule, description, rows, handed))
+
+    def _add(self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[Handed, ...]) -> None:
+        lines = [json.dumps(each.recorded()).encode() + b"\n" for each in handed]
+        _add_lines(capsule / BATCHES.format(rank=self._ranks.rank), lines)
+        if not self._ranks.rank:
+            _add_lines(capsule / METRICS, map(to_line, rows))
+            _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
     def _beside(self, write: Callable[[], None]) -> None:
         """Let a thread do it: one after the other, since they may be about the same files."""
@@ -293,6 +339,22 @@ def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) 
         file.write(markdown(draft(manifest, incident, rows, events, source=run.name)).encode())
 
 
+def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
+    """What a process before this one has written, where this one has not done as many steps as a capsule holds."""
+    if len(rows) >= STEPS:
+        return []
+    with metrics.open("rb") as file:
+        file.seek(max(metrics.stat().st_size - TAIL, 0))
+        lines = file.read().splitlines(keepends=True)
+    first = int(rows[0]["step"])
+    found: dict[int, Row] = {
+        int(row["step"]): {**row, "applied": 1.0}
+        for line in lines
+        if line.startswith(b"{") and line.endswith(b"\n") and "loss" in (row := json.loads(line))
+    }
+    return [found[step] for step in sorted(found) if step < first][len(rows) - STEPS :]
+
+
 def link_folder(source: Path, target: Path) -> None:
     """The files of a folder once more, under another name, at no cost."""
     with folder_aside(target) as aside:
@@ -303,6 +365,14 @@ def link_folder(source: Path, target: Path) -> None:
             else:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, place)
+
+
+def _add_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """All of them or none."""
+    before = path.read_bytes()
+    with whole_file(path) as file:
+        file.write(before)
+        file.writelines(lines)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
