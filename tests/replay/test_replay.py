@@ -79,7 +79,9 @@ CAUSES = {
     "random-shard:batches=40@230": "bad-data-batch",
     "shifted-labels:batches=10@230": "bad-data-batch",
     "rare-tokens:batches=10@230": "long-tail-token",
+    "duplicate-batch:batches=36@200": "duplicate-batch",
     "lr-spike:factor=30,steps=10@230": "unlogged-step-size",
+    "lr-spike:factor=60,steps=10,log=shows@230": "lr-discontinuity",
     "nan-gradient@230": "corrupt-gradient",
     "bit-flip:in=weight@230": "corrupt-weight",
     "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@230": "corrupt-weight",
@@ -90,7 +92,7 @@ CAUSES = {
 def test_the_cause_is_the_one_that_was_put_in(fault: str, cause: str, branch: Branch) -> None:
     found = put_through(branch(fault))
     assert found.cause == cause, found.because
-    assert found.steps <= 150
+    assert found.steps <= 240
 
 
 def test_a_rerun_is_the_run_bit_for_bit(branch: Branch) -> None:
@@ -102,7 +104,7 @@ def test_a_rerun_is_the_run_bit_for_bit(branch: Branch) -> None:
     for step, seen in experiment.seen.items():
         row = experiment.rows[step]
         assert (seen.loss, seen.grad_norm) == (row["loss"], row["grad_norm"])
-    assert len(experiment.seen) == len(capsule.steps()) >= 31
+    assert set(experiment.seen) == set(range(200, 238)) < set(capsule.steps())  # and those after it was found
 
 
 def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:

@@ -24,10 +24,16 @@ OLDER = 8
 """Steps that a state must be older by to be another one."""
 SLOWLY = 16
 """Steps before the others from which on the learning rate is lower: what is too high has done its harm slowly."""
+STALE = 0.99
+"""A beta2 above this remembers gradients for more than a hundred steps ..."""
+FRESH = 0.95
+"""... and below this for twenty, ..."""
+FORGETS = 16
+"""... so that after so many steps more than half of what it knew is forgotten."""
 OF_USE = 0.25
 """Of what a model knows beyond the frequencies of tokens: what must be left of it for a batch of real text."""
-GROSS = 3.0
-"""Times the usual loss: no batch of the same kind of data is so hard."""
+GROSS = 10.0
+"""Times the usual loss: no batch of the same kind of data is so hard. Right ones from further out have up to seven."""
 MOST_MASKED = 0.5
 """Of a batch: without more it is another one."""
 
@@ -44,7 +50,7 @@ class Arm:
     """In words."""
     change: Change
     asks: Literal["all", "damage"] = "all"
-    """What counts: whether the loss is high at all, or whether the weights are damaged in the end."""
+    """What counts: whether the loss is high at all, or whether the weights are damaged in the end, if that shows."""
 
 
 def arms(experiment: Experiment) -> Iterator[Arm]:
@@ -94,7 +100,7 @@ def _of_data(experiment: Experiment) -> Iterator[Arm]:
             does=f"from step {onset} on, batches from before",
             change=Change(batches=lambda step, b: b if step < onset else before[step % len(before)]),
         )
-    if experiment.first - oldest >= OLDER:
+    if experiment.first - oldest >= OLDER and not experiment.was_stuck:
         yield Arm(
             name="older state",
             kind="with",
@@ -102,16 +108,13 @@ def _of_data(experiment: Experiment) -> Iterator[Arm]:
             does=f"the batches from step {onset} on, with the state of step {oldest}",
             change=Change(first=onset, state_of=oldest),
         )
-    repeated = experiment.repeated & set(range(oldest + 1, experiment.window.stop))
-    if repeated and before:
+    if repeated := experiment.repeated & set(range(oldest, experiment.window.stop)):
         yield Arm(
             name="no repetition",
             kind="without",
             cause="duplicate-batch",
-            does=f"batches from before in the place of {len(repeated)} repeated ones, from step {min(repeated)} on",
-            change=Change(
-                first=min(repeated), batches=lambda step, b: before[step % len(before)] if step in repeated else b
-            ),
+            does=f"the updates of {len(repeated)} repeated batches are left out, from step {min(repeated)} on",
+            change=Change(first=min(repeated), applied=lambda step: step not in repeated, usual=experiment.fresh),
         )
     text, tail = experiment.loop.subject.text, tail_of(experiment)
     if (
@@ -239,7 +242,7 @@ def is_garbage(experiment: Experiment, loss: float, cost: Surprise | None) -> bo
 
 def _of_rates(experiment: Experiment) -> Iterator[Arm]:
     rates = {step: float(row["lr"]) for step, row in experiment.rows.items() if step < experiment.window.stop}
-    jumps = [step for step in rates if step > experiment.oldest and rates[step] > JUMP * rates.get(step - 1, math.inf)]
+    jumps = [step for step in rates if step >= experiment.oldest and rates[step] > JUMP * rates.get(step - 1, math.inf)]
     if jumps:
         jump = jumps[0]
         before, factor = rates[jump - 1], rates[jump] / rates[jump - 1]
@@ -262,6 +265,7 @@ def _of_rates(experiment: Experiment) -> Iterator[Arm]:
             )
         return
     first = max(experiment.oldest, experiment.first - SLOWLY)
+    experiment.hold(first)
     for factor in (0.5, 0.1):
         yield Arm(
             name=f"rate x{factor}",
@@ -280,14 +284,16 @@ def _of_moments(experiment: Experiment) -> Iterator[Arm]:
     states = [state for optimizer in experiment.loop.subject.optimizers for state in optimizer.state.values()]
     if not any(name in state for state in states for name in SECOND_MOMENTS):
         return
-    yield Arm(
-        name="second moment raised",
-        kind="without",
-        cause="stale-beta2",
-        asks="damage",
-        does="the second moment is at least the square of the gradient",
-        change=Change(before_update=_raise_second),
-    )
+    slow = max((group["betas"][1] for group in groups_of(experiment) if "betas" in group), default=0.0)
+    if slow > STALE and experiment.first - experiment.oldest >= FORGETS:
+        yield Arm(
+            name="second moment fresh",
+            kind="without",
+            cause="stale-beta2",
+            asks="damage",
+            does=f"beta2 is {FRESH} instead of {slow:g} from step {experiment.oldest} on",
+            change=Change(first=experiment.oldest, before=_freshen),
+        )
     yield Arm(
         name="first moment zeroed",
         kind="without",
@@ -298,10 +304,23 @@ def _of_moments(experiment: Experiment) -> Iterator[Arm]:
     )
 
 
-def _raise_second(subject: Subject) -> None:
-    for parameter, moment in _moments(subject, SECOND_MOMENTS):
-        if parameter.grad is not None:
-            torch.maximum(moment, parameter.grad.square(), out=moment)
+def groups_of(experiment: Experiment) -> list[dict[str, Any]]:
+    """The groups of all optimizers, with their settings."""
+    return [group for optimizer in experiment.loop.subject.optimizers for group in optimizer.param_groups]
+
+
+def _freshen(subject: Subject) -> None:
+    """Let the second moment forget sooner. Its bias is corrected by the beta that it has now, so it is scaled to go on
+    from what it was."""
+    for optimizer in subject.optimizers:
+        for group in optimizer.param_groups:
+            if (betas := group.get("betas")) is None or betas[1] <= FRESH:
+                continue
+            group["betas"] = (betas[0], FRESH)
+            for state in (optimizer.state[parameter] for parameter in group["params"] if optimizer.state[parameter]):
+                done = float(state["step"])
+                for moment in (state[name] for name in SECOND_MOMENTS if name in state):
+                    moment.mul_((1 - FRESH**done) / (1 - betas[1] ** done))
 
 
 def zero_first(subject: Subject) -> None:

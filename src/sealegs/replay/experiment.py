@@ -15,7 +15,7 @@ from sealegs.vocabulary import Row
 
 LEAD = 4
 """Steps that are run before the onset."""
-LENGTH = 12
+LENGTH = 8
 """The most that are run from the onset on."""
 USUAL, LATELY = 64, 16
 """Rows before the onset that say how much the loss varies, and what it is."""
@@ -34,6 +34,10 @@ class Change:
     before_update: Callable[[Subject], None] = lambda subject: None
     """Done with the gradients in place, before every update."""
     precision: str | None = None
+    applied: Callable[[int], bool] = lambda step: True
+    """Whether the update of a step is."""
+    usual: "Usual | None" = None
+    """What the heights are held against, if not what was usual in the run."""
     first: int | None = None
     """The step to begin with, if not a few before the onset."""
     state_of: int | None = None
@@ -79,7 +83,7 @@ class Experiment:
         self.loop = Loop(subject, capsule.description.clip)
         self.rows = {int(row["step"]): row for row in capsule.rows}
         self.steps_run = 0
-        there = capsule.steps()
+        state, there = capsule.state(), capsule.steps()
         self.onset = capsule.incident.start
         if self.onset not in there:
             raise SourceError(
@@ -91,17 +95,21 @@ class Experiment:
         self.window = range(self.first, min(there.stop, self.onset + LENGTH))
         self.peak = max((step for step in self.window if step >= self.onset), key=self._recorded_loss)
         """The step with the highest loss: where the onset is not known to the step, the one to look at."""
-        self.repeated = repeated_in(capsule.rows)
+        self.repeated = repeated_in(capsule.rows, self.onset)
         """Steps whose batch came before: their losses are lower, which is not usual."""
-        self.usual = usual_of([row for step, row in self.rows.items() if step not in self.repeated], self.onset)
+        self.fresh = usual_of([row for step, row in self.rows.items() if step not in self.repeated], self.onset)
+        """What the loss was on batches that were new."""
+        self.was_stuck = len(self.repeated & set(range(self.onset - LATELY, self.onset))) > LATELY / 2
+        """Whether the loss was low because the same batches came again: new ones are high against that."""
+        self.usual = usual_of(list(self.rows.values()), self.onset) if self.was_stuck else self.fresh
         self.seen: dict[int, Seen] = {}
         """What the steps showed when they were run as they were."""
-        self._states = {there.start: capsule.state()}
+        self._states = {there.start: state}
         self._batches: dict[int, tuple[Any, ...]] = {}
         for each in capsule.batches:
             self._batches[each.step] = (*self._batches.get(each.step, ()), each.batch)
         self.hold(self.first)
-        self.probes = self.before()[-PROBES:] or [self.batches_of(self.first)]
+        self.probes = self.before()[-PROBES:] or ([] if self.was_stuck else [self.batches_of(self.first)])
         self.probed = self._probe()
 
     def _recorded_loss(self, step: int) -> float:
@@ -113,8 +121,10 @@ class Experiment:
         return self._batches[step]
 
     def before(self) -> list[tuple[Any, ...]]:
-        """The batches of the steps before those that are run again; repeated ones apart."""
-        return [self.batches_of(step) for step in range(self.oldest, self.first) if step not in self.repeated]
+        """The batches of the steps before those that are run again, apart from those that came more than once."""
+        again = {self.rows[step]["batch_hash"] for step in self.repeated}
+        steps = range(self.oldest, self.first)
+        return [self.batches_of(step) for step in steps if not again or self.rows[step]["batch_hash"] not in again]
 
     def exactly(self) -> float:
         """The steps of the window as they were, bad updates left out where they were; twice. Gives how far the two
@@ -141,14 +151,16 @@ class Experiment:
                 seen[step] = self.loop.step(
                     change.batches(step, self.batches_of(step)),
                     lr=change.lr(step, float(self.rows[step]["lr"])),
+                    applied=change.applied(step),
                     before_update=change.before_update,
                 )
                 self.steps_run += 1
             risen = self._probe() - self.probed
+        usual = change.usual or self.usual
         return Outcome(
             losses={step: each.loss for step, each in seen.items()},
             grad_norms={step: each.grad_norm for step, each in seen.items()},
-            height=max(self.usual.above(each.loss) for step, each in seen.items() if step >= self.onset),
+            height=max(usual.above(each.loss) for step, each in seen.items() if step >= self.onset),
             damage=self.usual.above(self.usual.loss + risen),
         )
 
@@ -170,20 +182,21 @@ class Experiment:
         self.steps_run += 1
 
     def _probe(self) -> float:
-        """The mean loss of batches from before."""
+        """The mean loss of batches from before; where all of them came again and again, none can tell."""
         self.steps_run += len(self.probes)
-        return statistics.fmean(self.loop.look(batches).loss for batches in self.probes)
+        return statistics.fmean(self.loop.look(batches).loss for batches in self.probes) if self.probes else 0.0
 
 
-def repeated_in(rows: Sequence[Row]) -> set[int]:
-    """Steps whose batch is that of a step before, by its hash."""
+def repeated_in(rows: Sequence[Row], onset: int) -> set[int]:
+    """Steps whose batch is that of a step before, by its hash; none where few are new, as in a second epoch."""
     seen: set[str] = set()
     again: set[int] = set()
     for row in rows:
         if digest := str(row.get("batch_hash", "")):
             again |= {int(row["step"])} if digest in seen else set()
             seen.add(digest)
-    return again
+    new = sum(int(row["step"]) < onset and int(row["step"]) not in again for row in rows)
+    return again if new >= LATELY else set()
 
 
 def usual_of(rows: Sequence[Row], onset: int) -> Usual:

@@ -119,6 +119,8 @@ class Loop:
         with torch.no_grad():
             gradients = self._reader.read()
             total = gradients.total()
+            if self._update.scaler is not None:
+                applied = applied and bool(total.isfinite())  # as a scaler has it, whoever else decides
             if self.clip is not None and applied:
                 gradients.clip(self.clip, total)
             before_update(self.subject)

@@ -15,9 +15,9 @@ from sealegs.replay.unrecorded import Departure, departure, explained
 VISIBLE = 4.0
 """Standard deviations above the usual from which on something is there ..."""
 GONE = 0.25
-"""... and what may be left of it where it is gone, as a share; at least VISIBLE."""
+"""... and what may be left of it where it is gone, as a share; less than can be seen is allowed, too, ..."""
 THERE = 0.5
-"""What must be left of it where it is still there."""
+"""... but not so much: that must be left of it where it is still there."""
 
 Standing: TypeAlias = Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]
 
@@ -70,19 +70,22 @@ def put_to_the_test(
     left = departure(experiment, apart)
     tell(f"run again: {left or f'{len(experiment.seen)} steps are what they were'}")
     again = experiment.run()
-    tried: list[Tried] = []
-    unasked: list[str] = []
-    if left is None and again.size > VISIBLE:
-        for arm in arms(experiment):
-            if time.monotonic() - began > seconds:
-                unasked.append(arm.name)
-            elif arm.asks == "all" or again.damage > VISIBLE:
-                tried.append(_tried(arm, experiment.run(arm.change), again))
-                tell(f"{arm.name}: {arm.does}: {tried[-1].left:.0%} is left")
     location = None
     if left is None and not all(map(math.isfinite, (*again.losses.values(), *again.grad_norms.values()))):
         location = locate_first(experiment)
         tell(f"looked at every operation: {location or 'all are finite now'}")
+    tried: list[Tried] = []
+    unasked: list[str] = []
+    if left is None and again.size > VISIBLE:
+        for arm in arms(experiment):
+            if not _is_open(arm, again, location, tried):
+                continue
+            if time.monotonic() - began > seconds:
+                unasked.append(arm.name)
+                continue
+            least = min((each.left for each in tried if each.arm.kind == "placebo"), default=1.0)
+            tried.append(_tried(arm, experiment.run(arm.change), again, min(least, 1.0)))
+            tell(f"{arm.name}: {arm.does}: {tried[-1].left:.0%} is left")
     lit = spotlight(experiment, experiment.peak)
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
     if left is not None:
@@ -107,12 +110,29 @@ def put_to_the_test(
     )
 
 
-def _tried(arm: Arm, outcome: Outcome, again: Outcome) -> Tried:
-    now, then = (outcome.size, again.size) if arm.asks == "all" else (outcome.damage, again.damage)
+def _is_open(arm: Arm, again: Outcome, location: Location | None, tried: Sequence[Tried]) -> bool:
+    """Whether an arm asks something that is not known by now."""
+    if location is not None and location.cause not in (None, arm.cause):
+        return False  # an operation was seen at it
+    if arm.asks == "damage" and again.damage <= VISIBLE and _goes_with_its_batches(tried):
+        return False
+    is_answered = any(each.is_gone for each in tried if (each.arm.cause, each.arm.kind) == (arm.cause, "without"))
+    return not (arm.cause and arm.kind == "without" and is_answered)
+
+
+def _goes_with_its_batches(tried: Sequence[Tried]) -> bool:
+    """Whether other batches leave nothing of it: then what is not damage is theirs, and nothing else need be asked."""
+    return any(each.is_gone for each in tried if each.arm.cause == "bad-data-batch" and each.arm.kind == "without")
+
+
+def _tried(arm: Arm, outcome: Outcome, again: Outcome, least: float) -> Tried:
+    """``least`` is what harmless changes have left of it: where it is of chance itself, more must be gone."""
+    is_all = arm.asks == "all" or again.damage <= VISIBLE
+    now, then = (outcome.size, again.size) if is_all else (outcome.damage, again.damage)
     if math.isinf(then):
         return Tried(arm=arm, outcome=outcome, left=float(math.isinf(now)), is_there=now == then, is_gone=now < then)
     left = max(now, 0.0) / then
-    is_gone = now < max(VISIBLE, GONE * then)
+    is_gone = now < least * max(GONE * then, min(VISIBLE, THERE * then))
     return Tried(arm=arm, outcome=outcome, left=left, is_there=left >= THERE and not is_gone, is_gone=is_gone)
 
 
@@ -122,7 +142,7 @@ def _standing(cause: str, tried: Sequence[Tried]) -> Standing:
     brought = [each for each in tried if each.arm.cause == cause and each.arm.kind == "with"]
     is_necessary = any(each.is_gone for each in without)
     is_sufficient = bool(brought) and all(each.is_there for each in brought)
-    if not all(each.is_there for each in tried if each.arm.kind == "placebo"):
+    if any(each.is_gone for each in tried if each.arm.kind == "placebo"):
         return "unknown"
     if is_necessary:
         return "necessary and sufficient" if is_sufficient else "necessary"
@@ -137,12 +157,18 @@ def _concluded(
     """The cause that is left, if one is; else why none is."""
     if again.size <= VISIBLE:
         return None, "run again, nothing stands out from the steps before: there is nothing to explain"
-    if not all(each.is_there for each in tried if each.arm.kind == "placebo"):
+    if any(each.is_gone for each in tried if each.arm.kind == "placebo"):
         return None, "the incident does not survive harmless changes, so its disappearance proves nothing"
     needed = [cause for cause, standing in standings.items() if standing.startswith("necessary")]
-    for cause in ("lr-discontinuity", "duplicate-batch", "fp16-overflow", "long-tail-token"):
+    for cause in ("lr-discontinuity", "duplicate-batch", "fp16-overflow"):
         if cause in needed:
             return cause, f"without it the incident is gone, and harmless changes leave it: {standings[cause]}"
+    if "stale-beta2" in needed:
+        others = "; it takes these batches, too" if "bad-data-batch" in needed else ""
+        return "stale-beta2", f"with a second moment that forgets sooner the weights stay sound{others}"
+    if "long-tail-token" in needed:
+        text = "without the rare tokens the incident is gone, and harmless changes leave it"
+        return "long-tail-token", f"{text}: {standings['long-tail-token']}"
     if "bad-data-batch" in needed:
         return _of_the_batch(experiment, again, standings)
     if "lr-too-high" in needed:
@@ -153,8 +179,6 @@ def _concluded(
 def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> tuple[str | None, str]:
     """The batch is necessary: what about it?"""
     if standings["bad-data-batch"] == "necessary":
-        if standings.get("stale-beta2") == "necessary":
-            return "stale-beta2", "other batches take it away, and so does a second moment that is not stale"
         return "batch-and-state", "other batches take it away, but an older state stands these ones"
     if rare := is_of_rare_tokens(experiment):
         return "long-tail-token", f"it is these batches, with any state: {rare}"
