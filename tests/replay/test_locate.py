@@ -110,9 +110,9 @@ def test_softmax_that_overflows_in_a_run(tmp_path: Path, capsys: pytest.CaptureF
         shadow=True,
         cadence=cadence,
         model=replace(NANO.model, naive_softmax=True),
-        optimizer=replace(NANO.optimizer, lr=0.1, clip=0.0, warmup_steps=300),
+        optimizer=replace(NANO.optimizer, lr=0.3, clip=0.0, warmup_steps=300),
     )
-    left = iter(range(205))
+    left = iter(range(100))
     stop = lambda: None if next(left, None) is not None else "enough"  # noqa: E731
     train(resolved(settings), open_data(settings), tmp_path / "a", should_stop=stop)
     assert open_capsule(tmp_path / "a/incidents/1").incident.kind == "nonfinite"

@@ -24,7 +24,8 @@ from sealegs.lab.train import resolved, train
 from sealegs.record import manifest
 from sealegs.record.run import open_run
 from sealegs.record.schema import EVENTS, METRICS, to_line
-from sealegs.report import plots, postmortem_page
+from sealegs.replay.capsule import open_capsule
+from sealegs.report import plots, postmortem_page, verified
 from sealegs.report.postmortem_causes import discriminating, hypotheses, root_cause
 from sealegs.report.postmortem_of import Case, diagnosed, logged_incidents, open_incident, postmortem_of
 from sealegs.report.postmortem_stretch import rows_about, stretch, went_back
@@ -107,8 +108,12 @@ def test_every_section_is_filled_and_the_cause_is_the_tested_one(run: Path, caps
     assert told["Root cause"].startswith("Bad data: degenerate, mis-encoded or over-long text, tested: it is these")
     assert "- root cause: bad data batch" in told["Classification"]
     assert "(shadow mode); it would have been 40 updates" in told["Recovery action"]
-    assert told["Remediation"] == "- skip those batches (skip: from the onset to the last bad row)"
-    assert told["Verification"].count("- [ ] ") == 3
+    assert told["Remediation"].splitlines() == [
+        "- skip those batches (skip: from the onset to the last bad row)",
+        f"- in a rerun: leave out the batches of steps {STRUCK} to 269 (`--fix skip={STRUCK}:270`)",
+    ]
+    assert f"with the change above (`sealegs verify {run}#1`), and expect:" in told["Verification"]
+    assert told["Verification"].count("- [ ] ") == 4
     assert told["Cost"].endswith("price not given.")
     assert len(told["Lesson"].splitlines()) == 1
 
@@ -179,7 +184,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(run: Path) -> None:
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
     assert page.tags.count("h2") == len(TITLES)
-    assert text.count('<li class="task">') == 3
+    assert text.count('<li class="task">') == 4
     assert page.tags.count("table") == 1
 
 
@@ -240,6 +245,107 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     assert main(["postmortem", *(word.format(run=struck) for word in words)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+# Whether the remedy brings what is promised.
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than the reruns."""
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_is_promised_is_measured_and_goes_into_the_document(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run), "--json"]) == 0
+    folder = run / "incidents" / "1"
+    found = verified.read(capsys.readouterr().out.encode())
+    assert verified.read((folder / "verified.json").read_bytes()) == found
+    assert [(fix.name, fix.value) for fix in found.fixes] == [("skip", f"{STRUCK}:270")]
+    assert [promise.signal for promise in found.promises] == ["loss", "loss", "grad_norm", "clipped_norm"]
+    loss, *_, clipped = found.results
+    assert (found.first, found.last, found.borrowed, found.begun) == (200, loss.promise.last, 0, "snapshot")
+    assert loss.promise.was is not None
+    assert loss.value is not None
+    assert loss.value < loss.promise.below < loss.promise.was
+    assert clipped.value == pytest.approx(1.0, abs=1e-4), "measured, not the setting"
+    text = (folder / "postmortem.md").read_text()
+    told = written_sections(text)["Verification"]
+    assert told.startswith("Run again from step 200, a state in the capsule, to step ")
+    assert told.count("- [x] ") == 4
+    assert f": {loss.value:.4g} at step {loss.step}, kept" in told
+    assert (folder / "postmortem.html").read_text().count("\N{BALLOT BOX WITH CHECK}") == 4
+    assert main(["postmortem", str(run)]) == 0
+    assert (folder / "postmortem.md").read_text() == text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_remedy_that_does_not_help_breaks_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = [f"loss[{STRUCK}:{STRUCK + 4}]<baseline+1", "max clipped_norm[201:234]<=0.5"]
+    words = [word for each in expected for word in ("--expect", each)]
+    assert main(["verify", f"{run}#1", "--fix", "clip=0.5", *words]) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN: Run again from step 200" in out
+    assert "1 of 2 promises are kept" in out
+    noisy, clipped = verified.read((run / "incidents" / "1" / "verified.json").read_bytes()).promises
+    assert isinstance(noisy.measured, float)
+    assert noisy.measured == pytest.approx(open_run(run).column("loss")[noisy.step], abs=1.0), (
+        "the noise is still there"
+    )
+    assert clipped.kept
+    told = written_sections((run / "incidents" / "1" / "postmortem.md").read_text())["Verification"]
+    assert (told.count("- [ ] "), told.count("- [x] ")) == (1, 1)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_from_the_seed_it_is_the_same_run_with_the_batches_that_were_bad(run: Path) -> None:
+    """Nothing is changed here, so that all that is recorded comes again, bit for bit, up to the end of the capsule."""
+    last = open_capsule(run / "incidents" / "1").steps().stop - 1
+    assert last >= STRUCK
+    words = ["--fix", "lr=1.0", "--expect", f"max grad_norm[0:{last + 1}]<3", "--from-seed"]
+    assert main(["verify", str(run), *words]) == 1
+    again, before = open_run(run / "incidents" / "1" / "rerun-1"), open_run(run)
+    assert again.steps.tolist() == list(range(last + 1))
+    for signal in ("loss", "grad_norm"):
+        assert again.column(signal).tolist() == before.column(signal)[: last + 1].tolist()
+    found = verified.read((run / "incidents" / "1" / "verified.json").read_bytes())
+    assert (found.begun, found.first, found.last) == ("seed", 0, last)
+    assert found.folder == str(run / "incidents" / "1" / "rerun-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--fix", "skip=7"], "7 is not what skip can be"),
+        (["--expect", "loss<2"], "write it like loss@312<2.5"),
+        (["--expect", "loss@100<2"], "the state of the capsule is of step 200; begin there, or say --from-seed"),
+        (["--fix", "optimizer.eps=1e-6"], "optimizer.eps cannot be changed here; in a state that is there, only"),
+        (["--fix", "model.norm_epps=1e-6"], "model.norm_epps cannot be changed here"),
+        (["--fix", "model.norm_eps=tiny"], "tiny is no value of a setting"),
+        (["--fix", "lr=before"], "the learning rate has no jump in the capsule"),
+        (["--from-seed", "--expect", "loss@300<2"], "the run has 300 steps, the last is 299"),
+        (["--from-seed", "--fix", "data.batch=4"], "data.batch cannot be changed here; from the seed, those of model"),
+        (["--from-seed", "--build", "train.py:build"], "so its seed is not known; leave out --from-seed"),
+    ],
+)
+def test_what_cannot_be_verified_is_one_sentence(
+    words: list[str], sentence: str, struck: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(struck), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (struck / "incidents" / "1" / "verified.json").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_without_a_tested_cause_somebody_must_say_what_to_change(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "incidents" / "1" / "replay.json").unlink()
+    assert main(["verify", str(run)]) == 2
+    assert f"run `sealegs replay {run}#1` first, or say what to change: --fix clip=0.5" in capsys.readouterr().err
+    shutil.copytree(run / "incidents" / "1", run.parent / "brought")
+    words = ["--fix", "gate=230:231", "--expect", "loss@230<99"]
+    assert main(["verify", str(run.parent / "brought"), *words]) == 0
+    assert (run.parent / "brought" / "verified.json").is_file()
 
 
 # Logs that know less.

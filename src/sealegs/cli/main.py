@@ -23,6 +23,7 @@ COMMANDS = {
     "dashboard": "draw runs: one HTML file, or a page that follows them",
     "replay": "run an incident again, one thing changed at a time: its tested cause",
     "postmortem": "a document about each incident: symptoms, causes, cost, what to change",
+    "verify": "run an incident again with its remedy: are the promises of the post-mortem kept?",
     "locate": "the first operation of an incident that makes NaN of finite numbers",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
@@ -47,6 +48,7 @@ examples:
   sealegs dashboard a                              draw it: experiments/a/dashboard.html
   sealegs replay a#1                               why its first incident happened, tested
   sealegs postmortem a                             a document about each of its incidents
+  sealegs verify a#1                               whether the remedy brings what the document promises
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
 """

@@ -17,7 +17,15 @@ from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, MANIFEST
 from sealegs.report import plots
 from sealegs.report import postmortem_numbers as numbers
 from sealegs.report.postmortem import FILE, markdown
-from sealegs.report.postmortem_of import MILD, Case, folders_of, logged_incidents, open_incident, postmortem_of
+from sealegs.report.postmortem_of import (
+    MILD,
+    Case,
+    folders_of,
+    logged_incidents,
+    open_incident,
+    open_verified,
+    postmortem_of,
+)
 from sealegs.report.postmortem_page import can_render, page
 from sealegs.report.postmortem_stretch import rows_about
 from sealegs.report.postmortem_values import Picture, Postmortem
@@ -79,7 +87,8 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
     if (place / INCIDENT).is_file():  # brought here without its run
         incident, replayed, has_capsule = open_incident(place)
         run = replace(open_run(place / CAPSULE), folder=place)
-        yield Case(source=name, run=run, incident=incident, replayed=replayed, has_capsule=has_capsule), place
+        case = Case(source=name, run=run, incident=incident, replayed=replayed, has_capsule=has_capsule)
+        yield replace(case, verified=open_verified(place)), place
         return
     run = open_run(place) if (place / MANIFEST).is_file() else read(place_of(name)).run
     folders = folders_of(run)
@@ -98,7 +107,7 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
         incident, replayed, has_capsule = known.get(number, (incidents[number], None, False))
         others = tuple(other for other in incidents.values() if other.number != number)
         case = Case(source=name, run=run, incident=incident, others=others, replayed=replayed, has_capsule=has_capsule)
-        yield case, folders.get(number)
+        yield replace(case, verified=open_verified(folders.get(number))), folders.get(number)
 
 
 def write(case: Case, target: Path) -> tuple[Postmortem, list[Path]]:

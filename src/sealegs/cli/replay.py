@@ -12,11 +12,14 @@ import tyro
 from sealegs.cli.train import named_folder
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.incidents import Incident
+from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
-from sealegs.report.replayed import ArmShown, Replayed, RowShown, TokenShown, contract, page
+from sealegs.report.replayed import ArmShown, Replayed, RowShown, TokenShown, UsualShown, contract, page
 
 if TYPE_CHECKING:
+    from sealegs.lab.settings import Settings
+    from sealegs.replay.experiment import Usual
     from sealegs.replay.subject import Subject
     from sealegs.replay.tested import Tested
 
@@ -64,14 +67,14 @@ def main(arguments: Sequence[str]) -> int:
     tested = put_to_the_test(
         experiment, tell=lambda text: print(text, file=sys.stderr, flush=True), seconds=60 * options.minutes
     )
-    found = told(options.incident.partition("#")[0], capsule.incident, tested)
+    found = told(options.incident.partition("#")[0], capsule.incident, tested, experiment.usual)
     with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:
         file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
     print(json.dumps(contract(found), indent=1) if options.json else page(found))
     return 0 if found.cause else 1
 
 
-def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
+def told(source: str, incident: Incident, tested: "Tested", usual: "Usual") -> Replayed:
     """As plain values."""
     lit = tested.spotlight
     return Replayed(
@@ -81,6 +84,7 @@ def told(source: str, incident: Incident, tested: "Tested") -> Replayed:
         onset=tested.onset,
         steps=tested.steps,
         apart=tested.apart,
+        usual=UsualShown(**asdict(usual)),
         departure=None if tested.departure is None else str(tested.departure),
         height=tested.again.height,
         damage=tested.again.damage,
@@ -126,12 +130,20 @@ def builder(capsule: Path, build: str | None) -> "Callable[[], Subject]":
 
     if build is not None:
         return load_builder(build)
-    from sealegs.lab import config
     from sealegs.lab.subject import subject_of
+
+    settings = lab_settings(capsule)
+    return lambda: subject_of(settings, capsule / TOKENIZER)
+
+
+def lab_settings(capsule: Path) -> "Settings":
+    """Those of the run that a capsule is of, where `sealegs train` has trained it."""
+    from sealegs.lab import config
     from sealegs.lab.train import resolved
 
     try:
-        settings = resolved(config.of_run(capsule))
+        if not manifests.load(capsule).settings:  # of a guard in somebody's own loop; ours would be the defaults
+            raise SourceError("its manifest has no settings")
+        return resolved(config.of_run(capsule))
     except (ConfigError, SourceError) as error:
         raise ConfigError(f"{capsule}: not of `sealegs train` ({error}); say --build FILE.py:FUNCTION") from error
-    return lambda: subject_of(settings, capsule / TOKENIZER)

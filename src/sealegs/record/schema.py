@@ -21,6 +21,7 @@ CAPSULE = "capsule"
 STATE = "state"
 BATCHES = "batches-{rank}.jsonl"
 REPLAY = "replay.json"
+VERIFIED = "verified.json"
 POSTMORTEM = "postmortem.md"
 DASHBOARD = "dashboard.html"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from sealegs.replay.experiment import Change, Experiment
 from sealegs.replay.subject import Subject, Text
@@ -292,7 +293,7 @@ def _of_moments(experiment: Experiment) -> Iterator[Arm]:
             cause="stale-beta2",
             asks="damage",
             does=f"beta2 is {FRESH} instead of {slow:g} from step {experiment.oldest} on",
-            change=Change(first=experiment.oldest, before=_freshen),
+            change=Change(first=experiment.oldest, before=lambda subject: set_beta2(subject.optimizers, FRESH)),
         )
     yield Arm(
         name="first moment zeroed",
@@ -309,18 +310,17 @@ def groups_of(experiment: Experiment) -> list[dict[str, Any]]:
     return [group for optimizer in experiment.loop.subject.optimizers for group in optimizer.param_groups]
 
 
-def _freshen(subject: Subject) -> None:
-    """Let the second moment forget sooner. Its bias is corrected by the beta that it has now, so it is scaled to go on
-    from what it was."""
-    for optimizer in subject.optimizers:
-        for group in optimizer.param_groups:
-            if (betas := group.get("betas")) is None or betas[1] <= FRESH:
-                continue
-            group["betas"] = (betas[0], FRESH)
-            for state in (optimizer.state[parameter] for parameter in group["params"] if optimizer.state[parameter]):
-                done = float(state["step"])
-                for moment in (state[name] for name in SECOND_MOMENTS if name in state):
-                    moment.mul_((1 - FRESH**done) / (1 - betas[1] ** done))
+def set_beta2(optimizers: Sequence[Optimizer], beta2: float) -> None:
+    """Let second moments average over fewer steps, or more. Their bias is corrected by the beta that they have now, so
+    they are scaled to go on from what they were."""
+    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups if "betas" in group]
+    for optimizer, group in groups:
+        beta1, before = group["betas"]
+        group["betas"] = (beta1, beta2)
+        for state in (optimizer.state[parameter] for parameter in group["params"] if optimizer.state[parameter]):
+            done = float(state["step"])
+            for moment in (state[name] for name in SECOND_MOMENTS if name in state):
+                moment.mul_((1 - beta2**done) / (1 - before**done))
 
 
 def zero_first(subject: Subject) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sealegs.report import postmortem_events as happened
 from sealegs.report import postmortem_numbers as numbers
-from sealegs.report.postmortem_values import Cost, Evidence, Hypothesis, Postmortem, Promise, Symptoms
+from sealegs.report.postmortem_values import Cost, Evidence, Hypothesis, Measured, Postmortem, Promise, Symptoms
 
 FILE = "postmortem.md"
 FEWEST = 3
@@ -141,9 +141,23 @@ def shown(value: float | None) -> str:
 def promised(promise: Promise) -> str:
     """What is promised, in words."""
     name = numbers.NAMES.get(promise.signal, promise.signal)
-    where = f"steps {promise.first} to {promise.last}" if promise.last > promise.first else f"step {promise.first}"
-    how = f"{name}, mean of the {promise.mean_of} rows up to step {promise.last}," if promise.mean_of > 1 else ""
-    return f"{how or f'{name} at {where}'} below {shown(promise.below)} (it was {shown(promise.was)})"
+    is_one = promise.last == promise.first
+    where = f"step {promise.first}" if is_one else f"steps {promise.first} to {promise.last}"
+    if 1 < promise.mean_of <= promise.last - promise.first:
+        name = f"every mean of {promise.mean_of} rows of the {name}"
+    elif promise.mean_of > 1:
+        name = f"mean {name}"
+    limit = f"{'at most' if promise.or_equal else 'below'} {shown(promise.below)}"
+    then = "" if promise.was is None or not promise.holds(promise.was) else ", kept then too"
+    was = "" if promise.was is None else f" (it was {shown(promise.was)}{then})"
+    return f"{name} at {where} {limit}{was}"
+
+
+def measured(result: Measured) -> str:
+    """What came of a promise."""
+    at = "" if result.promise.first == result.promise.last or result.value is None else f" at step {result.step}"
+    value = "not measured" if result.value is None else f"{shown(result.value)}{at}"
+    return f"{promised(result.promise)}: {value}, {'kept' if result.is_kept else 'broken'}"
 
 
 def _list(lines: Sequence[str]) -> list[str]:
@@ -227,4 +241,6 @@ def _cost(cost: Cost) -> str:
 
 def _verification(document: Postmortem) -> list[str]:
     promises = [f"- [ ] {plain(promised(promise))}" for promise in document.promises]
+    if document.measured:
+        promises = [f"- [{'x' if each.is_kept else ' '}] {plain(measured(each))}" for each in document.measured]
     return ([plain(document.verification), ""] if document.verification and promises else []) + promises

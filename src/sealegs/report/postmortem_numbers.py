@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 from sealegs.record.schema import unspell
 from sealegs.report.postmortem_values import After, Layer, Promise, Symptoms
@@ -23,7 +23,11 @@ TYPES = {
     "lingering": "type 2 (lingering): not back within 500 rows",
     "divergent": "type 3 (divergent): climbs, or is not finite",
 }
-NAMES = {"loss": "loss", "grad_norm": "gradient norm before clipping"}
+NAMES = {
+    "loss": "loss",
+    "grad_norm": "gradient norm before clipping",
+    "clipped_norm": "gradient norm after clipping",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,23 +150,48 @@ def layers(met: Met) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def promises(met: Met) -> tuple[Promise, ...]:
-    """What a remedy must bring, as far as the steps before say what is usual."""
+def promises(
+    met: Met, usual: "Usual | None" = None, *, first: int | None = None, clip: float | None = None
+) -> tuple[Promise, ...]:
+    """What a remedy must bring, as far as the steps before say what is usual; from the onset on, or from another step.
+
+    A mean of rows varies less than a row, by the root of their number: so much nearer to the usual it must stay.
+    """
     found = []
     norm, _ = _highest_norm(met)
     baseline = _mean(finite("grad_norm", met.before)[-BASELINE:])
-    if met.usual is not None and met.limit is not None:
-        highest = met.usual + CALM_DEVIATIONS * 2 * (met.limit - met.usual)
-        found.append(Promise(signal="loss", first=met.start, last=met.peak + 50, below=highest, was=met.peak_loss))
-        then = _after(met, 50).loss
-        found.append(
-            Promise(signal="loss", first=met.peak + 41, last=met.peak + 50, below=met.limit, was=then, mean_of=AVERAGED)
-        )
+    first, last = met.start if first is None else first, met.peak + AFTER[0]
+    level, deviation = met.usual, None if met.usual is None or met.limit is None else 2 * (met.limit - met.usual)
+    if usual is not None:
+        level, deviation = _number(unspell(usual.loss)), _number(unspell(usual.deviation))
+        baseline = _number(unspell(usual.grad_norm))
+    if level is not None and deviation is not None:
+        row = Promise(signal="loss", first=first, last=last, below=level + CALM_DEVIATIONS * deviation, was=None)
+        nearer = level + CALM_DEVIATIONS * deviation / math.sqrt(AVERAGED)
+        found += [_with_what_was(each, met) for each in (row, replace(row, below=nearer, mean_of=AVERAGED))]
     if baseline is not None:
-        found.append(
-            Promise(signal="grad_norm", first=met.start, last=met.peak + 50, below=CALM_FOLD * baseline, was=norm)
-        )
+        found.append(Promise(signal="grad_norm", first=first, last=last, below=CALM_FOLD * baseline, was=norm))
+        if clip is not None:
+            found.append(Promise(signal="clipped_norm", first=first, last=last, below=clip, was=None, or_equal=True))
     return tuple(found)
+
+
+class Usual(Protocol):
+    """What was usual before the onset, as reruns found it; NaN may be spelt."""
+
+    @property
+    def loss(self) -> float | str: ...  # noqa: D102
+    @property
+    def deviation(self) -> float | str: ...  # noqa: D102
+    @property
+    def grad_norm(self) -> float | str: ...  # noqa: D102
+
+
+def _with_what_was(promise: Promise, met: Met) -> Promise:
+    """With what the steps of the attempt that went wrong show."""
+    signal = promise.signal
+    was = promise.highest({int(row["step"]): float(row[signal]) for row in met.course if signal in row})
+    return replace(promise, was=None if was is None else was[0])
 
 
 def classification(met: Met) -> tuple[str, ...]:

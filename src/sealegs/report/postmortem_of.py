@@ -1,7 +1,7 @@
 """A Run and one of its incidents in, its Postmortem out: what was recorded, diagnosed, and tested by reruns."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,22 @@ from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.found import BENIGN, WATCHED, look
 from sealegs.diagnosis.rank import diagnose
+from sealegs.diagnosis.settings import known_of
 from sealegs.errors import SourceError
 from sealegs.incidents import BEFORE, FEWEST, KINDS, USUAL, Incident
+from sealegs.record.manifest import Manifest, dotted
 from sealegs.record.run import Run
-from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, unspell
+from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, VERIFIED, unspell
 from sealegs.report import postmortem_causes as causes
 from sealegs.report import postmortem_numbers as numbers
 from sealegs.report.postmortem import draft
 from sealegs.report.postmortem_stretch import plain_events, rows_about, stretch, went_back
 from sealegs.report.postmortem_values import Postmortem
+from sealegs.report.remediation import Circumstances, Fix, in_words, remediation
 from sealegs.report.replayed import Replayed, TokenShown
 from sealegs.report.replayed import read as read_replay
+from sealegs.report.verified import Verified
+from sealegs.report.verified import read as read_verified
 
 MILD = BENIGN + WATCHED
 RARE = 10
@@ -43,6 +48,7 @@ class Case:
     others: tuple[Incident, ...] = ()
     replayed: Replayed | None = None
     has_capsule: bool = False
+    verified: Verified | None = None
 
     @property
     def name(self) -> str:
@@ -67,7 +73,13 @@ def postmortem_of(case: Case) -> Postmortem:
     found = causes.hypotheses(facts, replayed, is_cut_short=went_back(run, incident))
     cause = causes.blamed(found, replayed)
     remedies = causes.remedies(facts, cause) if cause is not None else []
-    promises = numbers.promises(met)
+    fixes = remediation(cause, _circumstances(case, document)) if cause is not None and replayed is not None else ()
+    chosen = [remedy for remedy in remedies if remedy.knob in {fix.knob for fix in fixes}] if fixes else remedies[:1]
+    changes = [causes.told(remedy) for remedy in chosen]
+    # a hard batch stays one: what is promised holds from the step after it on
+    first = _last_bad(document) + 1 if cause == "hard-batch" else None
+    usual = None if replayed is None else replayed.usual
+    promises = numbers.promises(met, usual, first=first, clip=_clip_with(fixes, run.manifest))
     told = list(causes.discriminating(found, replayed))
     if replayed is None:
         told.append(f"not replayed: {_how_to_replay(case)}")
@@ -93,11 +105,18 @@ def postmortem_of(case: Case) -> Postmortem:
             *document.classification,
             f"root cause: {cause.replace('-', ' ') if cause is not None and is_named else 'not known yet'}",
         ),
-        remediation=tuple(f"{causes.told(remedy)}{'' if is_named else ', if it is H1'}" for remedy in remedies[:1]),
-        verification=_how_to_verify(case, has_remedy=bool(remedies)),
+        remediation=(
+            *(f"{change}{'' if is_named else ', if it is H1'}" for change in changes),
+            *([f"in a rerun: {in_words(fixes)} ({_as_given(fixes)})"] if fixes else []),
+        ),
+        fixes=fixes,
+        verification=_how_to_verify(case, has_remedy=bool(remedies or fixes))
+        if case.verified is None
+        else case.verified.how,
         promises=promises,
-        lesson=_lesson(document, cause, [causes.told(remedy) for remedy in remedies[:1]]) if cause and is_named else "",
-        follow_ups=tuple(_follow_ups(case, diagnosis, [causes.told(remedy) for remedy in remedies[1:]])),
+        measured=() if case.verified is None else case.verified.results,
+        lesson=_lesson(document, cause, changes or [in_words(fixes)]) if cause and is_named else "",
+        follow_ups=tuple(_follow_ups(case, diagnosis, [causes.told(each) for each in remedies if each not in chosen])),
         why_empty={**document.why_empty, **why},
     )
 
@@ -125,6 +144,17 @@ def open_incident(folder: Path) -> tuple[Incident, Replayed | None, bool]:
         except (OSError, msgspec.DecodeError) as error:
             raise SourceError(f"{folder / REPLAY}: cannot be read ({error}); run `sealegs replay` again") from error
     return incident, replayed, (folder / CAPSULE / f"{CAPSULE}.json").is_file()
+
+
+def open_verified(folder: Path | None) -> Verified | None:
+    """What a rerun with the remedy brought, where there was one."""
+    path = None if folder is None else folder / VERIFIED
+    if path is None or not path.is_file():
+        return None
+    try:
+        return read_verified(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise SourceError(f"{path}: cannot be read ({error}); run `sealegs verify` again") from error
 
 
 def folders_of(run: Run) -> dict[int, Path]:
@@ -202,7 +232,39 @@ def _how_to_verify(case: Case, *, has_remedy: bool) -> str:
     start = f"from the seed {seed}" if seed is not None else "from the start, or from a checkpoint before the onset,"
     start = f"from the state in `{INCIDENTS}/{case.incident.number}/{CAPSULE}`" if case.has_capsule else start
     change = "the change above" if has_remedy else "the change that the cause will ask for"
-    return f"Run again {start} with {change}, and expect:"
+    command = f" (`sealegs verify {case.name}`)" if case.has_capsule and case.replayed is not None else ""
+    return f"Run again {start} with {change}{command}, and expect:"
+
+
+def _circumstances(case: Case, document: Postmortem) -> Circumstances:
+    """What the smallest change depends on."""
+    arms = case.replayed.arms if case.replayed is not None else []
+    return Circumstances(
+        onset=document.symptoms.onset,
+        last_bad=_last_bad(document),
+        clip=_clip_of(case.run.manifest),
+        usual_norm=document.symptoms.grad_norm_before,
+        masking_helps=any(arm.cause == "long-tail-token" and arm.shows == "gone" for arm in arms),
+        settings=dict(dotted(case.run.manifest.settings)),
+    )
+
+
+def _last_bad(document: Postmortem) -> int:
+    steps = document.symptoms.batch_steps
+    return document.symptoms.onset if steps is None else steps[1]
+
+
+def _clip_of(manifest: Manifest) -> float | None:
+    return known_of(manifest).number("clip") or None
+
+
+def _clip_with(fixes: Sequence[Fix], manifest: Manifest) -> float | None:
+    """What gradients are clipped at with the change."""
+    return next((fix.number for fix in fixes if fix.name == "clip"), _clip_of(manifest))
+
+
+def _as_given(fixes: Sequence[Fix]) -> str:
+    return " ".join(f"`--fix {fix}`" for fix in fixes)
 
 
 def _unusual(replayed: Replayed | None) -> tuple[str, ...]:

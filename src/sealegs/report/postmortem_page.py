@@ -32,6 +32,7 @@ figcaption { color: var(--faint); font-size: 14px; margin-top: 4px }
 .empty { color: var(--warn); font-weight: 600 }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
+BOXES = {"[ ] ": "\N{BALLOT BOX}", "[x] ": "\N{BALLOT BOX WITH CHECK}"}
 PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -85,8 +86,8 @@ def _dress(tokens: "list[Token]", place: int, token: "Token", folder: Path) -> N
         picture.attrs["alt"] = picture.content
         token.children.append(caption)
     first = token.children[0]
-    if first.content.startswith("[ ] ") and place >= 2 and tokens[place - 2].type == "list_item_open":
-        first.content = f"\N{BALLOT BOX} {first.content[4:]}"
+    if first.content[:4] in BOXES and place >= 2 and tokens[place - 2].type == "list_item_open":
+        first.content = f"{BOXES[first.content[:4]]} {first.content[4:]}"
         tokens[place - 2].attrs["class"] = "task"
     if first.content.startswith("EMPTY: ") and around.type == "paragraph_open":
         around.attrs["class"] = "empty"

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sealegs.report.remediation import Fix
+
 PANELS = {
     1: "loss",
     2: "learning rate",
@@ -130,27 +132,56 @@ class Cost:
         return None if self.seconds is None or not self.price_per_hour else self.seconds * self.price_per_hour / 3600
 
 
+ROUNDING = 1e-6
+"""What a norm that was clipped may be above the limit, relatively: single precision."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """A number that the remedy must bring."""
 
     signal: str
+    """``loss``, ``grad_norm`` (before clipping) or ``clipped_norm`` (after it)."""
     first: int
     last: int
     below: float
     was: float | None
     mean_of: int = 1
-    """Rows whose mean counts; of one, every row does."""
+    """Every mean of so many rows that follow each other counts; of one, every row does."""
+    or_equal: bool = False
 
-    def holds(self, values: tuple[float, ...]) -> bool:
-        """Whether values of these steps, in order, keep it; NaN does not, and no value keeps nothing.
+    def highest(self, values: Mapping[int, float]) -> tuple[float, int] | None:
+        """Of values by step: the highest that counts, and the last step that is in it; NaN is above all of them.
 
-        >>> Promise(signal="loss", first=3, last=9, below=2.5, was=5.8).holds((2.4, math.nan))
-        False
+        >>> promise = Promise(signal="loss", first=3, last=5, below=2.5, was=5.8)
+        >>> promise.highest({2: 9.0, 3: 2.0, 4: math.nan, 5: 2.1}), promise.highest({2: 9.0})
+        ((nan, 4), None)
         """
-        if self.mean_of > 1:
-            values = (math.fsum(values[-self.mean_of :]) / min(self.mean_of, len(values)),) if values else ()
-        return bool(values) and all(value < self.below for value in values)
+        steps = [step for step in sorted(values) if self.first <= step <= self.last]
+        of = min(self.mean_of, len(steps))
+        ends = range(of, len(steps) + 1) if of else range(0)
+        means = [(math.fsum(values[step] for step in steps[end - of : end]) / of, steps[end - 1]) for end in ends]
+        return max(means, key=lambda mean: math.inf if math.isnan(mean[0]) else mean[0], default=None)
+
+    def holds(self, value: float) -> bool:
+        """Whether the highest value keeps it; NaN does not."""
+        return value <= self.below * (1 + ROUNDING) if self.or_equal else value < self.below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a rerun with the remedy brought."""
+
+    promise: Promise
+    value: float | None
+    """None where the rerun does not have these steps."""
+    step: int | None = None
+    """The last of those that it is about."""
+
+    @property
+    def is_kept(self) -> bool:
+        """What was not measured is not kept."""
+        return self.value is not None and self.promise.holds(self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +205,13 @@ class Postmortem:
     outcome: tuple[str, ...] = ()
     cost: Cost | None = None
     remediation: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    """The same, as a rerun can carry it out; none where no cause was tested."""
     verification: str = ""
-    """How to run it again."""
+    """How to run it again, or how it was."""
     promises: tuple[Promise, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    """What `sealegs verify` measured: in the place of promises, which may have been others."""
     lesson: str = ""
     follow_ups: tuple[str, ...] = ()
     why_empty: Mapping[str, str] = field(default_factory=dict)

@@ -57,6 +57,17 @@ class RowShown(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class UsualShown(msgspec.Struct, frozen=True, kw_only=True):
+    """What was usual before the onset."""
+
+    loss: float | str
+    """Median of the last 16 rows."""
+    deviation: float | str
+    """Of the loss from one row to the next, in the last 64."""
+    grad_norm: float | str
+    """Median of the same."""
+
+
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the reruns of an incident say: ``sealegs replay --json``, and ``replay.json`` beside it."""
 
@@ -68,6 +79,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Run in all."""
     apart: float | str
     """By how much two equal reruns differ."""
+    usual: UsualShown | None = None
+    """Null in files of older versions."""
     departure: str | None
     """Where the record leaves the reruns, if it does."""
     height: float | str

@@ -1,0 +1,218 @@
+"""A tested cause in, the smallest change against it out, as a rerun can carry it out: ``clip=0.5``. Text in, Fixes out.
+
+A fix is one thing that is other in a rerun than it was. Standard library only.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sealegs.errors import ConfigError
+
+HALF = 0.5
+SHORT_BETA2 = 0.95
+"""Averages over 20 steps: what was usual before is forgotten soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One change. Prints as the text that ``parse`` reads."""
+
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        """``clip=0.5``"""
+        return f"{self.name}={self.value}"
+
+    @property
+    def number(self) -> float:
+        """The value, where it is a number."""
+        return float(self.value)
+
+    @property
+    def steps(self) -> range:
+        """The value, where it is a range of steps."""
+        first, _, end = self.value.partition(":")
+        return range(int(first), int(end))
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether it is a setting of `sealegs train`, by its dotted name."""
+        return self.name not in KINDS
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether a rerun is as it was: what went wrong is not in the record that it is run from."""
+        return (self.name, self.value) in AS_RECORDED
+
+    @property
+    def knob(self) -> str:
+        """What the cards of causes call it."""
+        return KNOBS.get(self.name, self.name.rpartition(".")[2])
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        if self.is_setting:
+            return f"set {self.name} to {self.value}"
+        kind = KINDS[self.name]
+        if self.value in kind.words:
+            return kind.words[self.value]
+        shown = self.value
+        if kind.values == STEPS:
+            first, last = self.steps.start, self.steps.stop - 1
+            shown = f"step {first}" if first == last else f"steps {first} to {last}"
+        return kind.does.format(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What can be changed under one name."""
+
+    does: str
+    """With a number or steps in it, in words."""
+    values: str
+    """What may be given, in words, beside ``words``."""
+    fits: Callable[[str], bool] = lambda value: False
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Words that may be given, and what each means."""
+
+
+def _is_number(low: float, high: float) -> Callable[[str], bool]:
+    def fits(value: str) -> bool:
+        try:
+            return low < float(value) < high
+        except ValueError:
+            return False
+
+    return fits
+
+
+def _are_steps(value: str) -> bool:
+    first, colon, end = value.partition(":")
+    return bool(colon) and first.isdecimal() and end.isdecimal() and int(first) < int(end)
+
+
+STEPS = "the first step and the one after the last, such as 312:313"
+KINDS = {
+    "skip": Kind("leave out the batches of {}", STEPS, _are_steps),
+    "gate": Kind("skip the update of {}, exactly", STEPS, _are_steps),
+    "clip": Kind("clip gradients at {}", "a norm above 0, such as 0.5", _is_number(0, math.inf)),
+    "lr": Kind(
+        "the learning rate times {}",
+        "a factor above 0, such as 0.5",
+        _is_number(0, math.inf),
+        {
+            "before": "the learning rate from before its jump",
+            "logged": "the learning rate as it was logged, at the update itself",
+        },
+    ),
+    "beta2": Kind("a beta2 of {}", "a number between 0 and 1, such as 0.95", _is_number(0, 1)),
+    "rare": Kind(
+        "",
+        "",
+        words={
+            "spread": "spread rows with the same rare token over batches",
+            "masked": "leave out targets that are rare",
+        },
+    ),
+    "repeated": Kind("", "", words={"out": "leave out batches that came before"}),
+    "moments": Kind("", "", words={"restored": "the optimizer's moments as they were"}),
+    "weights": Kind("", "", words={"restored": "the weights as they were before they changed"}),
+    "dtype": Kind("", "", words={"fp32": "compute everything in fp32"}),
+}
+"""By name. Any other is a setting of `sealegs train`, which has a dot in it."""
+AS_RECORDED = {("lr", "logged"), ("moments", "restored"), ("weights", "restored")}
+KNOBS = {"rare": "batches", "repeated": "loader", "moments": "optimizer", "weights": "rollback"}
+"""Names of cards that are others than ours."""
+
+SETTINGS = {
+    "softmax-overflow": ("model.naive_softmax", True, "false"),
+    "log-of-zero": ("model.naive_log_loss", True, "false"),
+    "zero-variance-norm": ("model.norm_eps", 0.0, "1e-6"),
+}
+"""A margin that a run of `sealegs train` can do without: where it does, taking it again is the change."""
+OF_THE_BATCHES = ("bad-data-batch", "batch-and-state")
+ALWAYS: Mapping[str, Fix | None] = {
+    "hard-batch": None,
+    "duplicate-batch": Fix("repeated", "out"),
+    "lr-discontinuity": Fix("lr", "before"),
+    "unlogged-step-size": Fix("lr", "logged"),
+    "lr-too-high": Fix("lr", str(HALF)),
+    "stale-beta2": Fix("beta2", str(SHORT_BETA2)),
+    "optimizer-reset": Fix("moments", "restored"),
+    "corrupt-weight": Fix("weights", "restored"),
+    "fp16-overflow": Fix("dtype", "fp32"),
+}
+"""The same in every run; nothing, where a run is best left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What a change depends on."""
+
+    onset: int
+    last_bad: int
+    """The last step whose loss is above half of the rise."""
+    clip: float | None = None
+    """That was in force."""
+    usual_norm: float | None = None
+    """Of gradients, before the onset."""
+    masking_helps: bool = False
+    """Whether the incident was gone where rare targets did not count."""
+    settings: Mapping[str, Any] | None = None
+    """Of the run, by their dotted names."""
+
+
+def remediation(cause: str, facts: Circumstances) -> tuple[Fix, ...]:
+    """The smallest change against a tested cause, in a rerun.
+
+    Where nothing can be changed, since what went wrong is not in the record (a gradient that hardware spoilt), the bad
+    update is skipped.
+    """
+    bad = f"{facts.onset}:{max(facts.last_bad, facts.onset) + 1}"
+    if cause == "long-tail-token" and facts.masking_helps:
+        # a batch of text with rare words in it: the words are wanted, but not together
+        return Fix("rare", "spread"), *_tighter(facts)
+    if cause in OF_THE_BATCHES or cause == "long-tail-token":
+        return (Fix("skip", bad),)
+    if cause in ALWAYS:
+        fix = ALWAYS[cause]
+        return () if fix is None else (fix,)
+    if cause in SETTINGS:
+        name, without, value = SETTINGS[cause]
+        if (facts.settings or {}).get(name) == without:
+            return (Fix(name, value),)
+    return (Fix("gate", f"{facts.onset}:{facts.onset + 1}"),)
+
+
+def _tighter(facts: Circumstances) -> Iterable[Fix]:
+    """Half of what gradients were clipped at; where they were not, what their norm usually was."""
+    clip = HALF * facts.clip if facts.clip else facts.usual_norm
+    return () if clip is None else (Fix("clip", f"{clip:.3g}"),)
+
+
+def parse(text: str) -> Fix:
+    """A change as a person writes it.
+
+    >>> parse("clip=0.5"), parse("skip=312:313").words
+    (Fix(name='clip', value='0.5'), 'leave out the batches of step 312')
+    """
+    name, mark, value = text.partition("=")
+    if not mark or not value or (name not in KINDS and "." not in name):
+        known = ", ".join(KINDS)
+        raise ConfigError(f"--fix {text}: a name, = and a value; names are {known}, or a setting with a dot in it")
+    fix = Fix(name, value)
+    if not fix.is_setting:
+        kind = KINDS[name]
+        if value not in kind.words and not kind.fits(value):
+            choices = " or ".join(filter(None, (*kind.words, kind.values)))
+            raise ConfigError(f"--fix {text}: {value} is not what {name} can be: {choices}")
+    return fix
+
+
+def in_words(fixes: Iterable[Fix]) -> str:
+    """All of them."""
+    return "; ".join(fix.words for fix in fixes) or "change nothing: go on"
