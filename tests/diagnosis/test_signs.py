@@ -210,3 +210,12 @@ def test_a_noisy_ramp_is_a_ramp_and_a_burst_is_none(tmp_path: Path) -> None:
     ramp, burst = norms(2.0, 3.4, 2.9, 9.0, 8.0, 40.0, 30.0), norms(38.0, 30.0, 35.0, 33.0, 42.0, 28.0, 31.0)
     assert sign("gradient-ramps", tmp_path, signals={"loss": LEAP, "grad_norm": ramp}).holds
     assert not sign("gradient-ramps", tmp_path, signals={"loss": LEAP, "grad_norm": burst}).holds
+
+
+def test_the_entropy_of_a_later_batch_is_not_that_of_the_one_that_spiked(tmp_path: Path) -> None:
+    spike = LOSS | {"set": [[612, 613, 6.0]]}
+    entropy: dict[str, Any] = {"line": [[0, 4.3], [1200, 4.3]], "noise": 0.005, "every": 10}
+    found = sign("entropy-usual", tmp_path, signals={"loss": spike, "grad_norm": NORM, "token_entropy": entropy})
+    assert (found.holds, found.missing) == (None, "token_entropy")
+    signals = {"loss": spike, "grad_norm": NORM, "token_entropy": entropy | {"every": 1}}
+    assert sign("entropy-usual", tmp_path, signals=signals).holds

@@ -114,7 +114,7 @@ Spike at step 312. Every section is filled.
 
 ![Panels 1, 3 and 2](evidence/course.png)
 
-| layer (panel 4) | activation norm before | at the incident | ratio | step |
+| layer (panel 4) | activation norm before | next one logged | ratio | at step |
 |---|---:|---:|---:|---:|
 | embedding | 1 | 3.2 | 3.20 | 312 |
 | h.0 | 2 | not finite |  | 312 |

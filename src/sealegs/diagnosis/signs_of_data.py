@@ -249,7 +249,9 @@ def _same_batch_elsewhere(facts: Facts) -> list[tuple[int, float, float]] | None
 def _entropy(facts: Facts, direction: int, words: str) -> Sign:
     if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
         return NOT_ASKED
-    before, near = facts.before("token_entropy").values, facts.near("token_entropy").values
+    # it is of the very batch: that of a batch which came ten steps later says nothing
+    last = min(max(facts.focus.peak, facts.onset), facts.near_end)
+    before, near = facts.before("token_entropy").values, facts.series("token_entropy").within(facts.onset, last).values
     if len(before) < 5 or not len(near):
         return unlogged("token_entropy")
     mean, spread = before.mean(), max(float(np.std(before)), 0.01 * float(before.mean()))

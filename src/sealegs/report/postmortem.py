@@ -201,7 +201,7 @@ def _evidence(evidence: Evidence) -> list[str]:
     for picture in evidence.pictures:
         lines += ["", f"![{plain(picture.caption)}]({_address(picture.file)})"]
     if evidence.layers:
-        lines += ["", "| layer (panel 4) | activation norm before | at the incident | ratio | step |"]
+        lines += ["", "| layer (panel 4) | activation norm before | next one logged | ratio | at step |"]
         lines += ["|---|---:|---:|---:|---:|"]
         for layer in evidence.layers:
             ratio = f"{layer.at / layer.before:.2f}" if layer.before and math.isfinite(layer.at) else ""
