@@ -157,7 +157,6 @@ class Retreat:
                 reasons.append(f"{state}: {error}")
                 continue
             self.schedules.forget_from(state.step)
-            self.proofs.forget_after(state.step)
             self._give_up_after(state.step)
             return state, cost
         if self._ranks.world > 1:  # some of them may have gone back, and then they are no longer the same
@@ -167,6 +166,7 @@ class Retreat:
 
     def _give_up_after(self, step: int) -> None:
         self.snapshots.forget_after(step)
+        self.proofs.forget_after(step)
         if self._checkpoints is not None:
             self._checkpoints.discard_after(step)
 
