@@ -123,6 +123,16 @@ def test_without_time_nothing_is_claimed(branch: Branch) -> None:
     assert found.cause is None
 
 
+def test_only_what_is_asked_for_is_run(branch: Branch, capsys: pytest.CaptureFixture[str]) -> None:
+    incident = branch("random-shard:batches=40@230")
+    assert main(["replay", str(incident), "--arms", "lr-too-high", "--arms", "older state", "--json"]) == 1
+    found = replayed.read(capsys.readouterr().out.encode())
+    assert [arm.name for arm in found.arms] == ["one ulp", "other order", "older state", "rate x0.5", "rate x0.1"]
+    assert found.causes == {"bad-data-batch": "sufficient", "lr-too-high": "not needed"}
+    assert main(["replay", str(incident), "--arms", "rate x3"]) == 2
+    assert "--arms rate x3: not one of this incident's, which are one ulp, other order, " in capsys.readouterr().err
+
+
 def test_from_spike_to_token(branch: Branch) -> None:
     """The tokens that the fault drew are named, as text, with how seldom they were met before."""
     lit = put_through(branch("rare-tokens:batches=10@230")).spotlight

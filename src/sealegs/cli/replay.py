@@ -32,6 +32,7 @@ exit code: 0 a cause was established, 1 none was, 2 it cannot be run again.
 examples:
   sealegs replay night                                     the last incident of experiments/night
   sealegs replay night#2 --json                            the second, as one JSON object
+  sealegs replay night --arms lr-too-high --arms "other batches"   and what if? only these, and the placebos
   sealegs replay /runs/a7#1 --build train.py:build         of your own loop: build() gives a sealegs.Subject
 """
 
@@ -44,6 +45,9 @@ class Options:
     """A run, and which of its incidents; the last, if none is named."""
     build: Annotated[str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION")] = None
     """What builds the model, its optimizer and its loss. Runs of `sealegs train` need none."""
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
+    """A rerun to do, or the cause that it asks for; without it, those that are needed; `all` for every one. May be
+    given several times."""
     minutes: Annotated[float, tyro.conf.arg(metavar="M")] = 10.0
     """No more arms are begun after so long."""
     json: bool = False
@@ -65,7 +69,10 @@ def main(arguments: Sequence[str]) -> int:
     capsule = open_capsule(folder)
     experiment = Experiment(capsule, builder(capsule.folder, options.build)())
     tested = put_to_the_test(
-        experiment, tell=lambda text: print(text, file=sys.stderr, flush=True), seconds=60 * options.minutes
+        experiment,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        seconds=60 * options.minutes,
+        only=options.arms,
     )
     found = told(options.incident.partition("#")[0], capsule.incident, tested, experiment.usual)
     with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:

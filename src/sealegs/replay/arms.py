@@ -266,7 +266,6 @@ def _of_rates(experiment: Experiment) -> Iterator[Arm]:
             )
         return
     first = max(experiment.oldest, experiment.first - SLOWLY)
-    experiment.hold(first)
     for factor in (0.5, 0.1):
         yield Arm(
             name=f"rate x{factor}",

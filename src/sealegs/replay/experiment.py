@@ -143,7 +143,7 @@ class Experiment:
         """The steps of the window, every update applied, with a change."""
         first = self.first if change.first is None else change.first
         subject = self.loop.subject
-        self.go_to(first if change.state_of is None else change.state_of)
+        self.hold(first if change.state_of is None else change.state_of)
         change.before(subject)
         seen: dict[int, Seen] = {}
         with nullcontext() if change.precision is None else _precision(subject, change.precision):
@@ -165,9 +165,10 @@ class Experiment:
         )
 
     def hold(self, step: int) -> None:
-        """Keep the state before a step, which will be asked for again and again."""
+        """The state before a step, which is kept, since it will be asked for again."""
         self.go_to(step)
-        self._states[step] = self.loop.capture()
+        if step not in self._states:
+            self._states[step] = self.loop.capture()
 
     def go_to(self, step: int) -> None:
         """The state before a step, from the nearest one that is known, as the run went."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from sealegs.errors import ConfigError
 from sealegs.replay.arms import GROSS, Arm, arms, is_garbage, is_of_rare_tokens, surprise
 from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.locate import Location, locate_first
@@ -62,10 +63,21 @@ class Tested:
 
 
 def put_to_the_test(
-    experiment: Experiment, *, tell: Callable[[str], None] = lambda text: None, seconds: float = math.inf
+    experiment: Experiment,
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+    seconds: float = math.inf,
+    only: Sequence[str] = (),
 ) -> Tested:
-    """Run the incident again, exactly and with one thing changed at a time; no more arms after so many seconds."""
+    """Run the incident again, exactly and with one thing changed at a time; no more arms after so many seconds.
+
+    ``only`` are names of arms or causes, beside the placebos; ``all`` are also those whose answer is known by then.
+    """
     began = time.monotonic()
+    every = list(arms(experiment))
+    if unknown := set(only) - {"all"} - {name for arm in every for name in (arm.name, arm.cause)}:
+        known = ", ".join(arm.name for arm in every)
+        raise ConfigError(f"--arms {', '.join(sorted(unknown))}: not one of this incident's, which are {known}; or all")
     apart = experiment.exactly()
     left = departure(experiment, apart)
     tell(f"run again: {left or f'{len(experiment.seen)} steps are what they were'}")
@@ -77,8 +89,9 @@ def put_to_the_test(
     tried: list[Tried] = []
     unasked: list[str] = []
     if left is None and again.size > VISIBLE:
-        for arm in arms(experiment):
-            if not _is_open(arm, again, location, tried):
+        for arm in every:
+            is_named = arm.kind == "placebo" or "all" in only or not {arm.name, arm.cause}.isdisjoint(only)
+            if not (is_named if only else _is_open(arm, again, location, tried)):
                 continue
             if time.monotonic() - began > seconds:
                 unasked.append(arm.name)
