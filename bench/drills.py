@@ -1,6 +1,6 @@
 """How often a replay names the cause that was put in: a Markdown table, a row for each drill.
 
-    python bench/drills.py [--seeds 401 402 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
+    python bench/drills.py [--seeds 501 502 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
 
 In a drill one thing is wrong with a run, nothing is done about it, and the first incident is run again from its
 capsule. `nano` and `toy` are runs of the lab: a fault strikes at step 230 a branch of one run for each seed, or the
@@ -46,7 +46,7 @@ from sealegs.replay.subject import Subject
 from sealegs.replay.tested import put_to_the_test
 
 FORK, AT, STEPS = 200, 230, 300
-SEEDS = tuple(range(401, 411))
+SEEDS = tuple(range(501, 511))
 NOT_KNOWN, NO_INCIDENT = "not known", "no incident"
 
 
@@ -90,8 +90,8 @@ DRILLS = (
             ("nano", "shifted-labels:batches=14", "bad-data-batch"),
             ("nano", "rare-tokens:batches=6", "long-tail-token"),
             ("nano", "duplicate-batch:batches=50", "duplicate-batch"),
-            ("nano", "lr-spike:factor=60,steps=5", "unlogged-step-size"),
-            ("nano", "lr-spike:factor=60,steps=12,log=shows", "lr-discontinuity"),
+            ("nano", "lr-spike:factor=45,steps=6", "unlogged-step-size"),
+            ("nano", "lr-spike:factor=40,steps=12,log=shows", "lr-discontinuity"),
             ("nano", "nan-gradient:tensor=blocks.1", "corrupt-gradient"),
             ("nano", "gradient-scale:factor=400", "corrupt-gradient"),
             ("nano", "bit-flip:in=weight,seed=9", "corrupt-weight"),
@@ -100,7 +100,7 @@ DRILLS = (
             ("toy", "random-shard:batches=12", "bad-data-batch"),
             ("toy", "rare-tokens:batches=6", "long-tail-token"),
             ("toy", "duplicate-batch:batches=50", "duplicate-batch"),
-            ("toy", "lr-spike:factor=40,steps=8", "unlogged-step-size"),
+            ("toy", "lr-spike:factor=70,steps=6", "unlogged-step-size"),
             ("toy", "weight-scale:factor=14,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
         )
     ),

@@ -15,8 +15,8 @@ from sealegs.vocabulary import Row
 
 LEAD = 4
 """Steps that are run before the onset."""
-LENGTH = 8
-"""The most that are run from the onset on."""
+LENGTH, LONGEST = 8, 24
+"""Steps that are run from the onset on; more, up to where it was found, since an onset may be dated too early."""
 USUAL, LATELY = 64, 16
 """Rows before the onset that say how much the loss varies, and what it is."""
 PROBES = 2
@@ -92,7 +92,8 @@ class Experiment:
             )
         self.oldest = there.start
         self.first = max(there.start, self.onset - LEAD)
-        self.window = range(self.first, min(there.stop, self.onset + LENGTH))
+        found = min(capsule.description.opened + 1, self.onset + LONGEST)
+        self.window = range(self.first, min(there.stop, max(self.onset + LENGTH, found)))
         self.peak = max((step for step in self.window if step >= self.onset), key=self._recorded_loss)
         """The step with the highest loss: where the onset is not known to the step, the one to look at."""
         self.repeated = repeated_in(capsule.rows, self.onset)

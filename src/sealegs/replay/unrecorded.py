@@ -15,7 +15,7 @@ ROUNDING, LEAP = 1e-6, 10.0
 """Relative difference that is none; and by what factor one must exceed all before it to be news."""
 RATES = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Factors on the learning rate that are tried ..."""
-REFINED = 6
+REFINED = 10
 """... and how often the best of them is looked at more closely."""
 
 
