@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: .venv/lab.stamp  ## one run, three endings: clean, with a fault, with the fault and a playbook (about two minutes)
+demo: .venv/demo.stamp  ## one run, three endings; then the post-mortem of the fault and a dashboard (about two minutes)
 	@$(BIN)/python examples/three_ways.py
 
 test: .venv/test.stamp chromium  ## everything: format, lint, types, import contracts, tests, doctests, README snippets
@@ -45,13 +45,13 @@ chromium:
 	$(PYTHON) -m venv .venv
 
 # torch first and by its exact version: anything else lets a dependency choose a build of several gigabytes.
-.venv/lab.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing sealegs[lab] into .venv (about a minute the first time)"
+.venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing sealegs[lab,report,dashboard] into .venv (about a minute the first time)"
 	$(PIP) torch
-	$(PIP) --editable '.[lab]'
+	$(PIP) --editable '.[lab,report,dashboard]'
 	@touch $@
 
-.venv/test.stamp: .venv/lab.stamp
+.venv/test.stamp: .venv/demo.stamp
 	@echo "installing the test tools into .venv (about two minutes the first time)"
 	$(PIP) --editable '.[test]'
 	@touch $@

@@ -1,20 +1,18 @@
-"""What the tests share: an own cache, the installed command, trained runs."""
+"""What the tests share: an own cache, a file of tokens."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 
+# There is a worker a core: with more threads each, they would wait for each other. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No example is timed: machines are noisy, and a slow one is not wrong.
 hypothesis.settings.register_profile("sealegs", deadline=None)
 hypothesis.settings.load_profile("sealegs")
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,19 +22,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (shared or tmp_path_factory.mktemp("cache")) / "sealegs-cache"
     os.environ["SEALEGS_CACHE"] = str(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def sealegs(own_cache: Path) -> Command:
-    """The installed command, in a process of its own."""
-    program = Path(sys.executable).with_name("sealegs")
-
-    def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, *words], cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=120
-        )
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """What the README and the docs show is run."""
 
-import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import sealegs
+from sealegs.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -133,32 +134,33 @@ def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(names["mine"]).startswith("playbook mine")
 
 
-def test_the_commands_run(tmp_path: Path) -> None:
+def commands_of(block: str) -> list[list[str]]:
+    """The words of each `sealegs` command, without the remark behind it."""
+    lines = [shlex.split(re.sub(r"\s#.*", "", line)) for line in block.splitlines()]
+    assert {program for program, *_ in lines} == {"sealegs"}
+    return [words for _, *words in lines]
+
+
+def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text("\n\n".join(f"Document {number} of my own." for number in range(200)))
     recovering, checking, replaying, commands = blocks(README, "bash")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f"{commands}\n{recovering}\n{replaying}"],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    for words in commands_of(commands + recovering + replaying):
+        assert main(words) == 0, words
+    said = capsys.readouterr().out
     assert sealegs.open_run(tmp_path / "experiments" / "first").steps[-1] == 90
-    assert "TESTED CAUSE: unlogged step size" in done.stdout
-    assert "a learning rate 30 times the one in the log" in done.stdout.replace("\n  ", " ")
-    assert done.stdout.count("nats under the unigram entropy") == 6
-    assert "by playbook standard, rung 3" in done.stdout
-    assert "outcome   helped" in done.stdout
-    assert done.stdout.count("no step was skipped") == 3
-    assert "2 steps skipped" in done.stdout
-    for words in checking.strip().splitlines():  # these exit with 1 where they find something
-        done = subprocess.run(
-            ["bash", "-c", words], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True
-        )
-        assert (done.returncode, done.stderr) in ((0, ""), (1, ""))
-        assert len(done.stdout.splitlines()) > 5
+    assert "TESTED CAUSE: unlogged step size" in said
+    assert "a learning rate 30 times the one in the log" in said.replace("\n  ", " ")
+    assert said.count("nats under the unigram entropy") == 6
+    assert "by playbook standard, rung 3" in said
+    assert "outcome   helped" in said
+    assert said.count("no step was skipped") == 3
+    assert "2 steps skipped" in said
+    for words in commands_of(checking):
+        assert main(words) in (0, 1)  # they exit with 1 where they find something
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert len(out.splitlines()) > 5
 
 
 def test_the_map_has_a_line_for_each_file() -> None:

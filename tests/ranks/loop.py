@@ -1,4 +1,4 @@
-"""A guarded loop on several ranks, with a fault after the other: run by test_ranks.py under torchrun.
+"""A guarded loop on several ranks, with a fault after the other: run by test_ranks.py on each of them.
 
 Writes what each rank saw to OUT/<rank>.json.
 """
@@ -6,6 +6,7 @@ Writes what each rank saw to OUT/<rank>.json.
 import argparse
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -65,8 +66,8 @@ def digest(model: nn.Module, optimizer: AdamW) -> str:
 
 
 def main(wrapper: str, out: Path) -> None:
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
     model = wrapped(wrapper)
     optimizer = AdamW(model.parameters(), lr=1e-3)
     saw: dict[str, Any] = {"verdicts": [], "before": {}, "after": {}, "error": None, "waited_s": None}

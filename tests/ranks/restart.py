@@ -55,6 +55,8 @@ def main(out: Path) -> None:
                 loss = loss * math.nan
             loss.backward()
             guard.step(loss)
+            assert guard.checkpoints is not None
+            guard.checkpoints.wait()  # as on a disk that is faster than the training: which ones there are is known
             if guard.number >= LAST:
                 break
     dist.destroy_process_group()

@@ -1,12 +1,13 @@
 """Training that is saved, stopped and gone on with, in one process or on several ranks: run by test_resume.py.
 
-Under torchrun it does, for DDP and for FSDP2, everything that needs several ranks, and writes what each rank saw to
+On each rank it does, for DDP and for FSDP2, everything that needs several ranks, and writes what each rank saw to
 OUT/<wrapper>-<rank>.json.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -192,7 +193,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
-    dist.init_process_group("gloo")
+    number, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{arguments.out}/store", rank=number, world_size=ranks)
     for each in ("ddp", "fsdp2"):
-        (arguments.out / f"{each}-{dist.get_rank()}.json").write_text(json.dumps(on_ranks(each, arguments.out)))
+        (arguments.out / f"{each}-{number}.json").write_text(json.dumps(on_ranks(each, arguments.out)))
     dist.destroy_process_group()

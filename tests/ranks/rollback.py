@@ -1,10 +1,11 @@
-"""A run on several ranks whose weights are damaged, under DDP and under FSDP2: run by test_rollback.py under torchrun.
+"""A run on several ranks whose weights are damaged, under DDP and under FSDP2: run by test_rollback.py.
 
 Writes what each rank saw to OUT/<rank>.json.
 """
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,8 @@ def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
             loss = (model(batch) - batch[:, :4]).square().mean()
             loss.backward()
             guard.step(loss)
+            assert guard.checkpoints is not None
+            guard.checkpoints.wait()  # as on a disk that is faster than the training: the state is there at the end
             saw["digests"].append(digest(model, optimizer))
             saw["numbers"].append(guard.number)
             if guard.number >= LAST:
@@ -122,8 +125,8 @@ def poisoned(out: Path, rank: int) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
     saw = {wrapper: run(wrapper, out, rank) for wrapper in ("ddp", "fsdp2")}
     saw["poisoned"] = poisoned(out, rank)
     (out / f"{rank}.json").write_text(json.dumps(saw))

@@ -2,13 +2,11 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ranks.launch import launch
 
 import sealegs
 
@@ -30,15 +28,7 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """One launch with all faults: what each rank saw."""
     wrapper, world = request.param
     out = tmp_path_factory.mktemp(f"{wrapper}-{world}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    done = subprocess.run(
-        [*command, str(LOOP), wrapper, str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(LOOP, world, wrapper, str(out))
     return wrapper, out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -2,13 +2,11 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ranks.launch import launch
 
 from sealegs.recovery.checkpoints import Checkpoints
 
@@ -30,15 +28,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Saw]:
     """What one process saw, then one launch with both wrappers: what each of two ranks saw."""
     out = tmp_path_factory.mktemp("resume")
     saw = {"none": resume.alone(out / "none")}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(PROGRAM, 2, str(out))
     saw |= {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     return out, saw
 

@@ -1,14 +1,12 @@
 """Two real processes go back together, and stay identical."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ranks.launch import launch
 
 import sealegs
 from sealegs.replay.capsule import open_capsule
@@ -20,14 +18,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     out = tmp_path_factory.mktemp("rollback")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(LOOP), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(LOOP, 2, str(out))
     return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

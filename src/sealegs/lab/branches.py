@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sealegs.lab.settings import Settings
 from sealegs.lab.sources import Data
 from sealegs.lab.train import Disturb, Ranges, Result, train, undisturbed
+from sealegs.record import manifest as manifests
 from sealegs.vocabulary import Sink
 
 
@@ -27,6 +29,8 @@ def branch(
 ) -> Result:
     """Go on from where a run stopped, in a folder of its own; the run stays as it is."""
     shutil.copytree(beginning, folder)
+    # a run of its own: post-mortems and lessons go by this name
+    manifests.save(replace(manifests.load(folder), run_id=manifests.new_id(folder.name)), folder)
     return train(settings, data, folder, resume=True, disturb=disturb, skip=skip, sinks=sinks)
 
 

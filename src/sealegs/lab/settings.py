@@ -199,7 +199,7 @@ class Settings:
     compile: bool = False
     """Run the model through torch.compile."""
     threads: int = 0
-    """CPU threads; 0 takes all cores. A resumed run keeps the number it had: sums in another order differ."""
+    """CPU threads; 0: OMP_NUM_THREADS, or all cores. A resumed run keeps its number: sums in another order differ."""
     playbook: Literal["observe", "standard", "palm"] = "observe"
     """What is done about trouble: `observe` skips and halts, the others go back, pass over data, lower the rate."""
     shadow: bool = False

@@ -279,7 +279,10 @@ def resolved(settings: Settings) -> Settings:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use; ``OMP_NUM_THREADS`` says so where several processes share a machine."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    if said.isdecimal() and int(said) > 0:
+        return int(said)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -44,7 +44,7 @@ class Manifest:
 def describe(run: str, **known: Any) -> Manifest:
     """A manifest for a new run called ``run``, with machine, versions and git state filled in."""
     return Manifest(
-        run_id=f"{run}-{uuid.uuid4().hex[:8]}",
+        run_id=new_id(run),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=_versions(),
         git=_git_state(),
@@ -56,6 +56,11 @@ def describe(run: str, **known: Any) -> Manifest:
         },
         **known,
     )
+
+
+def new_id(run: str) -> str:
+    """What tells a run called ``run`` from every other of that name."""
+    return f"{run}-{uuid.uuid4().hex[:8]}"
 
 
 def save(manifest: Manifest, folder: Path) -> None:

@@ -305,16 +305,28 @@ def _legend(drawn: figure, axes: Mapping[str, Sequence[Series]], page: Page) -> 
                 runs.setdefault(page.seen[each.run].name, (lines, place))
             if not several or each.depth is None:  # of several runs the colour says which, the dashes which signal
                 signals.setdefault(each.label, (lines, place))
+    signals = _samples(drawn, signals) if several and len(signals) > 1 else signals
     shown = [*runs.items(), *(signals.items() if len(signals) > 1 else ())]
     items = [LegendItem(label=_short(name), renderers=[lines], index=place) for name, (lines, place) in shown]
     if len(items) > 1:
         legend = Legend(items=items, orientation="horizontal", location="left", spacing=12)
-        legend.ncols = max(1, int(ROOM / (40 + 6 * max(len(_short(name)) for name, _ in shown))))
+        widths = [40 + 6 * len(_short(name)) for name, _ in shown]
+        legend.ncols = len(items) if sum(widths) <= ROOM else max(1, ROOM // max(widths))
         legend.padding, legend.margin = 2, 0
         legend.label_text_font_size, legend.label_text_color = "12px", TEXT
         legend.label_height = legend.glyph_height = 14
         legend.border_line_color = None
         drawn.add_layout(legend, "above")
+
+
+def _samples(drawn: figure, signals: Mapping[str, tuple[GlyphRenderer, int]]) -> dict[str, tuple[GlyphRenderer, int]]:
+    """For the legend alone, a line with the dashes of each signal, in the colour of no run."""
+    dashes = [lines.data_source.data["dash"][place] for lines, place in signals.values()]
+    nothing: list[list[float]] = [[] for _ in dashes]
+    source = ColumnDataSource({"xs": nothing, "ys": nothing, "dash": dashes})
+    line = MultiLine(xs="xs", ys="ys", line_color=FAINT, line_dash="dash", line_width=1.2)
+    sample = _put(drawn, source, line, "sample")
+    return {name: (sample, place) for place, name in enumerate(signals)}
 
 
 def _short(name: str) -> str:

@@ -15,6 +15,8 @@ from sealegs.report.interventions import interventions
 
 MOST_LISTED = 200
 """Skips, checkpoints and other events that are listed; of the rest the number is told."""
+WIDTH, NARROW = 100, 62
+"""Letters of a line of an intervention, where a run has the page to itself and where it has a column of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,8 @@ class Told:
 
 def told(page: Page) -> tuple[Told, ...]:
     """What is said about each run."""
-    return tuple(_told(seen, marks) for seen, marks in zip(page.seen, page.all_marks, strict=True))
+    width = WIDTH if len(page.seen) == 1 else NARROW
+    return tuple(_told(seen, marks, width) for seen, marks in zip(page.seen, page.all_marks, strict=True))
 
 
 def described(panel: Panel, page: Page) -> str:
@@ -62,7 +65,7 @@ def wanted(panel: Panel) -> str:
     return f"{beginning} {'; '.join(texts)}." if texts else ""
 
 
-def _told(seen: Seen, marks: Sequence[Mark]) -> Told:
+def _told(seen: Seen, marks: Sequence[Mark], width: int) -> Told:
     diagnosis, run = seen.diagnosis, seen.run
     rows = f"{len(run.steps):,} rows, steps {run.steps[0]:,} to {run.steps[-1]:,}" if len(run.steps) else "no rows yet"
     again = f"; {run.superseded_rows:,} rows were gone through again" if run.superseded_rows else ""
@@ -80,15 +83,15 @@ def _told(seen: Seen, marks: Sequence[Mark]) -> Told:
         because=diagnosis.findings.because if diagnosis else "no loss has been logged yet",
         first_action=diagnosis.first_action if diagnosis else "",
         incidents=tuple(mark for mark in marks if mark.kind == "incident"),
-        interventions=tuple(_interventions(seen)),
+        interventions=tuple(_interventions(seen, width)),
         lists=tuple(lists),
         everything=checked(diagnosis) if diagnosis else "",
     )
 
 
-def _interventions(seen: Seen) -> list[tuple[int, str]]:
+def _interventions(seen: Seen, width: int) -> list[tuple[int, str]]:
     try:
-        return [(int(each.decided.detail["number"]), str(each)) for each in interventions(seen.run.events)]
+        return [(int(each.decided.detail["number"]), each.told(width)) for each in interventions(seen.run.events)]
     except (KeyError, TypeError, ValueError):  # of another version: the marks still have them
         return []
 

@@ -26,6 +26,10 @@ class Intervention:
 
     def __str__(self) -> str:
         """A paragraph."""
+        return self.told(WIDTH)
+
+    def told(self, width: int) -> str:
+        """A paragraph, up to so many letters wide."""
         detail = self.decided.detail
         when = datetime.fromtimestamp(self.decided.time, UTC)
         head = f"{detail['number']}. step {self.decided.step}, {when:%Y-%m-%d %H:%M:%S} UTC, by {detail['decided_by']}"
@@ -39,11 +43,11 @@ class Intervention:
             "outcome": "not known yet" if self.outcome is None else self.outcome.detail["text"],
         }
         lines = [
-            textwrap.fill(str(value), WIDTH, initial_indent=f"   {name:<9} ", subsequent_indent=" " * 13)
+            textwrap.fill(str(value), width, initial_indent=f"   {name:<9} ", subsequent_indent=" " * 13)
             for name, value in fields.items()
             if value
         ]
-        return "\n".join([head, *lines])
+        return "\n".join([textwrap.fill(head, width, subsequent_indent="   "), *lines])
 
 
 def interventions(events: Iterable[Event]) -> list[Intervention]:

@@ -42,7 +42,9 @@ BIN = 0.5
 HUGE = 1e30
 """Values that are drawn as if they were not finite: beside them nothing else could be seen."""
 ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "ncols": 4, "borderaxespad": 0}
-"""Where a legend hides nothing."""
+"""Where a legend of few, short names hides nothing."""
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+"""Where one of any names does."""
 EXTREME = 50.0
 """Times the median from which on an axis is logarithmic."""
 
@@ -240,5 +242,5 @@ def _activations(met: Met) -> "Figure | None":
     _mark(axes, met, ())
     axes.set_title("4  activations per layer: L2 norm of a token's vector")
     axes.set_xlabel("step")
-    axes.legend(**ABOVE)
+    axes.legend(**BESIDE, reverse=True)  # deeper layers are mostly the higher lines
     return figure
