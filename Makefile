@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format bench clean chromium
+.PHONY: help demo test format bench drills clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ bench: .venv/test.stamp  ## the measurements behind docs/benchmarks
 	$(BIN)/python bench/detectors.py
 	$(BIN)/python bench/reading.py
 	$(BIN)/python bench/dashboard.py
+
+drills: .venv/test.stamp  ## break runs in every way there is, and see whether the replay says why (about half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python bench/drills.py --keep experiments/drills
 
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

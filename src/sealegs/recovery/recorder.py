@@ -214,7 +214,7 @@ class Recorder:
         if self._waiting is not None and self._checkpoints is not None:
             self._checkpoints.wait()
             if self._ranks.world > 1:  # one of them may be gone already, and the others would wait for it
-                self._trouble.append(f"the run ended before the state of step {self._waiting[1].step} was written")
+                self._give_up_state(*self._waiting)
                 self._waiting = None
         self.after_step()
 
@@ -231,6 +231,15 @@ class Recorder:
             return
         if self._checkpoints.save_soon(snapshot.step, state, to=target):
             self._waiting = None
+
+    def _give_up_state(self, incident: Incident, snapshot: Snapshot) -> None:
+        """Say that there will be none, in the capsule too."""
+        reason = f"the run ended before the state of step {snapshot.step} was written"
+        self._trouble.append(reason)
+        assert self._folder is not None
+        path = self._folder / str(incident.number) / CAPSULE / f"{CAPSULE}.json"
+        if self._ranks.rank == 0 and path.exists():
+            _write_json(path, {**json.loads(path.read_bytes()), "state": None, "without_state": f"no state: {reason}"})
 
     def _state(self, incident: Incident, snapshot: Snapshot | None, capsule: Path) -> tuple[int | None, str]:
         """The step of the state that the capsule will have; or why it will have none."""

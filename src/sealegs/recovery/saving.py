@@ -54,6 +54,7 @@ class Saving:
         state = replace(state, plain={**state.plain, "guard": of_guard()}, step=number)
         if wait:
             self._checkpoints.save(number, state)
+            self.tell(number)  # of those before it first
             self._note(number, time.perf_counter() - began)
         elif not self._checkpoints.save_soon(number, state):
             return False

@@ -33,7 +33,7 @@ class Departure:
     def __str__(self) -> str:
         return (
             f"step {self.step} has a {self.signal.replace('_', ' ')} of {self.now:.4g}, not {self.was:.4g} as in the "
-            f"record, after {self.agreed} steps that agree"
+            f"record, after {self.agreed} step{'s that agree' if self.agreed != 1 else ' that agrees'}"
         )
 
 

@@ -69,10 +69,12 @@ def _told(seen: Seen, marks: Sequence[Mark], width: int) -> Told:
     diagnosis, run = seen.diagnosis, seen.run
     rows = f"{len(run.steps):,} rows, steps {run.steps[0]:,} to {run.steps[-1]:,}" if len(run.steps) else "no rows yet"
     again = f"; {run.superseded_rows:,} rows were gone through again" if run.superseded_rows else ""
+    is_shadow = any(event.kind == "guard" and event.detail.get("act") is False for event in run.events)
     lists = []
     for kind in KINDS[2:]:
         texts = [mark.text for mark in marks if mark.kind == kind]
-        heading = {"skip": "Skipped steps", "checkpoint": "Checkpoints", "other": "Other events"}[kind]
+        skipped = "Steps that would have been skipped" if is_shadow else "Skipped steps"
+        heading = {"skip": skipped, "checkpoint": "Checkpoints", "other": "Other events"}[kind]
         more = [f"and {len(texts) - MOST_LISTED:,} more"] if len(texts) > MOST_LISTED else []
         lists.append((kind, f"{heading}: {len(texts):,}", (*texts[:MOST_LISTED], *more)))
     return Told(
