@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.report.runs import BACK_FROM, BACK_TO, GAP, HISTOGRAM, NAN, SPIKE, STEPS, troubled, write
+from tests.report.runs import BACK_FROM, BACK_TO, GAP, HISTOGRAM, NAN, SPIKE, STEPS, events, rows, troubled, write
 
 from sealegs.record.run import open_run
 from sealegs.report.dashboard_batches import cells_of, quantiles_of
@@ -127,6 +127,15 @@ def test_the_summary_says_verdict_incidents_and_interventions(page: Page) -> Non
     assert "outcome   helped" in said.interventions[0][1]
     assert "Causes, the likeliest first" in said.everything
     assert f"steps 0 to {STEPS - 1}" in said.extent
+
+
+@pytest.mark.parametrize(
+    ("act", "heading"), [(True, "Skipped steps: 4"), (False, "Steps that would have been skipped: 4")]
+)
+def test_a_shadow_run_skips_nothing(act: bool, heading: str, tmp_path: Path) -> None:
+    guarded = {"time": 1.7e9, "step": 0, "kind": "guard", "act": act}
+    (said,) = told(page_of([see(str(write(tmp_path / "a", rows(), [guarded, *events()])), "a")]))
+    assert heading in [each[1] for each in said.lists]
 
 
 def test_a_panel_in_words_has_its_extremes_and_what_is_not_finite(page: Page) -> None:
