@@ -130,7 +130,7 @@ def test_the_summary_says_verdict_incidents_and_interventions(page: Page) -> Non
 
 
 @pytest.mark.parametrize(
-    ("act", "heading"), [(True, "Skipped steps: 4"), (False, "Steps that would have been skipped: 4")]
+    ("act", "heading"), [(True, "Skipped steps: 5"), (False, "Steps that would have been skipped: 5")]
 )
 def test_a_shadow_run_skips_nothing(act: bool, heading: str, tmp_path: Path) -> None:
     guarded = {"time": 1.7e9, "step": 0, "kind": "guard", "act": act}
