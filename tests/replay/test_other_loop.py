@@ -1,0 +1,25 @@
+"""A sample of the drills on a loop that is not the lab's: what was put in is what the replay names."""
+
+from pathlib import Path
+
+import pytest
+from bench import other_loop
+
+from sealegs.replay.capsule import open_capsule
+from sealegs.replay.experiment import Experiment
+from sealegs.replay.tested import put_to_the_test
+
+CAUSES = ("hard-batch", "optimizer-reset", "stale-beta2", "zero-variance-norm", "fp16-overflow", "log-of-zero")
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_cause_is_the_one_that_was_put_in(cause: str, tmp_path: Path) -> None:
+    other_loop.train(cause, 0, tmp_path / "a")
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    found = put_to_the_test(Experiment(capsule, other_loop.build(cause, 0)))
+    assert found.cause == cause, found.because
+
+
+def test_where_nothing_is_wrong_there_is_nothing_to_explain(tmp_path: Path) -> None:
+    other_loop.train("", 0, tmp_path / "a")
+    assert not (tmp_path / "a" / "incidents").exists()
