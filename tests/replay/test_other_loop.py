@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from bench import other_loop
 
+from bench import other_loop
 from sealegs.replay.capsule import open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.tested import put_to_the_test
