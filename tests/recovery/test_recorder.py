@@ -22,7 +22,7 @@ from sealegs.recovery.snapshots import Snapshots
 from sealegs.recovery.state import Trainee, scale_of
 from sealegs.replay.capsule import open_capsule
 
-OBSERVE = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
+OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
 
 
 class Tied(nn.Module):
