@@ -67,7 +67,7 @@ def test_a_run_leaves_its_folder_and_says_what_is_in_it(train: Train, tmp_path: 
     assert run.steps.tolist() == list(range(13))
     assert {"loss", "grad_norm", "lr", "batch_index", "batch_hash", "sources"} <= set(run.signals)
     saved = [event.detail["checkpoint"] for event in run.events if event.kind == "checkpoint"]
-    assert [event.kind for event in run.events] == ["guard", "start", *["checkpoint"] * len(saved), "end"]
+    assert [event.kind for event in run.events] == ["guard", "start", "snapshots", *["checkpoint"] * len(saved), "end"]
     assert min(saved) == 5  # on a slow disk the next one waits until that is written, and it is told of late
     assert max(saved) == 12
     assert run.logged("eval_loss").nonzero()[0].tolist() == [0, 12]

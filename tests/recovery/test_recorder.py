@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,14 @@ class Batch:
     name: str
 
 
-def go_wrong(folder: Path, *, at: int = 300, make: Callable[[Tensor], Any] = lambda x: x, **how: Any) -> None:
+def go_wrong(
+    folder: Path,
+    *,
+    at: int = 300,
+    factor: float = 50.0,
+    make: Callable[[Tensor], Any] = lambda x: x,
+    **how: Any,
+) -> None:
     """Three hundred healthy steps, then losses that are too high."""
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
@@ -88,7 +96,7 @@ def go_wrong(folder: Path, *, at: int = 300, make: Callable[[Tensor], Any] = lam
     with sealegs.Guard(model, optimizer, run=folder, clip=1.0, **{**OBSERVE, **how}) as guard:
         for batch in guard.batches([make(x) for x in torch.randn(at + 40, 16, 8)]):
             x = batch.x if isinstance(batch, Batch) else batch["x"] if isinstance(batch, dict) else batch
-            loss = (model(x) - x[:, :4]).square().mean() * (50.0 if guard.number >= at else 1.0)
+            loss = (model(x) - x[:, :4]).square().mean() * (factor if guard.number >= at else 1.0)
             loss.backward()
             guard.step(loss)
             if guard.number > at + 12:
@@ -179,6 +187,13 @@ def test_a_batch_of_a_strange_type_costs_an_event_and_no_more(tmp_path: Path) ->
     assert "capsule-failed" in kinds
     with pytest.raises(SourceError, match="no incident with a capsule"):
         open_capsule(tmp_path / "a" / "incidents" / "1")
+
+
+def test_an_early_incident_can_be_run_again(tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", at=30, snapshot_every=50, factor=math.nan, act=False)
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert (capsule.incident.kind, capsule.incident.start, capsule.description.state) == ("nonfinite", 30, 1)
+    assert 30 in capsule.steps()
 
 
 def test_a_capsule_ends_where_the_run_goes_back(tmp_path: Path) -> None:

@@ -68,7 +68,10 @@ class Options:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""
         is_used = self.has_rungs and self.act
         memory = self.snapshot_memory if is_used else self.snapshot_memory or 0
-        return Snapshots(trainee.model, trainee.optimizers, every=self.snapshot_every, memory=memory)
+        # where no checkpoint of step 0 is written, the first must be enough to run an early incident again
+        return Snapshots(
+            trainee.model, trainee.optimizers, every=self.snapshot_every, soon=not self.has_rungs, memory=memory
+        )
 
     def checkpoints(self, folder: Path | None) -> Checkpoints | None:
         """Those on disk."""

@@ -57,11 +57,12 @@ class Snapshots:
         optimizers: Sequence[Optimizer],
         *,
         every: int = 50,
+        soon: bool = False,
         promote_after: int = 16,
         memory: float | None = None,
         place: Literal["auto", "device", "host"] = "auto",
     ) -> None:
-        """``memory`` is the most bytes that both may take together; 0 holds none.
+        """``memory`` is the most bytes that both may take together; 0 holds none. ``soon`` takes the first at once.
 
         ``place`` is where: on the ``device``, if they fit into half of what is free there; on the ``host``, if they
         fit into ``memory`` or, where none is given, into half of what is free; ``auto`` tries one after the other. That
@@ -78,6 +79,7 @@ class Snapshots:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._every = every
+        self._soon = soon
         self._promote_after = promote_after
         self._memory = memory
         self._places: tuple[Place, ...] = ("device", "host") if place == "auto" else (place,)
@@ -102,7 +104,7 @@ class Snapshots:
         if self._why_none or self._is_in_doubt or self._candidate is not None:
             return False
         newest = self._kept[0].snapshot.step if self._kept else 0
-        return step > newest and step % self._every == 0
+        return step > newest and (step % self._every == 0 or (self._soon and not self._kept))
 
     @torch.no_grad()
     def take(self, step: int, plain: Mapping[str, Any]) -> None:
