@@ -272,7 +272,7 @@ def test_what_is_promised_is_measured_and_goes_into_the_document(run: Path, caps
     assert clipped.value == pytest.approx(1.0, abs=1e-4), "measured, not the setting"
     text = (folder / "postmortem.md").read_text()
     told = written_sections(text)["Verification"]
-    assert told.startswith("Run again from step 200, a state in the capsule, to step ")
+    assert told.startswith("Run again from step 201, a state in the capsule, to step ")
     assert told.count("- [x] ") == 4
     assert f": {loss.value:.4g} at step {loss.step}, kept" in told
     assert (folder / "postmortem.html").read_text().count("\N{BALLOT BOX WITH CHECK}") == 4
@@ -286,7 +286,7 @@ def test_a_remedy_that_does_not_help_breaks_them(run: Path, capsys: pytest.Captu
     words = [word for each in expected for word in ("--expect", each)]
     assert main(["verify", f"{run}#1", "--fix", "clip=0.5", *words]) == 1
     out = capsys.readouterr().out
-    assert "BROKEN: Run again from step 200" in out
+    assert "BROKEN: Run again from step 201" in out
     assert "1 of 2 promises are kept" in out
     noisy, clipped = verified.read((run / "incidents" / "1" / "verified.json").read_bytes()).promises
     assert isinstance(noisy.measured, float)
@@ -319,7 +319,7 @@ def test_from_the_seed_it_is_the_same_run_with_the_batches_that_were_bad(run: Pa
     [
         (["--fix", "skip=7"], "7 is not what skip can be"),
         (["--expect", "loss<2"], "write it like loss@312<2.5"),
-        (["--expect", "loss@100<2"], "the state of the capsule is of step 200; begin there, or say --from-seed"),
+        (["--expect", "loss@100<2"], "the state of the capsule is of step 201; begin there, or say --from-seed"),
         (["--fix", "optimizer.eps=1e-6"], "optimizer.eps cannot be changed here; in a state that is there, only"),
         (["--fix", "model.norm_epps=1e-6"], "model.norm_epps cannot be changed here"),
         (["--fix", "model.norm_eps=tiny"], "tiny is no value of a setting"),
