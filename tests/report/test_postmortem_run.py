@@ -265,7 +265,7 @@ def test_what_is_promised_is_measured_and_goes_into_the_document(run: Path, caps
     assert [(fix.name, fix.value) for fix in found.fixes] == [("skip", f"{STRUCK}:270")]
     assert [promise.signal for promise in found.promises] == ["loss", "loss", "grad_norm", "clipped_norm"]
     loss, *_, clipped = found.results
-    assert (found.first, found.last, found.borrowed, found.begun) == (200, loss.promise.last, 0, "snapshot")
+    assert (found.first, found.last, found.borrowed, found.begun) == (201, loss.promise.last, 0, "snapshot")
     assert loss.promise.was is not None
     assert loss.value is not None
     assert loss.value < loss.promise.below < loss.promise.was
