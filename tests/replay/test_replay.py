@@ -28,7 +28,7 @@ from sealegs.lab.train import resolved, train
 from sealegs.replay import arms
 from sealegs.replay import tested as tests_of_causes
 from sealegs.replay.capsule import open_capsule
-from sealegs.replay.experiment import Change, Experiment
+from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.replay.tested import put_to_the_test
 from sealegs.report import replayed
 
@@ -158,6 +158,28 @@ def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, mo
     assert found.cause is None
     assert "does not survive harmless changes" in found.because
     assert set(found.standings.values()) == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("without", "placebos", "standing"),
+    [
+        ([0.01, 0.02, 0.01], [0.13, 0.44, 0.15, 0.93], "necessary"),
+        ([0.01, 0.14, 0.01], [0.13, 0.44, 0.15, 0.93], "unknown"),  # as little is left of a placebo
+        ([0.01], [0.13, 0.44], "unknown"),  # once may be chance
+        ([0.0, 0.0, 0.0], [0.01, 0.02, 0.02, 1.2], "unknown"),  # most harmless changes end it
+    ],
+)
+def test_where_chance_has_its_part_it_takes_repetition(
+    without: list[float], placebos: list[float], standing: str
+) -> None:
+    outcome = Outcome(losses={}, grad_norms={}, height=1.0, damage=1.0)
+
+    def tried(kind: Any, cause: str, left: float) -> tests_of_causes.Tried:
+        arm = arms.Arm(name="", kind=kind, cause=cause, does="", change=Change())
+        return tests_of_causes.Tried(arm=arm, outcome=outcome, left=left, is_there=left >= 0.5, is_gone=left < 0.25)
+
+    seen = [tried("placebo", "", left) for left in placebos] + [tried("without", "lr-too-high", x) for x in without]
+    assert tests_of_causes._standing("lr-too-high", seen) == standing
 
 
 def test_a_state_is_restored_as_often_as_one_likes(branch: Branch) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -56,7 +56,7 @@ class Arm:
 
 def arms(experiment: Experiment) -> Iterator[Arm]:
     """The cheapest first, as far as the incident can be asked that way."""
-    yield _placebo("one ulp", "the last bit of every weight is rounded otherwise", Change(before=_one_ulp))
+    yield one_ulp()
     if experiment.loop.subject.text is not None:
         turned = Change(batches=lambda _, batches: tuple(map(_turned, batches)))
         yield _placebo("other order", "the rows of every batch in another order", turned)
@@ -70,9 +70,27 @@ def _placebo(name: str, does: str, change: Change) -> Arm:
     return Arm(name=name, kind="placebo", cause="", does=does, change=change)
 
 
+def one_ulp(seed: int = 0) -> Arm:
+    """A placebo, of which there are as many as one likes."""
+    does = "the last bit of every weight is rounded otherwise"
+    return _placebo(
+        f"one ulp{f' ({seed})' if seed else ''}", does, Change(before=lambda subject: _round(subject, seed))
+    )
+
+
+def shaken(arm: Arm, seed: int) -> Arm:
+    """An arm once more, with that placebo on top."""
+
+    def before(subject: Subject) -> None:
+        _round(subject, seed)
+        arm.change.before(subject)
+
+    return replace(arm, name=f"{arm.name} ({seed})", change=replace(arm.change, before=before))
+
+
 @torch.no_grad()
-def _one_ulp(subject: Subject) -> None:
-    generator = torch.Generator().manual_seed(0)
+def _round(subject: Subject, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
     for parameter in subject.model.parameters():
         up = torch.rand(parameter.shape, generator=generator).to(parameter.device) < 0.5
         toward = torch.where(up, math.inf, -math.inf).to(parameter.dtype)

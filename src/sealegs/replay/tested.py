@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sealegs.errors import ConfigError
-from sealegs.replay.arms import GROSS, Arm, arms, is_garbage, is_of_rare_tokens, surprise
+from sealegs.replay.arms import GROSS, Arm, arms, is_garbage, is_of_rare_tokens, one_ulp, shaken, surprise
 from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.locate import Location, locate_first
 from sealegs.replay.tokens import Spotlight, spotlight
@@ -19,6 +19,9 @@ GONE = 0.25
 """... and what may be left of it where it is gone, as a share; less than can be seen is allowed, too, ..."""
 THERE = 0.5
 """... but not so much: that must be left of it where it is still there."""
+AGAIN = (1, 2)
+"""Seeds of repetitions, where chance has its part in an incident: three reruns below four placebos come of chance once
+in 35 times."""
 
 Standing: TypeAlias = Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]
 
@@ -96,9 +99,12 @@ def put_to_the_test(
             if time.monotonic() - began > seconds:
                 unasked.append(arm.name)
                 continue
-            least = min((each.left for each in tried if each.arm.kind == "placebo"), default=1.0)
-            tried.append(_tried(arm, experiment.run(arm.change), again, min(least, 1.0)))
+            tried.append(_tried(arm, experiment.run(arm.change), again, _left_by_chance(arm, tried)))
             tell(f"{arm.name}: {arm.does}: {tried[-1].left:.0%} is left")
+        if any(each.is_gone for each in tried if each.arm.kind == "placebo") and not unasked:
+            for arm in _once_more(tried):
+                tried.append(_tried(arm, experiment.run(arm.change), again, _left_by_chance(arm, tried)))
+                tell(f"{arm.name}: {tried[-1].left:.0%} is left")
     lit = spotlight(experiment, experiment.peak)
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
     if left is not None:
@@ -133,13 +139,24 @@ def _is_open(arm: Arm, again: Outcome, location: Location | None, tried: Sequenc
     return not (arm.cause and arm.kind == "without" and is_answered)
 
 
+def _left_by_chance(arm: Arm, tried: Sequence[Tried]) -> float:
+    """What harmless changes leave of it at the least: where it is of chance itself, more must be gone."""
+    placebos = [each.left for each in tried if each.arm.kind == "placebo" and arm.kind != "placebo"]
+    return min((1.0, *placebos))
+
+
+def _once_more(tried: Sequence[Tried]) -> list[Arm]:
+    """Where a harmless change may end it, as where a run drifts apart: placebos and what takes it away, repeated."""
+    gone = [each.arm for each in tried if each.arm.cause and each.arm.kind == "without" and each.left < GONE]
+    return [one_ulp(seed) for seed in AGAIN] + [shaken(arm, seed) for arm in gone for seed in AGAIN]
+
+
 def _goes_with_its_batches(tried: Sequence[Tried]) -> bool:
     """Whether other batches leave nothing of it: then what is not damage is theirs, and nothing else need be asked."""
     return any(each.is_gone for each in tried if each.arm.cause == "bad-data-batch" and each.arm.kind == "without")
 
 
 def _tried(arm: Arm, outcome: Outcome, again: Outcome, least: float) -> Tried:
-    """``least`` is what harmless changes have left of it: where it is of chance itself, more must be gone."""
     is_all = arm.asks == "all" or again.damage <= VISIBLE
     now, then = (outcome.size, again.size) if is_all else (outcome.damage, again.damage)
     if math.isinf(then):
@@ -150,13 +167,19 @@ def _tried(arm: Arm, outcome: Outcome, again: Outcome, least: float) -> Tried:
 
 
 def _standing(cause: str, tried: Sequence[Tried]) -> Standing:
-    """A cause is necessary if the incident is gone without it, sufficient if it is there where nothing else is."""
+    """A cause is necessary if the incident is gone without it, sufficient if it is there where nothing else is.
+
+    Where harmless changes may end it, by rank: every rerun without the cause has less of it left than every placebo.
+    """
     without = [each for each in tried if each.arm.cause == cause and each.arm.kind == "without"]
     brought = [each for each in tried if each.arm.cause == cause and each.arm.kind == "with"]
+    placebos = [each for each in tried if each.arm.kind == "placebo"]
+    if any(each.is_gone for each in placebos):
+        is_enough = len(without) > len(AGAIN) and 2 * sum(each.is_gone for each in placebos) <= len(placebos)
+        is_apart = max((each.left for each in without), default=1.0) < min(each.left for each in placebos)
+        return "necessary" if is_enough and is_apart else "unknown"
     is_necessary = any(each.is_gone for each in without)
     is_sufficient = bool(brought) and all(each.is_there for each in brought)
-    if any(each.is_gone for each in tried if each.arm.kind == "placebo"):
-        return "unknown"
     if is_necessary:
         return "necessary and sufficient" if is_sufficient else "necessary"
     if is_sufficient:
@@ -170,9 +193,9 @@ def _concluded(
     """The cause that is left, if one is; else why none is."""
     if again.size <= VISIBLE:
         return None, "run again, nothing stands out from the steps before: there is nothing to explain"
-    if any(each.is_gone for each in tried if each.arm.kind == "placebo"):
-        return None, "the incident does not survive harmless changes, so its disappearance proves nothing"
     needed = [cause for cause, standing in standings.items() if standing.startswith("necessary")]
+    if not needed and any(each.is_gone for each in tried if each.arm.kind == "placebo"):
+        return None, "the incident does not survive harmless changes, so its disappearance proves nothing"
     for cause in ("lr-discontinuity", "duplicate-batch", "fp16-overflow"):
         if cause in needed:
             return cause, f"without it the incident is gone, and harmless changes leave it: {standings[cause]}"
