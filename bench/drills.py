@@ -1,23 +1,27 @@
-"""How often a replay names the cause that was put in: a Markdown table, a row for each drill.
+"""How often a post-mortem names the cause that was put in: a Markdown table, a row for each drill.
 
-    python bench/drills.py [--seeds 501 502 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
+    python bench/drills.py [--seeds 701 702 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
 
-In a drill one thing is wrong with a run, nothing is done about it, and the first incident is run again from its
-capsule. `nano` and `toy` are runs of the lab: a fault strikes at step 230 a branch of one run for each seed, or the
-settings take a margin away until it breaks by itself. `other` is a loop that is not the lab's (bench/other_loop.py).
-Right is the cause that was put in; "not known" and "no incident" are counted apart from wrong causes, which are what
-must not be. With ``--keep`` finished drills are kept in a folder, and not done again.
+In a drill one thing is wrong with a run, nothing is done about it, the first incident is run again from its capsule,
+and its post-mortem is written. `nano` and `toy` are runs of the lab: a fault strikes at step 230 a branch of one run
+for each seed, or the settings take a margin away until it breaks by itself. `other` is a loop that is not the lab's
+(bench/other_loop.py). How severe it is, the seed draws from a range: ``batches=9..30``. Right is the cause that was
+put in, under "Root cause" in the document; "not known" and "no incident" are counted apart from wrong causes, which
+are what must not be. With ``--keep`` finished drills are kept in a folder, and not done again.
 """
 
 import argparse
 import json
 import math
 import platform
+import random
+import re
 import shutil
 import sys
 import tempfile
 import time
 import warnings
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -25,13 +29,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import other_loop
-from sealegs.cli.replay import builder
+from sealegs.cli.postmortem import cases_of, write
+from sealegs.cli.replay import builder, keep, told
+from sealegs.diagnosis.causes import causes
 from sealegs.errors import SealegsError
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
@@ -40,14 +46,18 @@ from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.record.schema import INCIDENTS
-from sealegs.replay.capsule import open_capsule
+from sealegs.replay.capsule import Capsule, open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Subject
 from sealegs.replay.tested import put_to_the_test
+from sealegs.report.postmortem import FILE
+from sealegs.report.postmortem_causes import title_of
 
 FORK, AT, STEPS = 200, 230, 300
-SEEDS = tuple(range(501, 511))
+SEEDS = tuple(range(701, 711))
 NOT_KNOWN, NO_INCIDENT = "not known", "no incident"
+RANGE = re.compile(r"(\d+(?:\.\d+)?)\.\.(\d+(?:\.\d+)?)|([\w.]+(?:\|[\w.]+)+)")
+"""What a seed draws: a number (``9..30``, ``0.21..0.4``), or one of some words (``head|blocks.0``)."""
 
 
 class Answer(NamedTuple):
@@ -55,6 +65,8 @@ class Answer(NamedTuple):
 
     cause: str
     steps: int = 0
+    drawn: str = ""
+    """The drill as it was, with what the seed had drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,119 +76,157 @@ class Drill:
     where: str
     """A size of the lab, or ``other``."""
     what: str
-    """A fault, or the settings that take a margin away, or what is done to the other loop."""
+    """A fault, or settings (``optimizer.clip=0``) that take margins away, or what is done to the other loop."""
     cause: str
     """The right answer; empty where nothing is wrong."""
     kind: str = ""
     """Of the incident to look at, if not the first of any: what takes a margin away may do harm before that is used."""
-    settings: tuple[tuple[str, Any], ...] = ()
-    """Dotted names and values, for a whole run without a fault."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what or 'nothing'}"
 
+    def drawn(self, seed: int) -> str:
+        """With a severity in the place of each range."""
+        chance = random.Random(f"{self} {seed}")  # noqa: S311 - of severities, not of secrets
 
-def natural(what: str, cause: str, kind: str = "", **settings: Any) -> Drill:
-    """A run of the lab that breaks by itself."""
-    dotted = tuple((name.replace("__", "."), value) for name, value in settings.items())
-    return Drill(where="nano", what=what, cause=cause, kind=kind, settings=dotted)
+        def draw(match: re.Match[str]) -> str:
+            low, high, words = map(str, match.groups(default=""))
+            if words:
+                return chance.choice(words.split("|"))
+            digits = len(low.partition(".")[2])
+            return f"{chance.uniform(float(low), float(high)):.{digits}f}"
+
+        return RANGE.sub(draw, self.what)
+
+    @property
+    def is_natural(self) -> bool:
+        """Whether it is a run of the lab that breaks by itself."""
+        return "." in self.what.partition("=")[0]
 
 
 DRILLS = (
     *(
         Drill(where=where, what=fault, cause=cause)
         for where, fault, cause in (
-            ("nano", "random-shard:batches=12", "bad-data-batch"),
-            ("nano", "shifted-labels:batches=14", "bad-data-batch"),
-            ("nano", "rare-tokens:batches=6", "long-tail-token"),
-            ("nano", "duplicate-batch:batches=50", "duplicate-batch"),
-            ("nano", "lr-spike:factor=45,steps=6", "unlogged-step-size"),
-            ("nano", "lr-spike:factor=40,steps=12,log=shows", "lr-discontinuity"),
-            ("nano", "nan-gradient:tensor=blocks.1", "corrupt-gradient"),
-            ("nano", "gradient-scale:factor=400", "corrupt-gradient"),
-            ("nano", "bit-flip:in=weight,seed=9", "corrupt-weight"),
-            ("nano", "weight-scale:factor=14,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
+            ("nano", "random-shard:batches=8..35", "bad-data-batch"),
+            ("nano", "shifted-labels:batches=10..35", "bad-data-batch"),
+            ("nano", "rare-tokens:batches=4..16", "long-tail-token"),
+            ("nano", "duplicate-batch:batches=45..69", "duplicate-batch"),
+            ("nano", "lr-spike:factor=35..90,steps=4..10", "unlogged-step-size"),
+            ("nano", "lr-spike:factor=32..70,steps=8..20,log=shows", "lr-discontinuity"),
+            ("nano", "nan-gradient:tensor=blocks.0|blocks.1.mlp|embedding", "corrupt-gradient"),
+            ("nano", "gradient-scale:factor=100..3000", "corrupt-gradient"),
+            ("nano", "bit-flip:in=weight,seed=20..99", "corrupt-weight"),
+            ("nano", "weight-scale:factor=10..30,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
             ("nano", "", ""),
-            ("toy", "random-shard:batches=12", "bad-data-batch"),
-            ("toy", "rare-tokens:batches=6", "long-tail-token"),
-            ("toy", "duplicate-batch:batches=50", "duplicate-batch"),
-            ("toy", "lr-spike:factor=70,steps=6", "unlogged-step-size"),
-            ("toy", "weight-scale:factor=14,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
+            ("toy", "random-shard:batches=8..35", "bad-data-batch"),
+            ("toy", "rare-tokens:batches=4..16", "long-tail-token"),
+            ("toy", "duplicate-batch:batches=45..69", "duplicate-batch"),
+            ("toy", "lr-spike:factor=55..120,steps=4..10", "unlogged-step-size"),
+            ("toy", "weight-scale:factor=10..30,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
         )
     ),
-    natural(
-        "no clipping, LR up to 3 in 300 steps",
-        "lr-too-high",
-        optimizer__lr=4.0,
-        optimizer__warmup_steps=400,
-        optimizer__clip=0.0,
+    Drill(
+        where="nano",
+        what="optimizer.lr=3.1..7.9,optimizer.warmup_steps=400,optimizer.clip=0",
+        cause="lr-too-high",
     ),
-    natural(
-        "naive softmax, no clipping, LR up to 0.15",
-        "softmax-overflow",
-        "nonfinite",
-        model__naive_softmax=True,
-        optimizer__lr=0.2,
-        optimizer__warmup_steps=400,
-        optimizer__clip=0.0,
+    Drill(
+        where="nano",
+        what="optimizer.lr=0.16..0.40,optimizer.warmup_steps=400,optimizer.clip=0,model.naive_softmax=True",
+        cause="softmax-overflow",
+        kind="nonfinite",
     ),
-    *(Drill(where="other", what=cause, cause=cause) for cause in other_loop.CAUSES),
+    *(
+        Drill(where="other", what=what, cause=what.partition(":")[0])
+        for what in (
+            "bad-data-batch:strength=3.1..8.0,steps=5..12",
+            "hard-batch:strength=1.9..2.3,steps=5..9",
+            "corrupt-weight:strength=8..40",
+            "corrupt-gradient:strength=300..3000",
+            "lr-discontinuity:strength=45..120,steps=8..14",
+            "optimizer-reset:strength=0.045..0.090",
+            "stale-beta2:strength=4.2..8.0,steps=6..12",
+            "zero-variance-norm:strength=1..8",
+            "fp16-overflow:strength=400..900,steps=3..6",
+            "log-of-zero:strength=400..1500,steps=1..6",
+            "",
+        )
+    ),
 )
 
 
-def settings_of(drill: Drill, seed: int) -> Settings:
-    """A run that is watched, and that nobody helps."""
-    base = SIZES[drill.where]
+def settings_of(where: str, seed: int, changes: str = "") -> Settings:
+    """A run that is watched, and that nobody helps; with some settings changed: ``optimizer.clip=0,...``."""
+    base = SIZES[where]
     cadence = replace(base.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
     settings = replace(base, steps=STEPS, seed=seed, threads=1, shadow=True, dtype="fp32", cadence=cadence)
-    for name, value in drill.settings:
+    for change in filter(None, changes.split(",")):
+        name, _, value = change.partition("=")
         part, _, field = name.partition(".")
-        settings = replace(settings, **{part: replace(getattr(settings, part), **{field: value})})
+        settings = replace(settings, **{part: replace(getattr(settings, part), **{field: literal_eval(value)})})
     return resolved(settings)
 
 
 def done(drill: Drill, seed: int, place: Path) -> Answer:
-    """Break a run, and have its first incident explained."""
+    """Break a run, and read in the post-mortem of its first incident why it broke."""
     warnings.simplefilter("ignore")  # of torch, about schedulers: said once in every process
     torch.set_num_threads(1)
+    drawn = drill.drawn(seed)
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         run = Path(scratch) / "run"
-        build = of_other_loop(drill, seed, run) if drill.where == "other" else of_the_lab(drill, seed, run, place)
+        build = of_other_loop(drawn, seed, run) if drill.where == "other" else of_the_lab(drill, seed, run, place)
         met = sorted((run / INCIDENTS).glob("[0-9]*"), key=lambda folder: int(folder.name))
         try:
             for capsule in map(open_capsule, met):
                 if drill.kind in ("", capsule.incident.kind):
-                    tested = put_to_the_test(Experiment(capsule, build(capsule.folder)))
-                    return Answer(tested.cause or NOT_KNOWN, tested.steps)
+                    return explained(capsule, build(capsule.folder), drawn)
         except SealegsError as error:
-            return Answer(f"refused: {error}".replace(str(run), "run"))
-        return Answer(NO_INCIDENT)
+            return Answer(f"refused: {error}".replace(str(run), "run"), drawn=drawn)
+        return Answer(NO_INCIDENT, drawn=drawn)
+
+
+def explained(capsule: Capsule, subject: Subject, drawn: str) -> Answer:
+    """As ``sealegs replay`` and ``sealegs postmortem`` do it."""
+    experiment = Experiment(capsule, subject)
+    tested = put_to_the_test(experiment)
+    folder = capsule.folder.parent
+    keep(told(folder.parent.parent.name, capsule.incident, tested, experiment.usual), folder)
+    [(case, _)] = cases_of(str(folder))
+    write(case, folder / FILE)
+    _, _, after = (folder / FILE).read_text().partition("## Root cause\n")
+    sentence = after.strip().splitlines()[0]
+    named = next((name for name in causes() if sentence.startswith(f"{title_of(name)}, tested")), None)
+    if named is None and not sentence.startswith("Not known yet"):
+        raise AssertionError(sentence)
+    return Answer(named or NOT_KNOWN, tested.steps, drawn)
 
 
 def of_the_lab(drill: Drill, seed: int, run: Path, place: Path) -> Callable[[Path], Subject]:
     """Train a branch with a fault, or a whole run without a margin."""
-    settings = settings_of(drill, seed)
-    if drill.settings:
+    drawn = drill.drawn(seed)
+    settings = settings_of(drill.where, seed, drawn if drill.is_natural else "")
+    if drill.is_natural:
         train(settings, open_data(settings), run)
     else:
-        beginning = place / f"{drill.where}-{seed}"
-        faults = [parse(f"{drill.what}@{AT}")] if drill.what else []
+        faults = [parse(f"{drawn}@{AT}")] if drawn else []
         strike = partial(disturbed, faults, settings.model.vocabulary)
-        branch(settings, open_data(settings), beginning, run, disturb=strike)
+        branch(settings, open_data(settings), place / f"{drill.where}-{seed}", run, disturb=strike)
     return lambda capsule: builder(capsule, None)()
 
 
-def of_other_loop(drill: Drill, seed: int, run: Path) -> Callable[[Path], Subject]:
+def of_other_loop(drawn: str, seed: int, run: Path) -> Callable[[Path], Subject]:
     """Train the loop that is not the lab's."""
-    other_loop.train(drill.cause, seed, run)
-    return lambda capsule: other_loop.build(drill.cause, seed)
+    wrong = other_loop.parsed(drawn)
+    other_loop.train(wrong, seed, run)
+    return lambda capsule: other_loop.build(wrong, seed)
 
 
 def prepare(where: str, seed: int, place: Path) -> None:
     """The beginning that all branches of a seed share."""
     folder = place / f"{where}-{seed}"
     if not folder.exists():
-        settings = settings_of(Drill(where=where, what="", cause=""), seed)
+        settings = settings_of(where, seed)
         aside = folder.with_suffix(".partial")
         shutil.rmtree(aside, ignore_errors=True)
         begin(settings, open_data(settings), aside, steps=FORK)
@@ -195,7 +245,7 @@ def all_done(drills: list[Drill], seeds: list[int], place: Path, jobs: int) -> I
     yield from (
         (drill, seed, known[str(drill), seed]) for seed, drill in product(seeds, drills) if (str(drill), seed) in known
     )
-    branched = {(drill.where, seed) for drill, seed in open_ if drill.where != "other" and not drill.settings}
+    branched = {(drill.where, seed) for drill, seed in open_ if drill.where != "other" and not drill.is_natural}
     with ProcessPoolExecutor(jobs) as pool, kept.open("a") as file:
         list(pool.map(prepare, *zip(*sorted(branched), strict=True), [place] * len(branched))) if branched else []
         waiting = {pool.submit(done, drill, seed, place): (drill, seed) for drill, seed in open_}
@@ -261,8 +311,9 @@ def main() -> None:
         for number, (drill, seed, answer) in enumerate(all_done(drills, options.seeds, place, options.jobs), 1):
             answers[drill].append(answer)
             mark = "" if answer.cause in (drill.cause, NO_INCIDENT if not drill.cause else None) else "   <-"
-            told = f"{number}/{total}  {time.perf_counter() - began:.0f} s  seed {seed}  {drill}: {answer.cause}{mark}"
-            print(told, file=sys.stderr, flush=True)
+            name = f"{drill.where}: {answer.drawn or 'nothing'}"
+            took = f"{number}/{total}  {time.perf_counter() - began:.0f} s"
+            print(f"{took}  seed {seed}  {name}: {answer.cause}{mark}", file=sys.stderr, flush=True)
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}; seeds {options.seeds}\n"
     )

@@ -1,13 +1,14 @@
 """A loop that is not the lab's, with one thing wrong with it: a small network that learns to be another one.
 
-subject = build("stale-beta2", seed=3)
-folder = train("stale-beta2", subject, seed=3, folder=Path("run"))
+wrong = parsed("stale-beta2:strength=6,steps=9")
+train(wrong, seed=3, folder=Path("run"))
+subject = build(wrong, seed=3)
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +16,42 @@ from torch import Tensor, nn
 import sealegs
 
 AT, STEPS, FEATURES = 300, 340, 16
-HARDER = 1.9
-CAUSES = (
-    "bad-data-batch",
-    "hard-batch",
-    "corrupt-weight",
-    "corrupt-gradient",
-    "lr-discontinuity",
-    "optimizer-reset",
-    "stale-beta2",
-    "zero-variance-norm",
-    "fp16-overflow",
-    "log-of-zero",
-    "",
-)
-"""What can be wrong; nothing at all, in the last."""
+USUAL = {
+    "bad-data-batch": (4.0, 7),
+    "hard-batch": (1.9, 6),
+    "corrupt-weight": (12.0, 1),
+    "corrupt-gradient": (700.0, 1),
+    "lr-discontinuity": (50.0, 10),
+    "optimizer-reset": (0.05, 1),
+    "stale-beta2": (5.0, 8),
+    "zero-variance-norm": (1.0, 1),
+    "fp16-overflow": (500.0, 4),
+    "log-of-zero": (500.0, 4),
+    "": (1.0, 0),
+}
+"""What can be wrong, how much of it, and for how many steps; nothing at all, in the last."""
+
+
+class Wrong(NamedTuple):
+    """What is wrong with a run."""
+
+    cause: str
+    strength: float
+    """Labels, features, weights, gradients or rates are so many times as large; or so many rows are constant; or the
+    learning rate is this, for lost moments to show."""
+    steps: int
+
+
+def parsed(text: str) -> Wrong:
+    """``stale-beta2:strength=6,steps=9``; as usual where it does not say.
+
+    >>> parsed("hard-batch:steps=3")
+    Wrong(cause='hard-batch', strength=1.9, steps=3)
+    """
+    cause, _, rest = text.partition(":")
+    given = dict(option.split("=") for option in filter(None, rest.split(",")))
+    strength, steps = USUAL[cause]
+    return Wrong(cause, float(given.get("strength", strength)), int(given.get("steps", steps)))
 
 
 class Gate(nn.Module):
@@ -40,19 +62,21 @@ class Gate(nn.Module):
         return 4 * x * torch.softmax(x.square() / 8, -1)
 
 
-def build(cause: str, seed: int) -> sealegs.Subject:
+def build(wrong: Wrong, seed: int) -> sealegs.Subject:
     """Model, optimizer and loss."""
     torch.manual_seed(seed)
+    cause = wrong.cause
     first = {"zero-variance-norm": nn.LayerNorm(FEATURES, eps=0.0), "fp16-overflow": Gate()}.get(cause, nn.Identity())
     model = nn.Sequential(first, nn.Linear(FEATURES, 32), nn.GELU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(
         model.parameters(),
-        lr=5e-2 if cause == "optimizer-reset" else 3e-3,
+        lr=wrong.strength if cause == "optimizer-reset" else 3e-3,
         betas=(0.9, 0.999 if cause in ("stale-beta2", "optimizer-reset") else 0.95),
         weight_decay=0.0,
     )
-    jump = 50.0 if cause == "lr-discontinuity" else 1.0
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: jump if AT <= step < AT + 10 else 1.0)
+    jump = wrong.strength if cause == "lr-discontinuity" else 1.0
+    high = range(AT, AT + wrong.steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: jump if step in high else 1.0)
     is_half = cause == "fp16-overflow"
 
     @contextmanager
@@ -82,7 +106,7 @@ def build(cause: str, seed: int) -> sealegs.Subject:
 
 
 @torch.no_grad()
-def batches(cause: str, seed: int) -> list[dict[str, Tensor]]:
+def batches(wrong: Wrong, seed: int) -> list[dict[str, Tensor]]:
     """What it learns from, with what is wrong about it."""
     random = torch.Generator().manual_seed(seed + 1000)
     teacher = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 4))
@@ -91,26 +115,26 @@ def batches(cause: str, seed: int) -> list[dict[str, Tensor]]:
     made = []
     for step in range(STEPS):
         x = torch.randn(32, FEATURES, generator=random)
-        since = step - AT
-        if cause == "hard-batch" and 0 <= since < 6:
-            x *= HARDER  # further out than it has learnt yet, and right
+        cause = wrong.cause if AT <= step < AT + wrong.steps else ""
+        if cause == "hard-batch":
+            x *= wrong.strength  # further out than it has learnt yet, and right
         y, noise = teacher(x), torch.randn(32, 4, generator=random)
         y += 0.1 * noise
-        if cause == "bad-data-batch" and 0 <= since < 7:
-            y = 4 * noise
-        elif cause == "stale-beta2" and 0 <= since < 8:
-            y *= 5
-        elif cause == "zero-variance-norm" and since == 0:
-            x[3] = 0.0
-        elif cause in ("fp16-overflow", "log-of-zero") and 0 <= since < 4:
-            x[3] *= 500
+        if cause == "bad-data-batch":
+            y = wrong.strength * noise
+        elif cause == "stale-beta2":
+            y *= wrong.strength
+        elif cause == "zero-variance-norm":
+            x[: int(wrong.strength)] = 0.0
+        elif cause in ("fp16-overflow", "log-of-zero"):
+            x[3] *= wrong.strength
         made.append({"x": x, "y": y})
     return made
 
 
-def train(cause: str, seed: int, folder: Path) -> None:
+def train(wrong: Wrong, seed: int, folder: Path) -> None:
     """A run that is watched, and that nobody helps."""
-    subject = build(cause, seed)
+    subject, cause = build(wrong, seed), wrong.cause
     model, [optimizer], scaler = subject.model, subject.optimizers, subject.scaler
     first, last = model.get_parameter("1.weight"), model.get_parameter("3.weight")
     assert scaler is not None
@@ -118,11 +142,11 @@ def train(cause: str, seed: int, folder: Path) -> None:
     how |= {"scheduler": subject.schedulers, "clip": None if cause == "stale-beta2" else 1.0}
     how |= {"scaler": scaler} if scaler.is_enabled() else {}
     with sealegs.Guard(model, optimizer, run=folder, **how) as guard:
-        for batch in guard.batches(batches(cause, seed)):
+        for batch in guard.batches(batches(wrong, seed)):
             strikes = guard.number == AT
             with torch.no_grad():
                 if strikes and cause == "corrupt-weight":
-                    first.mul_(12)
+                    first.mul_(wrong.strength)
                 if strikes and cause == "optimizer-reset":
                     for moments in optimizer.state.values():
                         moments["exp_avg"].zero_()
@@ -131,5 +155,5 @@ def train(cause: str, seed: int, folder: Path) -> None:
             scaler.scale(loss).backward()
             if strikes and cause == "corrupt-gradient":
                 assert last.grad is not None
-                last.grad.mul_(700)
+                last.grad.mul_(wrong.strength)
             guard.step(loss)

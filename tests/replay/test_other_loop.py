@@ -14,12 +14,13 @@ CAUSES = ("hard-batch", "optimizer-reset", "stale-beta2", "zero-variance-norm", 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_cause_is_the_one_that_was_put_in(cause: str, tmp_path: Path) -> None:
-    other_loop.train(cause, 0, tmp_path / "a")
+    wrong = other_loop.parsed(cause)
+    other_loop.train(wrong, 0, tmp_path / "a")
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
-    found = put_to_the_test(Experiment(capsule, other_loop.build(cause, 0)))
+    found = put_to_the_test(Experiment(capsule, other_loop.build(wrong, 0)))
     assert found.cause == cause, found.because
 
 
 def test_where_nothing_is_wrong_there_is_nothing_to_explain(tmp_path: Path) -> None:
-    other_loop.train("", 0, tmp_path / "a")
+    other_loop.train(other_loop.parsed(""), 0, tmp_path / "a")
     assert not (tmp_path / "a" / "incidents").exists()

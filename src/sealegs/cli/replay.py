@@ -75,10 +75,15 @@ def main(arguments: Sequence[str]) -> int:
         only=options.arms,
     )
     found = told(options.incident.partition("#")[0], capsule.incident, tested, experiment.usual)
-    with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:
-        file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
+    keep(found, folder)
     print(json.dumps(contract(found), indent=1) if options.json else page(found))
     return 0 if found.cause else 1
+
+
+def keep(found: Replayed, folder: Path) -> None:
+    """Beside the incident."""
+    with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:
+        file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
 
 
 def told(source: str, incident: Incident, tested: "Tested", usual: "Usual") -> Replayed:
