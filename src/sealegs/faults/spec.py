@@ -29,11 +29,19 @@ class Fault:
     """When it strikes first, counted from 0: a step; for a fault of the data, the number of a batch."""
     rank: int | None = None
     """The one rank that it strikes; without it, all of them."""
+    placebo: Literal["no", "yes"] = "no"
+    """``yes``: everything is done as for the fault, and nothing is changed by it."""
 
     def __post_init__(self) -> None:
         refuse_unless_count(self, "step", 0)
+        refuse_unless_choice(self, "placebo")
         if self.rank is not None:
             refuse_unless_count(self, "rank", 0)
+
+    @property
+    def is_placebo(self) -> bool:
+        """Whether its magnitude is zero."""
+        return self.placebo == "yes"
 
     def __str__(self) -> str:
         """``bit-flip:in=weight@50``: what is not left at its default."""
@@ -346,7 +354,7 @@ def parse(text: str) -> Fault:
     """The fault that a text describes, such as ``nan-gradient@120``.
 
     >>> parse("gradient-scale:factor=1000,rank=1@200")
-    GradientScale(step=200, rank=1, steps=1, every=None, times=None, factor=1000.0, tensor=None)
+    GradientScale(step=200, rank=1, placebo='no', steps=1, every=None, times=None, factor=1000.0, tensor=None)
     >>> str(parse("bit-flip:in=weight@50"))
     'bit-flip:in=weight@50'
     """
