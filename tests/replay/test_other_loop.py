@@ -9,16 +9,25 @@ from sealegs.replay.capsule import open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.tested import put_to_the_test
 
-CAUSES = ("hard-batch", "optimizer-reset", "stale-beta2", "zero-variance-norm", "fp16-overflow", "log-of-zero")
+CAUSES = (
+    "hard-batch",
+    "hard-batch:strength=2.4",  # ten times as dear as usual, and right
+    "bad-data-batch:strength=2.5",
+    "optimizer-reset",
+    "stale-beta2",
+    "zero-variance-norm",
+    "fp16-overflow",
+    "log-of-zero",
+)
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_the_cause_is_the_one_that_was_put_in(cause: str, tmp_path: Path) -> None:
-    wrong = other_loop.parsed(cause)
+@pytest.mark.parametrize("what", CAUSES)
+def test_the_cause_is_the_one_that_was_put_in(what: str, tmp_path: Path) -> None:
+    wrong = other_loop.parsed(what)
     other_loop.train(wrong, 0, tmp_path / "a")
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     found = put_to_the_test(Experiment(capsule, other_loop.build(wrong, 0)))
-    assert found.cause == cause, found.because
+    assert found.cause == wrong.cause, found.because
 
 
 def test_where_nothing_is_wrong_there_is_nothing_to_explain(tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ FORGETS = 16
 """... so that after so many steps more than half of what it knew is forgotten."""
 OF_USE = 0.25
 """Of what a model knows beyond the frequencies of tokens: what must be left of it for a batch of real text."""
-GROSS = 10.0
-"""Times the usual loss: no batch of the same kind of data is so hard. Right ones from further out have up to seven."""
 MOST_MASKED = 0.5
 """Of a batch: without more it is another one."""
 
@@ -246,13 +244,8 @@ def is_of_rare_tokens(experiment: Experiment) -> str | None:
     return f"{share:.0%} of the targets of step {experiment.peak} are rare ({tail})"
 
 
-def is_garbage(experiment: Experiment, loss: float, cost: Surprise | None) -> bool:
-    """Whether the model is of no use for a batch: hardly better than one that knows how frequent each token is.
-
-    Without tokens: whether the loss is many times the usual.
-    """
-    if cost is None:
-        return loss > GROSS * experiment.usual.loss
+def is_garbage(experiment: Experiment, loss: float, cost: Surprise) -> bool:
+    """Whether the model is of no use for a batch: hardly better than one that knows how frequent each token is."""
     return cost.batch - loss < OF_USE * (cost.usual - experiment.usual.loss)
 
 

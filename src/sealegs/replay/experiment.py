@@ -183,6 +183,11 @@ class Experiment:
         self.seen[step] = self.loop.step(self.batches_of(step), lr=float(row["lr"]), applied=bool(row["applied"]))
         self.steps_run += 1
 
+    def look(self, step: int) -> float:
+        """The loss of a step's batches, with the weights that are there."""
+        self.steps_run += 1
+        return self.loop.look(self.batches_of(step)).loss
+
     def _probe(self) -> float:
         """The mean loss of batches from before; where all of them came again and again, none can tell."""
         self.steps_run += len(self.probes)

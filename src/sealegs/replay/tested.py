@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sealegs.errors import ConfigError
-from sealegs.replay.arms import GROSS, Arm, arms, is_garbage, is_of_rare_tokens, one_ulp, shaken, surprise
+from sealegs.replay.arms import Arm, arms, is_garbage, is_of_rare_tokens, one_ulp, shaken, surprise
 from sealegs.replay.experiment import Experiment, Outcome
+from sealegs.replay.learnable import RIGHT, WRONG, taught
 from sealegs.replay.locate import Location, locate_first
 from sealegs.replay.tokens import Spotlight, spotlight
 from sealegs.replay.unrecorded import Departure, departure, explained
@@ -22,6 +23,10 @@ THERE = 0.5
 AGAIN = (1, 2)
 """Seeds of repetitions, where chance has its part in an incident: three reruns below four placebos come of chance once
 in 35 times."""
+
+GROSS = 10.0
+"""Times the usual loss: where a batch stands alone, and no other can teach its kind, one so dear is wrong."""
+AS_IF = "as if the model knew nothing"
 
 Standing: TypeAlias = Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]
 
@@ -219,9 +224,16 @@ def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, S
     if rare := is_of_rare_tokens(experiment):
         return "long-tail-token", f"it is these batches, with any state: {rare}"
     loss, cost = again.losses[experiment.peak], surprise(experiment)
-    if is_garbage(experiment, loss, cost):
-        beyond = f"more than {GROSS:g} times the usual" if cost is None else f"as if the model knew nothing: {cost}"
-        return "bad-data-batch", f"it is these batches, with any state; their loss is {loss:.3g}, {beyond}"
-    if again.damage <= VISIBLE:
-        return "hard-batch", "it is these batches, with any state, and the loss of batches from before is what it was"
-    return "bad-data-batch", "it is these batches, with any state, and they damage the weights"
+    if cost is not None and is_garbage(experiment, loss, cost):
+        return "bad-data-batch", f"it is these batches, with any state; their loss is {loss:.3g}, {AS_IF}: {cost}"
+    if again.damage > VISIBLE:
+        return "bad-data-batch", "it is these batches, with any state, and they damage the weights"
+    if cost is None and (lessons := taught(experiment, dear=VISIBLE)) is not None:
+        if lessons.left <= RIGHT:
+            return "hard-batch", f"it is these batches, with any state, and they can be learnt from: {lessons}"
+        if lessons.left >= WRONG:
+            return "bad-data-batch", f"it is these batches, with any state, and they teach nothing: {lessons}"
+        return None, f"it is these batches, with any state; whether they are wrong or hard cannot be told: {lessons}"
+    if cost is None and loss > GROSS * experiment.usual.loss:
+        return "bad-data-batch", f"it is this batch, with any state; its loss is {loss:.3g}, {GROSS:g} times the usual"
+    return "hard-batch", "it is these batches, with any state, and the loss of batches from before is what it was"
