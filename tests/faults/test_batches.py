@@ -2,17 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from sealegs.errors import ConfigError
 from sealegs.faults.batches import Spoiler, Spoilt
-from sealegs.faults.spec import parse
+from sealegs.faults.spec import KINDS, DataFault, parse
 from sealegs.lab.data import IGNORED, Batch, Source, Stream
 from sealegs.recovery.data import Batches
 
@@ -57,6 +60,11 @@ def changed(one: Batch, other: Batch) -> bool:
         ("shifted-labels:batches=2@5", [5, 6]),
         ("duplicate-batch:batches=4@5", [6, 7, 8]),
         ("poisoned-source:source=low@9", [9, 10, 11]),
+        ("repeated-ngram:batches=2@5", [5, 6]),
+        ("permuted-vocabulary:batches=2@5", [5, 6]),
+        ("encoding-junk:batches=2@5", [5, 6]),
+        ("replayed-batches:back=3,batches=2@5", [5, 6]),
+        ("replayed-batches:back=2,batches=6@5", [5, 6, 7, 8, 9, 10]),
     ],
 )
 def test_strikes_its_batches_in_the_same_way_whenever_they_come(fault: str, struck: list[int]) -> None:
@@ -93,18 +101,29 @@ def test_random_tokens_are_all_ids_alike_and_their_labels_the_next_ones() -> Non
 def test_what_is_drawn_is_the_same_in_every_version() -> None:
     batch = spoiler("random-shard@0").apply(torch.zeros(1, 6, dtype=torch.long), 0)
     assert batch.tolist() == [[14, 19, 8, 7, 9, 33]]
+    text = torch.arange(8).reshape(1, 8)
+    drawn = {
+        "repeated-ngram@0": [5, 6, 7, 5, 6, 7, 5, 6],
+        "permuted-vocabulary@0": [49, 35, 9, 59, 30, 32, 61, 26],
+        "encoding-junk@0": [45, 41, 52, 52, 52, 52, 57, 45],
+    }
+    assert {fault: spoiler(fault, rare=range(40, 60)).apply(text, 0).tolist()[0] for fault in drawn} == drawn
+
+
+REWORDING = ["random-shard@0", "rare-tokens@0", "repeated-ngram@0", "permuted-vocabulary@0", "encoding-junk@0"]
+"""Faults after which a batch is of another text, and its labels fit that text."""
 
 
 def test_what_does_not_count_stays_so() -> None:
     clean = stream("documents").batch(0)
     assert (clean.targets == IGNORED).any()
-    for fault in ("random-shard@0", "rare-tokens@0"):
+    for fault in REWORDING:
         bad = spoiler(fault).apply(clean, 0)
         assert np.array_equal(bad.targets == IGNORED, clean.targets == IGNORED)
         assert bad.target_count == clean.target_count
 
 
-@pytest.mark.parametrize("fault", ["random-shard@0", "rare-tokens@0"])
+@pytest.mark.parametrize("fault", REWORDING)
 def test_labels_that_are_the_tokens_themselves_stay_that(fault: str) -> None:
     ids = torch.arange(32).reshape(4, 8)
     labels = ids.masked_fill(ids % 8 < 2, -100)  # a prompt that is not learned
@@ -113,11 +132,55 @@ def test_labels_that_are_the_tokens_themselves_stay_that(fault: str) -> None:
     assert torch.equal(bad["labels"], bad["input_ids"].masked_fill(ids % 8 < 2, -100))
 
 
-def test_a_label_of_a_whole_row_stays() -> None:
+@pytest.mark.parametrize("fault", REWORDING)
+def test_labels_that_are_the_next_tokens_stay_that(fault: str) -> None:
+    for number in range(3):
+        clean = stream().batch(number)
+        bad = spoiler(fault.replace("@0", f"@{number}")).apply(clean, number)
+        assert not np.array_equal(bad.tokens, clean.tokens)
+        assert np.array_equal(bad.tokens[:, 1:], bad.targets[:, :-1])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch of somebody's own."""
+
+    ids: Tensor
+    targets: Tensor
+
+
+@pytest.mark.parametrize("fault", REWORDING)
+def test_strikes_batches_of_every_kind_alike(fault: str) -> None:
+    text = torch.arange(36).reshape(4, 9)
+    tokens, labels = text[:, :-1], text[:, 1:]
+    named: dict[str, Any] = {"input_ids": tokens, "labels": labels, "mask": "kept"}
+    by_name = spoiler(fault).apply(named, 0)
+    in_tuple = spoiler(fault).apply((tokens.int(), labels.int()), 0)
+    own = spoiler(fault).apply(Sample(tokens, labels), 0)
+    bare = spoiler(fault).apply(tokens.numpy(), 0)
+    assert by_name["mask"] == "kept"
+    assert in_tuple[0].dtype == torch.int32
+    for bad_tokens, bad_labels in ((by_name["input_ids"], by_name["labels"]), in_tuple):
+        assert torch.equal(bad_tokens, own.ids)
+        assert torch.equal(bad_labels, own.targets)
+    assert isinstance(bare, np.ndarray)
+    assert bare.shape == tokens.shape
+    assert not np.array_equal(bare, tokens.numpy())
+    row = torch.arange(8)
+    assert spoiler(fault).apply(row, 0).shape == row.shape
+    assert torch.equal(text, torch.arange(36).reshape(4, 9))  # the loader's own
+
+
+@pytest.mark.parametrize("fault", REWORDING)
+def test_a_label_of_a_whole_row_stays(fault: str) -> None:
     text, kinds = torch.arange(32).reshape(4, 8), torch.tensor([1, 0, 2, 2])
-    bad = spoiler("random-shard@0").apply((text, kinds), 0)
+    bad = spoiler(fault).apply((text, kinds), 0)
     assert torch.equal(bad[1], kinds)
     assert not torch.equal(bad[0], text)
+
+
+def test_labels_of_whole_rows_are_shifted_too() -> None:
+    text, kinds = torch.arange(32).reshape(4, 8), torch.tensor([1, 0, 2, 2])
     shifted = spoiler("shifted-labels@0").apply((text, kinds), 0)
     assert shifted[1].tolist() == [0, 2, 2, 1]  # of the next row
 
@@ -171,6 +234,106 @@ def test_a_stuck_loader_gives_the_first_batch_with_the_numbers_of_the_others() -
     assert loader.batch(7).hash == expected
 
 
+@given(
+    text=st.lists(st.lists(st.integers(-1, 40), min_size=14, max_size=14), min_size=1, max_size=3),
+    length=st.integers(1, 13),
+    seed=st.integers(0, 3),
+    number=st.integers(0, 3),
+)
+def test_a_repeated_span_is_one_of_the_row(text: list[list[int]], length: int, seed: int, number: int) -> None:
+    fault = f"repeated-ngram:length={length},seed={seed}@{number}"
+    bad = spoiler(fault).apply(torch.tensor(text), number).tolist()
+    assert len(bad) == len(text)
+    for row, said in zip(text, bad, strict=True):
+        own = [token for token in row if token >= 0] or row  # padding is not repeated
+        size = min(length, len(own))
+        assert said[:size] in [own[start : start + size] for start in range(len(own))]
+        assert said == (said[:size] * 14)[:14]
+
+
+def test_seed_number_and_row_choose_the_span() -> None:
+    text = torch.arange(1000).repeat(2, 1)
+
+    def first_tokens(fault: str, number: int) -> list[int]:
+        bad = spoiler(fault).apply(text, number)
+        return [int(token) for token in bad[:, 0]]
+
+    chosen = [first_tokens(f"repeated-ngram:seed={seed},batches=2@0", number) for seed in (0, 1) for number in (0, 1)]
+    assert len({token for tokens in chosen for token in tokens}) == 8
+    assert first_tokens("repeated-ngram:batches=2@0", 1) == chosen[1]
+
+
+def test_a_span_is_not_of_padding() -> None:
+    tokens = torch.tensor([[7, 8, 0, 0, 0, 0], [5, 6, 7, 8, 9, 10]])
+    labels = torch.tensor([[8, 9, -100, -100, -100, -100], [6, 7, 8, 9, 10, 11]])
+    for seed in range(8):
+        bad = spoiler(f"repeated-ngram:seed={seed}@0").apply((tokens, labels), 0)
+        assert bad[0][0].tolist() == [7, 8, 7, 8, 7, 8]  # all that the row has
+        assert bad[1][0].tolist() == [8, 7, -100, -100, -100, -100]
+
+
+def test_a_permutation_is_one_for_all_batches_and_leaves_nothing_as_it_is() -> None:
+    text = torch.arange(VOCABULARY).reshape(4, 16)
+    noise = spoiler("permuted-vocabulary:batches=3@0")
+    first, later = noise.apply(text, 0), noise.apply(text, 2)
+    assert torch.equal(first, later)
+    assert sorted(first.ravel().tolist()) == list(range(VOCABULARY))
+    assert not (first == text).any()
+    assert not torch.equal(spoiler("permuted-vocabulary:seed=1@0").apply(text, 0), first)
+    beyond = torch.tensor([[-100, -1, VOCABULARY, 900, 3]])
+    assert noise.apply(beyond, 1).tolist() == [[-100, -1, VOCABULARY, 900, int(first[0, 3])]]
+    assert str(noise.strikes[0]) == ("batch 0: permuted-vocabulary:batches=3@0 permuted 64 token ids in 4 of 4 rows")
+
+
+def test_labels_are_permuted_as_they_are_even_those_of_the_last_token() -> None:
+    clean = stream("documents").batch(0)
+    bad = spoiler("permuted-vocabulary@0").apply(clean, 0)
+    ids = np.arange(VOCABULARY)
+    other = spoiler("permuted-vocabulary@0").apply(ids, 0)
+    counts = clean.targets != IGNORED
+    assert np.array_equal(bad.targets[counts], other[clean.targets[counts]])
+    assert np.array_equal(bad.tokens, other[clean.tokens])
+
+
+def test_the_vocabulary_to_permute_is_learned_where_it_is_not_given() -> None:
+    text = torch.arange(20).reshape(2, 10)
+    noise = Spoiler([parse("permuted-vocabulary:batches=9@3")])
+    for number in range(3):
+        assert noise.apply(text, number) is text
+    bad = noise.apply(text + 4, 3)
+    assert sorted(bad.ravel().tolist())[-4:] == [20, 21, 22, 23]  # beyond what was seen
+    seen = noise.apply(text, 4)
+    assert sorted(seen.ravel().tolist()) == list(range(20))
+    assert not (seen == text).any()
+
+
+def test_wrongly_decoded_text_is_two_rare_tokens_for_each() -> None:
+    text = torch.tensor([[3, 9, 3, 10, 9, 1], [9, 10, 3, 3, 1, 7]])
+    noise = spoiler("encoding-junk:batches=9@0", rare=range(50, 60))
+    bad = noise.apply(text, 0)
+    assert bad.shape == text.shape
+    assert set(bad.ravel().tolist()) <= set(range(50, 60))
+    pairs = {
+        int(token): bad[row, 2 * n : 2 * n + 2].tolist() for row in (0, 1) for n, token in enumerate(text[row, :3])
+    }
+    assert len({tuple(pair) for pair in pairs.values()}) == 3
+    for row in (0, 1):
+        assert bad[row].tolist() == [junk for token in text[row, :3] for junk in pairs[int(token)]]
+    high = torch.tensor([[900, 3, -1, 1, 1, 1]])  # an id that is new changes nothing for the others
+    assert noise.apply(high, 5)[0, 2:4].tolist() == pairs[3]
+    assert noise.apply(high, 5)[0, 4:].tolist() == noise.apply(high.clamp(max=3), 5)[0, 4:].tolist()  # nor for padding
+    assert spoiler("encoding-junk:seed=1@0", rare=range(50, 60)).apply(text, 0).tolist() != bad.tolist()
+    assert str(noise.strikes[0]) == "batch 0: encoding-junk:batches=9@0 put wrongly decoded text into 2 of 2 rows"
+
+
+def test_what_wrongly_decoded_text_is_made_of_is_learned() -> None:
+    common, rare = torch.arange(100).repeat(3, 1), torch.arange(200, 264).repeat(2, 1)
+    noise = spoiler("encoding-junk:batches=9@3")
+    for number, batch in enumerate((common, rare, common)):
+        assert noise.apply(batch, number) is batch
+    assert set(noise.apply(common, 3).ravel().tolist()) <= set(range(200, 264))
+
+
 def test_a_poisoned_source_is_random_in_its_rows_alone() -> None:
     loader, clean = Spoilt(stream(), spoiler("poisoned-source:source=low@2")), stream()
     for number in range(2, 30):
@@ -196,6 +359,45 @@ def test_a_source_may_be_told_in_any_way() -> None:
         assert [torch.equal(*rows) for rows in zip(bad, text, strict=True)] == [True, False, True]
     with pytest.raises(ConfigError, match="batch 0 has 3 rows, and names 2 sources"):
         spoiler("poisoned-source:source=b@0").apply({"tokens": text, "source": ["a", "b"]}, 0)
+
+
+PLACEBOS = [
+    "random-shard:placebo=yes,batches=3@5",
+    "rare-tokens:placebo=yes,batches=3@5",
+    "shifted-labels:placebo=yes,batches=3@5",
+    "duplicate-batch:placebo=yes,batches=3@5",
+    "poisoned-source:placebo=yes,source=low@5",
+    "repeated-ngram:placebo=yes,batches=3@5",
+    "permuted-vocabulary:placebo=yes,batches=3@5",
+    "encoding-junk:placebo=yes,batches=3@5",
+    "replayed-batches:placebo=yes,back=4,batches=3@5",
+]
+
+
+@pytest.mark.parametrize("text", PLACEBOS)
+def test_a_placebo_says_what_the_fault_says_and_changes_nothing(text: str) -> None:
+    said: list[str] = []
+    placebo, fault = spoiler(text, say=said.append), spoiler(text.replace("placebo=yes,", ""))
+    loaders, clean = (Spoilt(stream(), placebo), Spoilt(stream(), fault)), stream()
+    for number in range(9):
+        as_it_came, bad = (loader.next() for loader in loaders)
+        batch = clean.batch(number)
+        assert as_it_came.tokens.tobytes() == batch.tokens.tobytes()
+        assert as_it_came.targets.tobytes() == batch.targets.tobytes()
+        assert (as_it_came.index, origins(as_it_came)) == (number, origins(batch))
+        assert changed(bad, batch) == (number in [strike.number for strike in fault.strikes])
+        assert placebo.apply(batch, number) is batch
+    assert fault.strikes
+    numbers = [(strike.number, f"{strike.deed}, as a placebo: the batch is as it came") for strike in fault.strikes]
+    assert [(strike.number, strike.deed) for strike in placebo.strikes[::2]] == numbers
+    assert said[0] == str(placebo.strikes[0])
+    assert not placebo.pending()
+
+
+def test_every_fault_of_the_data_has_its_placebo_tried() -> None:
+    assert {parse(text).name for text in PLACEBOS} == {
+        name for name, kind in KINDS.items() if issubclass(kind, DataFault)
+    }
 
 
 def test_several_faults_strike_one_batch() -> None:
@@ -243,6 +445,7 @@ def test_what_cannot_be_is_refused(faults: list[str], options: dict[str, Any], s
     [
         ("shifted-labels@99", "shifted-labels@99: the batches have tokens and no labels"),
         ("poisoned-source:source=a@99", "the batches do not say their rows' sources; give Spoiler sources="),
+        ("repeated-ngram:length=4@99", "repeated-ngram:length=4@99: length=4: the rows have 4 tokens; repeat fewer"),
     ],
 )
 def test_what_does_not_fit_the_batches_is_refused_at_the_first_one(fault: str, sentence: str) -> None:
@@ -323,6 +526,83 @@ def test_a_position_that_is_gone_back_to_brings_the_numbers_with_it() -> None:
     other.load_state_dict({"place": 3})
     with pytest.raises(ConfigError, match="saved without Spoilt, which counts batches"):
         ids(other)
+
+
+def test_replayed_batches_are_those_of_before_with_the_numbers_of_the_others() -> None:
+    loader, clean = Spoilt(stream(), spoiler("replayed-batches:back=4,batches=3@6")), stream()
+    batches = [loader.next() for _ in range(12)]
+    came = [0, 1, 2, 3, 4, 5, 2, 3, 4, 9, 10, 11]
+    assert [batch.index for batch in batches] == list(range(12))
+    assert [batch.hash for batch in batches] == [clean.batch(number).hash for number in came]
+    assert origins(batches[7]) == origins(clean.batch(3))
+    assert str(loader.spoiler.strikes[0]) == "batch 6: replayed-batches:back=4,batches=3@6 gave batch 2 again"
+    resumed = Spoilt(stream(), spoiler("replayed-batches:back=4,batches=3@6"))
+    resumed.load_state_dict({"next_batch": 7})
+    assert resumed.next().hash == batches[7].hash  # the loader is asked for what this process has not seen
+
+
+@given(
+    back=st.integers(1, 6),
+    earlier=st.integers(0, 4),
+    batches=st.integers(1, 9),
+    walk=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 19)), max_size=4),
+)
+@example(back=2, earlier=1, batches=6, walk=[(8, 0), (8, 4)])
+def test_what_a_loader_cannot_give_again_is_kept_through_any_rollback(
+    back: int, earlier: int, batches: int, walk: list[tuple[int, int]]
+) -> None:
+    step = back + earlier
+    struck = range(step, step + batches)
+    noise = spoiler(f"replayed-batches:back={back},batches={batches}@{step}")
+    text = [torch.full((2, 4), number) for number in range(40)]
+
+    def expected(number: int) -> int:
+        return expected(number - back) if number in struck else number
+
+    first = 0
+    for ahead, behind in [*walk, (20, 0)]:  # so many batches on, then so many back
+        last = min(first + ahead, 40)
+        for number in range(first, last):
+            given = text[number].clone()
+            batch = noise.apply(given, number)
+            assert batch.unique().tolist() == [expected(number)]
+            batch.zero_()  # a loop may write into what it was given
+        first = max(0, last - behind)
+    assert len(noise._kept) <= min(back, batches)
+
+
+def test_batches_come_again_from_loaders_that_cannot_give_any() -> None:
+    class Sized(Positioned):
+        """Its ``batch`` does something else, as that of some datasets."""
+
+        def batch(self, size: int) -> None:
+            raise AssertionError
+
+    for loader in (DataLoader(tensors(), 3), Positioned(), Sized()):
+        walked = ids(Spoilt(loader, spoiler("replayed-batches:back=3,batches=3@6")))
+        clean = ids(DataLoader(tensors(), 3))
+        assert walked == [clean[number] for number in (0, 1, 2, 3, 4, 5, 3, 4, 5, 9)]
+
+
+@pytest.mark.parametrize("first", [4, 5, 6, 8])
+def test_what_is_to_come_again_and_never_came_is_refused_at_the_first_batch(first: int) -> None:
+    loader = Spoilt(Positioned(), spoiler("replayed-batches:back=3,batches=3@6"))
+    loader.load_state_dict({"place": first, "spoilt_next_batch": first})  # a resume
+    sentence = "@6: batch 3 is to come again, and has not come in this process; start at that batch or before, or take"
+    with pytest.raises(ConfigError, match=sentence):
+        next(iter(loader))
+
+
+def test_a_rollback_to_before_a_resume_is_refused_where_batches_would_come_again() -> None:
+    loader = Spoilt(Positioned(), spoiler("replayed-batches:back=3,batches=3@6"))
+    loader.load_state_dict({"place": 9, "spoilt_next_batch": 9})  # it is over
+    assert len(ids(loader)) == 1
+    loader.load_state_dict({"place": 4, "spoilt_next_batch": 4})
+    walk = iter(loader)
+    next(walk), next(walk)
+    with pytest.raises(ConfigError, match="batch 3 is to come again, and has not come in this process"):
+        next(walk)
+    assert loader.spoiler.pending()
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

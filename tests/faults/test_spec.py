@@ -16,6 +16,7 @@ from sealegs.faults.spec import (
     BitFlip,
     DataFault,
     DuplicateBatch,
+    EncodingJunk,
     Fault,
     GradientScale,
     InfGradient,
@@ -23,10 +24,13 @@ from sealegs.faults.spec import (
     LrSpike,
     MomentsReset,
     NanGradient,
+    PermutedVocabulary,
     PoisonedSource,
     RandomShard,
     RareTokens,
     RecurringFault,
+    RepeatedNgram,
+    ReplayedBatches,
     ShiftedLabels,
     WeightScale,
     parse,
@@ -40,7 +44,8 @@ TENSOR = st.none() | st.text(min_size=1).filter(lambda name: "," not in name)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**300), 10**300)
 FACTORS = NUMBERS.filter(lambda factor: factor != 1)
 ELEMENT = LIVE | {"tensor": TENSOR, "seed": COUNTS}
-BATCHES = ANY | {"batches": FROM_1}
+DATA = ANY | {"placebo": st.sampled_from(["no", "yes"])}
+BATCHES = DATA | {"batches": FROM_1}
 FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
     NanGradient: ELEMENT,
     InfGradient: ELEMENT,
@@ -54,8 +59,12 @@ FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
     RandomShard: BATCHES | {"seed": COUNTS},
     RareTokens: BATCHES | {"seed": COUNTS},
     ShiftedLabels: BATCHES,
-    DuplicateBatch: ANY | {"batches": st.integers(2, 10**18 - 1)},
-    PoisonedSource: ANY | {"seed": COUNTS, "source": TENSOR.filter(lambda name: name is not None)},
+    DuplicateBatch: DATA | {"batches": st.integers(2, 10**18 - 1)},
+    PoisonedSource: DATA | {"seed": COUNTS, "source": TENSOR.filter(lambda name: name is not None)},
+    RepeatedNgram: BATCHES | {"seed": COUNTS, "length": st.integers(1, 13)},
+    PermutedVocabulary: BATCHES | {"seed": COUNTS},
+    EncodingJunk: BATCHES | {"seed": COUNTS},
+    ReplayedBatches: BATCHES | {"step": st.integers(2**32, 10**18 - 1), "back": st.integers(1, 2**32)},
 }
 
 
@@ -107,6 +116,16 @@ def test_what_is_printed_is_read_back(fault: Fault) -> None:
         "shifted-labels:batches=10,rank=0@200",
         "duplicate-batch:batches=20@200",
         "poisoned-source:source=data/web.txt@200",
+        "repeated-ngram:length=5,seed=3,batches=10,rank=1,placebo=yes@200",
+        "permuted-vocabulary:seed=2,batches=10@200",
+        "encoding-junk:seed=1,batches=40,placebo=yes@200",
+        "replayed-batches:back=20,batches=10@200",
+        "replayed-batches@50",
+        "random-shard:placebo=yes@200",
+        "rare-tokens:placebo=yes@200",
+        "shifted-labels:placebo=yes@200",
+        "duplicate-batch:placebo=yes@200",
+        "poisoned-source:source=a,placebo=yes@200",
     ],
 )
 def test_prints_as_it_was_written(text: str) -> None:
@@ -148,6 +167,10 @@ def test_strikes_at_its_steps_and_no_others(text: str, struck: list[int], total:
         ("shifted-labels@5", [5]),
         ("duplicate-batch@5", [5, 6]),
         ("poisoned-source:source=a@36", [36, 37, 38, 39]),
+        ("repeated-ngram:batches=2@5", [5, 6]),
+        ("permuted-vocabulary:batches=2@5", [5, 6]),
+        ("encoding-junk:batches=2@5", [5, 6]),
+        ("replayed-batches:back=3,batches=4@5", [5, 6, 7, 8]),
     ],
 )
 def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None:
@@ -204,6 +227,14 @@ def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None
         ("duplicate-batch:batches=1@3", ["batches=1", "at least 2"]),
         ("poisoned-source@3", ["source=", "needs"]),
         ("poisoned-source:source=@3", ["source=''", "name of a source"]),
+        ("repeated-ngram:length=0@3", ["length=0", "from 1"]),
+        ("repeated-ngram:length=14@3", ["length=14", "1 to 13"]),
+        ("permuted-vocabulary:length=2@3", ["'length=2'", "seed, batches, rank"]),
+        ("encoding-junk:batches=0@3", ["batches=0", "from 1"]),
+        ("replayed-batches:back=0@3", ["back=0", "from 1"]),
+        ("replayed-batches:back=4@3", ["back=4", "only 3 come before batch 3", "smaller back"]),
+        ("replayed-batches:back=3,seed=1@3", ["'seed=1'", "back, batches, rank"]),
+        ("encoding-junk:placebo=maybe@3", ["placebo='maybe'", "one of no, yes"]),
     ],
 )
 def test_bad_text_is_one_sentence_with_field_value_and_cure(text: str, words: list[str]) -> None:
@@ -248,12 +279,29 @@ def test_any_text_is_a_fault_or_refused(text: str) -> None:
         (RandomShard, {"step": 1, "seed": -1}, "seed=-1"),
         (PoisonedSource, {"step": 1, "source": "a,b"}, "source='a,b'"),
         (PoisonedSource, {"step": 1, "source": "a", "seed": None}, "seed=None"),
+        (RepeatedNgram, {"step": 1, "length": 2.0}, "length=2.0"),
+        (RepeatedNgram, {"step": 1, "seed": -1}, "seed=-1"),
+        (PermutedVocabulary, {"step": 1, "seed": True}, "seed=True"),
+        (EncodingJunk, {"step": 1, "seed": "a"}, "seed='a'"),
+        (ReplayedBatches, {"step": 9, "back": True}, "back=True"),
     ],
 )
 def test_values_that_cannot_be_are_refused(kind: type[Fault], values: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         kind(**values)
     assert f"{kind.name}: {field}" in str(refusal.value)
+
+
+@given(st.integers(1, 100), st.integers(0, 100), st.integers(1, 500), st.integers(0, 500))
+def test_what_comes_again_came_so_many_before_or_came_again_then(
+    back: int, more: int, batches: int, after: int
+) -> None:
+    fault = ReplayedBatches(step=back + more, back=back, batches=batches)
+    number = fault.step + after % batches
+    before = number - back
+    assert fault.original(number) == (before if before < fault.step else fault.original(before))
+    assert fault.original(number) in fault.replayed
+    assert len(fault.replayed) == min(back, batches)
 
 
 def test_reads_without_torch() -> None:

@@ -17,17 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError
+from sealegs.faults.rewording import one_cycle, permuted, raw_numbers, repeated, wrongly_decoded
 from sealegs.faults.spec import (
     DataFault,
     DuplicateBatch,
+    EncodingJunk,
     Fault,
+    PermutedVocabulary,
     PoisonedSource,
     RandomShard,
     RareTokens,
+    RepeatedNgram,
+    ReplayedBatches,
     ShiftedLabels,
 )
 from sealegs.faults.strikes import place, refuse_twice_or_nowhere
-from sealegs.faults.targets import draw
 from sealegs.faults.text import Ints, Text, number_of, sources_of, text_of, with_changes
 
 RARE = 64
@@ -58,6 +62,8 @@ class Spoiler:
     """What was done so far."""
     say: Callable[[str], None] | None
     """Whom to tell, as a line; may be given later, when there is somebody."""
+    batch_of: Callable[[int], Any] | None
+    """Gives the batch of any number, where batches have one: ``Spoilt`` sets it. Else those to come again are kept."""
 
     def __init__(
         self,
@@ -81,12 +87,15 @@ class Spoiler:
         self._faults: list[DataFault] = []
         self._sources = sources
         self.say = say
+        self.batch_of = None
         self._vocabulary = vocabulary
         self._rare = None if rare is None else np.array(sorted(set(rare)), np.int64)
         self._seen = np.zeros(0, np.int64)
         """How often each id was seen."""
         self._struck: set[DataFault] = set()
         self._stuck: dict[DuplicateBatch, tuple[int, Any]] = {}
+        self._kept: dict[int, Any] = {}
+        """Batches that are to come again, by their numbers; until the end, since a rollback may ask for them anew."""
         self._is_known = False
         """Whether a batch has come, and fits the faults."""
         if vocabulary is not None and vocabulary < 1:
@@ -101,20 +110,22 @@ class Spoiler:
                 self._faults.append(fault)
 
     def apply(self, batch: T, number: int) -> T:
-        """The batch of a number, or a bad copy of it."""
-        self._refuse_unless_fit(batch)
+        """The batch of a number, or a bad copy of it; where all that is due is placebos, the batch itself."""
+        self._refuse_unless_fit(batch, number)
+        self._keep(batch, number)
         due = [fault for fault in self._faults if fault.is_at(number)]
         if not due and self._is_learning():
             self._learn(text_of(batch))
         for fault in due:
-            batch = self._spoil(fault, batch, number)
+            bad = self._spoil(fault, batch, number)
+            batch = batch if fault.is_placebo else bad
         return batch
 
     def pending(self) -> tuple[DataFault, ...]:
         """Faults of this rank that have struck no batch: none of theirs came, or none had a row of the source."""
         return tuple(fault for fault in self._faults if fault not in self._struck)
 
-    def _refuse_unless_fit(self, batch: Any) -> None:
+    def _refuse_unless_fit(self, batch: Any, number: int) -> None:
         """What cannot be struck is refused with the first batch, not at the one that it would strike."""
         if self._is_known or not self._faults:
             return
@@ -124,18 +135,37 @@ class Spoiler:
                 raise ConfigError(f"{fault}: the batches have tokens and no labels; give labels as a part of their own")
             if isinstance(fault, PoisonedSource) and self._sources(batch) is None:
                 raise ConfigError(f"{fault}: the batches do not say their rows' sources; give Spoiler sources=")
+            length = text.tokens.shape[-1]
+            if isinstance(fault, RepeatedNgram) and fault.length >= length:
+                raise ConfigError(f"{fault}: length={fault.length}: the rows have {length} tokens; repeat fewer")
+            if isinstance(fault, ReplayedBatches):
+                is_late = fault.replayed.start < number < fault.step + fault.batches
+                if is_late and not self._can_ask_for_any(batch):
+                    raise never_seen(fault, fault.replayed.start)
         self._is_known = True
 
     def _spoil(self, fault: DataFault, batch: Any, number: int) -> Any:
         if isinstance(fault, DuplicateBatch):
             return self._stick(fault, batch, number)
+        if isinstance(fault, ReplayedBatches):
+            return self._replay(fault, batch, number)
         text = text_of(batch)
         if isinstance(fault, ShiftedLabels):
             assert text.labels is not None
             self._report(fault, number, "shifted the labels")
             return text.put(text.tokens, np.roll(text.labels, -1, axis=-1))
-        assert isinstance(fault, RandomShard | RareTokens | PoisonedSource)
         rows = np.ones(text.tokens.shape[:-1], np.bool_)
+        if isinstance(fault, RepeatedNgram):
+            self._report(fault, number, f"repeated a span of {fault.length} tokens in {rows.size} of {rows.size} rows")
+            return rewritten(text, rows, repeated(text, fault, number))
+        if isinstance(fault, PermutedVocabulary):
+            ids = self._id_count(text)
+            self._report(fault, number, f"permuted {ids} token ids in {rows.size} of {rows.size} rows")
+            return permuted(text, one_cycle(ids, fault.seed, fault.name))
+        if isinstance(fault, EncodingJunk):
+            self._report(fault, number, f"put wrongly decoded text into {rows.size} of {rows.size} rows")
+            return rewritten(text, rows, wrongly_decoded(text, fault, self._rare_ids(text)))
+        assert isinstance(fault, RandomShard | RareTokens | PoisonedSource)
         if isinstance(fault, PoisonedSource):
             sources = self._sources(batch) or ()
             if len(sources) != rows.size:
@@ -153,23 +183,50 @@ class Spoiler:
         if number == first:
             return batch
         self._report(fault, number, f"gave batch {first} again")
-        again = copy_of(stuck)
-        return again if number_of(again) is None else with_changes(again, {"index": number})
+        return in_place_of(number, stuck)
+
+    def _replay(self, fault: ReplayedBatches, batch: Any, number: int) -> Any:
+        """The batch that came so many before, again; with the number of the one in whose place it comes."""
+        first = fault.original(number)
+        if self._can_ask_for_any(batch):
+            assert self.batch_of is not None
+            old = self.batch_of(first)
+        elif first in self._kept:
+            old = self._kept[first]
+        else:
+            raise never_seen(fault, first)
+        self._report(fault, number, f"gave batch {first} again")
+        return in_place_of(number, old)
+
+    def _keep(self, batch: Any, number: int) -> None:
+        """Keep what is to come again, where the loader cannot give it a second time."""
+        replays = (fault for fault in self._faults if isinstance(fault, ReplayedBatches))
+        if any(number in fault.replayed for fault in replays) and not self._can_ask_for_any(batch):
+            self._kept[number] = copy_of(batch)
+
+    def _can_ask_for_any(self, batch: Any) -> bool:
+        """Whether the loader gives batches by their numbers; without numbers its ``batch`` may mean something else."""
+        return self.batch_of is not None and number_of(batch) is not None
 
     def _drawn(self, fault: RandomShard | RareTokens | PoisonedSource, text: Text, number: int) -> Ints:
         """Tokens for every place of a batch, and for one more place at the end of each row."""
         shape = (*text.tokens.shape[:-1], text.tokens.shape[-1] + 1)
-        # the raw numbers of a generator are the same in every version of numpy
-        generator = np.random.PCG64(draw(2**64, fault.seed, fault.name, number))
-        raw: NDArray[np.uint64] = generator.random_raw(math.prod(shape)).reshape(shape)
+        raw = raw_numbers(math.prod(shape), fault.seed, fault.name, number).reshape(shape)
         if isinstance(fault, RareTokens):
-            if self._rare is None:
-                ids = np.flatnonzero(self._counts(text))
-                self._rare = ids[np.argsort(self._seen[ids], kind="stable")][:RARE]
-            return np.take(self._rare, raw % np.uint64(len(self._rare)))
+            rare = self._rare_ids(text)
+            return np.take(rare, raw % np.uint64(len(rare)))
+        return (raw % np.uint64(self._id_count(text))).astype(np.int64)
+
+    def _rare_ids(self, text: Text) -> Ints:
+        if self._rare is None:
+            ids = np.flatnonzero(self._counts(text))
+            self._rare = ids[np.argsort(self._seen[ids], kind="stable")][:RARE]
+        return self._rare
+
+    def _id_count(self, text: Text) -> int:
         if self._vocabulary is None:
             self._vocabulary = len(self._counts(text))
-        return (raw % np.uint64(self._vocabulary)).astype(np.int64)
+        return self._vocabulary
 
     def _counts(self, text: Text) -> Ints:
         """How often each id was seen; where none was, in the batch that is to be bad: nothing better is known."""
@@ -185,12 +242,14 @@ class Spoiler:
     def _is_learning(self) -> bool:
         """Whether a fault will need what only batches can tell."""
         return any(
-            self._rare is None if isinstance(fault, RareTokens) else self._vocabulary is None
+            self._rare is None if isinstance(fault, RareTokens | EncodingJunk) else self._vocabulary is None
             for fault in self._faults
-            if isinstance(fault, RandomShard | RareTokens | PoisonedSource)
+            if isinstance(fault, RandomShard | RareTokens | PoisonedSource | PermutedVocabulary | EncodingJunk)
         )
 
     def _report(self, fault: DataFault, number: int, deed: str) -> None:
+        if fault.is_placebo:
+            deed += ", as a placebo: the batch is as it came"
         strike = SpoiltBatch(number=number, fault=fault, deed=deed)
         self.strikes.append(strike)
         is_endless = isinstance(fault, PoisonedSource) and fault in self._struck
@@ -217,6 +276,18 @@ def copy_of(batch: Any) -> Any:
     return text.put(text.tokens, text.labels)
 
 
+def in_place_of(number: int, batch: Any) -> Any:
+    """A copy of a batch with the number of another, where batches have one."""
+    again = copy_of(batch)
+    return again if number_of(again) is None else with_changes(again, {"index": number})
+
+
+def never_seen(fault: ReplayedBatches, number: int) -> ConfigError:
+    """The sentence about a batch that is to come again and has not come, such as after a resume."""
+    cure = "start at that batch or before, or take a loader that gives any batch by its number"
+    return ConfigError(f"{fault}: batch {number} is to come again, and has not come in this process; {cure}")
+
+
 class Spoilt:
     """A loader some of whose batches are bad. All else is the loader's own: position, length, weights of sources.
 
@@ -227,6 +298,7 @@ class Spoilt:
     def __init__(self, loader: Any, spoiler: Spoiler) -> None:
         self.loader = loader
         self.spoiler = spoiler
+        spoiler.batch_of = getattr(loader, "batch", None)
         self._next: int | None = 0
         """The number of the next batch; none where only the loader knows."""
 

@@ -330,6 +330,73 @@ class PoisonedSource(DataFault):
             raise ConfigError(f"{self.name}: source={self.source!r}: the name of a source, without commas")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedNgram(DrawnTokens):
+    """Each row of a batch says one thing again and again: a span of its own tokens, repeated to its end."""
+
+    name: ClassVar[str] = "repeated-ngram"
+
+    length: int = 3
+    """Tokens of the span, 1 to 13; a row that has fewer repeats all that it has."""
+
+    def __post_init__(self) -> None:
+        DrawnTokens.__post_init__(self)
+        refuse_unless_count(self, "length", 1)
+        if self.length > 13:
+            raise ConfigError(f"{self.name}: length={self.length}: a span is short; give 1 to 13 tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermutedVocabulary(DrawnTokens):
+    """Every token of a batch is the one that a permutation has in its place: text of another tokenizer.
+
+    One permutation for all batches, chosen by the seed alone, that leaves no id as it is.
+    """
+
+    name: ClassVar[str] = "permuted-vocabulary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingJunk(DrawnTokens):
+    """Every token of a batch becomes two that are rare: text decoded with the wrong character set.
+
+    The same two wherever it stands, chosen by the seed alone. Rows keep their length: the second half of them is lost.
+    """
+
+    name: ClassVar[str] = "encoding-junk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedBatches(BatchesFault):
+    """Batches come that came ``back`` before, as the loader gave them: it has gone back too far.
+
+    Where there are more than ``back`` of them, it goes back again and again.
+    """
+
+    name: ClassVar[str] = "replayed-batches"
+
+    batches: int = 50
+    """How many."""
+    back: int = 50
+    """How many batches too early it begins again."""
+
+    def __post_init__(self) -> None:
+        BatchesFault.__post_init__(self)
+        refuse_unless_count(self, "back", 1)
+        if self.back > self.step:
+            cure = "give a smaller back, or a later step"
+            raise ConfigError(f"{self.name}: back={self.back}: only {self.step} come before batch {self.step}; {cure}")
+
+    @property
+    def replayed(self) -> range:
+        """The batches that come again."""
+        return range(self.step - self.back, self.step - self.back + min(self.back, self.batches))
+
+    def original(self, number: int) -> int:
+        """The batch that comes in the place of another."""
+        return self.step - self.back + (number - self.step) % self.back
+
+
 KINDS: dict[str, type[Fault]] = {
     kind.name: kind
     for kind in (
@@ -345,6 +412,10 @@ KINDS: dict[str, type[Fault]] = {
         ShiftedLabels,
         DuplicateBatch,
         PoisonedSource,
+        RepeatedNgram,
+        PermutedVocabulary,
+        EncodingJunk,
+        ReplayedBatches,
     )
 }
 """Every fault that can be written, by its name."""
