@@ -17,11 +17,11 @@ import platform
 import random
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 import warnings
-from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -35,9 +35,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import other_loop
-from sealegs.cli.postmortem import cases_of, write
-from sealegs.cli.replay import builder, keep, told
-from sealegs.diagnosis.causes import causes
+from sealegs.cli.drill import explained
+from sealegs.cli.replay import builder
+from sealegs.drills.loops import changed
 from sealegs.errors import SealegsError
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
@@ -46,12 +46,8 @@ from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.record.schema import INCIDENTS
-from sealegs.replay.capsule import Capsule, open_capsule
-from sealegs.replay.experiment import Experiment
+from sealegs.replay.capsule import open_capsule
 from sealegs.replay.subject import Subject
-from sealegs.replay.tested import put_to_the_test
-from sealegs.report.postmortem import FILE
-from sealegs.report.postmortem_causes import title_of
 
 FORK, AT, STEPS = 200, 230, 300
 SEEDS = tuple(range(701, 711))
@@ -161,11 +157,7 @@ def settings_of(where: str, seed: int, changes: str = "") -> Settings:
     base = SIZES[where]
     cadence = replace(base.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
     settings = replace(base, steps=STEPS, seed=seed, threads=1, shadow=True, dtype="fp32", cadence=cadence)
-    for change in filter(None, changes.split(",")):
-        name, _, value = change.partition("=")
-        part, _, field = name.partition(".")
-        settings = replace(settings, **{part: replace(getattr(settings, part), **{field: literal_eval(value)})})
-    return resolved(settings)
+    return resolved(changed(settings, list(filter(None, changes.split(",")))))
 
 
 def done(drill: Drill, seed: int, place: Path) -> Answer:
@@ -176,30 +168,15 @@ def done(drill: Drill, seed: int, place: Path) -> Answer:
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         run = Path(scratch) / "run"
         build = of_other_loop(drawn, seed, run) if drill.where == "other" else of_the_lab(drill, seed, run, place)
-        met = sorted((run / INCIDENTS).glob("[0-9]*"), key=lambda folder: int(folder.name))
-        try:
-            for capsule in map(open_capsule, met):
-                if drill.kind in ("", capsule.incident.kind):
-                    return explained(capsule, build(capsule.folder), drawn)
-        except SealegsError as error:
-            return Answer(f"refused: {error}".replace(str(run), "run"), drawn=drawn)
+        for folder in sorted((run / INCIDENTS).glob("[0-9]*"), key=lambda folder: int(folder.name)):
+            capsule = open_capsule(folder)
+            if drill.kind in ("", capsule.incident.kind):
+                try:
+                    cause, _, steps = explained(folder, build(capsule.folder))
+                except SealegsError as error:
+                    return Answer(f"refused: {error}".replace(str(run), "run"), drawn=drawn)
+                return Answer(cause or NOT_KNOWN, steps, drawn)
         return Answer(NO_INCIDENT, drawn=drawn)
-
-
-def explained(capsule: Capsule, subject: Subject, drawn: str) -> Answer:
-    """As ``sealegs replay`` and ``sealegs postmortem`` do it."""
-    experiment = Experiment(capsule, subject)
-    tested = put_to_the_test(experiment)
-    folder = capsule.folder.parent
-    keep(told(folder.parent.parent.name, capsule.incident, tested, experiment.usual), folder)
-    [(case, _)] = cases_of(str(folder))
-    write(case, folder / FILE)
-    _, _, after = (folder / FILE).read_text().partition("## Root cause\n")
-    sentence = after.strip().splitlines()[0]
-    named = next((name for name in causes() if sentence.startswith(f"{title_of(name)}, tested")), None)
-    if named is None and not sentence.startswith("Not known yet"):
-        raise AssertionError(sentence)
-    return Answer(named or NOT_KNOWN, tested.steps, drawn)
 
 
 def of_the_lab(drill: Drill, seed: int, run: Path, place: Path) -> Callable[[Path], Subject]:
@@ -288,9 +265,27 @@ def table(answers: dict[Drill, list[Answer]]) -> str:
         shown = none if drill.cause else 0
         lines.append(f"| {drill} | {right} | {counted[NOT_KNOWN]} | {shown} | {bad} | {told} | {most} |")
     low, high = wilson(wrong, asked)
+    lines.append(f"\nMacro-F1 over {len(scores := f1(answers))} causes: {statistics.fmean(scores.values()):.3f}.")
     share = f"wrong {wrong} of {asked} (95 %: {low:.1%} to {high:.1%})"
     lines.append(f"\nRight {right_of_all} of {asked}, {incidents} of them with an incident; {share}.")
     return "\n".join(lines)
+
+
+def f1(answers: dict[Drill, list[Answer]]) -> dict[str, float]:
+    """Of every cause that was put in, how well the answers meet it: "not known" counts against what it missed, and
+    against nothing else.
+
+    >>> drills = [Drill(where="nano", what=word, cause=word) for word in ("a", "b")]
+    >>> f1({drills[0]: [Answer("a"), Answer("not known")], drills[1]: [Answer("b"), Answer("a")]})
+    {'a': 0.5, 'b': 0.6666666666666666}
+    """
+    pairs = [(drill.cause, answer.cause) for drill, given in answers.items() for answer in given]
+    scores = {}
+    for cause in sorted({put_in for put_in, _ in pairs if put_in}):
+        both = sum(put_in == said == cause for put_in, said in pairs)
+        either = sum(put_in == cause for put_in, _ in pairs) + sum(said == cause for _, said in pairs)
+        scores[cause] = 2 * both / either
+    return scores
 
 
 def main() -> None:

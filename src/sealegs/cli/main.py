@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": "run an incident again, one thing changed at a time: its tested cause",
     "postmortem": "a document about each incident: symptoms, causes, cost, what to change",
     "verify": "run an incident again with its remedy: are the promises of the post-mortem kept?",
+    "drill": "break a run on purpose: would it survive, and would the cause be found?",
     "locate": "the first operation of an incident that makes NaN of finite numbers",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
@@ -49,6 +50,7 @@ examples:
   sealegs replay a#1                               why its first incident happened, tested
   sealegs postmortem a                             a document about each of its incidents
   sealegs verify a#1                               whether the remedy brings what the document promises
+  sealegs drill lr-x30 nan-gradient                would a run survive this? a score card
   sealegs interventions a                          what was done to it
   sealegs do a lr 0.5                              halve its learning rate while it runs
 """

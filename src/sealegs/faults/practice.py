@@ -15,9 +15,9 @@ from sealegs.faults.spec import DataFault, Fault
 @contextmanager
 def disturbed(
     faults: Sequence[Fault],
-    vocabulary: int,
+    vocabulary: int | None,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     batches: Iterable[Any],
     clock: Callable[[], int],
     say: Callable[[str], None],

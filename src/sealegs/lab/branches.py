@@ -14,7 +14,7 @@ from sealegs.vocabulary import Sink
 
 def begin(settings: Settings, data: Data, folder: Path, *, steps: int, sinks: Sequence[Sink] = ()) -> Result:
     """Train the first steps of a run, and leave a checkpoint to go on from."""
-    return train(settings, data, folder, sinks=sinks, should_stop=_after(steps))
+    return train(settings, data, folder, sinks=sinks, should_stop=stop_after(steps))
 
 
 def branch(
@@ -26,15 +26,16 @@ def branch(
     disturb: Disturb = undisturbed,
     skip: Ranges = (),
     sinks: Sequence[Sink] = (),
+    should_stop: Callable[[], str | None] = lambda: None,
 ) -> Result:
     """Go on from where a run stopped, in a folder of its own; the run stays as it is."""
     shutil.copytree(beginning, folder)
     # a run of its own: post-mortems and lessons go by this name
     manifests.save(replace(manifests.load(folder), run_id=manifests.new_id(folder.name)), folder)
-    return train(settings, data, folder, resume=True, disturb=disturb, skip=skip, sinks=sinks)
+    return train(settings, data, folder, resume=True, disturb=disturb, skip=skip, sinks=sinks, should_stop=should_stop)
 
 
-def _after(steps: int) -> Callable[[], str | None]:
+def stop_after(steps: int) -> Callable[[], str | None]:
     """A reason to stop after so many steps; it is asked before the first, and after each."""
     asked = iter(range(steps))
-    return lambda: None if next(asked, None) is not None else f"branching at step {steps}"
+    return lambda: None if next(asked, None) is not None else f"to go on from after {steps} steps"

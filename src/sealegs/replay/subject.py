@@ -1,7 +1,7 @@
 """A model, its optimizer and its loss in, one step at a time out: the loop of a run, without the run."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,8 @@ class Subject:
     """In which everything is computed in another precision: ``fp32``."""
     text: "Text | None" = None
     """Where batches are text."""
+    batches: Iterable[Any] | None = None
+    """What it trains on, from the first on, whenever it is asked: for ``sealegs drill``; a replay has its own."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module) or not all(isinstance(each, Optimizer) for each in self.optimizers):

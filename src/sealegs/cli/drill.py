@@ -1,0 +1,257 @@
+"""``sealegs drill``: faults in, a score card out: would this run survive them?"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import tyro
+
+from sealegs.cli import postmortem
+from sealegs.cli.replay import builder, keep, told
+from sealegs.diagnosis.causes import causes
+from sealegs.drills.catalogue import DRILLS, Drill, chosen
+from sealegs.errors import ConfigError, MissingExtra, SealegsError
+from sealegs.record.schema import CAPSULE, INCIDENTS
+from sealegs.report.drilled import Drilled, DrillShown, contract, listed, page
+from sealegs.report.postmortem import FILE
+from sealegs.report.postmortem_causes import title_of
+
+if TYPE_CHECKING:
+    from sealegs.drills.loops import Loop
+    from sealegs.drills.score import Score
+    from sealegs.replay.subject import Subject
+
+DESCRIPTION = """\
+Break a run on purpose, in every way of a list, and see whether it survives: each fault strikes one run that is only
+watched and one that is guarded, and both are compared with a clean twin. Of what the watched one shows, the cause is
+tested by a replay, as after a real incident. The lab's smallest model needs some seconds for each; with --build it is
+your own model, optimizer and batches, in a plain guarded loop.
+
+DRILL is a name or a family of `sealegs drill --list`, or a fault as `sealegs train --inject` takes it.
+
+exit code: 0 nothing was lost, damaged, stopped or disturbed; 1 something was; 2 it cannot be run.
+
+examples:
+  sealegs drill                                     all that the lab can be broken with (some minutes)
+  sealegs drill lr-x30 nan-gradient                 two of them
+  sealegs drill hardware benign                     two families
+  sealegs drill lr-spike:factor=100,steps=3         a fault of your own
+  sealegs drill --build train.py:build hardware     your own loop: build() gives a sealegs.Subject with batches=
+"""
+T = TypeVar("T")
+R = TypeVar("R")
+LEFT_OUT = (1, 10, 20, 40)
+"""Healthy batches that the placebo twins leave out: what a rescue without any harm comes to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    drills: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="DRILL")] = ()
+    """Which; all that fit, if none is named."""
+    list: bool = False
+    """Print what there is, and do nothing."""
+    build: Annotated[str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION")] = None
+    """What builds your own model, optimizer, loss and batches."""
+    size: Literal["nano", "toy"] = "nano"
+    """Of the lab's model."""
+    seed: int = 0
+    """Of weights and data."""
+    at: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
+    """The step that faults strike: 230 in the lab, 200 in a loop of your own."""
+    after: Annotated[int | None, tyro.conf.arg(metavar="STEPS")] = None
+    """So many steps later runs are compared: 200 in the lab, 100 in a loop of your own."""
+    diagnose: bool = True
+    """Replay the incident of each drill, and see whether the cause is found."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Drills at a time; 0: as many as there are cores in the lab, one in a loop of your own."""
+    keep: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Keep the run folders here, to look at."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Drill, and tell."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs drill", description=DESCRIPTION)
+    if options.list:
+        print(listed([(each.family, each.name, each.what, _how(each)) for each in DRILLS.values()]))
+        return 0
+    wanted = chosen(options.drills, is_lab=options.build is None)
+    _refuse(options)
+    try:
+        import sealegs.drills.loops  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "tokenizers"):
+            raise
+        raise MissingExtra("sealegs drill", "PyTorch", "lab") from None
+    with _place(options.keep) as place:
+        loop = _loop(options, place)
+        found = _drilled(options, loop, wanted, place)
+    print(json.dumps(contract(found), indent=1) if options.json else page(found))
+    return 0 if found.survived else 1
+
+
+def _refuse(options: Options) -> None:
+    for name, least in (("at", 40), ("after", 20), ("jobs", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} {value}: at least {least}")
+    if options.keep is not None and options.keep.exists() and any(options.keep.iterdir()):
+        raise ConfigError(f"--keep {options.keep}: there is something in it; name a new folder")
+
+
+@contextmanager
+def _place(keep_in: Path | None) -> Iterator[Path]:
+    """Where the runs go."""
+    if keep_in is not None:
+        keep_in.mkdir(parents=True, exist_ok=True)
+        yield keep_in
+        return
+    with tempfile.TemporaryDirectory(prefix="sealegs-drill-") as scratch:
+        yield Path(scratch)
+
+
+def _loop(options: Options, place: Path) -> "Loop":
+    from sealegs.drills.loops import LabLoop, OwnLoop
+
+    at = options.at or (230 if options.build is None else 200)
+    last = at + (options.after or (200 if options.build is None else 100))
+    if options.build is not None:
+        return OwnLoop(place=options.build, at=at, last=last, seed=options.seed)
+    return LabLoop(place=place, size=options.size, at=at, last=last, seed=options.seed)
+
+
+def _drilled(options: Options, loop: "Loop", wanted: Sequence[Drill], place: Path) -> Drilled:
+    """Twins first, then every drill; as it comes, a line on stderr."""
+    from sealegs.drills.score import CLOSE, GOOD
+
+    began = time.monotonic()
+    total = 1 + len(LEFT_OUT) + len(wanted)
+    jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
+    number = 0
+
+    def tell(text: str) -> None:
+        nonlocal number
+        number += 1
+        print(f"{number}/{total}  {time.monotonic() - began:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+    loop.prepare()
+    losses: dict[int, float] = {}
+    for count, loss in _results(jobs, partial(_twin, loop, place), (0, *LEFT_OUT)):
+        losses[count] = loss
+        tell(f"a clean twin{f' without {count} of its batches' if count else ''}: loss {loss:.4f}")
+    spread = max(statistics.stdev(losses.values()), 1e-12)
+    scores: dict[str, Score] = {}
+    for drill, scored in _results(jobs, partial(_done, loop, place, losses[0], spread, options), wanted):
+        scores[drill.name] = scored
+        tell(f"{drill.name}: {scored.verdict}")
+    return Drilled(
+        loop=str(loop),
+        at=loop.at,
+        last=loop.last,
+        clean_loss=losses[0],
+        spread=spread,
+        placebos=list(LEFT_OUT),
+        close=CLOSE,
+        drills=[_shown(scores[drill.name], loop.at) for drill in wanted],
+        survived=all(each.verdict in GOOD for each in scores.values()),
+    )
+
+
+def _results(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Of each item, as they come; one at a time in this process, since a device may have room for one."""
+    if jobs == 1:
+        yield from ((item, function(item)) for item in items)
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))
+    try:
+        pending = {pool.submit(function, item): item for item in items}
+        yield from ((pending[future], future.result()) for future in as_completed(pending))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _twin(loop: "Loop", place: Path, left_out: int) -> float:
+    """The loss of a healthy run without so many batches."""
+    return loop.ending(place / f"twin-{left_out}", None, guarded=True, without=left_out)
+
+
+def _done(loop: "Loop", place: Path, clean: float, spread: float, options: Options, drill: Drill) -> "Score":
+    """Both runs of a drill, and what they come to."""
+    from sealegs.drills.score import score
+
+    folder = place / "".join(letter if letter.isalnum() or letter in "-.=" else "_" for letter in drill.name)
+    watched = loop.ending(folder / "unguarded", drill, guarded=False)
+    guarded = loop.ending(folder / "guarded", drill, guarded=True)
+    gaps = ((watched - clean) / spread, (guarded - clean) / spread)
+    explain = partial(_cause_of, options.build) if options.diagnose and not drill.is_benign else None
+    return score(drill, loop.at, folder / "unguarded", folder / "guarded", gaps, explain)
+
+
+def _cause_of(build: str | None, run: Path) -> tuple[str | None, str]:
+    """The tested cause of the first incident of a run, and what the replay says."""
+    for folder in sorted((run / INCIDENTS).glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        try:
+            cause, because, _ = explained(folder, builder(folder / CAPSULE, build)())
+        except SealegsError as error:
+            return None, str(error)
+        return cause, because
+    return None, ""
+
+
+def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
+    """As ``sealegs replay`` and ``sealegs postmortem`` do it: the root cause in the document that they write about an
+    incident, what the replay says, and the steps that it ran."""
+    from sealegs.replay.capsule import open_capsule
+    from sealegs.replay.experiment import Experiment
+    from sealegs.replay.tested import put_to_the_test
+
+    capsule = open_capsule(folder)
+    experiment = Experiment(capsule, subject)
+    tested = put_to_the_test(experiment)
+    keep(told(folder.parent.parent.name, capsule.incident, tested, experiment.usual), folder)
+    [(case, _)] = postmortem.cases_of(str(folder))
+    postmortem.write(case, folder / FILE)
+    _, _, after = (folder / FILE).read_text("utf-8").partition("## Root cause\n")
+    sentence = after.strip().splitlines()[0]
+    named = next((name for name in causes() if sentence.startswith(f"{title_of(name)}, tested")), None)
+    return named, tested.because, tested.steps
+
+
+def _how(drill: Drill) -> str:
+    return " ".join((*drill.faults, *(f"--{change}" for change in drill.settings)))
+
+
+def _shown(each: "Score", at: int) -> DrillShown:
+    return DrillShown(
+        name=each.drill.name,
+        family=each.drill.family,
+        what=each.drill.what,
+        faults=[str(fault) for fault in each.drill.struck(at)],
+        settings=list(each.drill.settings),
+        verdict=each.verdict,
+        unguarded=each.watched,
+        guarded=each.guarded,
+        prevented=each.prevented,
+        seen=each.seen,
+        latency=each.latency,
+        skipped=each.skipped,
+        counted_back=each.counted_back,
+        done=list(each.done),
+        cause=each.cause,
+        is_right=each.is_right,
+        because=each.why,
+    )

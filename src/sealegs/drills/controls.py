@@ -1,0 +1,68 @@
+"""The lab's batches in, the same run with something harmless about it out: what a guard must let pass."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sealegs.faults.batches import Spoiler, Spoilt
+from sealegs.lab.data import Batch, Stream
+
+PAUSE = 2.0
+"""Seconds: as long as a hundred steps of the lab's smallest model."""
+FAR = 10**6
+"""Batches ahead, where no drill comes."""
+Altered = Callable[[Batch], Batch]
+
+
+class _Altering(Spoiler):
+    """Changes batches from one on."""
+
+    def __init__(self, alter: Altered, at: int, batches: float) -> None:
+        super().__init__([])
+        self._alter, self._at, self._end = alter, at, at + batches
+
+    def apply(self, batch: Any, number: int) -> Any:
+        """The batch, or another."""
+        return self._alter(batch) if self._at <= number < self._end else batch
+
+
+def altered(control: str, at: int, other: Stream) -> Callable[..., Any]:
+    """What disturbs a run of the lab from a step on, by the name of a control; ``other`` has another kind of text."""
+
+    @contextmanager
+    def disturb(_: object, __: object, stream: Stream, *___: object) -> Iterator[Any]:
+        alter, batches = {
+            "hard-batch": (lambda batch: _numbered(other, batch, batch.index), 1),
+            "domain-switch": (lambda batch: _numbered(other, batch, batch.index), math.inf),
+            "batch-size-ramp": (lambda batch: _joined(batch, _numbered(stream, batch, batch.index + FAR)), math.inf),
+            "checkpoint-pause": (_late, 1),
+            "clean-resume": (lambda batch: batch, 1),
+        }[control]
+        yield Spoilt(stream, _Altering(alter, at, batches))
+
+    return disturb
+
+
+def _numbered(stream: Stream, batch: Batch, number: int) -> Batch:
+    """A batch of a stream, in the place of another."""
+    return replace(stream.batch(number), index=batch.index)
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    """Both, as one."""
+    return replace(
+        first,
+        tokens=np.concatenate([first.tokens, second.tokens]),
+        targets=np.concatenate([first.targets, second.targets]),
+        spans=first.spans + second.spans,
+    )
+
+
+def _late(batch: Batch) -> Batch:
+    time.sleep(PAUSE)
+    return batch

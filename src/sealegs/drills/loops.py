@@ -1,0 +1,168 @@
+"""A Drill in, two runs with it out: one that is only watched, and one that is guarded; and their clean twin."""
+
+import math
+from ast import literal_eval
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from sealegs.drills.catalogue import Drill
+from sealegs.drills.controls import altered
+from sealegs.errors import ConfigError, RunHalted
+from sealegs.faults.practice import disturbed
+from sealegs.guard import Guard
+from sealegs.lab.branches import begin, branch, stop_after
+from sealegs.lab.settings import SIZES, Settings
+from sealegs.lab.sources import open_data
+from sealegs.lab.train import resolved, train
+from sealegs.recovery.playbook import Playbook
+from sealegs.replay.subject import Subject, load_builder
+
+OTHER_TEXT = {"stdlib": 1.0}
+"""What the lab's grammar has nothing of."""
+LEAD = 30
+"""Steps of a branch before a fault: it has been resumed then, and gone on."""
+PROBES = 8
+"""Batches that say how good the weights of somebody's own loop are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabLoop:
+    """Branches of one run of the lab; where a drill changes settings, whole runs."""
+
+    place: Path
+    """For what branches share."""
+    size: str
+    seed: int
+    at: int
+    """The step at which faults strike ..."""
+    last: int
+    """... and at which runs are compared."""
+
+    def __str__(self) -> str:
+        return f"lab, {self.size}, seed {self.seed}"
+
+    def prepare(self) -> None:
+        """Train what comes before the fork."""
+        settings = self._settings(None, guarded=True)
+        begin(settings, open_data(settings), self.place / "beginning", steps=self.at - LEAD)
+
+    def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
+        """The final loss on clean batches, NaN where it was halted; without some batches, if that is a placebo."""
+        settings = self._settings(drill, guarded=guarded)
+        data = open_data(settings)
+        how: dict[str, Any] = {"disturb": self._disturb(drill, settings)}
+        how |= {"skip": [(self.at, self.at + without)]} if without else {}
+        try:
+            if drill is not None and drill.settings:
+                result = train(settings, data, folder, **how)
+            elif drill is not None and drill.control == "clean-resume":
+                branch(settings, data, self.place / "beginning", folder, should_stop=stop_after(LEAD), **how)
+                result = train(settings, data, folder, resume=True, **how)
+            else:
+                result = branch(settings, data, self.place / "beginning", folder, **how)
+        except RunHalted:
+            return math.nan
+        assert result.eval_loss is not None
+        return result.eval_loss
+
+    def _settings(self, drill: Drill | None, *, guarded: bool) -> Settings:
+        base = SIZES[self.size]
+        cadence = replace(base.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
+        settings = replace(base, steps=self.last, seed=self.seed, threads=1, playbook="standard", cadence=cadence)
+        return resolved(replace(changed(settings, drill.settings if drill else ()), shadow=not guarded))
+
+    def _disturb(self, drill: Drill | None, settings: Settings) -> Callable[..., AbstractContextManager[Any]]:
+        if drill is not None and drill.control:
+            other = replace(settings, data=replace(settings.data, sources=OTHER_TEXT))
+            return altered(drill.control, self.at, open_data(other).training)
+        return partial(disturbed, drill.struck(self.at) if drill else [], settings.model.vocabulary)
+
+
+def changed(settings: Settings, changes: Sequence[str]) -> Settings:
+    """With settings changed as flags have them: ``optimizer.clip=0``."""
+    for change in changes:
+        name, _, value = change.partition("=")
+        part, _, field = name.partition(".")
+        settings = replace(settings, **{part: replace(getattr(settings, part), **{field: literal_eval(value)})})
+    return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoop:
+    """Somebody's own model, optimizer, loss and batches, in a plain guarded loop; every run from its first step."""
+
+    place: str
+    """``train.py:build``"""
+    seed: int
+    at: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.place}, seed {self.seed}"
+
+    def prepare(self) -> None:
+        """Nothing is shared."""
+        self._made()
+
+    def _made(self) -> Subject:
+        torch.manual_seed(self.seed)
+        subject = load_builder(self.place)()
+        if subject.batches is None:
+            raise ConfigError(f"--build {self.place}: the Subject has no batches to train on; give it batches=loader")
+        return subject
+
+    def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
+        """The final loss on clean batches, NaN where it was halted; without some batches, if that is a placebo."""
+        subject = self._made()
+        assert subject.batches is not None
+        playbook = Playbook.standard() if guarded else Playbook.observe()
+        faults = drill.struck(self.at) if drill else []
+        try:
+            with Guard(
+                subject.model,
+                subject.optimizers,
+                run=folder,
+                scheduler=subject.schedulers,
+                scaler=subject.scaler,
+                clip=subject.clip,
+                playbook=playbook,
+                act=guarded,
+                skip=[(self.at, self.at + without)] if without else [],
+                checkpoint_every=self.at // 2 if guarded else 0,
+            ) as guard:
+                with disturbed(
+                    faults,
+                    None,
+                    subject.model,
+                    subject.optimizers,
+                    subject.batches,
+                    lambda: guard.number,
+                    lambda text: guard.watch.note("fault", text=text),
+                ) as batches:
+                    while guard.number < self.last:
+                        for batch in guard.batches(batches):
+                            guard.step(subject.gradients([batch]))
+                            if guard.number >= self.last:
+                                break
+                guard.finish()
+        except RunHalted:
+            return math.nan
+        return self._loss(subject)
+
+    @torch.no_grad()
+    def _loss(self, subject: Subject) -> float:
+        """Of the first batches, which are the same for all that is compared."""
+        probes = list(islice(iter(self._made().batches or ()), PROBES))
+        subject.model.eval()
+        return sum(float(subject.loss(batch)) for batch in probes) / len(probes)
+
+
+Loop: TypeAlias = LabLoop | OwnLoop
+"""Something that can be trained again and again, the same way."""

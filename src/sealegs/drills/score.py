@@ -1,0 +1,116 @@
+"""Run folders with and without a guard in, a Score out: was it seen, was harm prevented, what did it cost?"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from sealegs.drills.catalogue import Drill
+from sealegs.record.run import Run, open_run
+from sealegs.report.interventions import interventions
+
+CLOSE = 2.0
+"""Clean spreads that a run may end from its twin and be as good."""
+Verdict: TypeAlias = Literal[
+    "survived", "no effect", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
+]
+GOOD: tuple[Verdict, ...] = ("survived", "no effect", "left alone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What came of a drill. Gaps are to the clean twin, in units of the clean spread."""
+
+    drill: Drill
+    struck: bool
+    watched: float
+    """The gap of the run that nobody helped; NaN where it was lost."""
+    guarded: float
+    """And that of the one that was guarded; NaN where it was halted."""
+    seen: int | None
+    """The step of the first skip or alarm from the fault on."""
+    latency: int | None
+    skipped: int
+    counted_back: int
+    """Steps that were done twice."""
+    done: tuple[str, ...]
+    """The interventions, in words."""
+    halted: bool
+    cause: str | None = None
+    """As the post-mortem of the watched run has it, after its replay."""
+    why: str = ""
+    """What the replay says; or why there was none."""
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the cause is the one that was put in; None where none was asked for, or there was no incident."""
+        return None if not self.drill.causes or not self.why else self.cause in self.drill.causes
+
+    @property
+    def prevented(self) -> float | None:
+        """The share of the harm that did not come about; None where there was none."""
+        if not self._is_harm:
+            return None
+        if math.isnan(self.guarded):
+            return 0.0
+        return 1.0 if math.isnan(self.watched) else min(max(1 - self.guarded / self.watched, 0.0), 1.0)
+
+    @property
+    def _is_harm(self) -> bool:
+        return not abs(self.watched) <= CLOSE
+
+    @property
+    def verdict(self) -> Verdict:
+        """In a word."""
+        if self.halted:
+            return "stopped"
+        if self.drill.is_benign:
+            return "disturbed" if self.done else "left alone"
+        if not self.struck:
+            return "not struck"
+        if math.isnan(self.guarded):
+            return "lost"
+        if self.guarded > CLOSE:
+            return "damaged"
+        return "survived" if self._is_harm or self.seen is not None else "no effect"
+
+
+def score(
+    drill: Drill,
+    at: int,
+    watched: Path,
+    guarded: Path,
+    gaps: tuple[float, float],
+    explain: Callable[[Path], tuple[str | None, str]] | None = None,
+) -> Score:
+    """Of two runs of a drill, and how far each ended from the twin; ``explain`` gives the cause of what a run shows."""
+    run = open_run(guarded)
+    since = _since(drill, run, at)
+    steps = [event.step for event in run.events if event.kind in ("skip", "alarm") and event.step is not None]
+    seen = next((step for step in steps if step >= since), None)
+    done = interventions(run.events)
+    reason = next((event.detail["reason"] for event in reversed(run.events) if event.kind == "end"), None)
+    cause, why = explain(watched) if explain is not None else (None, "")
+    back = [event.detail["steps"] for event in run.events if event.kind == "counted-back"]
+    return Score(
+        drill=drill,
+        struck=not drill.faults or any(event.kind == "fault" for event in run.events),
+        watched=gaps[0],
+        guarded=gaps[1],
+        seen=seen,
+        latency=None if seen is None else seen - since,
+        skipped=sum(event.kind in ("skip", "alarm") and "  GO  " not in event.detail["text"] for event in run.events),
+        counted_back=sum(back),
+        done=tuple(str(each.decided.detail.get("changed") or each.decided.detail["text"]) for each in done),
+        halted=reason == "halted",
+        cause=cause,
+        why=why,
+    )
+
+
+def _since(drill: Drill, run: Run, at: int) -> int:
+    """The step of the first strike; of what breaks by itself, the first step."""
+    if not drill.faults:
+        return at if drill.control else 0
+    return min((fault.step for fault in drill.struck(at)), default=at)

@@ -1,0 +1,153 @@
+"""What drills came to in, a score card for a person out; or one JSON object, whose keys are a contract."""
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, Literal
+
+import msgspec
+
+from sealegs.record.schema import speakable, unspell
+
+WIDTH = 110
+HARMLESS = ("survived", "no effect", "left alone")
+
+
+class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One drill. Gaps are to the clean twin, in units of the clean spread; ``"NaN"`` where a run was lost."""
+
+    name: str
+    family: str
+    what: str
+    faults: list[str]
+    """As ``sealegs train --inject`` has them."""
+    settings: list[str]
+    """Of the lab, that were changed."""
+    verdict: Literal["survived", "no effect", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"]
+    unguarded: float | str
+    """The gap of the run that nobody helped ..."""
+    guarded: float | str
+    """... and of the one with the guard."""
+    prevented: float | None
+    """The share of the harm that did not come about; null where there was none."""
+    seen: int | None
+    """The step of the first skip or alarm; null where there was none."""
+    latency: int | None
+    """Steps from the first strike to that."""
+    skipped: int
+    counted_back: int
+    """Steps that were done again after going back."""
+    done: list[str]
+    """The interventions."""
+    cause: str | None
+    """The tested root cause in the post-mortem of the unguarded run."""
+    is_right: bool | None
+    """Null where there was no incident, or nothing to be right about."""
+    because: str
+    """What the replay says; or why there was none."""
+
+
+class Drilled(msgspec.Struct, frozen=True, kw_only=True):
+    """A score card: ``sealegs drill --json``."""
+
+    loop: str
+    at: int
+    """The step that faults strike."""
+    last: int
+    """The step at which runs are compared."""
+    clean_loss: float | str
+    spread: float | str
+    """Standard deviation of the losses of healthy twins: the clean one, and some that leave out batches."""
+    placebos: list[int]
+    """How many each of them leaves out."""
+    close: float
+    """Spreads that a run may end from its clean twin and be as good."""
+    drills: list[DrillShown]
+    survived: bool
+    """Whether nothing was lost, damaged, stopped or disturbed."""
+
+
+def contract(drilled: Drilled) -> dict[str, Any]:
+    """As JSON values; NaN and the infinities as strings, as in the run folder."""
+    told: dict[str, Any] = speakable(msgspec.to_builtins(drilled))
+    return told
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Drilled)
+
+
+def page(drilled: Drilled) -> str:
+    """The card."""
+    head = (
+        f"{drilled.loop}: faults strike at step {drilled.at}, runs are compared at step {drilled.last}. The clean twin "
+        f"ends at a loss of {_number(drilled.clean_loss):.4f}; gaps are to that, in units of what healthy twins "
+        f"differ by ({_number(drilled.spread):.2g}; without {', '.join(map(str, drilled.placebos))} batches). Up to "
+        f"{drilled.close:g} is as good as it."
+    )
+    lines = [
+        textwrap.fill(head, WIDTH),
+        "",
+        _row("drill", "unguarded", "seen after", "guarded", "steps", "tested cause", ""),
+    ]
+    for family, drills in groupby(drilled.drills, key=lambda each: each.family):
+        lines += [family, *(_line(each) for each in drills)]
+    return "\n".join([*lines, "", *_summary(drilled)])
+
+
+def listed(drills: list[tuple[str, str, str, str]]) -> str:
+    """The catalogue: family, name, what, and as a fault."""
+    lines = []
+    for family, each in groupby(drills, key=lambda row: row[0]):
+        lines.append(family)
+        for _, name, what, how in each:
+            lines += [f"  {name:<22} {what}", *([f"{'':<24} {how}"] if how else [])]
+    return "\n".join(lines)
+
+
+def _row(name: str, unguarded: str, seen: str, guarded: str, steps: str, cause: str, verdict: str) -> str:
+    return f"{name:<24} {unguarded:>9} {seen:>11} {guarded:>8} {steps:>6}  {cause:<27} {verdict}".rstrip()
+
+
+def _line(each: DrillShown) -> str:
+    seen = "" if each.latency is None else f"{each.latency} step{'' if each.latency == 1 else 's'}"
+    asked = "" if each.is_right is None else ", right" if each.is_right else ", wrong" if each.cause else ""
+    cause = each.cause.replace("-", " ") if each.cause else "not known" if each.is_right is False else ""
+    steps = each.skipped + each.counted_back
+    return _row(
+        f"  {each.name}",
+        _gap(each.unguarded),
+        seen,
+        _gap(each.guarded),
+        str(steps) if steps else "",
+        f"{cause}{asked}",
+        each.verdict,
+    )
+
+
+def _summary(drilled: Drilled) -> Iterator[str]:
+    found = Counter(each.verdict for each in drilled.drills)
+    yield f"{', '.join(f'{count} {verdict}' for verdict, count in found.most_common())}, of {len(drilled.drills)}."
+    if asked := [each for each in drilled.drills if each.is_right is not None]:
+        right = sum(bool(each.is_right) for each in asked)
+        wrong = sum(each.is_right is False and each.cause is not None for each in asked)
+        yield f"Tested causes: {right} of {len(asked)} right, {wrong} wrong, {len(asked) - right - wrong} not known."
+    for each in drilled.drills:
+        if each.verdict not in HARMLESS:
+            done = "; ".join(each.done) or "nothing"
+            told = f"{each.name}, {each.verdict}: {each.what}. Done: {done}."
+            yield textwrap.fill(told, WIDTH, subsequent_indent="  ")
+
+
+def _gap(gap: float | str) -> str:
+    value = _number(gap)
+    if math.isnan(value):
+        return "lost"
+    return f"{value:+.1f}" if abs(value) < 1000 else f"{value:+.0e}"
+
+
+def _number(value: float | str) -> float:
+    return float(unspell(value))

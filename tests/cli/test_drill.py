@@ -1,0 +1,142 @@
+"""``sealegs drill``: real runs of the lab and of somebody's own loop."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sealegs.cli.main import main
+from sealegs.report.drilled import Drilled, DrillShown, page, schema
+
+OWN = """
+import torch
+import sealegs
+
+def batches():
+    random = torch.Generator().manual_seed(0)
+    return [{"x": (x := torch.randn(16, 4, generator=random)), "y": x.sum(1, keepdim=True)} for _ in range(60)]
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loss = lambda batch: (model(batch["x"]) - batch["y"]).square().mean()
+    return sealegs.Subject(model=model, optimizers=[optimizer], loss=loss, clip=1.0, batches=batches())
+
+def without_batches():
+    model = torch.nn.Linear(4, 1)
+    return sealegs.Subject(model=model, optimizers=[torch.optim.SGD(model.parameters())], loss=model)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+def drilled(capsys, *words):
+    code = main(["drill", *words, "--json"])
+    card = json.loads(capsys.readouterr().out)
+    msgspec.convert(card, Drilled)  # has every key, and no value of another type
+    return code, card, {each["name"]: each for each in card["drills"]}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(capsys, tmp_path):
+    kept = tmp_path / "kept"
+    code, card, drills = drilled(
+        capsys, "nan-gradient", "nan-gradient:placebo=yes", "hard-batch", "--at", "150", "--after", "60",
+        *("--jobs", "1", "--keep", str(kept)),
+    )  # fmt: skip
+    struck = drills["nan-gradient"]
+    assert (struck["unguarded"], struck["verdict"], struck["latency"], struck["skipped"]) == ("NaN", "survived", 0, 1)
+    assert (struck["prevented"], struck["cause"], struck["is_right"]) == (1.0, "corrupt-gradient", True)
+    placebo = drills["nan-gradient:placebo=yes"]
+    assert (placebo["unguarded"], placebo["guarded"], placebo["verdict"]) == (0.0, 0.0, "no effect")
+    assert drills["hard-batch"]["verdict"] == "left alone"
+    assert (code, card["survived"]) == (0, True)
+    assert (kept / "nan-gradient" / "unguarded" / "incidents" / "1" / "postmortem.md").is_file()
+
+
+def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys, own):
+    code, card, drills = drilled(
+        capsys, "nan-gradient", "lr-decay", "--build", f"{own}:build", "--at", "80", "--after", "40"
+    )
+    assert drills["nan-gradient"]["verdict"] == "survived"
+    assert drills["nan-gradient"]["unguarded"] == "NaN"
+    assert drills["nan-gradient"]["is_right"]
+    assert drills["lr-decay"]["verdict"] == "left alone"
+    assert (code, card["loop"]) == (0, f"{own}:build, seed 0")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("nan-gradient", "--at", "3"), "--at 3: at least 40"),
+        (("nan-gradient", "--build", "{own}:without_batches"), "has no batches to train on; give it batches=loader"),
+        (("wide-init", "--build", "{own}:build"), "wide-init: needs the lab's own model or data"),
+        (("random-tokens", "--build", "{own}:build", "--at", "80"), "has no token ids that a fault of the data could"),
+        (("nan-gradient", "--keep", "{folder}"), "there is something in it; name a new folder"),
+    ],
+)
+def test_what_cannot_be_drilled_is_refused(words, told, own, capsys):
+    code = main(["drill", *(word.format(own=own, folder=own.parent) for word in words)])
+    assert (code, capsys.readouterr().err.count(told)) == (2, 1)
+
+
+def test_the_list_has_every_fault_as_one_writes_it(capsys):
+    assert main(["drill", "--list"]) == 0
+    told = capsys.readouterr().out
+    assert "lr-spike:factor=30,steps=10" in told
+    assert "--optimizer.warmup_steps=0" in told
+
+
+def test_the_schema_in_the_documents_is_the_one_that_holds():
+    promised = json.loads((Path(__file__).parents[2] / "docs" / "drill.schema.json").read_text())
+    assert promised == schema()
+
+
+CARD = Drilled(
+    loop="lab, nano, seed 0",
+    at=230,
+    last=430,
+    clean_loss=3.1644,
+    spread=0.004,
+    placebos=[1, 10],
+    close=2.0,
+    survived=False,
+    drills=[
+        DrillShown(
+            name="lr-x30", family="schedule", what="learning rate x30 for 10 steps", faults=["lr-spike@230"],
+            settings=[], verdict="damaged", unguarded=659.7, guarded=4.3, prevented=0.99, seen=231, latency=1,
+            skipped=1, counted_back=40, done=["went back to step 200"], cause="lr-too-high",
+            is_right=False, because="so",
+        ),
+        DrillShown(
+            name="nan-gradient", family="hardware", what="NaN", faults=["nan-gradient@230"], settings=[],
+            verdict="survived", unguarded="NaN", guarded=0.5, prevented=1.0, seen=230, latency=0, skipped=1,
+            counted_back=0, done=[], cause="corrupt-gradient", is_right=True, because="so",
+        ),
+    ],
+)  # fmt: skip
+
+
+def test_the_card_says_what_is_wrong_with_it():
+    assert (
+        page(CARD)
+        == """\
+lab, nano, seed 0: faults strike at step 230, runs are compared at step 430. The clean twin ends at a loss of
+3.1644; gaps are to that, in units of what healthy twins differ by (0.004; without 1, 10 batches). Up to 2 is
+as good as it.
+
+drill                    unguarded  seen after  guarded  steps  tested cause
+schedule
+  lr-x30                    +659.7      1 step     +4.3     41  lr too high, wrong          damaged
+hardware
+  nan-gradient                lost     0 steps     +0.5      1  corrupt gradient, right     survived
+
+1 damaged, 1 survived, of 2.
+Tested causes: 1 of 2 right, 1 wrong, 0 not known.
+lr-x30, damaged: learning rate x30 for 10 steps. Done: went back to step 200."""
+    )

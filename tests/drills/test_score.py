@@ -1,0 +1,54 @@
+"""What two runs come to, in a word."""
+
+import math
+
+import pytest
+
+from sealegs.drills.catalogue import DRILLS
+from sealegs.drills.score import Score
+
+NONE = {"seen": None, "latency": None, "skipped": 0, "counted_back": 0, "done": (), "halted": False, "struck": True}
+SEEN = NONE | {"seen": 231, "latency": 1, "skipped": 1}
+
+
+def scored(name="lr-x30", *, watched, guarded, **known):
+    return Score(drill=DRILLS[name], watched=watched, guarded=guarded, **(NONE | known))
+
+
+@pytest.mark.parametrize(
+    ("watched", "guarded", "known", "verdict"),
+    [
+        (50.0, 0.5, SEEN, "survived"),
+        (math.nan, 1.9, SEEN, "survived"),
+        (0.1, 0.1, {}, "no effect"),
+        (0.1, 0.1, SEEN, "survived"),
+        (50.0, 2.1, SEEN, "damaged"),
+        (0.1, 3.0, SEEN, "damaged"),
+        (50.0, math.nan, SEEN, "lost"),
+        (50.0, math.nan, SEEN | {"halted": True}, "stopped"),
+        (0.0, 0.0, {"struck": False}, "not struck"),
+    ],
+)
+def test_a_fault(watched, guarded, known, verdict):
+    assert scored(watched=watched, guarded=guarded, **known).verdict == verdict
+
+
+def test_what_is_benign_is_to_be_left_alone():
+    assert scored("domain-switch", watched=80.0, guarded=80.0, skipped=3).verdict == "left alone"
+    assert scored("domain-switch", watched=80.0, guarded=80.0, done=("went back",)).verdict == "disturbed"
+
+
+def test_harm_that_was_prevented_is_a_share_of_what_there_was():
+    assert scored(watched=50.0, guarded=5.0).prevented == pytest.approx(0.9)
+    assert scored(watched=math.nan, guarded=5.0).prevented == 1.0
+    assert scored(watched=50.0, guarded=math.nan).prevented == 0.0
+    assert scored(watched=50.0, guarded=-1.0).prevented == 1.0
+    assert scored(watched=1.0, guarded=1.0).prevented is None
+
+
+def test_a_cause_is_right_or_wrong_only_where_there_was_something_to_explain():
+    assert scored(watched=50.0, guarded=0.0, cause="unlogged-step-size", why="so").is_right
+    assert scored(watched=50.0, guarded=0.0, cause="bad-data-batch", why="so").is_right is False
+    assert scored(watched=50.0, guarded=0.0, cause=None, why="not told apart").is_right is False
+    assert scored(watched=50.0, guarded=0.0).is_right is None
+    assert scored("wrong-betas", watched=50.0, guarded=0.0, cause="lr-too-high", why="so").is_right is None
