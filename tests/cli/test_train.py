@@ -441,6 +441,14 @@ def test_an_injected_fault_is_skipped_and_the_summary_says_so(train: Train, tmp_
     assert np.isfinite(run.column("loss")[:14]).all()
 
 
+def test_a_lost_warmup_is_in_the_record(train: Train, tmp_path: Path) -> None:
+    code, _, err = train("--run", "a", "--steps", "6", "--inject", "warmup-lost:steps=2@2")
+    assert code == 0
+    assert "step 2: warmup-lost:steps=2@2 struck the learning rate: " in err
+    rates = open_run(tmp_path / "experiments/a").column("lr")
+    assert rates[2] == rates[3] == rates[:6].max() > rates[1]
+
+
 def test_a_healthy_run_says_that_nothing_was_skipped(train: Train) -> None:
     assert "\nno step was skipped\n" in train("--run", "a", "--steps", "3")[1]
 

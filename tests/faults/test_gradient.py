@@ -171,6 +171,24 @@ def test_scales_what_is_accumulated(options: str, label: str, is_scaled: Callabl
     assert not pending
 
 
+def test_gradients_go_through_fp16_without_a_scaler() -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(6)) for name in "ab"})
+    true = torch.tensor([1e-8, -2.9e-8, 6e-8, 0.1, 65504.0, -7e4])
+    step = 0
+    with inject([parse("scaler-off:tensor=a,steps=2@1")], model, clock=lambda: step) as injector:
+        for step in range(4):
+            for _ in range(MICRO_BATCHES):
+                ((model["a"] + model["b"]) * true).sum().backward()
+            wanted = torch.tensor([0.0, 0.0, 2.0**-24, float(torch.tensor(0.1).half()), 65504.0, -math.inf])
+            assert torch.equal(model["a"].grad, MICRO_BATCHES * (wanted if step in (1, 2) else true)), step
+            assert torch.equal(model["b"].grad, MICRO_BATCHES * true)
+            model.zero_grad()
+    assert [str(strike) for strike in injector.strikes] == [
+        f"step {step}: scaler-off:tensor=a,steps=2@1 struck the gradient of a: 32 bits became 16" for step in (1, 2)
+    ]
+    assert not injector.pending()
+
+
 def test_an_element_is_struck_in_the_first_micro_batch_alone() -> None:
     [first], [second] = ([train_one(model, part)] for model, part in ((transformer(), 0), (transformer(), 1)))
     struck, [strike], _ = train(transformer(), [f"bit-flip:tensor={UP}@0"])
@@ -333,7 +351,14 @@ def test_a_step_that_never_comes_is_pending() -> None:
     assert [strike.fault.name for strike in strikes].count("gradient-scale") == 1
 
 
-@pytest.mark.parametrize("fault", ["nan-gradient@2", "gradient-scale:factor=8@2", "bit-flip:in=weight@2"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("nan-gradient@2", "gradient-scale:factor=8@2", "bit-flip:in=weight@2", "scaler-off:steps=1@2"),
+        *("fp16-overflow:module=blocks.1@2", "activation-scale:factor=2,module=embedding@2"),
+        "bit-flip:in=activation@2",
+    ],
+)
 def test_a_step_that_comes_again_after_a_rollback_is_healthy(fault: str) -> None:
     model = transformer()
     now = 0

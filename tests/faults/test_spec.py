@@ -13,15 +13,20 @@ from hypothesis import strategies as st
 from sealegs.errors import ConfigError
 from sealegs.faults.spec import (
     KINDS,
+    ActivationScale,
+    Bf16Weights,
     BitFlip,
     DataFault,
     DuplicateBatch,
     EncodingJunk,
     Fault,
+    Fp16Overflow,
+    FrozenMoment2,
     GradientScale,
     InfGradient,
     LiveFault,
     LrSpike,
+    MissingZeroGrad,
     MomentsReset,
     NanGradient,
     PermutedVocabulary,
@@ -31,19 +36,25 @@ from sealegs.faults.spec import (
     RecurringFault,
     RepeatedNgram,
     ReplayedBatches,
+    ScalerOff,
     ShiftedLabels,
+    SkippedAllReduce,
+    WarmupLost,
     WeightScale,
+    WrongBetas,
     parse,
 )
 
 COUNTS = st.integers(0, 10**18 - 1)
 FROM_1 = st.integers(1, 10**18 - 1)
 ANY = {"step": COUNTS, "rank": st.none() | COUNTS}
-LIVE = ANY | {"steps": FROM_1}
+LIVE = ANY | {"steps": FROM_1, "placebo": st.sampled_from(["no", "yes"])}
 TENSOR = st.none() | st.text(min_size=1).filter(lambda name: "," not in name)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**300), 10**300)
 FACTORS = NUMBERS.filter(lambda factor: factor != 1)
+POSITIVE = FACTORS.filter(lambda factor: factor > 0)
 ELEMENT = LIVE | {"tensor": TENSOR, "seed": COUNTS}
+BETAS = st.floats(0, 1, exclude_max=True)
 DATA = ANY | {"placebo": st.sampled_from(["no", "yes"])}
 BATCHES = DATA | {"batches": FROM_1}
 FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
@@ -54,8 +65,17 @@ FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
     WeightScale: LIVE
     | {"tensor": TENSOR, "factor": FACTORS}
     | {"rows": st.none() | st.fractions(0, 1, max_denominator=10**9 - 1).filter(lambda share: 0 < share < 1)},
-    LrSpike: LIVE | {"factor": FACTORS.filter(lambda factor: factor > 0), "log": st.sampled_from(["hides", "shows"])},
-    MomentsReset: LIVE,
+    LrSpike: LIVE | {"factor": POSITIVE, "log": st.sampled_from(["hides", "shows"])},
+    MomentsReset: LIVE | {"in_": st.sampled_from(["both", "moment1", "moment2"])},
+    FrozenMoment2: LIVE,
+    WrongBetas: LIVE | {"beta1": st.none() | BETAS, "beta2": BETAS},
+    WarmupLost: LIVE,
+    ScalerOff: LIVE | {"tensor": TENSOR},
+    Bf16Weights: LIVE,
+    Fp16Overflow: LIVE | {"module": TENSOR, "factor": POSITIVE},
+    ActivationScale: LIVE | {"module": TENSOR.filter(lambda name: name is not None), "factor": FACTORS},
+    MissingZeroGrad: LIVE,
+    SkippedAllReduce: LIVE | {"rank": COUNTS},
     RandomShard: BATCHES | {"seed": COUNTS},
     RareTokens: BATCHES | {"seed": COUNTS},
     ShiftedLabels: BATCHES,
@@ -78,7 +98,8 @@ def recurring(fault: Fault) -> st.SearchStrategy[Fault]:
     )
 
 
-FAULTS = st.one_of(*(st.builds(kind, **values) for kind, values in FIELDS.items())).flatmap(recurring)
+FLIP_IN_A_MODULE = st.builds(BitFlip, in_=st.just("activation"), module=TENSOR, **LIVE, seed=COUNTS)
+FAULTS = st.one_of(FLIP_IN_A_MODULE, *(st.builds(kind, **values) for kind, values in FIELDS.items())).flatmap(recurring)
 
 
 def test_every_kind_is_in_the_round_trip() -> None:
@@ -111,6 +132,18 @@ def test_what_is_printed_is_read_back(fault: Fault) -> None:
         "weight-scale:factor=16,tensor=*.q_proj+*.k_proj@200",
         "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@200",
         "moments-reset@200",
+        "moments-reset:in=moment2@200",
+        "frozen-moment2@200",
+        "wrong-betas:beta1=0.5,beta2=0.9,steps=20@200",
+        "warmup-lost:steps=20@200",
+        "scaler-off:tensor=blocks.0@200",
+        "bf16-weights:steps=20@200",
+        "fp16-overflow:module=head,factor=1@200",
+        "activation-scale:factor=30,module=head@200",
+        "bit-flip:in=activation,module=blocks.0.mlp,seed=4@50",
+        "missing-zero-grad:steps=5@200",
+        "skipped-all-reduce:steps=20,rank=1@200",
+        "lr-spike:factor=30,placebo=yes@200",
         "random-shard:batches=40@200",
         "rare-tokens:seed=3,batches=10@200",
         "shifted-labels:batches=10,rank=0@200",
@@ -151,6 +184,8 @@ def test_options_come_in_any_order_and_defaults_are_left_out() -> None:
         ("gradient-scale:factor=2,every=2,steps=2@36", [36, 37, 38, 39], None),
         ("lr-spike:factor=30,steps=4@7", [7, 8, 9, 10], 4),
         ("moments-reset@0", [0], 1),
+        ("frozen-moment2@20", list(range(20, 40)), 50),
+        ("warmup-lost:steps=2@7", [7, 8], 2),
     ],
 )
 def test_strikes_at_its_steps_and_no_others(text: str, struck: list[int], total: int | None) -> None:
@@ -196,7 +231,7 @@ def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None
         ("nan-gradient:rank=1,@3", ["''", "key=value"]),
         ("nan-gradient:step=4@3", ["'step=4'", "tensor, seed, every, times, steps, rank"]),
         ("nan-gradient:in=weight@3", ["'in=weight'", "nan-gradient", "tensor, seed, every, times, steps, rank"]),
-        ("bit-flip:in_=weight@3", ["'in_=weight'", "in, tensor, seed, every, times, steps, rank"]),
+        ("bit-flip:in_=weight@3", ["'in_=weight'", "in, module, tensor, seed, every, times, steps, rank"]),
         ("nan-gradient:rank=1,rank=2@3", ["rank=", "twice"]),
         ("nan-gradient:rank=one@3", ["rank='one'", "whole number"]),
         ("nan-gradient:steps=0@3", ["steps=0", "from 1"]),
@@ -207,7 +242,10 @@ def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None
         ("gradient-scale:factor=1e999@3", ["factor=inf", "finite"]),
         ("gradient-scale:factor=1.0@3", ["factor=1", "another"]),
         ("gradient-scale:factor=2,seed=1@3", ["'seed=1'", "factor, tensor, every, times, steps, rank"]),
-        ("bit-flip:in=weights@3", ["in='weights'", "gradient, weight, moment1, moment2"]),
+        ("bit-flip:in=weights@3", ["in='weights'", "gradient, weight, moment1, moment2, activation"]),
+        ("bit-flip:module=a@3", ["module='a'", "in=activation", "tensor="]),
+        ("bit-flip:in=activation,tensor=a@3", ["tensor='a'", "in=activation", "module="]),
+        ("bit-flip:in=activation,module=@3", ["module=''", "name"]),
         ("nan-gradient:every=0@3", ["every=0", "from 1"]),
         ("nan-gradient:steps=5,every=4@3", ["every=4", "from 5"]),
         ("nan-gradient:times=4@3", ["times=4", "every=50"]),
@@ -222,6 +260,22 @@ def test_strikes_its_batches_and_no_others(text: str, struck: list[int]) -> None
         ("weight-scale:factor=16,rows=1/0@3", ["rows='1/0'", "2/3"]),
         ("weight-scale:factor=16,rows=0.5@3", ["rows='0.5'", "2/3"]),
         ("moments-reset:tensor=a@3", ["'tensor=a'", "steps, rank"]),
+        ("moments-reset:in=weight@3", ["in='weight'", "both, moment1, moment2"]),
+        ("frozen-moment2:steps=0@3", ["steps=0", "from 1"]),
+        ("wrong-betas@3", ["beta1=", "beta2=", "wrong-betas:beta2=0.5@STEP"]),
+        ("wrong-betas:beta1=1@3", ["beta1=1", "from 0 to below 1"]),
+        ("wrong-betas:beta2=-0.1@3", ["beta2=-0.1", "from 0 to below 1"]),
+        ("wrong-betas:beta2=nan@3", ["beta2=nan", "finite"]),
+        ("wrong-betas:beta2=high@3", ["beta2='high'", "number"]),
+        ("warmup-lost:factor=2@3", ["'factor=2'", "steps, rank"]),
+        ("scaler-off:tensor=@3", ["tensor=''", "name"]),
+        ("fp16-overflow:factor=0@3", ["factor=0", "above 0"]),
+        ("fp16-overflow:factor=nan@3", ["factor=nan", "finite"]),
+        ("activation-scale:factor=2@3", ["module=", "needs"]),
+        ("activation-scale:module=a@3", ["factor=", "needs"]),
+        ("activation-scale:factor=1,module=a@3", ["factor=1", "another"]),
+        ("skipped-all-reduce@3", ["rank=", "needs", "skipped-all-reduce:rank=VALUE@STEP"]),
+        ("nan-gradient:placebo=maybe@3", ["placebo='maybe'", "no, yes"]),
         ("random-shard:steps=4@3", ["'steps=4'", "seed, batches, rank"]),
         ("random-shard:batches=0@3", ["batches=0", "from 1"]),
         ("duplicate-batch:batches=1@3", ["batches=1", "at least 2"]),
@@ -276,6 +330,10 @@ def test_any_text_is_a_fault_or_refused(text: str) -> None:
         (GradientScale, {"step": 1, "factor": 2, "tensor": ""}, "tensor=''"),
         (WeightScale, {"step": 1, "factor": 2, "rows": 0.5}, "rows=0.5"),
         (WeightScale, {"step": 1, "factor": 2, "rows": Fraction(1)}, "rows=1"),
+        (WrongBetas, {"step": 1, "beta1": True}, "beta1=True"),
+        (Fp16Overflow, {"step": 1, "module": "a,b"}, "module='a,b'"),
+        (ActivationScale, {"step": 1, "factor": 2, "module": 3}, "module=3"),
+        (SkippedAllReduce, {"step": 1, "rank": None}, "rank=None"),
         (RandomShard, {"step": 1, "seed": -1}, "seed=-1"),
         (PoisonedSource, {"step": 1, "source": "a,b"}, "source='a,b'"),
         (PoisonedSource, {"step": 1, "source": "a", "seed": None}, "seed=None"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.faults.loops import Loop, same
 from torch import Tensor, nn
 
 from sealegs.errors import ConfigError
@@ -136,3 +137,29 @@ def test_a_name_with_odd_characters_is_still_a_name() -> None:
         model(None)
     assert [strike.tensor for strike in injector.strikes] == ["of.a+b"]
     assert {name: weight.tolist() for name, weight in model.of.items()} == {"a+b": [3, 3], "a": [1, 1], "b*": [1, 1]}
+
+
+# Rounded after an update.
+
+
+def test_weights_are_rounded_to_bf16_after_each_update_while_it_lasts() -> None:
+    fault = "bf16-weights:steps=3@4"
+    by_hand, struck = Loop(), Loop([fault])
+    for step in range(9):
+        by_hand.run(step + 1)
+        if step in (4, 5, 6):
+            with torch.no_grad():
+                for weight in by_hand.model.parameters():
+                    weight.copy_(weight.to(torch.bfloat16).to(torch.float32))
+        assert same(struck.run(step + 1).weights(), by_hand.weights()), step
+        is_rounded = same(struck.weights(), [weight.bfloat16().float() for weight in struck.weights()])
+        assert is_rounded == (step in (4, 5, 6))
+    assert struck.lines() == [f"step {step}: {fault} struck the weights of *: 32 bits became 16" for step in (4, 5, 6)]
+    assert not struck.injector.pending()
+
+
+def test_steps_that_come_again_after_a_rollback_are_not_rounded_again() -> None:
+    loop = Loop(["bf16-weights:steps=2@4"]).run(7)
+    loop.step = 4
+    loop.run(7)
+    assert [strike.step for strike in loop.injector.strikes] == [4, 5]

@@ -8,7 +8,9 @@ Neither model nor optimizer is wrapped. A gradient is struck by a hook on its pa
 before the gradient is accumulated, and so before DDP's all-reduce or FSDP2's reduce-scatter mixes the ranks. FSDP2's
 parameters are shards that no backward pass reaches: there the hook is put on the unsharded parameter, found in its
 place when FSDP2's own pre-forward hook has put it there. Weights (``weight.py``) and moments (``optimizer.py``) are
-struck by a pre-forward hook of the model, under FSDP2 in the shards; learning rates by hooks around the update.
+struck by a pre-forward hook of the model, under FSDP2 in the shards; learning rates and betas (``rates.py``) by hooks
+around the update; what a module gives (``activation.py``) by its forward hook. Mistakes of a loop are in ``code.py``.
+A placebo does all that its fault does, and leaves everything as it was.
 
 Attach after DDP and ``fully_shard``, which replaces the parameters, and before the first call of a compiled model: what
 ``torch.compile`` has traced never looks for new module hooks again (hooks on gradients it does not trace at all). Give
@@ -18,37 +20,50 @@ Faults of the data are for ``batches.py``.
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.optimizer import MomentPlan, RateSpike, strike_moments
+from sealegs.faults.activation import strike_output, struck_module
+from sealegs.faults.code import OwnGradients, UnclearedGradients, refuse_unless_reduced
+from sealegs.faults.optimizer import FrozenMoments, MomentPlan, strike_moments
+from sealegs.faults.rates import Borrowed, refuse_without_values
 from sealegs.faults.spec import (
-    BitFlip,
+    Bf16Weights,
     ElementFault,
     Fault,
+    FrozenMoment2,
     GradientScale,
     LiveFault,
     LrSpike,
+    MissingZeroGrad,
     MomentsReset,
+    ScalerOff,
+    SkippedAllReduce,
+    WarmupLost,
     WeightScale,
+    WrongBetas,
 )
-from sealegs.faults.strikes import Course, Strike, place, refuse_twice_or_nowhere
-from sealegs.faults.targets import Target, is_in_moment, is_in_weight, label, select
-from sealegs.faults.weight import WeightPlan, refuse_broken_rows, strike_weights, untraced
+from sealegs.faults.strikes import Clock, Course, Removable, Strike, place, refuse_twice_or_nowhere
+from sealegs.faults.targets import Target, TensorFault, is_in_moment, is_in_output, is_in_weight, label, select
+from sealegs.faults.weight import WeightPlan, refuse_broken_rows, round_weights, strike_weights, untraced
 
 GradientHook: TypeAlias = Callable[[Tensor], Tensor | None]
 Plan: TypeAlias = list[tuple[LiveFault, list[Target]]]
-"""Faults and the parameters that they strike; none where they strike an optimizer as a whole."""
+"""Faults and the parameters that they strike; none where they strike an optimizer as a whole, or a module."""
 
-
-class Removable(Protocol):
-    """A hook that can be taken off again."""
-
-    def remove(self) -> None:
-        """Take it off."""
+AROUND_UPDATES: dict[type[LiveFault], Callable[[Course, Any, nn.Module, Optimizer, Clock], Removable]] = {
+    LrSpike: Borrowed,
+    WarmupLost: Borrowed,
+    WrongBetas: Borrowed,
+    FrozenMoment2: FrozenMoments,
+    Bf16Weights: round_weights,
+    MissingZeroGrad: UnclearedGradients,
+    SkippedAllReduce: OwnGradients,
+}
+"""What has hooks of its own on each optimizer, or on what that trains."""
 
 
 class Injector:
@@ -104,14 +119,14 @@ class Injector:
                 self._courses.append(course)
             elif not any(target.unit is not None for target in targets):
                 continue
-            if isinstance(fault, LrSpike):
-                self._handles += [RateSpike(course, fault, model, optimizer, self._clock) for optimizer in optimizers]
-            elif isinstance(fault, MomentsReset):
-                moments.append((course, fault, []))
-            elif isinstance(fault, WeightScale | BitFlip) and is_in_weight(fault):
-                weights.append((course, fault, targets))
-            elif isinstance(fault, BitFlip) and is_in_moment(fault):
+            if attach := AROUND_UPDATES.get(type(fault)):
+                self._handles += [attach(course, fault, model, optimizer, self._clock) for optimizer in optimizers]
+            elif is_in_output(fault):
+                self._handles.append(strike_output(course, fault, model, self._clock))
+            elif isinstance(fault, MomentsReset) or is_in_moment(fault):
                 moments.append((course, fault, targets))
+            elif is_in_weight(fault):
+                weights.append((course, fault, targets))
             elif course.is_here:
                 self._hook_gradients(course, fault, targets, in_units)
         for unit, hooks in in_units.items():
@@ -130,8 +145,8 @@ class Injector:
     ) -> None:
         """Put a hook on each parameter; those of FSDP2's units are kept for when it is there."""
         for target in targets:
-            if isinstance(fault, GradientScale):
-                hook = self._scaling(course, fault, label(fault, targets))
+            if isinstance(fault, GradientScale | ScalerOff):
+                hook = self._changing(course, fault, label(fault, targets))
             else:
                 assert isinstance(fault, ElementFault)
                 hook = self._striking(course, fault, target)
@@ -154,17 +169,20 @@ class Injector:
         # not prepended: FSDP2 prepends its own, which therefore runs first
         self._handles.append(unit.register_forward_pre_hook(untraced(after_unshard)))
 
-    def _scaling(self, course: Course, fault: GradientScale, tensors: str) -> GradientHook:
-        def scale(gradient: Tensor) -> Tensor | None:
+    def _changing(self, course: Course, fault: GradientScale | ScalerOff, tensors: str) -> GradientHook:
+        def change(gradient: Tensor) -> Tensor | None:
             step = self._clock()
             if not course.is_due(step):
                 return None
-            if course.under_way is None:
-                course.under_way = step
-                course.note(tensors, step, element=None, before=1.0, after=fault.factor)
-            return gradient * fault.factor
+            if isinstance(fault, GradientScale):
+                changed, before, after = gradient * fault.factor, 1.0, fault.factor
+            else:
+                changed, before, after = gradient.half().to(gradient.dtype), 8.0 * gradient.itemsize, 16.0
+            if course.begins(step):
+                course.note(tensors, step, before=before, after=after)
+            return course.result(gradient, changed)
 
-        return scale
+        return change
 
     def _striking(self, course: Course, fault: ElementFault, target: Target) -> GradientHook:
         def strike(gradient: Tensor) -> Tensor | None:
@@ -196,8 +214,8 @@ def inject(
     """Attach faults to a model in training, and to its optimizers. Usable as ``with``, or until ``detach``.
 
     ``clock`` gives the number of the step under way, in all its micro-batches. ``optimizers`` are needed for faults of
-    moments and learning rates. ``rank`` is this process's; without it, ``torch.distributed`` is asked. Each strike is
-    kept in ``strikes`` and said to ``say`` as a line.
+    moments and learning rates, and for all others that last from update to update. ``rank`` is this process's; without
+    it, ``torch.distributed`` is asked. Each strike is kept in ``strikes`` and said to ``say`` as a line.
 
     The steps of no fault cost a call of ``clock`` for each hook, and compute what they would have computed without.
     An element's strike waits for the device.
@@ -206,15 +224,21 @@ def inject(
     several = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
     plan: Plan = []
     for fault in faults:
-        if not isinstance(fault, ElementFault | GradientScale | WeightScale | LrSpike | MomentsReset):
+        if not isinstance(fault, LiveFault):
             raise ConfigError(
                 f"{fault}: strikes neither model nor optimizer; give faults of the data to batches.Spoiler"
             )
-        refuse_twice_or_nowhere(fault, [other for other, _ in plan], ranks)
-        if not several and (isinstance(fault, LrSpike | MomentsReset) or is_in_moment(fault)):
-            raise ConfigError(f"{fault}: strikes what an optimizer has; give inject the optimizers too")
         # on every rank, so that all refuse or none
-        targets = [] if isinstance(fault, LrSpike | MomentsReset) else select(model, fault, several)
+        refuse_unless_reduced(fault, model, ranks)
+        refuse_twice_or_nowhere(fault, [other for other, _ in plan], ranks)
+        if not several and (type(fault) in AROUND_UPDATES or isinstance(fault, MomentsReset) or is_in_moment(fault)):
+            raise ConfigError(f"{fault}: strikes what an optimizer has; give inject the optimizers too")
+        refuse_without_values(fault, several)
+        targets: list[Target] = []
+        if is_in_output(fault):
+            struck_module(fault, model)
+        elif isinstance(fault, TensorFault):
+            targets = select(model, fault, several)
         if isinstance(fault, WeightScale):
             refuse_broken_rows(fault, targets)
         plan.append((fault, targets))

@@ -29,6 +29,6 @@ def disturbed(
     with inject(others, model, optimizers=optimizer, clock=clock, say=say) as injector:
         yield Spoilt(batches, spoiler) if of_data else batches
     for fault in injector.pending():
-        say(f"{fault} has not struck: its step did not come, or its tensor had no gradient then")
+        say(f"{fault} has not struck: its steps did not all come, or what it strikes was not there")
     for fault in spoiler.pending():
         say(f"{fault} has not struck: its batches did not come, or had no row of the source")

@@ -4,7 +4,7 @@
 
 Standard library only, so that a misspelt fault is refused before torch is loaded. A new kind is a class here, its place
 in ``KINDS``, and what it does in the module that has what it strikes: ``gradient.py``, ``weight.py``, ``optimizer.py``,
-``batches.py``.
+``rates.py``, ``activation.py``, ``code.py``, ``batches.py``.
 """
 
 import re
@@ -78,6 +78,14 @@ class LiveFault(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastingFault(LiveFault):
+    """A state that a run is in, rather than a moment of it."""
+
+    steps: int = 50
+    """At how many steps in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecurringFault(LiveFault):
     """May come again and again."""
 
@@ -146,13 +154,21 @@ class BitFlip(ElementFault):
 
     name: ClassVar[str] = "bit-flip"
 
-    in_: Literal["gradient", "weight", "moment1", "moment2"] = "gradient"
+    in_: Literal["gradient", "weight", "moment1", "moment2", "activation"] = "gradient"
     """``gradient``: in the first backward pass of the step. ``weight``, and the optimizer's first or second ``moment``:
-    for good, before the first forward pass."""
+    for good, before the first forward pass. ``activation``: in what a module gives in the step's first forward pass
+    that is trained on."""
+    module: str | None = None
+    """For ``activation``: the module's name; without it, the last that has parameters."""
 
     def __post_init__(self) -> None:
         ElementFault.__post_init__(self)
         refuse_unless_choice(self, "in_")
+        refuse_unless_module(self, self.module)
+        if self.module is not None and self.in_ != "activation":
+            raise ConfigError(f"{self.name}: module={self.module!r}: is for in=activation; name a tensor= instead")
+        if self.tensor is not None and self.in_ == "activation":
+            raise ConfigError(f"{self.name}: tensor={self.tensor!r}: in=activation has none; name a module= instead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +234,7 @@ class LrSpike(LiveFault):
     def __post_init__(self) -> None:
         LiveFault.__post_init__(self)
         refuse_unless_factor(self)
-        if not self.factor > 0:
-            raise ConfigError(f"{self.name}: factor={self.factor:g}: a number above 0")
+        refuse_unless_positive(self)
         refuse_unless_choice(self, "log")
 
 
@@ -231,6 +246,140 @@ class MomentsReset(LiveFault):
     """
 
     name: ClassVar[str] = "moments-reset"
+
+    in_: Literal["both", "moment1", "moment2"] = "both"
+    """``moment1`` or ``moment2``: the first or the second moments alone."""
+
+    def __post_init__(self) -> None:
+        LiveFault.__post_init__(self)
+        refuse_unless_choice(self, "in_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenMoment2(LastingFault):
+    """Second moments are after an update what they were before it: they forget nothing and learn nothing."""
+
+    name: ClassVar[str] = "frozen-moment2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongBetas(LastingFault):
+    """The optimizers' betas are others, as after a resume with another config; over when the loop's clock goes back.
+
+    They are there from the step's first forward pass to its update.
+    """
+
+    name: ClassVar[str] = "wrong-betas"
+
+    beta1: float | None = None
+    """Of the first moments; without it, their own."""
+    beta2: float | None = None
+    """Of the second moments; without it, their own."""
+
+    def __post_init__(self) -> None:
+        LastingFault.__post_init__(self)
+        if self.beta1 is None and self.beta2 is None:
+            raise ConfigError(f"{self.name}: neither beta1= nor beta2= is given; write {self.name}:beta2=0.5@STEP")
+        for field in ("beta1", "beta2"):
+            if getattr(self, field) is None:
+                continue
+            refuse_unless_number(self, field)
+            if not 0 <= getattr(self, field) < 1:
+                raise ConfigError(f"{self.name}: {field}={getattr(self, field):g}: a number from 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupLost(LastingFault):
+    """The learning rate is the schedule's peak: each group's ``initial_lr``, which a scheduler of torch puts there.
+
+    It is there from the step's first forward pass to its update, so that a record has it; over when the loop's clock
+    goes back.
+    """
+
+    name: ClassVar[str] = "warmup-lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerOff(LastingFault):
+    """Gradients go through fp16 without loss scaling, in every backward pass: below 6e-8 is 0, above 65504 Inf."""
+
+    name: ClassVar[str] = "scaler-off"
+
+    tensor: str | None = None
+    """A parameter's name, or the dotted beginning of several, with ``*`` and ``+`` as in ``ElementFault``. Without it,
+    the whole gradient."""
+
+    def __post_init__(self) -> None:
+        LastingFault.__post_init__(self)
+        refuse_unless_tensor(self, self.tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bf16Weights(LastingFault):
+    """Weights are rounded to bf16 after each update: there are no fp32 master weights, and small updates are lost."""
+
+    name: ClassVar[str] = "bf16-weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp16Overflow(LiveFault):
+    """What a module gives goes through fp16 in every forward pass: what is beyond 65504 is Inf.
+
+    The gradient passes as if nothing had been.
+    """
+
+    name: ClassVar[str] = "fp16-overflow"
+
+    module: str | None = None
+    """Its name; without it, the last that has parameters."""
+    factor: float = 1e5
+    """Above 0: what it is multiplied by for that while, so that it does overflow: a norm gives up to 4 or so."""
+
+    def __post_init__(self) -> None:
+        LiveFault.__post_init__(self)
+        refuse_unless_module(self, self.module)
+        refuse_unless_positive(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationScale(LiveFault):
+    """What a module gives times a factor, in every forward pass of the step: logits that are too large, for one."""
+
+    name: ClassVar[str] = "activation-scale"
+
+    factor: float
+    """Any finite number but 1."""
+    module: str
+    """Its name."""
+
+    def __post_init__(self) -> None:
+        LiveFault.__post_init__(self)
+        refuse_unless_module(self, self.module)
+        refuse_unless_factor(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingZeroGrad(LastingFault):
+    """What an update has left in the gradients is added to those of the next step, again and again: none were cleared.
+
+    Where a step was not updated for, the next one is spared.
+    """
+
+    name: ClassVar[str] = "missing-zero-grad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedAllReduce(LastingFault):
+    """One rank of DDP uses its own gradients instead of the mean of all, so that replicas drift apart."""
+
+    name: ClassVar[str] = "skipped-all-reduce"
+
+    rank: int
+    """That rank; the others use the mean of all, as ever."""
+
+    def __post_init__(self) -> None:
+        LastingFault.__post_init__(self)
+        refuse_unless_count(self, "rank", 0)
 
 
 # What strikes the data, by the batch's number.
@@ -407,6 +556,15 @@ KINDS: dict[str, type[Fault]] = {
         WeightScale,
         LrSpike,
         MomentsReset,
+        FrozenMoment2,
+        WrongBetas,
+        WarmupLost,
+        ScalerOff,
+        Bf16Weights,
+        Fp16Overflow,
+        ActivationScale,
+        MissingZeroGrad,
+        SkippedAllReduce,
         RandomShard,
         RareTokens,
         ShiftedLabels,
@@ -473,7 +631,7 @@ def read(kind: type[Fault], field: str, value: str, text: str) -> Any:
         if not DIGITS.fullmatch(value):
             raise ConfigError(f"fault {text!r}: {key}={value!r}: a whole number of digits alone, such as 120")
         return int(value)
-    if hint is float:
+    if hint in (float, float | None):
         try:
             return float(value)
         except ValueError:
@@ -506,11 +664,18 @@ def refuse_unless_number(fault: Fault, field: str) -> None:
     object.__setattr__(fault, field, float(value))
 
 
-def refuse_unless_factor(fault: GradientScale | WeightScale | LrSpike) -> None:
+def refuse_unless_factor(fault: GradientScale | WeightScale | LrSpike | ActivationScale) -> None:
     """A factor is a finite number, and changes something."""
     refuse_unless_number(fault, "factor")
     if fault.factor == 1:
         raise ConfigError(f"{fault.name}: factor=1: changes nothing; give another factor")
+
+
+def refuse_unless_positive(fault: LrSpike | Fp16Overflow) -> None:
+    """A factor that changes no sign."""
+    refuse_unless_number(fault, "factor")
+    if not fault.factor > 0:
+        raise ConfigError(f"{fault.name}: factor={fault.factor:g}: a number above 0")
 
 
 def refuse_unless_choice(fault: Fault, field: str) -> None:
@@ -524,3 +689,9 @@ def refuse_unless_tensor(fault: Fault, tensor: str | None) -> None:
     """A name that could not be read back is none."""
     if tensor is not None and (not isinstance(tensor, str) or not tensor or "," in tensor):
         raise ConfigError(f"{fault.name}: tensor={tensor!r}: a parameter's name, or its dotted start, without commas")
+
+
+def refuse_unless_module(fault: Fault, module: str | None) -> None:
+    """A name that could not be read back is none."""
+    if module is not None and (not isinstance(module, str) or not module or "," in module):
+        raise ConfigError(f"{fault.name}: module={module!r}: the name of a module, without commas")

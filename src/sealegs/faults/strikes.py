@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -9,18 +10,53 @@ from torch.distributed.tensor import DTensor
 
 from sealegs.errors import ConfigError
 from sealegs.faults.spec import (
+    ActivationScale,
+    Bf16Weights,
     BitFlip,
     ElementFault,
     Fault,
+    Fp16Overflow,
+    FrozenMoment2,
     GradientScale,
     LiveFault,
     LrSpike,
+    MissingZeroGrad,
     MomentsReset,
+    ScalerOff,
+    SkippedAllReduce,
+    WarmupLost,
     WeightScale,
+    WrongBetas,
 )
 from sealegs.faults.targets import damage, draw_element
 
-PLACES = {"moment1": "first moment", "moment2": "second moment"}
+BECAME = "{before:.4g} became {after:.4g}"
+WORDS: dict[type[Fault], tuple[str, str]] = {
+    GradientScale: ("gradient", "times {after:.4g}"),
+    WeightScale: ("weight", "times {after:.4g}"),
+    ActivationScale: ("output", "times {after:.4g}"),
+    LrSpike: ("learning rate", BECAME),
+    WarmupLost: ("learning rate", BECAME),
+    MomentsReset: ("moments", f"norm {BECAME}"),
+    FrozenMoment2: ("second moments", f"norm {BECAME}"),
+    ScalerOff: ("gradient", "{before:g} bits became {after:g}"),
+    Bf16Weights: ("weights", "{before:g} bits became {after:g}"),
+    Fp16Overflow: ("output", f"largest {BECAME}"),
+    MissingZeroGrad: ("gradient", "sum of {after:g} steps"),
+    SkippedAllReduce: ("gradient", "mean of {before:g} ranks became that of {after:g}"),
+}
+"""What a fault strikes, and what becomes of it; where it is a single value, ``BECAME``."""
+PLACES = {"moment1": "first moment", "moment2": "second moment", "activation": "output"}
+T = TypeVar("T")
+Clock: TypeAlias = Callable[[], int]
+"""Gives the number of the step under way."""
+
+
+class Removable(Protocol):
+    """A hook that can be taken off again."""
+
+    def remove(self) -> None:
+        """Take it off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +66,35 @@ class Strike:
     step: int
     fault: Fault
     tensor: str
-    """The parameter's name; where a factor took several, ``*`` or ``blocks.0.*``; empty where it is none's."""
+    """The parameter's or module's name; where it was several, ``*`` or ``blocks.0.*``; empty where it is none's."""
     element: tuple[int, ...] | None
     """Where in the tensor (of a sharded one: in this rank's shard); none where it is no single element."""
     before: float
-    """The element's value, or the learning rate; of what was scaled the factor it had, 1; the norm of all moments."""
+    """The element's value, or the learning rate; of what was scaled the factor it had, 1; the norm of all moments; and
+    so on: see ``WORDS``. Of a placebo, ``after`` is the same."""
     after: float
 
     def __str__(self) -> str:
         """``step 120: nan-gradient@120 struck the gradient of embedding.weight[3, 17]: 0.0123 became nan``"""
         element = "" if self.element is None else list(self.element)
         tensor = f" of {self.tensor}{element}" if self.tensor else ""
-        what = f"step {self.step}: {self.fault} struck the {place_of(self.fault)}{tensor}"
-        if isinstance(self.fault, GradientScale | WeightScale):
-            return f"{what}: times {self.after:.4g}"
-        norm = "norm " if isinstance(self.fault, MomentsReset) else ""
-        return f"{what}: {norm}{self.before:.4g} became {self.after:.4g}"
+        place, deed = words_of(self.fault)
+        became = (
+            "a placebo, nothing changed" if self.fault.is_placebo else deed.format(before=self.before, after=self.after)
+        )
+        return f"step {self.step}: {self.fault} struck the {place}{tensor}: {became}"
 
 
-def place_of(fault: Fault) -> str:
-    """What a fault strikes, in words."""
-    if isinstance(fault, LrSpike):
-        return "learning rate"
-    if isinstance(fault, MomentsReset):
-        return "moments"
-    if isinstance(fault, WeightScale):
-        return "weight"
-    return PLACES.get(fault.in_, fault.in_) if isinstance(fault, BitFlip) else "gradient"
+def words_of(fault: Fault) -> tuple[str, str]:
+    """What a fault strikes, and what becomes of it."""
+    if isinstance(fault, BitFlip):
+        return PLACES.get(fault.in_, fault.in_), BECAME
+    if isinstance(fault, WrongBetas):
+        return "first beta" if fault.beta2 is None else "second beta", BECAME
+    place, deed = WORDS.get(type(fault), ("gradient", BECAME))
+    if isinstance(fault, MomentsReset) and fault.in_ != "both":
+        place = f"{PLACES[fault.in_]}s"
+    return place, deed
 
 
 @dataclass(slots=True)
@@ -88,9 +126,22 @@ class Course:
             self.under_way = None
         return self.fault.is_at(step) and step not in self.done
 
-    def note(self, tensor: str, step: int, *, element: tuple[int, ...] | None, before: float, after: float) -> None:
+    def begins(self, step: int) -> bool:
+        """Whether it has not struck yet at a step at which it strikes again and again; from now on it has."""
+        is_new = self.under_way != step
+        self.under_way = step
+        return is_new
+
+    def result(self, healthy: T, struck: T) -> T:
+        """What comes of a strike: of a placebo, which does all the same work, what would be there without."""
+        return healthy if self.fault.is_placebo else struck
+
+    def note(
+        self, tensor: str, step: int, *, element: tuple[int, ...] | None = None, before: float, after: float
+    ) -> None:
         """Count a strike, and say it."""
         self.struck += 1
+        after = self.result(before, after)
         self.report(Strike(step=step, fault=self.fault, tensor=tensor, element=element, before=before, after=after))
 
     @torch.no_grad()
@@ -102,7 +153,7 @@ class Course:
         if not values.numel():
             return
         element = draw_element(fault, step, values.shape)
-        before, after = damage(fault, values[element])
+        before, after = damage(fault, self.result(values[element].clone(), values[element]))
         if tensor.is_sparse:
             element = (*tensor.indices()[:, element[0]].tolist(), *element[1:])
         self.done.add(step)

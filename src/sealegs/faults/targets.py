@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import BitFlip, ElementFault, Fault, GradientScale, InfGradient, WeightScale
+from sealegs.faults.spec import (
+    ActivationScale,
+    BitFlip,
+    ElementFault,
+    Fault,
+    Fp16Overflow,
+    GradientScale,
+    InfGradient,
+    ScalerOff,
+    WeightScale,
+)
 
-TensorFault: TypeAlias = ElementFault | GradientScale | WeightScale
+TensorFault: TypeAlias = ElementFault | GradientScale | ScalerOff | WeightScale
 """What strikes parameters that can be named."""
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
@@ -49,10 +59,27 @@ def named_targets(model: nn.Module) -> dict[str, Target]:
     first: dict[nn.Parameter, Target] = {}
     for path, module in modules.items():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            name = ".".join(part for part in (*path.split("."), attribute) if part and part not in WRAPPERS)
+            name = bare_name(f"{path}.{attribute}")
             target = Target(name=name, owner=module, attribute=attribute, unit=unit_of(path, modules))
             targets[name] = first.setdefault(parameter, target)
     return targets
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module by its name in the bare model; of a module and its wrapper, which have one name, the wrapper."""
+    modules: dict[str, nn.Module] = {}
+    for path, module in bare(model).named_modules(remove_duplicate=False):
+        modules.setdefault(bare_name(path), module)
+    return modules
+
+
+def bare_name(path: str) -> str:
+    """Without what wrappers add.
+
+    >>> bare_name("blocks.0._orig_mod.mlp")
+    'blocks.0.mlp'
+    """
+    return ".".join(part for part in path.split(".") if part and part not in WRAPPERS)
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -103,12 +130,19 @@ def is_open_to(fault: TensorFault, parameter: nn.Parameter) -> bool:
     return parameter.is_floating_point() and (parameter.requires_grad or is_by_name)
 
 
-def is_in_weight(fault: Fault) -> bool:
+def is_in_output(fault: Fault) -> TypeGuard[ActivationScale | BitFlip | Fp16Overflow]:
+    """Whether it strikes what a module gives."""
+    return isinstance(fault, ActivationScale | Fp16Overflow) or (
+        isinstance(fault, BitFlip) and fault.in_ == "activation"
+    )
+
+
+def is_in_weight(fault: Fault) -> TypeGuard[BitFlip | WeightScale]:
     """Whether it strikes weights."""
     return isinstance(fault, WeightScale) or (isinstance(fault, BitFlip) and fault.in_ == "weight")
 
 
-def is_in_moment(fault: Fault) -> bool:
+def is_in_moment(fault: Fault) -> TypeGuard[BitFlip]:
     """Whether it strikes an element of an optimizer's moment."""
     return isinstance(fault, BitFlip) and fault.in_ in ("moment1", "moment2")
 
@@ -152,7 +186,7 @@ def near(wanted: str | None, known: Iterable[str]) -> str:
     return f"near it are {', '.join(close)}" if close else f"it has {', '.join(names[:8])}, ..."
 
 
-def label(fault: GradientScale | WeightScale, targets: Sequence[Target]) -> str:
+def label(fault: GradientScale | ScalerOff | WeightScale, targets: Sequence[Target]) -> str:
     """What a factor takes: a name, or the common beginnings of several."""
     if len(targets) == 1:
         return targets[0].name

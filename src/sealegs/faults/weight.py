@@ -1,23 +1,25 @@
-"""A model in training and Faults in, weights that have gone wrong out: struck before a forward pass."""
+"""A model in training and Faults in, weights that have gone wrong out: before a forward pass, or after an update."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import BitFlip, WeightScale
-from sealegs.faults.strikes import Course
+from sealegs.faults.spec import Bf16Weights, BitFlip, WeightScale
+from sealegs.faults.strikes import Clock, Course
 from sealegs.faults.targets import Target, label, reshard
 
 WeightPlan: TypeAlias = list[tuple[Course, BitFlip | WeightScale, list[Target]]]
 """Faults of weights, how far they have come, and what they strike."""
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
-def strike_weights(model: nn.Module, plan: WeightPlan, clock: Callable[[], int]) -> RemovableHandle:
+def strike_weights(model: nn.Module, plan: WeightPlan, clock: Clock) -> RemovableHandle:
     """Strike weights before the first forward pass of a step; under FSDP2, in the shards, which all ranks gather.
 
     The plan has what other ranks strike too, where that is sharded: weights that an evaluation left gathered would
@@ -36,8 +38,9 @@ def strike_weights(model: nn.Module, plan: WeightPlan, clock: Callable[[], int])
                 continue
             if isinstance(fault, WeightScale):
                 for target in targets:
-                    scale(fault, target.parameter())
-                course.note(label(fault, targets), step, element=None, before=1.0, after=fault.factor)
+                    weight = target.parameter().detach()
+                    scale(fault, course.result(weight.clone(), weight))
+                course.note(label(fault, targets), step, before=1.0, after=fault.factor)
             else:
                 course.strike_element(fault, targets[0].name, targets[0].parameter(), step)
 
@@ -72,7 +75,31 @@ def refuse_broken_rows(fault: WeightScale, targets: Sequence[Target]) -> None:
             )
 
 
-def untraced(hook: Callable[[nn.Module, object], None]) -> Callable[[nn.Module, object], None]:
+def round_weights(
+    course: Course, fault: Bf16Weights, model: nn.Module, optimizer: Optimizer, clock: Clock
+) -> RemovableHandle:
+    """Round what an optimizer trains to bf16, after its update."""
+
+    @torch.no_grad()
+    def round_all(optimizer: Optimizer, args: object, kwargs: object) -> None:
+        step = clock()
+        if not course.is_due(step):
+            return
+        weights = [weight for weight in trained_by(optimizer) if weight.is_floating_point()]
+        for weight in weights:
+            weight.copy_(course.result(weight, weight.bfloat16()))
+        if weights and course.begins(step):
+            course.note("*", step, before=8.0 * weights[0].itemsize, after=16.0)
+
+    return optimizer.register_step_post_hook(round_all)
+
+
+def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    """What an optimizer trains; under FSDP2, shards, whatever stands in their places in the model."""
+    return [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+
+
+def untraced(hook: Hook) -> Hook:
     """A module hook that ``torch.compile`` calls instead of tracing it: traced, it would know one step for ever."""
-    disabled: Callable[[nn.Module, object], None] = torch.compiler.disable(hook)
+    disabled: Hook = torch.compiler.disable(hook)
     return disabled

@@ -84,9 +84,9 @@ def train(
     torch.manual_seed(settings.seed)
     model = Transformer(settings.model).to(settings.device)
     optimizer = build_optimizer(model, settings.optimizer)
+    scheduler = LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))
     with disturb(model, optimizer, data.training, lambda: -1, lambda text: None):
         pass  # what does not fit the model is refused here, before there is a folder
-    scheduler = LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))
     scaler = GradScaler(settings.device, enabled=settings.dtype == "fp16")
     manifest = describe(settings, data, model, folder.name)
     with RunWriter.reopen(folder) if resume else RunWriter.create(folder, manifest) as record:
