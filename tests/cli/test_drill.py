@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path / "own.py"
 
 
-def drilled(capsys, *words):
+def drilled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, dict[str, Any]]:
     code = main(["drill", *words, "--json"])
     card = json.loads(capsys.readouterr().out)
     msgspec.convert(card, Drilled)  # has every key, and no value of another type
@@ -43,7 +44,9 @@ def drilled(capsys, *words):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(capsys, tmp_path):
+def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     kept = tmp_path / "kept"
     code, card, drills = drilled(
         capsys, "nan-gradient", "nan-gradient:placebo=yes", "hard-batch", "--at", "150", "--after", "60",
@@ -59,7 +62,7 @@ def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(capsys, tmp_pat
     assert (kept / "nan-gradient" / "unguarded" / "incidents" / "1" / "postmortem.md").is_file()
 
 
-def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys, own):
+def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys: pytest.CaptureFixture[str], own: Path) -> None:
     code, card, drills = drilled(
         capsys, "nan-gradient", "lr-decay", "--build", f"{own}:build", "--at", "80", "--after", "40"
     )
@@ -80,19 +83,21 @@ def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys, own):
         (("nan-gradient", "--keep", "{folder}"), "there is something in it; name a new folder"),
     ],
 )
-def test_what_cannot_be_drilled_is_refused(words, told, own, capsys):
+def test_what_cannot_be_drilled_is_refused(
+    words: tuple[str, ...], told: str, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = main(["drill", *(word.format(own=own, folder=own.parent) for word in words)])
     assert (code, capsys.readouterr().err.count(told)) == (2, 1)
 
 
-def test_the_list_has_every_fault_as_one_writes_it(capsys):
+def test_the_list_has_every_fault_as_one_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drill", "--list"]) == 0
     told = capsys.readouterr().out
     assert "lr-spike:factor=30,steps=10" in told
     assert "--optimizer.warmup_steps=0" in told
 
 
-def test_the_schema_in_the_documents_is_the_one_that_holds():
+def test_the_schema_in_the_documents_is_the_one_that_holds() -> None:
     promised = json.loads((Path(__file__).parents[2] / "docs" / "drill.schema.json").read_text())
     assert promised == schema()
 
@@ -122,7 +127,7 @@ CARD = Drilled(
 )  # fmt: skip
 
 
-def test_the_card_says_what_is_wrong_with_it():
+def test_the_card_says_what_is_wrong_with_it() -> None:
     assert (
         page(CARD)
         == """\

@@ -3,7 +3,7 @@
 import pytest
 
 from sealegs.diagnosis.causes import causes
-from sealegs.drills.catalogue import DRILLS, FAMILIES, chosen
+from sealegs.drills.catalogue import DRILLS, FAMILIES, Drill, chosen
 from sealegs.errors import ConfigError
 from sealegs.faults.spec import KINDS
 
@@ -12,19 +12,19 @@ OF_SEVERAL_RANKS = {"skipped-all-reduce"}
 
 
 @pytest.mark.parametrize("drill", DRILLS.values(), ids=lambda drill: drill.name)
-def test_every_drill_can_be_read_and_its_cause_be_named(drill):
+def test_every_drill_can_be_read_and_its_cause_be_named(drill: Drill) -> None:
     assert all(fault.step == 70 or "@" in text for fault, text in zip(drill.struck(70), drill.faults, strict=True))
     assert set(drill.causes) <= set(causes())
     assert drill.faults or drill.settings or drill.control
     assert not (drill.is_benign and drill.causes)
 
 
-def test_every_kind_of_fault_has_a_drill():
+def test_every_kind_of_fault_has_a_drill() -> None:
     drilled = {fault.name for drill in DRILLS.values() for fault in drill.struck(70)}
     assert set(KINDS) - drilled == OF_SEVERAL_RANKS | {"inf-gradient"}
 
 
-def test_drills_are_asked_for_by_name_by_family_or_as_a_fault():
+def test_drills_are_asked_for_by_name_by_family_or_as_a_fault() -> None:
     assert [drill.name for drill in chosen(["nan-gradient", "lr-x30"], is_lab=True)] == ["lr-x30", "nan-gradient"]
     assert {drill.family for drill in chosen(["benign"], is_lab=True)} == {"benign"}
     [own] = chosen(["lr-spike:factor=3,steps=2@90"], is_lab=True)
@@ -33,7 +33,7 @@ def test_drills_are_asked_for_by_name_by_family_or_as_a_fault():
     assert {drill.family for drill in chosen([], is_lab=True)} == set(FAMILIES)
 
 
-def test_in_a_loop_of_ones_own_only_what_needs_no_lab_is_done():
+def test_in_a_loop_of_ones_own_only_what_needs_no_lab_is_done() -> None:
     assert all(drill.where != "the lab" for drill in chosen([], is_lab=False))
     assert [drill.name for drill in chosen(["benign"], is_lab=False)] == ["lr-decay"]
     with pytest.raises(ConfigError, match="wide-init: needs the lab's own model or data; leave out --build"):
@@ -48,6 +48,6 @@ def test_in_a_loop_of_ones_own_only_what_needs_no_lab_is_done():
         ("nan-gradient:speed=3", "'speed=3' is no option of nan-gradient"),
     ],
 )
-def test_what_there_is_not_is_refused_in_a_sentence(asked, told):
+def test_what_there_is_not_is_refused_in_a_sentence(asked: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         chosen([asked], is_lab=True)

@@ -1,6 +1,7 @@
 """What two runs come to, in a word."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ NONE = {"seen": None, "latency": None, "skipped": 0, "counted_back": 0, "done": 
 SEEN = NONE | {"seen": 231, "latency": 1, "skipped": 1}
 
 
-def scored(name="lr-x30", *, watched, guarded, **known):
+def scored(name: str = "lr-x30", *, watched: float, guarded: float, **known: Any) -> Score:
     return Score(drill=DRILLS[name], watched=watched, guarded=guarded, **(NONE | known))
 
 
@@ -29,16 +30,16 @@ def scored(name="lr-x30", *, watched, guarded, **known):
         (0.0, 0.0, {"struck": False}, "not struck"),
     ],
 )
-def test_a_fault(watched, guarded, known, verdict):
+def test_a_fault(watched: float, guarded: float, known: dict[str, Any], verdict: str) -> None:
     assert scored(watched=watched, guarded=guarded, **known).verdict == verdict
 
 
-def test_what_is_benign_is_to_be_left_alone():
+def test_what_is_benign_is_to_be_left_alone() -> None:
     assert scored("domain-switch", watched=80.0, guarded=80.0, skipped=3).verdict == "left alone"
     assert scored("domain-switch", watched=80.0, guarded=80.0, done=("went back",)).verdict == "disturbed"
 
 
-def test_harm_that_was_prevented_is_a_share_of_what_there_was():
+def test_harm_that_was_prevented_is_a_share_of_what_there_was() -> None:
     assert scored(watched=50.0, guarded=5.0).prevented == pytest.approx(0.9)
     assert scored(watched=math.nan, guarded=5.0).prevented == 1.0
     assert scored(watched=50.0, guarded=math.nan).prevented == 0.0
@@ -46,7 +47,7 @@ def test_harm_that_was_prevented_is_a_share_of_what_there_was():
     assert scored(watched=1.0, guarded=1.0).prevented is None
 
 
-def test_a_cause_is_right_or_wrong_only_where_there_was_something_to_explain():
+def test_a_cause_is_right_or_wrong_only_where_there_was_something_to_explain() -> None:
     assert scored(watched=50.0, guarded=0.0, cause="unlogged-step-size", why="so").is_right
     assert scored(watched=50.0, guarded=0.0, cause="bad-data-batch", why="so").is_right is False
     assert scored(watched=50.0, guarded=0.0, cause=None, why="not told apart").is_right is False

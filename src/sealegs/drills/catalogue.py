@@ -221,16 +221,16 @@ _BENIGN = (
             ("hard-batch", "one batch of another kind of text"),
             ("domain-switch", "another kind of text from now on"),
             ("batch-size-ramp", "batches of twice the size from now on"),
+            ("checkpoint-pause", "two seconds without a step"),
+            ("clean-resume", "stopped and resumed"),
         )
     ),
-    Drill(name="checkpoint-pause", family="benign", what="two seconds without a step", control="checkpoint-pause"),
     Drill(
         name="lr-decay",
         family="benign",
         what="the schedule begins its decay: a tenth of the rate from now on",
         faults=("lr-spike:factor=0.1,steps=100000,log=shows",),
     ),
-    Drill(name="clean-resume", family="benign", what="stopped and resumed", control="clean-resume", where="the lab"),
 )
 DRILLS: dict[str, Drill] = {
     drill.name: drill
