@@ -132,8 +132,8 @@ def test_the_card_says_what_is_wrong_with_it() -> None:
         page(CARD)
         == """\
 lab, nano, seed 0: faults strike at step 230, runs are compared at step 430. The clean twin ends at a loss of
-3.1644; gaps are to that, in units of what healthy twins differ by (0.004; without 1, 10 batches). Up to 2 is
-as good as it.
+3.1644; gaps are to that, in units of what healthy twins end from it by (0.004; without 1, 10 batches). Up to
+2 is as good as it.
 
 drill                    unguarded  seen after  guarded  steps  tested cause
 schedule

@@ -1,5 +1,7 @@
 """What a run shows that no single step does."""
 
+import math
+
 from sealegs.recovery.evidence import OFTEN_WITHIN, PROBE_AGAIN, Evidence, Trouble
 from sealegs.recovery.playbook import Playbook, Trigger
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
@@ -42,6 +44,22 @@ def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
     trouble = evidence.probed("a loss of 9", is_condemned=True, source=None)
     assert trouble is not None
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
+
+
+def test_other_data_are_told_from_damaged_weights_by_how_much_dearer_each_has_become() -> None:
+    evidence = Evidence(Playbook.standard())
+    for step in range(40):
+        seen(evidence, step, loss=2.0)
+    for step in range(40, 52):
+        seen(evidence, step, "skip", loss=4.0)
+    doubled = math.log(2)
+    assert evidence.is_of_the_data(0.2 * doubled), "a batch from before has hardly changed"
+    assert not evidence.is_of_the_data(0.9 * doubled), "it has changed as the new ones have"
+    assert not evidence.is_of_the_data(math.inf)
+    evidence.forget()
+    for step in range(52, 57):
+        seen(evidence, step, "skip", loss=4.0)
+    assert not evidence.is_of_the_data(0.0), "nothing is known of before"
 
 
 def test_many_in_a_hundred_ask_for_a_probe_too() -> None:

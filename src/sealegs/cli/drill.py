@@ -1,6 +1,7 @@
 """``sealegs drill``: faults in, a score card out: would this run survive them?"""
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -51,7 +52,7 @@ examples:
 """
 T = TypeVar("T")
 R = TypeVar("R")
-LEFT_OUT = (1, 10, 20, 40)
+LEFT_OUT = (1, 5, 10, 20, 40, 80)
 """Healthy batches that the placebo twins leave out: what a rescue without any harm comes to."""
 
 
@@ -153,7 +154,7 @@ def _drilled(options: Options, loop: "Loop", wanted: Sequence[Drill], place: Pat
     for count, loss in _results(jobs, partial(_twin, loop, place), (0, *LEFT_OUT)):
         losses[count] = loss
         tell(f"a clean twin{f' without {count} of its batches' if count else ''}: loss {loss:.4f}")
-    spread = max(statistics.stdev(losses.values()), 1e-12)
+    spread = max(math.sqrt(statistics.fmean((losses[count] - losses[0]) ** 2 for count in LEFT_OUT)), 1e-12)
     scores: dict[str, Score] = {}
     for drill, scored in _results(jobs, partial(_done, loop, place, losses[0], spread, options), wanted):
         scores[drill.name] = scored

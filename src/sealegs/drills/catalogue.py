@@ -219,7 +219,8 @@ _BENIGN = (
         Drill(name=name, family="benign", what=what, control=name, where="the lab")
         for name, what in (
             ("hard-batch", "one batch of another kind of text"),
-            ("domain-switch", "another kind of text from now on"),
+            ("domain-switch", "half of the text is of another kind from now on"),
+            ("other-domain", "all of the text is of another kind from now on, and nobody has announced it"),
             ("batch-size-ramp", "batches of twice the size from now on"),
             ("checkpoint-pause", "two seconds without a step"),
             ("clean-resume", "stopped and resumed"),

@@ -38,7 +38,8 @@ def altered(control: str, at: int, other: Stream) -> Callable[..., Any]:
     def disturb(_: object, __: object, stream: Stream, *___: object) -> Iterator[Any]:
         alter, batches = {
             "hard-batch": (lambda batch: _numbered(other, batch, batch.index), 1),
-            "domain-switch": (lambda batch: _numbered(other, batch, batch.index), math.inf),
+            "domain-switch": (lambda batch: _half(batch, _numbered(other, batch, batch.index)), math.inf),
+            "other-domain": (lambda batch: _numbered(other, batch, batch.index), math.inf),
             "batch-size-ramp": (lambda batch: _joined(batch, _numbered(stream, batch, batch.index + FAR)), math.inf),
             "checkpoint-pause": (_late, 1),
             "clean-resume": (lambda batch: batch, 1),
@@ -60,6 +61,17 @@ def _joined(first: Batch, second: Batch) -> Batch:
         tokens=np.concatenate([first.tokens, second.tokens]),
         targets=np.concatenate([first.targets, second.targets]),
         spans=first.spans + second.spans,
+    )
+
+
+def _half(first: Batch, second: Batch) -> Batch:
+    """Every other row of the first, and of the second."""
+    odd = np.arange(len(first.tokens)) % 2 == 1
+    return replace(
+        first,
+        tokens=np.where(odd[:, None], second.tokens, first.tokens),
+        targets=np.where(odd[:, None], second.targets, first.targets),
+        spans=tuple(span for pair in zip(first.spans[::2], second.spans[1::2], strict=True) for span in pair),
     )
 
 

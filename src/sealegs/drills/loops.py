@@ -20,7 +20,7 @@ from sealegs.guard import Guard
 from sealegs.lab.branches import begin, branch, stop_after
 from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
-from sealegs.lab.train import resolved, train
+from sealegs.lab.train import SNAPSHOT_BYTES, resolved, train
 from sealegs.recovery.playbook import Playbook
 from sealegs.replay.subject import Subject, load_builder
 
@@ -135,6 +135,7 @@ class OwnLoop:
                 playbook=playbook,
                 act=guarded,
                 skip=[(self.at, self.at + without)] if without else [],
+                snapshot_memory=SNAPSHOT_BYTES,
                 checkpoint_every=self.at // 2 if guarded else 0,
             ) as guard:
                 with disturbed(

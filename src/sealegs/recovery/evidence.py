@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from statistics import median
 from typing import NamedTuple
 
 from sealegs.detectors.spike import MANY
@@ -18,6 +19,11 @@ WINDOW = 100
 PROBE_AGAIN = 20
 """Skips among them that ask for a probe too, and after which one is made once more. So many healthy steps between two
 bad ones, and they are two troubles."""
+OF_THE_RISE = 0.25
+"""Of what the batches that come have become dearer by, a batch from before shares at least this where the weights are
+at fault. Of other data it shares less: weights that learn them forget what they knew, but slowly."""
+LATELY = 8
+"""Steps that say what batches cost now."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed ..."""
 SUREST = 4.0
@@ -70,6 +76,8 @@ class Evidence:
         self._since_probe = 0
         """Steps since that."""
         self._is_probed = False
+        self.is_sound = False
+        """Whether the last probe found that it is the data, and not the weights: going back would change nothing."""
         self._is_lasting = False
         """Whether there was an alarm since that of what lasts, and was not all kept from the weights."""
 
@@ -101,9 +109,22 @@ class Evidence:
         seen = islice(self._recent, place, None)
         return blamed((float(each.row["loss"]), shares_of(str(each.row.get("sources", "")))) for each in seen)
 
+    def is_of_the_data(self, rise: float) -> bool:
+        """Whether the batches that come have become dearer by far more than one from before, whose logarithm of the
+        loss has risen by so much."""
+        onset = self._onset(PROBE_AGAIN)
+        losses = [
+            math.log(loss) if 0 < (loss := float(seen.row["loss"])) < math.inf else math.inf for seen in self._recent
+        ]
+        before, now = losses[:onset][-WINDOW // 2 :], losses[onset:][-LATELY:]
+        if len(before) < LATELY or not now:
+            return False  # what was usual is not known
+        return rise < OF_THE_RISE * (median(now) - median(before))
+
     def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
         """What a batch showed that was healthy before: bad now, and it is the weights; good, and it is the data."""
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
+        self.is_sound = not is_condemned
         bad = sum(seen.is_bad for seen in self._recent)
         found = f"{bad} of {len(self._recent)} steps were bad; a batch from before has {found}"
         if is_condemned:

@@ -143,7 +143,7 @@ class Following:
         elif news.kind == "closed":
             self._tell_closed(incident, step)
             self.cost = Cost()
-        elif not news.is_decaying:
+        elif not news.is_decaying and not self.evidence.is_sound:
             return Trouble(
                 trigger=Trigger.NOT_RECOVERING,
                 onset=incident.start,

@@ -32,9 +32,16 @@ class Found:
     """What a batch shows now."""
 
     loss: float
+    loss_then: float
+    """When it was trained on."""
     loss_limit: float
     grad_norm: float | None
     grad_norm_limit: float
+
+    @property
+    def rise(self) -> float:
+        """Of its loss since then, as a logarithm; infinite where that is not finite."""
+        return math.log(self.loss / self.loss_then) if 0 < self.loss < math.inf else math.inf
 
     @property
     def is_condemned(self) -> bool:
@@ -108,7 +115,7 @@ class Probe:
         """
         then = self._ready
         loss_limit = then.loss * math.exp(max(SCALES * scale, SMALLEST_RISE))
-        return Found(loss, loss_limit, grad_norm, then.grad_norm * GROWN_NORM)
+        return Found(loss, then.loss, loss_limit, grad_norm, then.grad_norm * GROWN_NORM)
 
 
 def _copied(batch: Any) -> Any:

@@ -129,9 +129,11 @@ class Recovery:
         """Act on what a batch shows now which was healthy before."""
         (_, state), *_ = self._watch.states_of(Spike)
         found = self._probe.compared(loss, grad_norm, state.stream.scale)
-        self._watch.note("probe", step=number, **asdict(found), is_condemned=found.is_condemned)
-        source = None if found.is_condemned else self._following.suspect()
-        trouble = self._following.evidence.probed(str(found), is_condemned=found.is_condemned, source=source)
+        evidence = self._following.evidence
+        is_condemned = found.is_condemned and not evidence.is_of_the_data(found.rise)
+        self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
+        source = None if is_condemned else self._following.suspect()
+        trouble = evidence.probed(str(found), is_condemned=is_condemned, source=source)
         return None if trouble is None else self._interventions.treat(trouble, number)
 
     def saved(self, step: int, *, was_waited_for: bool) -> None:

@@ -59,7 +59,7 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     """The step at which runs are compared."""
     clean_loss: float | str
     spread: float | str
-    """Standard deviation of the losses of healthy twins: the clean one, and some that leave out batches."""
+    """How far healthy twins that leave out batches end from the clean one: the root of the mean square."""
     placebos: list[int]
     """How many each of them leaves out."""
     close: float
@@ -85,7 +85,7 @@ def page(drilled: Drilled) -> str:
     head = (
         f"{drilled.loop}: faults strike at step {drilled.at}, runs are compared at step {drilled.last}. The clean twin "
         f"ends at a loss of {_number(drilled.clean_loss):.4f}; gaps are to that, in units of what healthy twins "
-        f"differ by ({_number(drilled.spread):.2g}; without {', '.join(map(str, drilled.placebos))} batches). Up to "
+        f"end from it by ({_number(drilled.spread):.2g}; without {', '.join(map(str, drilled.placebos))} batches). Up to "
         f"{drilled.close:g} is as good as it."
     )
     lines = [
