@@ -82,10 +82,11 @@ def schema() -> dict[str, Any]:
 
 def page(drilled: Drilled) -> str:
     """The card."""
+    left_out = ", ".join(map(str, drilled.placebos))
     head = (
         f"{drilled.loop}: faults strike at step {drilled.at}, runs are compared at step {drilled.last}. The clean twin "
         f"ends at a loss of {_number(drilled.clean_loss):.4f}; gaps are to that, in units of what healthy twins "
-        f"end from it by ({_number(drilled.spread):.2g}; without {', '.join(map(str, drilled.placebos))} batches). Up to "
+        f"end from it by ({_number(drilled.spread):.2g}; without {left_out} batches). Up to "
         f"{drilled.close:g} is as good as it."
     )
     lines = [
