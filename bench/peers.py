@@ -11,10 +11,11 @@ absolute norm that the user must know).
 import math
 import zlib
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -238,26 +239,6 @@ class TwoWindows(Scored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryPercentile(Scored):
-    """AutoClip: clips to the 10th percentile of every norm so far; one NaN makes it NaN, and every later gradient."""
-
-    def score(self, values: Column) -> Column:
-        """The percentile that the norm has among all so far, itself included: 100 for every new record."""
-        history: list[float] = []
-        scores: list[float] = []
-        for x in values.tolist():
-            if math.isnan(x) or (scores and math.isnan(scores[-1])):
-                scores.append(math.nan)
-                continue
-            rank = bisect_left(history, x)
-            insort(history, x)
-            scores.append(100 * rank / (len(history) - 1) if len(history) > 1 else -math.inf)
-        return np.array(scores)
-
-    nan_flags: ClassVar[bool] = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class OverLastAccepted(Rule):
     """Lightning: at or above three times the mean of the last ten accepted values; what is not finite is a spike."""
 
@@ -322,8 +303,66 @@ class ZClip(Rule):
         return flags
 
 
+class Watcher(Protocol):
+    """What a rule remembers of one signal."""
+
+    def see(self, x: float) -> bool:
+        """Judge the next value, and take it in."""
+
+    def copy(self) -> Self:
+        """The same memory again, to go on from here another way."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Spot(Rule):
+class Stepwise(Rule):
+    """A rule that remembers its whole past: value by value, so that events can go on from any step of a run."""
+
+    @abstractmethod
+    def begin(self) -> Watcher:
+        """Before the first value of a signal."""
+
+    def flags(self, loss: Column, grad_norm: Column | None) -> Flags:
+        """The signals are watched one by one."""
+        flags = np.zeros(len(loss), dtype=bool)
+        for values in self.columns(loss, grad_norm):
+            watcher = self.begin()
+            flags |= np.array([watcher.see(x) for x in values.tolist()])
+        return flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryPercentile(Stepwise):
+    """AutoClip: clips to the 10th percentile of every norm so far; one NaN makes it NaN, and every later gradient."""
+
+    def begin(self) -> "History":
+        """No norm yet."""
+        return History(self.threshold)
+
+
+@dataclass
+class History:
+    """Every value so far, in order of size."""
+
+    threshold: float
+    values: list[float] = field(default_factory=list)
+    is_broken: bool = False
+
+    def see(self, x: float) -> bool:
+        """Whether its percentile among all so far, itself included, is above the threshold: 100 for a new record."""
+        self.is_broken |= math.isnan(x)
+        if self.is_broken:
+            return True
+        rank = bisect_left(self.values, x)
+        self.values.insert(rank, x)
+        return len(self.values) > 1 and 100 * rank / (len(self.values) - 1) > self.threshold
+
+    def copy(self) -> "History":
+        """With a list of its own."""
+        return replace(self, values=self.values.copy())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot(Stepwise):
     """SPOT, or with ``depth`` DSPOT: peaks over the 98 % quantile, a Pareto tail by likelihood, alarms left out.
 
     ``threshold`` is -log10 of the risk q. Calibrated on the first 1000 values after ``depth``.
@@ -334,48 +373,71 @@ class Spot(Rule):
     calibrate: int = 1000
     level: float = 0.98
 
-    def flags(self, loss: Column, grad_norm: Column | None) -> Flags:
-        """The signals are watched one by one."""
-        flags = np.zeros(len(loss), dtype=bool)
-        for values in self.columns(loss, grad_norm):
-            flags |= self._watch(values)
-        return flags
+    def begin(self) -> "Peaks":
+        """Not calibrated yet."""
+        return Peaks(self)
 
-    def _watch(self, values: Column) -> Flags:
-        flags = np.zeros(len(values), dtype=bool)
-        begin = self.depth + self.calibrate
-        if len(values) <= begin:
-            return flags
-        around = rolling(values[:begin], self.depth)[0][self.depth :] if self.depth else 0.0
-        start = values[self.depth : begin] - around
-        high = float(np.nanquantile(start, self.level))
-        peaks = [x - high for x in start.tolist() if x > high]
-        seen, fitted, tail = self.calibrate, len(peaks), pareto(np.array(peaks))
-        limit = self._limit(tail, high, seen / len(peaks))
-        recent = deque(values[begin - self.depth : begin].tolist())
-        total = sum(recent)
-        for i, x in enumerate(values[begin:].tolist(), begin):
-            y = x - total / self.depth if self.depth else x
-            if y > limit:
-                flags[i] = True
-                continue  # neither the tail nor the local mean learns from an alarm
-            seen += 1
-            if y > high:
-                peaks.append(y - high)
-                if len(peaks) > 1.05 * fitted:  # a fit for every single peak says the same, and takes minutes
-                    fitted, tail = len(peaks), pareto(np.array(peaks[:: 1 + len(peaks) // 1000]))
-                limit = self._limit(tail, high, seen / len(peaks))
-            if self.depth:
-                recent.append(x)
-                total += x - recent.popleft()
-                if math.isnan(total):  # until the NaN has left
-                    total = sum(recent)
-        return flags
 
-    def _limit(self, tail: tuple[float, float], high: float, steps_a_peak: float) -> float:
-        shape, spread = tail
-        odds = 10**-self.threshold * steps_a_peak
-        return high + (-spread * math.log(odds) if shape == 0 else spread / shape * (odds**-shape - 1))
+class Peaks:
+    """What SPOT remembers: the peaks and the tail fitted to them, and of DSPOT the last values."""
+
+    def __init__(self, rule: Spot) -> None:
+        self.rule = rule
+        self.first: list[float] = []
+        self.peaks: list[float] = []
+        self.recent: deque[float] = deque()
+        self.total = self.high = self.limit = 0.0
+        self.seen = self.fitted = 0
+        self.tail = (0.0, 0.0)
+
+    def see(self, x: float) -> bool:
+        """Neither the tail nor the local mean learns from an alarm."""
+        depth = self.rule.depth
+        if not self.seen:
+            self.first.append(x)
+            if len(self.first) == depth + self.rule.calibrate:
+                self._calibrate(np.array(self.first))
+            return False
+        y = x - self.total / depth if depth else x
+        if y > self.limit:
+            return True
+        self.seen += 1
+        if y > self.high:
+            self.peaks.append(y - self.high)
+            if len(self.peaks) > 1.05 * self.fitted:  # a fit for every single peak says the same, and takes minutes
+                self._fit()
+            self._set_limit()
+        if depth:
+            self.recent.append(x)
+            self.total += x - self.recent.popleft()
+            if math.isnan(self.total):  # until the NaN has left
+                self.total = sum(self.recent)
+        return False
+
+    def copy(self) -> "Peaks":
+        """With lists of its own."""
+        other = copy(self)
+        other.first, other.peaks, other.recent = self.first.copy(), self.peaks.copy(), self.recent.copy()
+        return other
+
+    def _calibrate(self, values: Column) -> None:
+        depth = self.rule.depth
+        start = values[depth:] - (rolling(values, depth)[0][depth:] if depth else 0.0)
+        self.high = float(np.nanquantile(start, self.rule.level))
+        self.peaks = [x - self.high for x in start.tolist() if x > self.high]
+        self.recent = deque(values[len(values) - depth :].tolist())
+        self.total, self.seen = sum(self.recent), self.rule.calibrate
+        self._fit()
+        self._set_limit()
+
+    def _fit(self) -> None:
+        self.fitted = len(self.peaks)
+        self.tail = pareto(np.array(self.peaks[:: 1 + len(self.peaks) // 1000]))
+
+    def _set_limit(self) -> None:
+        shape, spread = self.tail
+        odds = 10**-self.rule.threshold * self.seen / len(self.peaks)
+        self.limit = self.high + (-spread * math.log(odds) if shape == 0 else spread / shape * (odds**-shape - 1))
 
 
 def pareto(excess: Column) -> tuple[float, float]:
@@ -439,9 +501,9 @@ RULES: tuple[Rule, ...] = (
     Spot(name="DSPOT 1e-4", threshold=4, depth=50, bracket=(1.8, 12.0)),
     Spot(name="DSPOT 1e-5", threshold=5, depth=50, bracket=(1.8, 12.0)),
     Spot(name="DSPOT 1e-4, both signals", threshold=4, depth=50, bracket=(1.8, 12.0), signals="both"),
-    ZClip(name="ZClip 2.5", threshold=2.5, signals="grad_norm"),
+    ZClip(name="ZClip 2.5", threshold=2.5, memory=1000, signals="grad_norm"),
     HistoryPercentile(name="AutoClip p10", threshold=10, bracket=(0.0, 99.999), signals="grad_norm"),
-    NotFinite(name="optax apply_if_finite(5)", threshold=0, patience=5, signals="both"),
-    NotFinite(name="PyTorch GradScaler", threshold=0, signals="both"),
-    Chance(name="control: by chance", threshold=0.01),
+    NotFinite(name="optax apply_if_finite(5)", threshold=0, patience=5, memory=10, signals="both"),
+    NotFinite(name="PyTorch GradScaler", threshold=0, memory=10, signals="both"),
+    Chance(name="control: by chance", threshold=0.01, memory=10),
 )

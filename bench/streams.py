@@ -24,8 +24,10 @@ class Stream:
     grad_norm: Column | None = None
     bad: tuple[int, ...] = ()
     """Steps that something is wrong with, counted from the first of this stream."""
-    peak: int = 0
-    """Of a trace: the step of the highest loss. What is flagged before it is flagged in time."""
+    onset: int = 0
+    """The step from which a flag counts as having found it."""
+    peak: int | None = None
+    """The step of the highest loss, where it comes after the onset. What is flagged before it is flagged in time."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -116,27 +118,30 @@ def nothing(base: Stream, place: int, *, reach: int) -> Stream:
 
 
 def shocks(base: Stream, place: int, *, at: dict[int, tuple[float, float]], reach: int) -> Stream:
-    """Single steps whose loss and norm are so many times as large."""
+    """Single steps whose loss and norm are so many times as large; the last of them is the one to be found."""
     stream = base.part(place, place + reach)
     for step, (loss, norm) in at.items():
         stream.loss[step] *= loss
         if stream.grad_norm is not None:
             stream.grad_norm[step] *= norm
-    return replace(stream, bad=tuple(at))
+    return replace(stream, bad=tuple(at), onset=max(at, default=0))
 
 
-def burst(base: Stream, place: int, *, steps: int, target: float | None = None, factor: float = 1.0) -> Stream:
-    """So many steps at another level of the loss, with the noise that they have."""
-    stream = base.part(place, place + steps)
-    stream.loss[:] *= target / level_at(base, place) if target else factor
+def burst(
+    base: Stream, place: int, *, steps: int, reach: int = 0, target: float | None = None, factor: float = 1.0
+) -> Stream:
+    """So many steps at another level of the loss, with the noise that they have; healthy ones after, if any."""
+    stream = base.part(place, place + max(steps, reach))
+    stream.loss[:steps] *= target / level_at(base, place) if target else factor
     return replace(stream, bad=tuple(range(steps)))
 
 
-def drift(base: Stream, place: int, *, steps: int, factor: float) -> Stream:
-    """A loss that rises evenly to so many times its level."""
-    stream = base.part(place, place + steps)
-    stream.loss[:] *= np.linspace(1.0, factor, steps + 1)[1:]
-    return replace(stream, bad=tuple(range(steps)))
+def drift(base: Stream, place: int, *, steps: int, factor: float, reach: int = 0) -> Stream:
+    """A loss that rises evenly to so many times its level; of that the first steps, or all."""
+    reach = reach or steps
+    stream = base.part(place, place + reach)
+    stream.loss[:] *= np.linspace(1.0, factor, steps + 1)[1 : reach + 1]
+    return replace(stream, bad=tuple(range(reach)))
 
 
 def nan_then_shocks(base: Stream, place: int, *, at: dict[int, tuple[float, float]], reach: int) -> Stream:
@@ -145,7 +150,7 @@ def nan_then_shocks(base: Stream, place: int, *, at: dict[int, tuple[float, floa
     for column in (stream.loss, stream.grad_norm):
         if column is not None:
             column[0] = np.nan
-    return replace(stream, bad=(0, *at))
+    return replace(stream, bad=(0, *at), onset=0)
 
 
 # Two public traces, relative to their own level before: BLOOM-176B from step 31214 on, BigScience 104B from 11446 on.
@@ -159,19 +164,14 @@ TRACES = {
 }
 
 
-def trace(base: Stream, place: int, *, name: str) -> Stream:
-    """One of the published traces, on the level of this run."""
+def trace(base: Stream, place: int, *, name: str, reach: int) -> Stream:
+    """One of the published traces on the level of this run, which goes on as it was after the last published step."""
     loss, norm = TRACES[name]
-    norms = None
-    if base.grad_norm is not None:
-        norms = norm * float(np.median(base.grad_norm[place - 50 : place]))
-    return Stream(
-        name=name,
-        loss=loss * level_at(base, place),
-        grad_norm=norms,
-        bad=tuple(range(1, len(loss))),
-        peak=int(loss.argmax()),
-    )
+    stream = base.part(place, place + reach)
+    stream.loss[: len(loss)] = loss * level_at(base, place)
+    if stream.grad_norm is not None and base.grad_norm is not None:
+        stream.grad_norm[: len(norm)] = norm * float(np.median(base.grad_norm[place - 50 : place]))
+    return replace(stream, bad=tuple(range(1, len(loss))), onset=1, peak=int(loss.argmax()))
 
 
 BURSTS: dict[str, Injection] = {
@@ -179,15 +179,34 @@ BURSTS: dict[str, Injection] = {
     for words, target, factor in (("to 9.0", 9.0, 1.0), ("of +40 %", None, 1.4))
     for steps in (30, 60, 100)
 }
-SPIKES: dict[str, Injection] = {
-    "loss +10 %": partial(shocks, at={0: (1.10, 1.0)}, reach=1),
-    "loss +25 %": partial(shocks, at={0: (1.25, 1.0)}, reach=1),
-    "norm x3": partial(shocks, at={0: (1.0, 3.0)}, reach=1),
+REACH = 202
+"""Steps of an event, so that a fault that begins with its second one can be found for 200 more."""
+NOTHING = "control: nothing"
+KINDS: dict[str, dict[str, Injection]] = {
+    "Published traces": {name: partial(trace, name=name, reach=REACH) for name in TRACES},
+    "Loss, one step": {
+        "loss +10 %, 1 step": partial(shocks, at={0: (1.10, 1.0)}, reach=REACH),
+        "loss +25 %, 1 step": partial(shocks, at={0: (1.25, 1.0)}, reach=REACH),
+        "loss +40 %, 40 after x3": partial(shocks, at={0: (3.0, 1.0), 40: (1.4, 1.0)}, reach=REACH + 40),
+    },
+    "Loss, bursts, shifts and drifts": {
+        "loss +10 %, 30 steps": partial(burst, steps=30, factor=1.1, reach=REACH),
+        "loss +40 %, 30 steps": partial(burst, steps=30, factor=1.4, reach=REACH),
+        "loss to 9.0, 30 steps": partial(burst, steps=30, target=9.0, reach=REACH),
+        "loss +10 % for good": partial(burst, steps=REACH, factor=1.1),
+        "loss +40 % in 200 steps": partial(drift, steps=REACH, factor=1.4),
+        "loss +40 % in 1000 steps": partial(drift, steps=1000, factor=1.4, reach=REACH),
+    },
+    "Gradient norm and NaN": {
+        "norm x3, 1 step": partial(shocks, at={0: (1.0, 3.0)}, reach=REACH),
+        "norm x10, 1 step": partial(shocks, at={0: (1.0, 10.0)}, reach=REACH),
+        "norm x20, 40 after x1000": partial(shocks, at={0: (1.0, 1000.0), 40: (1.0, 20.0)}, reach=REACH + 40),
+        "NaN, 1 step": partial(nan_then_shocks, at={}, reach=REACH),
+    },
 }
-SECOND: dict[str, Injection] = {
-    "norm x20, 40 steps after x1000": partial(shocks, at={0: (1.0, 1000.0), 40: (1.0, 20.0)}, reach=41),
-    "loss +40 %, 40 steps after x3": partial(shocks, at={0: (3.0, 1.0), 40: (1.4, 1.0)}, reach=41),
-}
+"""What is to be found, by kind and name."""
+FAULTS: dict[str, Injection] = {name: fault for kind in KINDS.values() for name, fault in kind.items()}
+EVENTS: dict[str, Injection] = {NOTHING: partial(nothing, reach=REACH), **FAULTS}
 NAN_THEN: Injection = partial(nan_then_shocks, at={20: (2.0, 10.0), 500: (2.0, 10.0)}, reach=501)
 SHIFT: Injection = partial(burst, steps=1500, factor=1.4)
 DRIFT: Injection = partial(drift, steps=1000, factor=1.4)

@@ -155,7 +155,7 @@ def test_hampel_is_not_moved_by_a_burst_and_does_not_judge_a_value_by_itself() -
 @pytest.mark.parametrize("name", ["Megatron 10x", "Lightning 3x / 10", "llm-foundry 2x, 5 in a row"])
 def test_a_ratio_rule_misses_the_spike_of_bloom(name: str) -> None:
     base = streams.Stream(name="calm", loss=calm(), grad_norm=calm(level=0.3, seed=1))
-    event = streams.trace(base, 1000, name="BLOOM-176B")
+    event = streams.trace(base, 1000, name="BLOOM-176B", reach=9)
     assert not flags_of(RULE[name], np.concatenate([base.loss[:1000], event.loss]))[1000:].any()
 
 
@@ -213,6 +213,125 @@ def test_the_tail_of_spot_is_that_of_its_excesses() -> None:
     shape, spread = peers.pareto(-3.0 * np.log(uniform))
     assert shape == 0.0
     assert spread == pytest.approx(3.0, rel=0.01)
+
+
+def alternating(steps: int, *, half: float = 0.1) -> Column:
+    """1 - half, 1 + half, 1 - half, ...: its mean is 1 and its deviation half, in every even window."""
+    return np.where(np.arange(steps) % 2, 1 + half, 1 - half)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "deviations", "window"),
+    [
+        ("3 sigma / 100", 100, 3, 100),
+        ("OLMo-core 6 sigma / 128", 63, 6, 128),
+        ("OLMo 2 score 7 sigma / 1000", 1000, 7, 1000),
+    ],
+)
+def test_so_many_sample_deviations_above_the_mean(name: str, first: int, deviations: float, window: int) -> None:
+    limit = 1 + deviations * 0.1 * math.sqrt(window / (window - 1))
+    for factor, expected in ((0.999, []), (1.001, [1400])):
+        loss = alternating(2000)
+        loss[1400] = factor * limit
+        assert np.flatnonzero(RULE[name].flags(loss, None)).tolist() == expected
+    young = alternating(2000)
+    young[first - 1] = 50.0
+    assert not RULE[name].flags(young, None)[first - 1]
+    young[first + 1] = 500.0
+    assert RULE[name].flags(young, None)[first + 1]
+
+
+def test_of_these_the_score_of_olmo_2_alone_looks_down_too() -> None:
+    loss = alternating(2000)
+    loss[1400] = 0.1
+    assert np.flatnonzero(RULE["OLMo 2 score 7 sigma / 1000"].flags(loss, None)).tolist() == [1400]
+    assert not RULE["3 sigma / 100"].flags(loss, None).any()
+
+
+@pytest.mark.parametrize("threshold", [3, 5])
+def test_z_of_llm_c_over_the_last_128_and_itself(threshold: int) -> None:
+    # z of one value d above 127 that vary by 0.1: about (127/128) d / sqrt(0.01 + 127/128^2 d^2)
+    d = 0.1 * threshold / math.sqrt((127 / 128) ** 2 - threshold**2 * 127 / 128**2)
+    for factor, expected in ((0.98, []), (1.02, [1400])):
+        loss = alternating(2000)
+        loss[1400] = 1 + factor * d
+        assert np.flatnonzero(RULE[f"llm.c z > {threshold} / 128"].flags(loss, None)).tolist() == expected
+
+
+def test_lightning_flags_three_times_the_mean_of_the_last_ten_accepted() -> None:
+    loss = np.full(100, 2.0)
+    loss[[50, 51, 52]] = 5.99, 30.0, 7.0  # 5.99 is accepted: the mean is then 2.399, and 7.0 is below 3 x 2.399
+    assert np.flatnonzero(RULE["Lightning 3x / 10"].flags(loss, None)).tolist() == [51]
+    loss[52] = 7.2
+    assert np.flatnonzero(RULE["Lightning 3x / 10"].flags(loss, None)).tolist() == [51, 52]
+
+
+def test_flagscale_flags_a_fifth_above_the_last_good_value() -> None:
+    loss = np.full(100, 2.0)
+    loss[[50, 60, 61]] = 2.39, 2.41, 2.399
+    assert np.flatnonzero(RULE["FlagScale 0.2"].flags(loss, None)).tolist() == [60]
+
+
+def test_llm_foundry_wants_the_whole_row_and_a_full_window() -> None:
+    loss = np.full(400, 2.0)
+    loss[10:20] = 50.0
+    loss[300:304] = 50.0  # four
+    assert not RULE["llm-foundry 2x, 5 in a row"].flags(loss, None).any()
+
+
+def test_marin_wants_a_rise_of_a_twentieth_and_six_deviations() -> None:
+    rule = RULE["Marin 6 sigma, 30 after 330"]
+    for half, rise, expected in ((0.001, 0.04, False), (0.001, 0.06, True), (0.1, 0.55, False), (0.1, 0.65, True)):
+        loss = alternating(1000, half=half)
+        loss[600:] += rise + half  # the smallest of them is the lower of the two
+        assert rule.flags(loss, None).any() == expected, (half, rise)
+
+
+@pytest.mark.parametrize(("threshold", "largest"), [(1.1, 1.1), (1.25, 1.25)])
+def test_metaseq_by_its_formula(threshold: float, largest: float) -> None:
+    # x over 0.8 + 0.2 x is more than t where x > 0.8 t / (1 - 0.2 t)
+    limit = 2.0 * 0.8 * largest / (1 - 0.2 * largest)
+    for factor, expected in ((0.999, []), (1.001, [150])):
+        loss = np.full(300, 2.0)
+        loss[150] = factor * limit
+        assert np.flatnonzero(RULE[f"metaseq {threshold}"].flags(loss, None)).tolist() == expected
+
+
+def test_zclip_begins_after_25_and_has_z_by_its_running_moments() -> None:
+    norm = alternating(200, half=0.1)
+    norm[[24, 100]] = 9.0, 1.0
+    assert not flags_of(RULE["ZClip 2.5"], norm, norm)[:25].any()
+    norm = alternating(2000, half=0.1)
+    norm[[1501, 1601]] = 1.2, 1.3  # the deviation is about 0.1
+    assert np.flatnonzero(flags_of(RULE["ZClip 2.5"], norm, norm)).tolist() == [1601]
+
+
+@pytest.mark.parametrize("name", ["SPOT 1e-4", "SPOT 1e-5", "DSPOT 1e-4", "DSPOT 1e-5"])
+def test_spot_flags_what_its_tail_gives_the_risk(name: str) -> None:
+    # exponential quantiles in random order: a value of risk q is one of -log q
+    exponential = -np.log((np.arange(1000) + 0.5) / 1000)
+    for factor, is_flagged in ((0.8, False), (1.25, True)):
+        loss = 100 + np.concatenate([np.random.default_rng(i).permutation(exponential) for i in range(3)])
+        loss[2000] = 100 + factor * RULE[name].threshold * math.log(10)
+        flags = RULE[name].flags(loss, None)
+        assert flags[2000] == is_flagged
+        assert not flags[: 1050 if name.startswith("D") else 1000].any()
+        assert flags.sum() <= 3
+
+
+def test_spot_is_blind_on_a_loss_that_has_fallen_and_dspot_is_not() -> None:
+    loss = calm(4000, level=0.1) + np.linspace(10, 8, 4000)
+    loss[3500] += 1.0
+    assert not RULE["SPOT 1e-4"].flags(loss, None).any()
+    assert np.flatnonzero(RULE["DSPOT 1e-5"].flags(loss, None)).tolist() == [3500]
+
+
+def test_the_control_flags_as_often_as_it_says() -> None:
+    assert RULE["control: by chance"].flags(calm(100_000), None).mean() == pytest.approx(0.01, rel=0.1)
+
+
+def test_every_rule_of_the_list_is_here() -> None:
+    assert len(peers.RULES) == 24
 
 
 # but for the control, which is drawn for the whole column, and llm-foundry, whose window is a share of the run

@@ -14,9 +14,8 @@ from bench import streams
 
 PLACE = 1500
 INJECTIONS: dict[str, Injection] = {
+    **streams.FAULTS,
     **streams.BURSTS,
-    **streams.SPIKES,
-    **streams.SECOND,
     "NaN": streams.NAN_THEN,
     "shift": streams.SHIFT,
     "drift": streams.DRIFT,
@@ -63,8 +62,22 @@ def test_an_injection_changes_the_steps_that_it_calls_bad_and_no_other(name: str
     assert event.grad_norm is not None
     assert before.grad_norm is not None
     changed = (event.loss != before.loss) | (event.grad_norm != before.grad_norm)
-    assert np.flatnonzero(changed).tolist() == list(event.bad)
-    assert len(event.bad) > 0
+    # the published traces begin at the level before
+    assert np.flatnonzero(changed).tolist() == ([0] if name in streams.TRACES else []) + list(event.bad)
+    assert event.onset in event.bad
+
+
+@pytest.mark.parametrize("name", streams.EVENTS)
+def test_a_fault_can_be_found_for_200_steps(name: str, base: Stream) -> None:
+    event = streams.EVENTS[name](base, PLACE)
+    assert len(event) - event.onset > 200
+    assert (event.peak is not None) == (name in streams.TRACES)
+
+
+def test_of_two_shocks_the_second_is_to_be_found(base: Stream) -> None:
+    event = streams.FAULTS["norm x20, 40 after x1000"](base, PLACE)
+    assert event.bad == (0, 40)
+    assert event.onset == 40
 
 
 def test_the_control_is_the_run_itself_and_a_copy(base: Stream) -> None:
@@ -96,13 +109,14 @@ def test_only_the_first_step_of_a_nan_stream_is_nan(base: Stream) -> None:
 
 
 def test_the_traces_are_the_published_ones_on_the_level_of_the_run(base: Stream) -> None:
-    bloom = streams.trace(base, PLACE, name="BLOOM-176B")
+    bloom = streams.FAULTS["BLOOM-176B"](base, PLACE)
     assert bloom.grad_norm is not None
-    assert bloom.peak == 5
+    assert (bloom.onset, bloom.peak) == (1, 5)
+    assert (bloom.loss[9:] == base.loss[PLACE + 9 : PLACE + len(bloom)]).all()
     assert bloom.loss[5] / bloom.loss[0] == pytest.approx(5.098 / 2.199)
     assert bloom.grad_norm[4] / bloom.grad_norm[0] == pytest.approx(145 / 0.242)
     assert bloom.loss[0] == pytest.approx(streams.level_at(base, PLACE))
-    assert streams.trace(base, PLACE, name="BigScience 104B").peak == 2
+    assert streams.FAULTS["BigScience 104B"](base, PLACE).peak == 2
 
 
 def test_the_worked_example_has_its_published_figures() -> None:
