@@ -286,21 +286,23 @@ class ZClip(Rule):
     warmup: int = 25
 
     def flags(self, loss: Column, grad_norm: Column | None) -> Flags:
-        """Where it clips harder than usual. A NaN stays in mean and variance."""
-        flags = np.zeros(len(loss), dtype=bool)
-        if grad_norm is None or len(grad_norm) < self.warmup:
-            return flags
+        """Where it clips harder than usual."""
+        return np.zeros(len(loss), dtype=bool) if grad_norm is None else self.clipped(grad_norm) < grad_norm
+
+    def clipped(self, grad_norm: Column) -> Column:
+        """What it clips each norm to; the norm itself, where it does not. A NaN stays in mean and variance."""
+        clipped = grad_norm.copy()
+        if len(grad_norm) < self.warmup:
+            return clipped
         mean, variance = float(grad_norm[: self.warmup].mean()), float(grad_norm[: self.warmup].var())
         for i, x in enumerate(grad_norm[self.warmup :].tolist(), self.warmup):
             deviation = math.sqrt(variance)
             z = (x - mean) / (deviation + 1e-6)
-            effective = x
             if z > self.threshold:
-                flags[i] = True
-                effective = mean + self.threshold**2 * deviation / z
-            mean = self.keep * mean + (1 - self.keep) * effective
-            variance = self.keep * variance + (1 - self.keep) * (effective - mean) ** 2
-        return flags
+                clipped[i] = x = mean + self.threshold**2 * deviation / z
+            mean = self.keep * mean + (1 - self.keep) * x
+            variance = self.keep * variance + (1 - self.keep) * (x - mean) ** 2
+        return clipped
 
 
 class Watcher(Protocol):
