@@ -42,14 +42,17 @@ class Cell(NamedTuple):
     rule: str
 
 
-def cells_of(seeds: Sequence[int], rules: Sequence[str]) -> Iterator[Cell]:
-    """What is to be run: first what everything is compared with."""
+def cells_of(seeds: Sequence[int], rules: Sequence[str], words: Sequence[str] = ("",)) -> Iterator[Cell]:
+    """What is to be run, of the cases that have one of the words in their names: first what all are compared with."""
+    faults, controls = (
+        [case for case in each if any(word in case.name for word in words)] for each in (FAULTS, CONTROLS)
+    )
     for seed in seeds:
         yield from (Cell(seed, case.name, PLAIN) for case in (CLEAN, *PLACEBOS, *MOVED))
     for seed in seeds:
-        yield from (Cell(seed, case.name, rule) for case in FAULTS for rule in rules)
+        yield from (Cell(seed, case.name, rule) for case in faults for rule in rules)
         acting = [rule for rule in rules if rule not in NEVER_ACT]
-        for control in CONTROLS:
+        for control in controls:
             those = [SEALEGS] if control.is_announced else [PLAIN, *acting]
             yield from (Cell(seed, control.name, rule) for rule in those if rule != SEALEGS or SEALEGS in rules)
 
@@ -120,6 +123,7 @@ def arguments() -> argparse.Namespace:
     words.add_argument("--compile", action="store_true")
     words.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     words.add_argument("--rules", nargs="+", default=list(ALL_RULES), choices=ALL_RULES)
+    words.add_argument("--cases", nargs="+", default=[""], help="words in the names of faults and controls")
     words.add_argument("--jobs", type=int, default=2)
     words.add_argument("--limit-seconds", type=float, default=1e9, help="after which no cell is begun")
     words.add_argument("--keep", type=Path, help="where finished cells are, and are looked for")
@@ -138,7 +142,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         keep = chosen.keep or Path(scratch)
         keep.mkdir(parents=True, exist_ok=True)
-        cells = list(cells_of(chosen.seeds, chosen.rules))
+        cells = list(cells_of(chosen.seeds, chosen.rules, chosen.cases))
         place = chosen.scratch or keep / "beginnings"
         results = all_done(plan, cells, keep, place, chosen.jobs, chosen.limit_seconds)
     about: dict[str, Any] = {

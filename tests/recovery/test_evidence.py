@@ -46,18 +46,31 @@ def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
 
 
-def test_other_data_are_told_from_damaged_weights_by_how_much_dearer_each_has_become() -> None:
+def after_a_leap(to: float) -> Evidence:
     evidence = Evidence(Playbook.standard())
     for step in range(40):
         seen(evidence, step, loss=2.0)
     for step in range(40, 52):
-        seen(evidence, step, "skip", loss=4.0)
-    doubled = math.log(2)
-    assert evidence.is_of_the_data(0.2 * doubled), "a batch from before has hardly changed"
+        seen(evidence, step, "skip", loss=to)
+    return evidence
+
+
+def test_other_data_are_told_from_damaged_weights_by_how_much_dearer_each_has_become() -> None:
+    evidence, doubled = after_a_leap(4.0), math.log(2)
+    assert evidence.is_of_the_data(0.4 * doubled), "a batch from before has changed much less"
     assert not evidence.is_of_the_data(0.9 * doubled), "it has changed as the new ones have"
     assert not evidence.is_of_the_data(math.inf)
+    assert not after_a_leap(2.4).is_of_the_data(0.0), "no leap: a single batch does not tell such things apart"
+
+
+def test_what_was_usual_before_a_leap_is_remembered_as_long_as_it_lasts() -> None:
+    evidence = after_a_leap(4.0)
+    assert evidence.is_of_the_data(0.0)
+    for step in range(52, 200):
+        seen(evidence, step, "skip", loss=3.9)
+    assert evidence.is_of_the_data(0.2)
     evidence.forget()
-    for step in range(52, 57):
+    for step in range(200, 205):
         seen(evidence, step, "skip", loss=4.0)
     assert not evidence.is_of_the_data(0.0), "nothing is known of before"
 

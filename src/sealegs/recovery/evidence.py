@@ -19,11 +19,13 @@ WINDOW = 100
 PROBE_AGAIN = 20
 """Skips among them that ask for a probe too, and after which one is made once more. So many healthy steps between two
 bad ones, and they are two troubles."""
-OF_THE_RISE = 0.25
-"""Of what the batches that come have become dearer by, a batch from before shares at least this where the weights are
-at fault. Of other data it shares less: weights that learn them forget what they knew, but slowly."""
+LEAP = math.log(1.25)
+"""By how much the batches that come must have become dearer at once for that to be a change of the data ..."""
+FORGOTTEN = 0.5
+"""... and how much of it, at most, one from before has become dearer by: weights that learn other data forget what they
+knew, but slowly; where they are at fault themselves, both are as dear."""
 LATELY = 8
-"""Steps that say what batches cost now."""
+"""Steps that say what batches cost."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed ..."""
 SUREST = 4.0
@@ -76,6 +78,8 @@ class Evidence:
         self._since_probe = 0
         """Steps since that."""
         self._is_probed = False
+        self._leap = 0.0
+        """Of the loss of batches, as a logarithm, where trouble began."""
         self.is_sound = False
         """Whether the last probe found that it is the data, and not the weights: going back would change nothing."""
         self._is_lasting = False
@@ -110,16 +114,18 @@ class Evidence:
         return blamed((float(each.row["loss"]), shares_of(str(each.row.get("sources", "")))) for each in seen)
 
     def is_of_the_data(self, rise: float) -> bool:
-        """Whether the batches that come have become dearer by far more than one from before, whose logarithm of the
-        loss has risen by so much."""
+        """Whether the batches that come became dearer by far more than one from before, whose loss has risen by so
+        much, as a logarithm."""
         onset = self._onset(PROBE_AGAIN)
         losses = [
             math.log(loss) if 0 < (loss := float(seen.row["loss"])) < math.inf else math.inf for seen in self._recent
         ]
-        before, now = losses[:onset][-WINDOW // 2 :], losses[onset:][-LATELY:]
-        if len(before) < LATELY or not now:
-            return False  # what was usual is not known
-        return rise < OF_THE_RISE * (median(now) - median(before))
+        before, since = losses[:onset][-WINDOW // 2 :], losses[onset:]
+        if len(before) >= LATELY:  # else it began before what is remembered, and is as it was found then
+            # an onset may be dated too early, so the dearest stretch since then
+            stretches = [since[first : first + LATELY] for first in range(max(len(since) - LATELY + 1, 1))]
+            self._leap = max(map(median, stretches)) - median(before)
+        return self._leap >= LEAP and rise <= FORGOTTEN * self._leap
 
     def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
         """What a batch showed that was healthy before: bad now, and it is the weights; good, and it is the data."""
