@@ -1,6 +1,6 @@
 """How often a post-mortem names the cause that was put in: a Markdown table, a row for each drill.
 
-    python bench/drills.py [--seeds 701 702 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
+    python bench/drills.py [--seeds 711 712 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
 
 In a drill one thing is wrong with a run, nothing is done about it, the first incident is run again from its capsule,
 and its post-mortem is written. `nano` and `toy` are runs of the lab: a fault strikes at step 230 a branch of one run
@@ -50,7 +50,7 @@ from sealegs.replay.capsule import open_capsule
 from sealegs.replay.subject import Subject
 
 FORK, AT, STEPS = 200, 230, 300
-SEEDS = tuple(range(701, 711))
+SEEDS = tuple(range(711, 721))
 NOT_KNOWN, NO_INCIDENT = "not known", "no incident"
 RANGE = re.compile(r"(\d+(?:\.\d+)?)\.\.(\d+(?:\.\d+)?)|([\w.]+(?:\|[\w.]+)+)")
 """What a seed draws: a number (``9..30``, ``0.21..0.4``), or one of some words (``head|blocks.0``)."""

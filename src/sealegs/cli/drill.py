@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -197,6 +197,8 @@ def _done(loop: "Loop", place: Path, clean: float, spread: float, options: Optio
     folder = place / "".join(letter if letter.isalnum() or letter in "-.=" else "_" for letter in drill.name)
     watched = loop.ending(folder / "unguarded", drill, guarded=False)
     guarded = loop.ending(folder / "guarded", drill, guarded=True)
+    if drill.settings and drill.faults:  # beside a run of the same settings: it is the fault that is asked about
+        clean = loop.ending(folder / "clean", replace(drill, faults=()), guarded=True)
     gaps = ((watched - clean) / spread, (guarded - clean) / spread)
     explain = partial(_cause_of, options.build) if options.diagnose and not drill.is_benign else None
     return score(drill, loop.at, folder / "unguarded", folder / "guarded", gaps, explain)

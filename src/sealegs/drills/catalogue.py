@@ -163,7 +163,7 @@ _HARDWARE = _of(
         "one step's gradient x1000, as of one bad rank",
     ),
     ("flipped-gradient", "bit-flip", "corrupt-gradient", "the top exponent bit of one gradient"),
-    ("flipped-activation", "bit-flip:in=activation", "corrupt-gradient", "the same in an activation"),
+    ("flipped-activation", "bit-flip:in=activation", "kernel-fault", "the same in an activation"),
     ("flipped-weight", "bit-flip:in=weight", "corrupt-weight", "the same in a weight, for good"),
     ("flipped-first-moment", "bit-flip:in=moment1", "corrupt-weight", "the same in a first moment"),
     ("flipped-second-moment", "bit-flip:in=moment2", "", "the same in a second moment"),

@@ -58,7 +58,7 @@ class Score:
 
     @property
     def _is_harm(self) -> bool:
-        return not abs(self.watched) <= CLOSE
+        return not self.watched <= CLOSE
 
     @property
     def verdict(self) -> Verdict:

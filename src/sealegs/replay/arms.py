@@ -1,8 +1,9 @@
 """An experiment in, its arms out: what is changed in each, and which cause that takes away or adds."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -339,10 +340,18 @@ def zero_first(subject: Subject) -> None:
         moment.zero_()
 
 
-def zero_both(subject: Subject) -> None:
-    """Forget all that was gathered of gradients, as a resume without the optimizer's state does."""
-    for _, moment in _moments(subject, (*FIRST_MOMENTS, *SECOND_MOMENTS)):
+def zero(names: Sequence[str], subject: Subject) -> None:
+    """Forget what was gathered of gradients, as a resume without the optimizer's state does, or with a part of it."""
+    for _, moment in _moments(subject, names):
         moment.zero_()
+
+
+LOST: dict[str, Callable[[Subject], None]] = {
+    "its moments": partial(zero, (*FIRST_MOMENTS, *SECOND_MOMENTS)),
+    "its second moment": partial(zero, SECOND_MOMENTS),
+    "its first moment": partial(zero, FIRST_MOMENTS),
+}
+"""What an optimizer can be without."""
 
 
 def _moments(subject: Subject, names: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sealegs.replay.arms import zero_both
+from sealegs.replay.arms import LOST
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Seen, Subject
 
 ALIKE = 0.01
 """Relative difference up to which two gradient norms are the same, and a loss is explained."""
+PASSED = 0.05
+"""What may be left of a difference one step later, where it was of that step alone."""
 ROUNDING, LEAP = 1e-6, 10.0
 """Relative difference that is none; and by what factor one must exceed all before it to be news."""
 RATES = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
@@ -65,10 +67,13 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
             "corrupt-gradient",
             f"{left}; its loss is the same, so it is the backward pass or the exchange of gradients",
         )
+    if _is_over_at_once(experiment, left):
+        return "kernel-fault", f"{left}; the step after it is as the rerun has it, so that the weights were sound"
     step = left.step - 1
     experiment.hold(step)
-    if _misfit(_after(experiment, step, before=zero_both), experiment, left) < ALIKE:
-        return "optimizer-reset", f"{left}; an optimizer without its moments at step {step} gives what was recorded"
+    for lost, lose in LOST.items():
+        if _misfit(_after(experiment, step, before=lose), experiment, left) < ALIKE:
+            return "optimizer-reset", f"{left}; an optimizer without {lost} at step {step} gives what was recorded"
     factor, misfit = _nearest_rate(experiment, left)
     if misfit < ALIKE:
         text = f"a learning rate {factor:.3g} times the one in the log at step {step} gives what was recorded"
@@ -77,6 +82,15 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
         f"{left}; neither data nor schedule nor another learning rate nor lost moments explain it: the weights were "
         "changed by something else, a memory fault or a bad write"
     )
+
+
+def _is_over_at_once(experiment: Experiment, left: Departure) -> bool:
+    """Whether the loss of the next step is, by far, less wrong: other weights, or lost ones, stay so."""
+    after = left.step + 1
+    if after not in experiment.seen:
+        return False
+    apart = abs(float(experiment.rows[after]["loss"]) - experiment.seen[after].loss)
+    return apart < PASSED * abs(left.was - left.now)  # never where one of them is not finite
 
 
 def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float]:
