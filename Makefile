@@ -23,9 +23,10 @@ format: .venv/test.stamp  ## mend what can be mended by machine
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/test.stamp  ## the measurements behind docs/benchmarks
+bench: .venv/test.stamp  ## SpikeBench: detectors, recovery, overhead, diagnosis (about 15 minutes, then `make drills`)
+	$(BIN)/python bench/detectors.py --keep experiments/bench/detectors
+	OMP_NUM_THREADS=1 $(BIN)/python bench/survival.py --keep experiments/bench/survival
 	$(BIN)/python bench/overhead.py
-	$(BIN)/python bench/detectors.py
 	$(BIN)/python bench/reading.py
 	$(BIN)/python bench/dashboard.py
 

@@ -23,6 +23,7 @@ def scored(name: str = "lr-x30", *, watched: float, guarded: float, **known: Any
         (math.nan, 1.9, SEEN, "survived"),
         (0.1, 0.1, {}, "no effect"),
         (0.1, 0.1, SEEN, "survived"),
+        (-9.0, -9.0, {}, "harmless"),
         (50.0, 2.1, SEEN, "damaged"),
         (0.1, 3.0, SEEN, "damaged"),
         (50.0, math.nan, SEEN, "lost"),

@@ -13,9 +13,9 @@ from sealegs.report.interventions import interventions
 CLOSE = 2.0
 """Clean spreads that a run may end from its twin and be as good."""
 Verdict: TypeAlias = Literal[
-    "survived", "no effect", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
+    "survived", "no effect", "harmless", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
 ]
-GOOD: tuple[Verdict, ...] = ("survived", "no effect", "left alone")
+GOOD: tuple[Verdict, ...] = ("survived", "no effect", "harmless", "left alone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,9 @@ class Score:
             return "lost"
         if self.guarded > CLOSE:
             return "damaged"
-        return "survived" if self._is_harm or self.seen is not None else "no effect"
+        if self._is_harm or self.seen is not None:
+            return "survived"
+        return "no effect" if abs(self.watched) <= CLOSE else "harmless"
 
 
 def score(

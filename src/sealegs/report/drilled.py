@@ -12,7 +12,7 @@ import msgspec
 from sealegs.record.schema import speakable, unspell
 
 WIDTH = 110
-HARMLESS = ("survived", "no effect", "left alone")
+GOOD = ("survived", "no effect", "harmless", "left alone")
 
 
 class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,9 @@ class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
     """As ``sealegs train --inject`` has them."""
     settings: list[str]
     """Of the lab, that were changed."""
-    verdict: Literal["survived", "no effect", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"]
+    verdict: Literal[
+        "survived", "no effect", "harmless", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
+    ]
     unguarded: float | str
     """The gap of the run that nobody helped ..."""
     guarded: float | str
@@ -137,7 +139,7 @@ def _summary(drilled: Drilled) -> Iterator[str]:
         wrong = sum(each.is_right is False and each.cause is not None for each in asked)
         yield f"Tested causes: {right} of {len(asked)} right, {wrong} wrong, {len(asked) - right - wrong} not known."
     for each in drilled.drills:
-        if each.verdict not in HARMLESS:
+        if each.verdict not in GOOD:
             done = "; ".join(each.done) or "nothing"
             told = f"{each.name}, {each.verdict}: {each.what}. Done: {done}."
             yield textwrap.fill(told, WIDTH, subsequent_indent="  ")
