@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -210,7 +211,7 @@ def figure(cells: Sequence[Done], after: int, file: Path) -> None:
             axes.scatter(*zip(*points, strict=True), s=26 if is_ours else 18, label=rule, **look)
     axes.axhspan(-LIMIT, LIMIT, color="0.9", zorder=0)
     axes.set_yscale("symlog", linthresh=LIMIT)
-    axes.set_xticks(range(len(FAULTS)), [case.name.replace(", ", ",\n") for case in FAULTS])
+    axes.set_xticks(range(len(FAULTS)), [textwrap.fill(case.name, 16) for case in FAULTS])
     axes.set_yticks(
         [-100, -10, -2, 0, 2, 10, 100, 1000, gone], ["-100", "-10", "-2", "0", "2", "10", "100", "1000", "not finite"]
     )
