@@ -107,7 +107,7 @@ DRILLS = (
             ("nano", "random-shard:batches=8..35", "bad-data-batch"),
             ("nano", "shifted-labels:batches=10..35", "bad-data-batch"),
             ("nano", "rare-tokens:batches=4..16", "long-tail-token"),
-            ("nano", "duplicate-batch:batches=45..69", "duplicate-batch"),
+            ("nano", "duplicate-batch:batches=45..60", "duplicate-batch"),
             ("nano", "lr-spike:factor=35..90,steps=4..10", "unlogged-step-size"),
             ("nano", "lr-spike:factor=32..70,steps=8..20,log=shows", "lr-discontinuity"),
             ("nano", "nan-gradient:tensor=blocks.0|blocks.1.mlp|embedding", "corrupt-gradient"),
@@ -117,14 +117,14 @@ DRILLS = (
             ("nano", "", ""),
             ("toy", "random-shard:batches=8..35", "bad-data-batch"),
             ("toy", "rare-tokens:batches=4..16", "long-tail-token"),
-            ("toy", "duplicate-batch:batches=45..69", "duplicate-batch"),
+            ("toy", "duplicate-batch:batches=45..60", "duplicate-batch"),
             ("toy", "lr-spike:factor=55..120,steps=4..10", "unlogged-step-size"),
             ("toy", "weight-scale:factor=10..30,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
         )
     ),
     Drill(
         where="nano",
-        what="optimizer.lr=3.1..7.9,optimizer.warmup_steps=400,optimizer.clip=0",
+        what="optimizer.lr=6.5..11.0,optimizer.warmup_steps=1600,optimizer.clip=0",
         cause="lr-too-high",
     ),
     Drill(

@@ -5,7 +5,7 @@ train(wrong, seed=3, folder=Path("run"))
 subject = build(wrong, seed=3)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import sealegs
+from sealegs.faults.gradient import inject
+from sealegs.faults.spec import parse
 
 AT, STEPS, FEATURES = 300, 340, 16
 USUAL = {
@@ -132,8 +134,8 @@ def batches(wrong: Wrong, seed: int) -> list[dict[str, Tensor]]:
     return made
 
 
-def train(wrong: Wrong, seed: int, folder: Path) -> None:
-    """A run that is watched, and that nobody helps."""
+def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> None:
+    """A run that is watched, and that nobody helps; with faults as ``sealegs train --inject`` has them."""
     subject, cause = build(wrong, seed), wrong.cause
     model, [optimizer], scaler = subject.model, subject.optimizers, subject.scaler
     first, last = model.get_parameter("1.weight"), model.get_parameter("3.weight")
@@ -141,7 +143,10 @@ def train(wrong: Wrong, seed: int, folder: Path) -> None:
     how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**22, "act": False}
     how |= {"scheduler": subject.schedulers, "clip": None if cause == "stale-beta2" else 1.0}
     how |= {"scaler": scaler} if scaler.is_enabled() else {}
-    with sealegs.Guard(model, optimizer, run=folder, **how) as guard:
+    with (
+        sealegs.Guard(model, optimizer, run=folder, **how) as guard,
+        inject(map(parse, faults), model, optimizers=optimizer, clock=lambda: guard.number),
+    ):
         for batch in guard.batches(batches(wrong, seed)):
             strikes = guard.number == AT
             with torch.no_grad():

@@ -30,6 +30,22 @@ def test_the_cause_is_the_one_that_was_put_in(what: str, tmp_path: Path) -> None
     assert found.cause == wrong.cause, found.because
 
 
+@pytest.mark.parametrize(
+    ("fault", "cause", "told"),
+    [
+        ("activation-scale:factor=30,module=1", "kernel-fault", "the step after it is as the rerun has it"),
+        ("weight-scale:factor=12,tensor=1.weight", "corrupt-weight", "the weights were changed by something else"),
+    ],
+)
+def test_what_is_not_in_the_record_is_told_apart(fault: str, cause: str, told: str, tmp_path: Path) -> None:
+    healthy = other_loop.parsed("")
+    other_loop.train(healthy, 0, tmp_path / "a", [f"{fault}@{other_loop.AT}"])
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    found = put_to_the_test(Experiment(capsule, other_loop.build(healthy, 0)))
+    assert found.cause == cause, found.because
+    assert told in found.because
+
+
 def test_where_nothing_is_wrong_there_is_nothing_to_explain(tmp_path: Path) -> None:
     other_loop.train(other_loop.parsed(""), 0, tmp_path / "a")
     assert not (tmp_path / "a" / "incidents").exists()
