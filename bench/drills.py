@@ -124,7 +124,7 @@ DRILLS = (
     ),
     Drill(
         where="nano",
-        what="optimizer.lr=6.5..11.0,optimizer.warmup_steps=1600,optimizer.clip=0",
+        what="optimizer.lr=3.1..7.9,optimizer.warmup_steps=400,optimizer.clip=0",
         cause="lr-too-high",
     ),
     Drill(
