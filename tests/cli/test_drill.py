@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sealegs.cli import drill
 from sealegs.cli.main import main
 from sealegs.report.drilled import Drilled, DrillShown, page, schema
 
@@ -28,6 +29,11 @@ def without_batches():
     model = torch.nn.Linear(4, 1)
     return sealegs.Subject(model=model, optimizers=[torch.optim.SGD(model.parameters())], loss=model)
 """
+
+
+@pytest.fixture(autouse=True)
+def few_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill, "LEFT_OUT", (1, 10))
 
 
 @pytest.fixture
