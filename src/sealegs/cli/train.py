@@ -213,7 +213,8 @@ def stop_signals() -> Iterator[Callable[[], str | None]]:
 
     def ask(number: int, _: object) -> None:
         asked.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
-        signal.signal(number, before[number])
+        # not what was there before: a job in the background begins with SIGINT ignored, and could not be stopped
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         with suppress(OSError):  # a terminal that has gone must not cost the checkpoint
             print(
                 "\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr, flush=True
