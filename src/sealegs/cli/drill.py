@@ -24,7 +24,7 @@ from sealegs.diagnosis.causes import causes
 from sealegs.drills.catalogue import DRILLS, Drill, chosen
 from sealegs.errors import ConfigError, MissingExtra, SealegsError
 from sealegs.record.schema import CAPSULE, INCIDENTS
-from sealegs.report.drilled import Drilled, DrillShown, contract, listed, page
+from sealegs.report.drilled import GOOD, Drilled, DrillShown, contract, listed, page
 from sealegs.report.postmortem import FILE
 from sealegs.report.postmortem_causes import title_of
 
@@ -137,7 +137,7 @@ def _loop(options: Options, place: Path) -> "Loop":
 
 def _drilled(options: Options, loop: "Loop", wanted: Sequence[Drill], place: Path) -> Drilled:
     """Twins first, then every drill; as it comes, a line on stderr."""
-    from sealegs.drills.score import CLOSE, GOOD
+    from sealegs.drills.score import CLOSE
 
     began = time.monotonic()
     total = 1 + len(LEFT_OUT) + len(wanted)

@@ -4,18 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from sealegs.drills.catalogue import Drill
 from sealegs.record.run import Run, open_run
+from sealegs.report.drilled import Verdict
 from sealegs.report.interventions import interventions
 
 CLOSE = 2.0
 """Clean spreads that a run may end from its twin and be as good."""
-Verdict: TypeAlias = Literal[
-    "survived", "no effect", "harmless", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
-]
-GOOD: tuple[Verdict, ...] = ("survived", "no effect", "harmless", "left alone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,17 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from sealegs.record.schema import speakable, unspell
 
 WIDTH = 110
-GOOD = ("survived", "no effect", "harmless", "left alone")
+Verdict: TypeAlias = Literal[
+    "survived", "no effect", "harmless", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
+]
+GOOD: tuple[Verdict, ...] = ("survived", "no effect", "harmless", "left alone")
 
 
 class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,9 +28,7 @@ class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
     """As ``sealegs train --inject`` has them."""
     settings: list[str]
     """Of the lab, that were changed."""
-    verdict: Literal[
-        "survived", "no effect", "harmless", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
-    ]
+    verdict: Verdict
     unguarded: float | str
     """The gap of the run that nobody helped ..."""
     guarded: float | str
