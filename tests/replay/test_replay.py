@@ -163,22 +163,24 @@ def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, mo
 @pytest.mark.parametrize(
     ("without", "placebos", "standing"),
     [
-        ([0.01, 0.02, 0.01], [0.13, 0.44, 0.15, 0.93], "necessary"),
-        ([0.01, 0.14, 0.01], [0.13, 0.44, 0.15, 0.93], "unknown"),  # as little is left of a placebo
-        ([0.01], [0.13, 0.44], "unknown"),  # once may be chance
-        ([0.0, 0.0, 0.0], [0.01, 0.02, 0.02, 1.2], "unknown"),  # most harmless changes end it
+        ({"x0.5": [1, 2, 1, 1]}, [13, 44, 15, 93, 19], "necessary"),
+        ({"x0.5": [9, 14], "x0.1": [1, 0, 1, 2]}, [13, 44, 15, 93, 19], "necessary"),  # one of two arms is enough
+        ({"x0.5": [1, 14, 1, 1]}, [13, 44, 15, 93, 19], "unknown"),  # as little is left of a placebo
+        ({"x0.5": [1, 1], "x0.1": [1, 1]}, [13, 44, 15, 93, 19], "unknown"),  # neither was repeated
+        ({"x0.5": [0, 0, 0, 0]}, [3, 44, 15, 120, 90], "unknown"),  # a harmless change ends it
     ],
 )
 def test_where_chance_has_its_part_it_takes_repetition(
-    without: list[float], placebos: list[float], standing: str
+    without: dict[str, list[float]], placebos: list[float], standing: str
 ) -> None:
-    outcome = Outcome(losses={}, grad_norms={}, height=1.0, damage=1.0)
-
-    def tried(kind: Any, cause: str, left: float) -> tests_of_causes.Tried:
-        arm = arms.Arm(name="", kind=kind, cause=cause, does="", change=Change())
+    def tried(kind: Any, cause: str, does: str, size: float) -> tests_of_causes.Tried:
+        arm = arms.Arm(name="", kind=kind, cause=cause, does=does, change=Change())
+        outcome = Outcome(losses={}, grad_norms={}, height=size, damage=0.0)
+        left = size / 100
         return tests_of_causes.Tried(arm=arm, outcome=outcome, left=left, is_there=left >= 0.5, is_gone=left < 0.25)
 
-    seen = [tried("placebo", "", left) for left in placebos] + [tried("without", "lr-too-high", x) for x in without]
+    seen = [tried("placebo", "", "", size) for size in placebos]
+    seen += [tried("without", "lr-too-high", does, size) for does, sizes in without.items() for size in sizes]
     assert tests_of_causes._standing("lr-too-high", seen) == standing
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -20,9 +20,9 @@ GONE = 0.25
 """... and what may be left of it where it is gone, as a share; less than can be seen is allowed, too, ..."""
 THERE = 0.5
 """... but not so much: that must be left of it where it is still there."""
-AGAIN = (1, 2)
-"""Seeds of repetitions, where chance has its part in an incident: three reruns below four placebos come of chance once
-in 35 times."""
+AGAIN = (1, 2, 3)
+"""Seeds of repetitions, where chance has its part in an incident: four reruns below five placebos come of chance once
+in 126 times."""
 
 GROSS = 10.0
 """Times the usual loss: where a batch stands alone, and no other can teach its kind, one so dear is wrong."""
@@ -150,10 +150,23 @@ def _left_by_chance(arm: Arm, tried: Sequence[Tried]) -> float:
     return min((1.0, *placebos))
 
 
-def _once_more(tried: Sequence[Tried]) -> list[Arm]:
-    """Where a harmless change may end it, as where a run drifts apart: placebos and what takes it away, repeated."""
-    gone = [each.arm for each in tried if each.arm.cause and each.arm.kind == "without" and each.left < GONE]
-    return [one_ulp(seed) for seed in AGAIN] + [shaken(arm, seed) for arm in gone for seed in AGAIN]
+def _once_more(tried: Sequence[Tried]) -> Iterator[Arm]:
+    """Where a harmless change may end it, as where a run drifts apart: placebos, and then what takes more of it away
+    than any of them, repeated for as long as it does. ``tried`` is to hold what was made of each."""
+    yield from map(one_ulp, AGAIN)
+    for does in dict.fromkeys(each.arm.does for each in tried if each.arm.cause and each.arm.kind == "without"):
+        for seed in AGAIN:
+            if _is_below_chance(same := [each for each in tried if each.arm.does == does], tried):
+                yield shaken(same[0].arm, seed)
+
+
+def _is_below_chance(reruns: Sequence[Tried], tried: Sequence[Tried]) -> bool:
+    """Whether every rerun shows less than every placebo, and each of these something, if less than there was.
+
+    Whatever the arm asks for; and something, because a lower learning rate is a lower loss where nothing is wrong.
+    """
+    least = min(each.outcome.size for each in tried if each.arm.kind == "placebo")
+    return max(each.outcome.size for each in reruns) < least and least > VISIBLE
 
 
 def _goes_with_its_batches(tried: Sequence[Tried]) -> bool:
@@ -174,15 +187,16 @@ def _tried(arm: Arm, outcome: Outcome, again: Outcome, least: float) -> Tried:
 def _standing(cause: str, tried: Sequence[Tried]) -> Standing:
     """A cause is necessary if the incident is gone without it, sufficient if it is there where nothing else is.
 
-    Where harmless changes may end it, by rank: every rerun without the cause has less of it left than every placebo.
+    Where harmless changes may end it, by rank: every rerun of an arm without the cause, and there are several, shows
+    less than every placebo.
     """
     without = [each for each in tried if each.arm.cause == cause and each.arm.kind == "without"]
     brought = [each for each in tried if each.arm.cause == cause and each.arm.kind == "with"]
     placebos = [each for each in tried if each.arm.kind == "placebo"]
     if any(each.is_gone for each in placebos):
-        is_enough = len(without) > len(AGAIN) and 2 * sum(each.is_gone for each in placebos) <= len(placebos)
-        is_apart = max((each.left for each in without), default=1.0) < min(each.left for each in placebos)
-        return "necessary" if is_enough and is_apart else "unknown"
+        of_each = [[other for other in without if other.arm.does == each.arm.does] for each in without]
+        is_apart = any(len(reruns) > len(AGAIN) and _is_below_chance(reruns, tried) for reruns in of_each)
+        return "necessary" if is_apart else "unknown"
     is_necessary = any(each.is_gone for each in without)
     is_sufficient = bool(brought) and all(each.is_there for each in brought)
     if is_necessary:
@@ -207,7 +221,7 @@ def _concluded(
     if "stale-beta2" in needed:
         others = "; it takes these batches, too" if "bad-data-batch" in needed else ""
         return "stale-beta2", f"with a second moment that forgets sooner the weights stay sound{others}"
-    if "long-tail-token" in needed:
+    if "long-tail-token" in needed and ("lr-too-high" not in needed or _goes_with_its_batches(tried)):
         text = "without the rare tokens the incident is gone, and harmless changes leave it"
         return "long-tail-token", f"{text}: {standings['long-tail-token']}"
     if "bad-data-batch" in needed:
