@@ -98,7 +98,8 @@ def standard() -> tuple[Detector[Any], ...]:
             young_deviations=0.0,
         ),
         Drift(signal="loss", chance=0.5e-4),
-        Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH),  # rises in health, as learning rates fall
+        # rises in health, as learning rates fall, and in warm-up
+        Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH, young_factor=math.inf),
         Proportion(),
         Throughput(),
         Replicas(),

@@ -113,10 +113,24 @@ def test_a_signal_that_may_rise_is_only_watched() -> None:
 
 def test_nothing_is_judged_before_there_is_something_to_compare_with() -> None:
     early, late = losses(1500), losses(1500)
-    early[YOUNG - 2 * BLOCK :] *= 3
+    early[YOUNG - 2 * BLOCK :] *= 1.2
     assert run(early[:YOUNG]) == []
     late[YOUNG:] *= 3
     assert run(late)[0].step == YOUNG + BLOCK - 1 == 1039
+
+
+def test_a_young_run_that_leaves_what_it_had_come_down_to_is_an_alarm() -> None:
+    """Growing spikes, each of which teaches the statistic of single steps that such things happen."""
+    values = losses(400)
+    values[200:] *= 1 + np.abs(np.sin(np.arange(200))) * np.arange(200) / 50
+    watch, alarm = run(values)
+    assert (watch.severity, alarm.severity) == (Severity.WATCH, Severity.ALARM)
+    assert (alarm.note, alarm.lasts, alarm.p) == ("loss up from its lowest", 2 * BLOCK, None)
+    assert 200 < watch.step < alarm.step < 264
+    assert run(values, Drift(young_factor=math.inf)) == []
+    alone = losses(400)
+    alone[200:207] *= 20
+    assert run(alone) == []
 
 
 def test_p_means_what_it_says() -> None:
@@ -151,7 +165,9 @@ def test_what_has_no_logarithm_is_left_out(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"chance": 0.0}, {"chance": 0.5}, {"chance": math.nan}, {"gravest": Severity.HALT}], ids=str
+    "options",
+    [{"chance": 0.0}, {"chance": 0.5}, {"chance": math.nan}, {"gravest": Severity.HALT}, {"young_factor": 1.0}],
+    ids=str,
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

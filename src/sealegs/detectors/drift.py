@@ -2,7 +2,9 @@
 
 The slow channel. Winsorised values are averaged in blocks of 16, so that no single batch counts for much, and each
 block is asked two questions: is it above the blocks before it (the streaming statistic of what it is above them), and
-have the last 200 values been rising (the rank test of Mann and Kendall: whatever the noise is, it has no order)?
+have the last 200 values been rising (the rank test of Mann and Kendall: whatever the noise is, it has no order)? In the
+first thousand values, in which neither can be answered, a coarse rule stands for both: a run that is a quarter above
+what it had come down to does not learn.
 """
 
 import math
@@ -26,6 +28,8 @@ TREND = 13
 FIRST_JUDGED = 64
 """Blocks before anything is judged: 1024 values. The scale of the first 32 comparisons is a guess: p < 1e-4 came 29
 times as often as it should in the eight after them, and not once in the eight after 16 more (300 runs, t5 noise)."""
+YOUNG_BLOCKS = 4
+"""Blocks before the coarse rule judges, which does until the statistic can."""
 QUIET = TREND
 """Blocks without a surprise after which an episode is over: until then it is not reported again."""
 # The mean of sixteen winsorised values is nearly normal, so the slow channel begins with the quantiles and the tail of
@@ -42,10 +46,10 @@ class State(NamedTuple):
     """Of single values: what they are winsorised by."""
     slow: streaming.State = streaming.State()
     """Of blocks: how far each was above those before it."""
+    making: tuple[float, ...] = ()
+    """The block in the making ..."""
     total: float = 0.0
-    """Sum of the block in the making ..."""
-    filled: int = 0
-    """... and of how many values."""
+    """... and its sum, winsorised."""
     blocks: tuple[float, ...] = ()
     """Means of the last blocks."""
     streak: int = 0
@@ -74,10 +78,15 @@ class Drift:
     """Chance of a false watch on a healthy block, both questions together."""
     gravest: Severity = Severity.ALARM
     """What a second block is: ``Severity.WATCH`` for a signal that may rise in health."""
+    young_factor: float = 1.25
+    """While the statistic has too little to go by: so many times its lowest block is a surprise. Of 16 healthy curves
+    none was more than 1.034 times above it for two blocks."""
 
     def __post_init__(self) -> None:
         if not 0 < self.chance <= streaming.LEVELS[-1]:
             raise ConfigError(f"Drift.chance={self.chance}: a chance a block, above 0 and up to {streaming.LEVELS[-1]}")
+        if not self.young_factor > 1:
+            raise ConfigError(f"Drift.young_factor={self.young_factor}: above 1, or math.inf for no such rule")
         if self.gravest not in (Severity.WATCH, Severity.ALARM):
             raise ConfigError(f"Drift.gravest={self.gravest!r}: Severity.WATCH or Severity.ALARM")
 
@@ -94,9 +103,9 @@ class Drift:
         """Judge the block that this value completes, if it completes one."""
         state = heeding(state, now)
         value = usable(now, self.signal)
-        if value is None or state.filled + 1 < BLOCK or state.silence:
+        if value is None or len(state.making) + 1 < BLOCK or state.silence:
             return None
-        found = self._surprise(state, (state.total + winsorised(state.fast, math.log(value))) / BLOCK)
+        found = self._surprise(_with(state, math.log(value)))
         if not found.p < self.chance:
             return None
         return Finding(
@@ -106,7 +115,7 @@ class Drift:
             signal=self.signal,
             value=math.exp(found.value),
             limit=math.exp(found.limit),
-            p=found.p,
+            p=found.p or None,
             spoils_update=False,
             lasts=found.lasts,
             note=f"{self.signal} {found.note}",
@@ -119,15 +128,14 @@ class Drift:
         if value is None:
             return state
         x = math.log(value)
-        total, filled = state.total + winsorised(state.fast, x), state.filled + 1
-        if filled == BLOCK:
-            state = self._learn_block(state, total / BLOCK)
-            total, filled = 0.0, 0
+        state = _with(state, x)
+        if len(state.making) == BLOCK:
+            state = self._learn_block(state)._replace(making=(), total=0.0)
         # Nothing is condemned here: a fast level that holds still in a burst would take the blocks longer to a new one.
-        return state._replace(fast=streaming.learn(state.fast, x), total=total, filled=filled)
+        return state._replace(fast=streaming.learn(state.fast, x))
 
-    def _learn_block(self, state: State, block: float) -> State:
-        surprised = self._surprise(state, block).p < self.chance
+    def _learn_block(self, state: State) -> State:
+        block, surprised = state.total / BLOCK, self._surprise(state).p < self.chance
         reported = surprised and (state.streak or state.silence)
         slow = state.slow
         if len(state.blocks) >= BEFORE:
@@ -142,10 +150,14 @@ class Drift:
             silence=max(state.silence - 1, QUIET if reported else 0),
         )
 
-    def _surprise(self, state: State, block: float) -> Surprise:
+    def _surprise(self, state: State) -> Surprise:
         """Two questions are asked, so the smaller p of the two counts double."""
         if state.slow.age < FIRST_JUDGED - BEFORE - streaming.START:
-            return Surprise(1.0, block, math.inf, "", 1)
+            lowest = min(state.blocks) if len(state.blocks) >= YOUNG_BLOCKS else math.inf
+            # a scale that grows with a divergence cuts it off too late to see it
+            limit, middle = lowest + math.log(self.young_factor), median(state.making)
+            return Surprise(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
+        block = state.total / BLOCK
         before = median(state.blocks[-BEFORE:])
         shift = streaming.look(state.slow, block - before).p
         trend, risen, was = rising((*state.blocks, block))
@@ -158,6 +170,11 @@ class Drift:
 def heeding(state: State, now: Row) -> State:
     """After an announced change a new level is no news, for as many steps as the spike detector takes it easy."""
     return state._replace(silence=WIDENED_STEPS // BLOCK) if "announced" in now else state
+
+
+def _with(state: State, x: float) -> State:
+    """With one more value in the block in the making."""
+    return state._replace(making=(*state.making, x), total=state.total + winsorised(state.fast, x))
 
 
 def as_normal(slow: streaming.State) -> streaming.State:
