@@ -3,13 +3,13 @@
 The slow channel. Winsorised values are averaged in blocks of 16, so that no single batch counts for much, and each
 block is asked two questions: is it above the blocks before it (the streaming statistic of what it is above them), and
 have the last 200 values been rising (the rank test of Mann and Kendall: whatever the noise is, it has no order)? In the
-first thousand values, in which neither can be answered, a coarse rule stands for both: a run that is a quarter above
-what it had come down to does not learn.
+first thousand values, in which neither can be answered, a coarse rule stands for both: a run that is well above what it
+had come down to does not learn.
 """
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -29,7 +29,9 @@ FIRST_JUDGED = 64
 """Blocks before anything is judged: 1024 values. The scale of the first 32 comparisons is a guess: p < 1e-4 came 29
 times as often as it should in the eight after them, and not once in the eight after 16 more (300 runs, t5 noise)."""
 YOUNG_BLOCKS = 4
-"""Blocks before the coarse rule judges, which does until the statistic can."""
+"""Blocks before the coarse rule judges, which does until the statistic can. A block must be above the lowest ..."""
+YOUNG_LEAPS = 8
+"""... by so many times what two blocks that follow each other differ by, too."""
 QUIET = TREND
 """Blocks without a surprise after which an episode is over: until then it is not reported again."""
 # The mean of sixteen winsorised values is nearly normal, so the slow channel begins with the quantiles and the tail of
@@ -78,7 +80,7 @@ class Drift:
     """Chance of a false watch on a healthy block, both questions together."""
     gravest: Severity = Severity.ALARM
     """What a second block is: ``Severity.WATCH`` for a signal that may rise in health."""
-    young_factor: float = 1.25
+    young_factor: float = 1.15
     """While the statistic has too little to go by: so many times its lowest block is a surprise. Of 16 healthy curves
     none was more than 1.034 times above it for two blocks."""
 
@@ -153,9 +155,7 @@ class Drift:
     def _surprise(self, state: State) -> Surprise:
         """Two questions are asked, so the smaller p of the two counts double."""
         if state.slow.age < FIRST_JUDGED - BEFORE - streaming.START:
-            lowest = min(state.blocks) if len(state.blocks) >= YOUNG_BLOCKS else math.inf
-            # a scale that grows with a divergence cuts it off too late to see it
-            limit, middle = lowest + math.log(self.young_factor), median(state.making)
+            limit, middle = self._young_limit(state.blocks), median(state.making)
             return Surprise(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
         block = state.total / BLOCK
         before = median(state.blocks[-BEFORE:])
@@ -165,6 +165,13 @@ class Drift:
             return Surprise(min(2 * trend, 1.0), risen, was, "drifting up", (TREND + 1) * BLOCK)
         limit = before + streaming.limit(state.slow, self.chance / 2)
         return Surprise(min(2 * shift, 1.0), block, limit, "level shift", 2 * BLOCK)
+
+    def _young_limit(self, blocks: tuple[float, ...]) -> float:
+        """For the middle of a block, not its winsorised mean: a scale that grows with a divergence cuts that off."""
+        if len(blocks) < YOUNG_BLOCKS:
+            return math.inf
+        leaps = median(abs(after - before) for before, after in pairwise(blocks))
+        return min(blocks) + max(math.log(self.young_factor), YOUNG_LEAPS * leaps)
 
 
 def heeding(state: State, now: Row) -> State:
