@@ -1,6 +1,6 @@
 """How often a post-mortem names the cause that was put in: a Markdown table, a row for each drill.
 
-    python bench/drills.py [--seeds 711 712 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
+    python bench/drills.py [--seeds 731 732 ...] [--only WORD ...] [--jobs 2] [--keep FOLDER]
 
 In a drill one thing is wrong with a run, nothing is done about it, the first incident is run again from its capsule,
 and its post-mortem is written. `nano` and `toy` are runs of the lab: a fault strikes at step 230 a branch of one run
@@ -50,7 +50,7 @@ from sealegs.replay.capsule import open_capsule
 from sealegs.replay.subject import Subject
 
 FORK, AT, STEPS = 200, 230, 300
-SEEDS = tuple(range(711, 721))
+SEEDS = tuple(range(731, 741))
 NOT_KNOWN, NO_INCIDENT = "not known", "no incident"
 RANGE = re.compile(r"(\d+(?:\.\d+)?)\.\.(\d+(?:\.\d+)?)|([\w.]+(?:\|[\w.]+)+)")
 """What a seed draws: a number (``9..30``, ``0.21..0.4``), or one of some words (``head|blocks.0``)."""
@@ -122,10 +122,13 @@ DRILLS = (
             ("toy", "weight-scale:factor=10..30,tensor=*.query_key_value,rows=2/3", "corrupt-weight"),
         )
     ),
-    Drill(
-        where="nano",
-        what="optimizer.lr=3.1..7.9,optimizer.warmup_steps=400,optimizer.clip=0",
-        cause="lr-too-high",
+    *(
+        Drill(
+            where="nano",
+            what=f"optimizer.lr={rates},optimizer.warmup_steps={steps},optimizer.clip=0",
+            cause="lr-too-high",
+        )
+        for rates, steps in (("3.1..7.9", 400), ("6.5..11.0", 1600))
     ),
     Drill(
         where="nano",
