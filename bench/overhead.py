@@ -16,6 +16,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
 import sealegs
@@ -96,6 +97,60 @@ def isnan_loop(subject: Subject) -> None:
     subject.optimizer.zero_grad()
 
 
+def raises_at_nan(subject: Subject) -> None:
+    """PyTorch's own option."""
+    subject.backward()
+    clip_grad_norm_(subject.model.parameters(), 1.0, error_if_nonfinite=True)
+    subject.optimizer.step()
+    subject.optimizer.zero_grad()
+
+
+def six_sigma_on_the_device() -> Callable[[Subject], None]:
+    """OLMo-core's way: loss and norm against the mean and deviation of the last 128, with no host in it. Its optimizer
+    is its own; here the fused one is told not to step as a loss scaler tells it."""
+    losses: deque[Tensor] = deque(maxlen=128)
+    norms: deque[Tensor] = deque(maxlen=128)
+
+    def step(subject: Subject) -> None:
+        loss = subject.backward().detach()
+        norm = clip_grad_norm_(subject.model.parameters(), 1.0)
+        losses.append(loss)
+        norms.append(norm)
+        if len(losses) >= 64:
+            is_high = torch.zeros((), device=loss.device)
+            for now, past in ((loss, losses), (norm, norms)):
+                deviation, mean = torch.std_mean(torch.stack(list(past)[:-1]))
+                is_high = torch.maximum(is_high, (now - mean > 6 * deviation).float())
+            if loss.is_cuda:
+                subject.optimizer.found_inf = is_high  # type: ignore[attr-defined]
+        subject.optimizer.step()
+        subject.optimizer.found_inf = None  # type: ignore[attr-defined]
+        subject.optimizer.zero_grad()
+
+    return step
+
+
+def z_clip() -> Callable[[Subject], None]:
+    """ZClip's way: the norm on the host, held against a running mean and variance, and clipped by that."""
+    mean = variance = 0.0
+
+    def step(subject: Subject) -> None:
+        nonlocal mean, variance
+        subject.backward()
+        gradients = [p.grad for p in subject.model.parameters() if p.grad is not None]
+        norm = get_total_norm(gradients)
+        seen = norm.item()
+        most = mean + 2.5 * math.sqrt(variance) if variance else seen
+        if seen > most:
+            clip_grads_with_norm_(subject.model.parameters(), most, norm)
+        taken = min(seen, most)
+        mean, variance = 0.97 * mean + 0.03 * taken, 0.97 * variance + 0.03 * (taken - mean) ** 2
+        subject.optimizer.step()
+        subject.optimizer.zero_grad()
+
+    return step
+
+
 def guarded(subject: Subject, folder: Path, **options: Any) -> tuple[Callable[[Subject], None], sealegs.Guard]:
     """The guard with its defaults, recording included."""
     guard = sealegs.Guard(subject.model, subject.optimizer, run=folder, clip=1.0, **options)
@@ -136,6 +191,9 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
         "watch only": watching,
         ".item() of loss and norm": item_each_step,
         "isnan loop over parameters": isnan_loop,
+        "PyTorch, error_if_nonfinite": raises_at_nan,
+        "OLMo-core's way, 6 sigma on the device": six_sigma_on_the_device(),
+        "ZClip's way": z_clip(),
         "clip only, again (control)": clip_only,
     }
     for take_step in variants.values():
