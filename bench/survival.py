@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.survival_cases import CLEAN, CONTROLS, FAULTS, MOVED, PLACEBOS, Plan
-from bench.survival_loop import begin, branch
-from bench.survival_report import figure, report
-from bench.survival_rules import PLAIN, RULES, SEALEGS
+from bench.rescue.cases import CLEAN, CONTROLS, FAULTS, MOVED, PLACEBOS, Plan
+from bench.rescue.loop import begin, branch
+from bench.rescue.report import figure, report
+from bench.rescue.rules import PLAIN, RULES, SEALEGS
 
 SEEDS = (501, 502, 503)
 ALL_RULES = (*RULES, SEALEGS)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from bench.rescue.cases import CASES, CLEAN, FAULTS, MOVED, PLACEBOS, Feed, Plan
+from bench.rescue.loop import branch
+from bench.rescue.report import Results, report
+from bench.rescue.rules import PLAIN, RULES, SEALEGS, Restart, Rule
 from bench.survival import Cell, all_done, cells_of, known, write_runs
-from bench.survival_cases import CASES, CLEAN, FAULTS, MOVED, PLACEBOS, Feed, Plan
-from bench.survival_loop import branch
-from bench.survival_report import Results, report
-from bench.survival_rules import PLAIN, RULES, SEALEGS, Restart, Rule
 
 from sealegs.lab.data import Batch
 

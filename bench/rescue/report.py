@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.survival_cases import CLEAN, CONTROLS, FAULTS, MOVED, PLACEBOS
-from bench.survival_rules import PLAIN, RULES, SEALEGS
+from bench.rescue.cases import CLEAN, CONTROLS, FAULTS, MOVED, PLACEBOS
+from bench.rescue.rules import PLAIN, RULES, SEALEGS
 
 Done: TypeAlias = dict[str, Any]
 LIMIT = 2.0

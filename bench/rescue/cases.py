@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from bench.survival_rules import EVERY
+from bench.rescue.rules import EVERY
 
 from sealegs.faults.batches import Spoiler
 from sealegs.faults.spec import DataFault, parse

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.survival_cases import CASES, CLEAN, Case, Feed, Plan, share
-from bench.survival_rules import CLIP, EVERY, PLAIN, RESTARTS, RULES, SEALEGS, Restart, Rule
+from bench.rescue.cases import CASES, CLEAN, Case, Feed, Plan, share
+from bench.rescue.rules import CLIP, EVERY, PLAIN, RESTARTS, RULES, SEALEGS, Restart, Rule
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
