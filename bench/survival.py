@@ -5,7 +5,8 @@
 
 One run a seed is trained to the fork; every cell (seed, case, rule) is a branch of it: same model, seed and data order.
 The gap is the evaluation loss at the same step number less that of the branch that has no fault and is only clipped;
-its unit is what healthy branches differ by. Cells are kept in FOLDER/cells.jsonl and not done again. Prints Markdown;
+its unit is what healthy branches differ by. FOLDER keeps the beginnings, and finished cells in cells.jsonl: a run that
+was interrupted goes on from there, with the cells that share its beginnings. Prints Markdown;
 PREFIX.json has everything, PREFIX.svg the gaps. FILE.jsonl gets loss and norm of every step of the unguarded runs.
 Needs torch and numpy alone, but for the text (tokenizers) and the figure (matplotlib).
 """
@@ -17,14 +18,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.rescue.cases import CLEAN, CONTROLS, FAULTS, MOVED, PLACEBOS, Plan
-from bench.rescue.loop import begin, branch
+from bench.rescue.loop import begin, branch, digest_of
 from bench.rescue.report import figure, report
 from bench.rescue.rules import PLAIN, RULES, SEALEGS
 
@@ -43,40 +45,59 @@ class Cell(NamedTuple):
 
 
 def cells_of(seeds: Sequence[int], rules: Sequence[str], words: Sequence[str] = ("",)) -> Iterator[Cell]:
-    """What is to be run, of the cases that have one of the words in their names: first what all are compared with."""
+    """What is to be run, of the cases that have one of the words in their names: seed by seed, first what all are
+    compared with, then rule by rule, so that a table that time has cut short has whole rows."""
     faults, controls = (
         [case for case in each if any(word in case.name for word in words)] for each in (FAULTS, CONTROLS)
     )
     for seed in seeds:
         yield from (Cell(seed, case.name, PLAIN) for case in (CLEAN, *PLACEBOS, *MOVED))
-    for seed in seeds:
-        yield from (Cell(seed, case.name, rule) for case in faults for rule in rules)
-        acting = [rule for rule in rules if rule not in NEVER_ACT]
-        for control in controls:
-            those = [SEALEGS] if control.is_announced else [PLAIN, *acting]
-            yield from (Cell(seed, control.name, rule) for rule in those if rule != SEALEGS or SEALEGS in rules)
+        yield from (Cell(seed, case.name, PLAIN) for case in controls if not case.is_announced)
+        for rule in rules:
+            yield from (Cell(seed, case.name, rule) for case in faults)
+            if rule not in NEVER_ACT:
+                told = [case for case in controls if rule == SEALEGS or not case.is_announced]
+                yield from (Cell(seed, case.name, rule) for case in told)
 
 
 def known(file: Path, plan: Plan) -> dict[Cell, dict[str, Any]]:
-    """The cells of this plan that have been done."""
+    """The cells of this plan that have been done; of each seed, those that go on from its newest beginning."""
     if not file.exists():
         return {}
     lines = map(json.loads, filter(lambda line: line.endswith("}"), file.read_text().splitlines()))
-    return {Cell(done["seed"], done["case"], done["rule"]): done for done in lines if done["plan"] == plan.key()}
+    cells = [done for done in lines if done["plan"] == plan.key()]
+    newest = {done["seed"]: done.get("beginning") for done in cells}
+    return {
+        Cell(done["seed"], done["case"], done["rule"]): done
+        for done in cells
+        if done.get("beginning") == newest[done["seed"]]
+    }
+
+
+@contextmanager
+def appended(file: Path) -> Iterator[TextIO]:
+    """A file to add lines to, whose last line may have been cut short."""
+    was_cut = file.exists() and not file.read_bytes().endswith(b"\n")
+    with file.open("a") as lines:
+        lines.write("\n" * was_cut)
+        yield lines
 
 
 def all_done(
     plan: Plan, cells: Sequence[Cell], keep: Path, scratch: Path, jobs: int, limit_s: float
 ) -> dict[Cell, dict[str, Any]]:
-    """Every cell that could be done before the limit, those of earlier calls among them."""
+    """Every cell that could be done before the limit, those of earlier calls that share the beginning among them."""
     file = keep / "cells.jsonl"
     results = known(file, plan)
-    missing = [cell for cell in cells if cell not in results]
-    began, before = time.monotonic(), len(cells) - len(missing)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool, file.open("a") as kept:
-        seeds = sorted({cell.seed for cell in missing}) if limit_s > 0 else []
-        for begun in [pool.submit(begin, plan, seed, scratch) for seed in seeds]:
-            begun.result()
+    began = time.monotonic()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool, appended(file) as kept:
+        seeds = sorted({cell.seed for cell in cells if cell not in results}) if limit_s > 0 else []
+        for seed, begun in [(seed, pool.submit(begin, plan, seed, scratch)) for seed in seeds]:
+            digest = digest_of(begun.result())
+            for cell in [cell for cell in results if cell.seed == seed and results[cell].get("beginning") != digest]:
+                del results[cell]
+        missing = [cell for cell in cells if cell not in results]
+        before = len(cells) - len(missing)
         running: dict[Future[dict[str, Any]], Cell] = {}
         while missing or running:
             while missing and len(running) < jobs and time.monotonic() - began < limit_s:

@@ -1,5 +1,6 @@
 """What every run of bench/survival.py has in common, what happens to each, and the batches that it then sees."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -72,6 +73,10 @@ class Plan:
     def key(self) -> str:
         """Equal for plans whose cells can stand in one table."""
         return json.dumps(asdict(self) | {"tokens": self.tokens and Path(self.tokens).name}, sort_keys=True)
+
+    def beginning(self, seed: int) -> str:
+        """The name of the folder that a seed's beginning has."""
+        return f"{self.size}-{seed}-{hashlib.sha256(self.key().encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)

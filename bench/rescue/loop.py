@@ -3,6 +3,7 @@
 Needs torch, numpy and the standard library alone.
 """
 
+import hashlib
 import json
 import math
 import platform
@@ -152,8 +153,11 @@ def guarded(run: Run, folder: Path, *, resume: bool, act: bool) -> Guard:
 
 
 def begin(plan: Plan, seed: int, place: Path) -> Path:
-    """The beginning that all branches of a seed share: a guard looks on and does nothing, clipping is all there is."""
-    folder = place / f"{plan.size}-{plan.fork}-{plan.after}-{plan.batch}-{seed}"
+    """The beginning that all branches of a seed share: a guard looks on and does nothing, clipping is all there is.
+
+    It is trained once and stays in the folder: on a GPU a second training would end elsewhere.
+    """
+    folder = place / plan.beginning(seed)
     if folder.exists():
         return folder
     aside = folder.with_suffix(".partial")
@@ -180,6 +184,11 @@ def begin(plan: Plan, seed: int, place: Path) -> Path:
     (aside / "seen.json").write_text(json.dumps(seen_of))
     aside.rename(folder)
     return folder
+
+
+def digest_of(beginning: Path) -> str:
+    """Equal for beginnings that are the same step by step, to the last bit."""
+    return hashlib.sha256((beginning / "seen.json").read_bytes()).hexdigest()[:12]
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -217,6 +226,7 @@ def branch(plan: Plan, seed: int, case_name: str, rule: str, place: Path) -> dic
         "seed": seed,
         "case": case_name,
         "rule": rule,
+        "beginning": digest_of(beginning),
         "losses": {str(step - plan.at): loss for step, loss in sorted(run.marks.items())},
         "final": final,
         "ended_early": ended_early,

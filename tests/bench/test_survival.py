@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_a_person_restarts_20_steps_later_a_hundred_steps_before_and_passes_over
     assert {step: restart for step, restart in asked.items() if restart} == {250: Restart(before=130, skip=200)}
 
 
+@cache
 def done(place: Path, case: str, rule: str, plan: Plan = PLAN) -> dict[str, Any]:
     return branch(plan, 501, case, rule, place)
 
@@ -148,17 +150,30 @@ def test_a_placebo_passes_healthy_batches_over() -> None:
     assert feed.batch(80).index == 80
 
 
-def test_a_cell_is_kept_and_not_done_again(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [Cell(501, CLEAN.name, PLAIN)]
-    first = all_done(PLAN, cells, tmp_path, place, 1, 1e9)
+def test_an_interrupted_run_goes_on_from_its_beginning_and_ends_as_if_nothing_had_been(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Cell(501, CLEAN.name, PLAIN), Cell(501, NAN_GRADIENT, SEALEGS)]
+    uninterrupted = {cell: done(place, cell.case, cell.rule) for cell in cells}
+    states = (place / PLAN.beginning(501) / "states.pt").stat()
+    file = tmp_path / "cells.jsonl"
+    other = uninterrupted[cells[0]] | {"beginning": "lost with its machine"}
+    more = other | {"case": LR}
+    file.write_text(f'{json.dumps(other)}\n{json.dumps(more)}\n{{"plan": "cut sho')
+    assert known(file, PLAN) == {cells[0]: other, Cell(501, LR, PLAIN): more}
+
+    resumed = all_done(PLAN, cells, tmp_path, place, 1, 1e9)
+
+    assert known(file, PLAN) == resumed
+    again = (place / PLAN.beginning(501) / "states.pt").stat()
+    assert (again.st_ino, again.st_mtime_ns) == (states.st_ino, states.st_mtime_ns)
+    for cell in cells:
+        assert resumed[cell] | {"seconds": 0} == uninterrupted[cell] | {"seconds": 0}
     monkeypatch.setattr("bench.survival.branch", None)  # would fail
-    assert all_done(PLAN, cells, tmp_path, place, 1, 1e9) == first == known(tmp_path / "cells.jsonl", PLAN)
-    assert known(tmp_path / "cells.jsonl", replace(PLAN, after=21)) == {}
-    with (tmp_path / "cells.jsonl").open("a") as file:
-        file.write('{"plan": "cut sho')
-    assert known(tmp_path / "cells.jsonl", PLAN) == first
-    assert all_done(PLAN, [*cells, Cell(501, LR, PLAIN)], tmp_path, place, 1, 0.0) == first  # none is begun
-    write_runs(first, PLAN, tmp_path / "runs.jsonl")
+    assert all_done(PLAN, cells, tmp_path, place, 1, 1e9) == resumed
+    assert all_done(PLAN, [*cells, Cell(501, LR, PLAIN)], tmp_path, place, 1, 0.0) == resumed  # none is begun
+    assert known(file, replace(PLAN, after=21)) == {}
+    write_runs(resumed, PLAN, tmp_path / "runs.jsonl")
     [line] = map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines())
     assert (line["healthy"], line["fault"], len(line["loss"])) == (True, None, PLAN.steps)
 
