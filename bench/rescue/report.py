@@ -170,15 +170,19 @@ def deeds(results: Results) -> Iterator[str]:
     unit = results.unit(results.after)
     told: dict[str, list[str]] = defaultdict(list)
     for case in (*FAULTS, *CONTROLS):
+        mark = min(results.after, 200) if case.is_benign else results.after
+        twin = case.name.partition(", announced")[0] if case.is_benign else CLEAN.name
         for seed in results.seeds:
             done = results.cells.get((case.name, SEALEGS, seed))
             if done is None:
                 continue
-            twin = case.name.partition(", announced")[0] if case.is_benign else CLEAN.name
-            gap = results.gap(
-                case.name, SEALEGS, seed, min(results.after, 200) if case.is_benign else results.after, twin
-            )
-            end = "ended early" if gap is None or not math.isfinite(gap) else f"{gap:+.4f} ({gap / unit:+.1f})"
+            gap = results.gap(case.name, SEALEGS, seed, mark, twin)
+            if gap is None or not math.isfinite(gap):
+                end = "ended early"
+            elif mark == results.after:
+                end = f"{gap:+.4f} ({gap / unit:+.1f})"
+            else:
+                end = f"{gap:+.4f}"  # the unit is of another time
             words = "; ".join([f"{done['skips']} skipped", *done["events"]])
             told[case.name].append(f"seed {seed}: {end}; {words}")
     for name, lines in told.items():

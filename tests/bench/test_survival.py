@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.rescue.cases import CASES, CLEAN, FAULTS, MOVED, PLACEBOS, Feed, Plan
+from bench.rescue.cases import CASES, CLEAN, CONTROLS, FAULTS, MOVED, PLACEBOS, Feed, Plan
 from bench.rescue.loop import branch
-from bench.rescue.report import Results, report
+from bench.rescue.report import Results, deeds, report
 from bench.rescue.rules import PLAIN, RULES, SEALEGS, Restart, Rule
 from bench.survival import Cell, all_done, cells_of, known, write_runs
 
@@ -194,6 +194,21 @@ def test_the_report_counts_in_units_of_the_placebos() -> None:
     text = report(cells, 40)
     assert "| Sealegs | +1.5 | +1.5 | +1.5 | +1.5 | +1.5 | +1.5 | 6 of 6 | 0 |" in text
     assert "| nothing | (1 of 1 lost) | +30.0 |" in text
+
+
+def test_what_the_guard_did_to_a_healthy_run_is_in_units_only_where_these_are_of_the_same_time() -> None:
+    def told(after: int) -> str:
+        rest = {"lost": False, "ended_early": False, "wasted": 0, "skips": 1, "softened": 0, "rollbacks": 0}
+        ends = [(CLEAN.name, PLAIN, 3.0), (MOVED[0].name, PLAIN, 3.01)]
+        ends += [(CONTROLS[0].name, PLAIN, 4.0), (CONTROLS[0].name, SEALEGS, 4.02)]
+        cells = [
+            {"case": case, "rule": rule, "seed": 501, "losses": {"100": end, "200": end, str(after): end}} | rest
+            for case, rule, end in ends
+        ]
+        return "\n".join(deeds(Results([cell | {"events": []} for cell in cells], after)))
+
+    assert told(200) == "- a hard batch\n  - seed 501: +0.0200 (+2.0); 1 skipped"
+    assert told(1000) == "- a hard batch\n  - seed 501: +0.0200; 1 skipped"
 
 
 def test_every_rule_meets_every_fault() -> None:
