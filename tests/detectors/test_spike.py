@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.spike import MANY, YOUNG, Spike, State
+from sealegs.detectors.spike import GROWN, MANY, YOUNG, Spike, State
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
 from sealegs.stats.audit import Audit
@@ -224,6 +224,39 @@ def test_a_few_high_values_in_a_row_are_no_alarm() -> None:
     assert last is not None
     assert (last.severity, last.spoils_update) == (Severity.ALARM, False)
     assert str(last.note) == "loss stays high, 8 times in 8 steps"
+
+
+@pytest.mark.parametrize(
+    ("detector", "steps", "chances", "is_alarm"),
+    [
+        (Spike(), GROWN, (9e-4, 2e-4, 2e-4), True),
+        (Spike(), GROWN, (5e-3, 2e-4, 5e-4), False),
+        (Spike(), GROWN, (2e-4, 5e-4, 5e-4), False),
+        (Spike(), GROWN - 100, (9e-4, 2e-4, 2e-4), False),
+        (Spike(must_fall=False), GROWN, (9e-4, 2e-4, 2e-4), False),
+    ],
+    ids=["grown", "first too small", "second too small", "young", "may rise"],
+)
+def test_a_surprise_right_after_another_is_an_alarm_in_a_grown_run(
+    detector: Spike, steps: int, chances: tuple[float, float, float], is_alarm: bool
+) -> None:
+    random = np.random.default_rng(1)
+    state = detector.init()
+    for step, noise in enumerate((0.03 * random.standard_normal(steps)).tolist()):
+        state = detector.learn(state, {"step": step, "loss": 3.0 * math.exp(noise)})
+    found: list[Finding | None] = []
+    for chance in chances:
+        row = {"step": state.seen, "loss": math.exp(streaming.limit(state.stream, chance))}
+        found.append(detector.look(state, row))
+        state = detector.learn(state, row)
+    first, second, third = found
+    assert first is None
+    assert third is None, "it is said once"
+    assert (second is not None) == is_alarm
+    if second is not None:
+        assert (second.severity, second.spoils_update, second.p) == (Severity.ALARM, False, None)
+        assert second.note == "loss spike, the second in a row"
+        assert second.value > second.limit
 
 
 def test_a_stream_over_hundreds_of_decades_has_a_limit() -> None:

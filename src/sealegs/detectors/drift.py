@@ -2,9 +2,10 @@
 
 The slow channel. Winsorised values are averaged in blocks of 16, so that no single batch counts for much, and each
 block is asked two questions: is it above the blocks before it (the streaming statistic of what it is above them), and
-have the last 200 values been rising (the rank test of Mann and Kendall: whatever the noise is, it has no order)? In the
-first thousand values, in which neither can be answered, a coarse rule stands for both: a run that is well above what it
-had come down to does not learn.
+have the last 200 values been rising (the rank test of Mann and Kendall: whatever the noise is, it has no order)?
+Between blocks, what values are above the expected is summed up (Page's test): a rise within a few dozen is found before
+two blocks are full. In the first thousand values, in which none of that can be answered, a coarse rule stands for all:
+a run that is well above what it had come down to does not learn.
 """
 
 import math
@@ -32,6 +33,12 @@ YOUNG_BLOCKS = 4
 """Blocks before the coarse rule judges, which does until the statistic can. A block must be above the lowest ..."""
 YOUNG_LEAPS = 8
 """... by so many times what two blocks that follow each other differ by, too."""
+ALLOWED = 1.0
+"""Scales that a value may be above the expected; what it is above that is summed up, until nothing is left."""
+CORRELATED = 3.0
+"""By chance a sum of healthy values gets beyond h with exp(-2 ALLOWED h / noise), where noise is by how much sums vary
+more than if their values knew nothing of each other. It is measured by the blocks, and never taken for less than this,
+which neighbours have that correlate by a half: real losses do not, but their values are not normal either."""
 QUIET = TREND
 """Blocks without a surprise after which an episode is over: until then it is not reported again."""
 # The mean of sixteen winsorised values is nearly normal, so the slow channel begins with the quantiles and the tail of
@@ -58,28 +65,34 @@ class State(NamedTuple):
     """Blocks in a row, up to the last, that were surprising."""
     silence: int = 0
     """Blocks for which nothing more is reported unless they surprise."""
+    above: float = 0.0
+    """Sum of what values were above the expected, and above what is allowed, in scales ..."""
+    above_for: int = 0
+    """... and of how many values."""
 
 
 class Surprise(NamedTuple):
-    """The more surprising answer of the two, in logarithms."""
+    """The answer to a question, in logarithms."""
 
     p: float
     value: float
     limit: float
     note: str
     lasts: int
-    """Rows: it is reported for the second block at a new level, or at the end of a rise through all."""
+    """Rows that it is about: what is reported is the second block at a new level, or the end of a rise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A lasting rise of one positive signal: a surprising block is watched, a second in a row is an alarm, once."""
+    """A lasting rise of one positive signal: a surprising block is watched, a second in a row is an alarm, once, and so
+    is a surprising sum."""
 
     signal: str = "loss"
     chance: float = 1e-4
-    """Chance of a false watch on a healthy block, both questions together."""
+    """Chance of a false watch on a healthy block, both questions together, and of a false alarm each time that a sum
+    begins."""
     gravest: Severity = Severity.ALARM
-    """What a second block is: ``Severity.WATCH`` for a signal that may rise in health."""
+    """What a second block or a sum is: ``Severity.WATCH`` for a signal that may rise in health."""
     young_factor: float = 1.15
     """While the statistic has too little to go by: so many times its lowest block is a surprise. Of 16 healthy curves
     none was more than 1.034 times above it for two blocks."""
@@ -102,18 +115,22 @@ class Drift:
         return State()
 
     def look(self, state: State, now: Row) -> Finding | None:
-        """Judge the block that this value completes, if it completes one."""
+        """Judge the sum that this value is added to, and the block that it completes, if it completes one."""
         state = heeding(state, now)
         value = usable(now, self.signal)
-        if value is None or len(state.making) + 1 < BLOCK or state.silence:
+        if value is None or state.silence:
             return None
-        found = self._surprise(_with(state, math.log(value)))
-        if not found.p < self.chance:
+        x = math.log(value)
+        found, severity = self._rise(state, *summed(state, x)), self.gravest
+        if found is None and len(state.making) + 1 == BLOCK:
+            found = self._surprise(_with(state, x))
+            severity = self.gravest if state.streak else Severity.WATCH
+        if found is None or not found.p < self.chance:
             return None
         return Finding(
             detector=self.name,
             step=int(now["step"]),
-            severity=self.gravest if state.streak else Severity.WATCH,
+            severity=severity,
             signal=self.signal,
             value=math.exp(found.value),
             limit=math.exp(found.limit),
@@ -130,11 +147,15 @@ class Drift:
         if value is None:
             return state
         x = math.log(value)
+        above, above_for = summed(state, x)
+        is_told = self._rise(state, above, above_for) is not None
         state = _with(state, x)
         if len(state.making) == BLOCK:
             state = self._learn_block(state)._replace(making=(), total=0.0)
+        if is_told:
+            above, above_for, state = 0.0, 0, state._replace(silence=QUIET)
         # Nothing is condemned here: a fast level that holds still in a burst would take the blocks longer to a new one.
-        return state._replace(fast=streaming.learn(state.fast, x))
+        return state._replace(fast=streaming.learn(state.fast, x), above=above, above_for=above_for)
 
     def _learn_block(self, state: State) -> State:
         block, surprised = state.total / BLOCK, self._surprise(state).p < self.chance
@@ -152,9 +173,25 @@ class Drift:
             silence=max(state.silence - 1, QUIET if reported else 0),
         )
 
+    def _rise(self, state: State, above: float, count: int) -> Surprise | None:
+        """Of a sum that is surprising: value and limit are those of its mean."""
+        if not count:  # most steps by far
+            return None
+        fast, slow = state.fast, state.slow
+        noise = max(CORRELATED, BLOCK * (slow.scale / fast.scale) ** 2)
+        p = math.exp(-2 * ALLOWED * above / noise)
+        if not p < self.chance:
+            return None
+        enough = -math.log(self.chance) * noise / (2 * ALLOWED)
+        expected = max(fast.level + fast.slope, median(state.blocks[-BEFORE:]))
+        mean, limit = (expected + fast.scale * (ALLOWED + total / count) for total in (above, enough))
+        note = "level shift" if count <= BLOCK else "drifting up"
+        # it may have been rising for a while before it was above what is allowed
+        return Surprise(p, mean, limit, note, count + BLOCK)
+
     def _surprise(self, state: State) -> Surprise:
         """Two questions are asked, so the smaller p of the two counts double."""
-        if state.slow.age < FIRST_JUDGED - BEFORE - streaming.START:
+        if not is_judged(state):
             limit, middle = self._young_limit(state.blocks), median(state.making)
             return Surprise(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
         block = state.total / BLOCK
@@ -182,6 +219,25 @@ def heeding(state: State, now: Row) -> State:
 def _with(state: State, x: float) -> State:
     """With one more value in the block in the making."""
     return state._replace(making=(*state.making, x), total=state.total + winsorised(state.fast, x))
+
+
+def is_judged(state: State) -> bool:
+    """Whether there is enough to compare with."""
+    return state.slow.age >= FIRST_JUDGED - BEFORE - streaming.START
+
+
+def summed(state: State, x: float) -> tuple[float, int]:
+    """The sum after a value, and of how many it is: none if nothing is left of it, or nothing would be reported."""
+    if state.silence or not is_judged(state):
+        return 0.0, 0
+    fast = state.fast
+    expected = fast.level + fast.slope
+    if not state.above and x - expected <= ALLOWED * fast.scale:
+        return 0.0, 0
+    # A level that has followed a steep fall overshoots: coming back from there is no rise.
+    rise = winsorised(fast, x) - max(expected, median(state.blocks[-BEFORE:]))
+    above = state.above + rise / fast.scale - ALLOWED
+    return (above, state.above_for + 1) if above > 0 else (0.0, 0)
 
 
 def as_normal(slow: streaming.State) -> streaming.State:

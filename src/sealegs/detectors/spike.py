@@ -25,6 +25,10 @@ MANY, OF = 8, 16
 """So many high values, each among the highest 2 %, of so many are an alarm, though none of them be one."""
 STRICTER = 10.0
 """... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
+AGAIN = 3e-4
+"""So small a p right after a suspicious one is an alarm, too, in a run that is grown. Where neighbours know nothing of
+each other that comes once in three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k
+steps of AR(0.5) noise of 4 %)."""
 LARGEST = math.log(sys.float_info.max)
 WIDENED_STEPS = 500
 """Steps after an announced change in which only the coarse rule of the young phase judges."""
@@ -102,6 +106,10 @@ class Spike:
         is_condemned = self._condemns(state, p)
         if not is_coarse(state) and self._are_many(state, p):
             return self._stays_high(state, now, value, spoils_update=is_condemned)
+        if self._comes_again(state, p):
+            limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
+            found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
+            return replace(found, spoils_update=is_condemned)
         if not is_condemned:
             return None
         if is_coarse(state):
@@ -173,6 +181,16 @@ class Spike:
     def _are_many(self, state: State, p: float) -> bool:
         high = _high_after(state, p)
         return self.must_fall and high & 1 == 1 and state.quiet == 0 and high.bit_count() >= MANY
+
+    def _comes_again(self, state: State, p: float) -> bool:
+        """Whether a value that is no alarm by itself is one because of the value before."""
+        return (
+            self.must_fall
+            and state.stream.burst == 1
+            and state.seen >= GROWN
+            and not is_coarse(state)
+            and self.alarm <= p * state.audit.correction < AGAIN
+        )
 
     def _stays_high(self, state: State, now: Row, value: float, *, spoils_update: bool) -> Finding:
         """What they say together; of how many independent ones they consist, nobody knows."""
