@@ -1,33 +1,26 @@
 """What is measured, in cells that two processes work off and that are kept: one for each measure and contender."""
 
 import json
-import math
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench.detection import measures
-from bench.detection.contenders import BARE, STATISTIC, Contender, contenders, families, looked_at, sealegs
+from bench.detection.contenders import BARE, STATISTIC, Contender, Surprise, contenders, families, looked_at, sealegs
 from bench.detection.data import GROWN, Data, fingerprint
-from bench.peers import Chance, Flags, NotFinite, Rule, Scored
+from bench.detection.turned import SEALEGS, asked_of, calibrate, ours_turned
+from bench.peers import Flags, Rule
 from bench.streams import Injection, Stream
-from numpy.typing import NDArray
 
 from bench import streams
 
-SEALEGS = "Sealegs"
-RATES = (1.0, 10.0, 100.0, 1000.0)
-"""False flags per 100k steps that every rule is turned to: a line of the figure ..."""
-COMPARED = (10.0, 1.0)
-"""... and those that have tables."""
 FEW = 40
 Job = tuple[Callable[..., Any], str]
 Counts = dict[str, dict[str, int]]
@@ -61,19 +54,21 @@ def count(those: Sequence[Contender], runs: Sequence[Stream]) -> Counts:
 
 
 def healthy(data: Data, who: str) -> dict[str, Any]:
-    """False flags at the defaults, by detector if it is Sealegs, and the thresholds for every rate."""
+    """False flags at the defaults, and the thresholds for every rate; more if it is Sealegs."""
     rule = rule_of(who)
     runs = looked_at(rule, data.healthy)
     counted: Counter[str] = Counter()
-    scores: list[float] = []
+    scores: list[Surprise] = []
     those = [] if rule is BARE else at_defaults(who) if rule else [sealegs(counted=counted, scores=scores)]
     found = count(those, runs)
-    turned = calibrate(rule, runs) if rule else turned_to(np.array(scores), (2.0, 12.0), len(scores))
+    if rule is None:
+        return {"found": found, "by_detector": counted, **ours_turned(data, scores)}
+    turned = calibrate(rule, runs)
     for name, one in turned.items():
         if one["threshold"] is not None:
-            here = contenders(rule, {name: one["threshold"]}) if rule else [sealegs({name: one["threshold"]})]
-            turned[name] = one | {"flags_here": count(here, [data.base])[name]["flags"]}
-    return {"found": found, "by_detector": counted, "turned": turned}
+            here = count(contenders(rule, {name: one["threshold"]}), [data.base])
+            turned[name] = one | {"flags_here": here[name]["flags"]}
+    return {"found": found, "turned": turned}
 
 
 def noise(data: Data, who: str) -> dict[str, Counts]:
@@ -153,49 +148,6 @@ def lasting(data: Data, who: str) -> dict[str, dict[str, list[float]]]:
     return values
 
 
-def calibrate(rule: Rule, runs: Sequence[Stream]) -> dict[str, dict[str, Any]]:
-    """For every rate the smallest threshold that gives no more false flags per 100k, and words for it."""
-    if isinstance(rule, NotFinite):
-        return {f"@{rate:g}": {"threshold": None, "words": "has none"} for rate in RATES}
-    steps = sum(map(len, runs))
-    if isinstance(rule, Chance):
-        return {f"@{rate:g}": {"threshold": rate / 1e5, "flags": rate * steps / 1e5, "words": ""} for rate in RATES}
-    if isinstance(rule, Scored):
-        scores = np.concatenate([rule.scores(run.loss, run.grad_norm) for run in runs])
-        return turned_to(scores, rule.bracket, steps)
-
-    @cache
-    def flags_at(threshold: float) -> int:
-        changed = replace(rule, threshold=threshold)
-        return sum(int(changed.flags(run.loss, run.grad_norm).sum()) for run in runs)
-
-    return turned_to(flags_at, rule.bracket, steps)
-
-
-def turned_to(
-    scores: NDArray[np.float64] | Callable[[float], int], bracket: tuple[float, float], steps: int
-) -> dict[str, dict[str, Any]]:
-    """The thresholds by halving: of scores, or of a rule that has to be run for each."""
-    flags_at = scores if callable(scores) else lambda threshold: int((scores > threshold).sum())
-    turned: dict[str, dict[str, Any]] = {}
-    loosest, strictest = bracket
-    for rate in RATES:
-        allowed = math.floor(rate * steps / 1e5)
-        low, high = loosest, strictest
-        if flags_at(high) > allowed:
-            turned[f"@{rate:g}"] = {"threshold": None, "words": f"cannot: {flags_at(high)} flags at {high:g}"}
-            continue
-        is_loosest = flags_at(low) <= allowed
-        parts = 1e12 if not callable(scores) else 4000 if rate in COMPARED else 200
-        while not is_loosest and high - low > (bracket[1] - bracket[0]) / parts:
-            middle = (low + high) / 2
-            low, high = (low, middle) if flags_at(middle) <= allowed else (middle, high)
-        strictest = loosest if is_loosest else high  # of the next rate, which allows for more
-        words = f"{'loosest: ' if is_loosest else ''}{strictest:.4g} ({flags_at(strictest)} flags)"
-        turned[f"@{rate:g}"] = {"threshold": strictest, "flags": flags_at(strictest), "words": words}
-    return turned
-
-
 # ---- working them off
 
 
@@ -223,7 +175,7 @@ def run(data: Data, keep: Path | None, workers: int) -> dict[str, dict[str, Any]
                     results[cell.__name__][who] = json.loads(path.read_text())
                     told(f"{cell.__name__}, {who}: kept")
                     continue
-                extra = (thresholds(results["healthy"][who]["turned"]),) if cell is found else ()
+                extra = (asked_of(results["healthy"], who),) if cell is found else ()
                 waiting[pool.submit(cell, data, who, *extra)] = cell.__name__, who, path
             for future in as_completed(waiting):
                 name, who, path = waiting[future]
@@ -235,11 +187,6 @@ def run(data: Data, keep: Path | None, workers: int) -> dict[str, dict[str, Any]
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupted run does not work off what is left
     return results
-
-
-def thresholds(turned: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Those that were found."""
-    return {rate: one["threshold"] for rate, one in turned.items() if one["threshold"] is not None}
 
 
 class Progress:

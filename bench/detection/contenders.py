@@ -19,6 +19,8 @@ from sealegs.vocabulary import Severity, Verdict
 SETTLED = streaming.START + streaming.SETTLED
 SKIP, ALARM = "**Sealegs, skip**", "**Sealegs, alarm**"
 TURNED, STATISTIC = "**Sealegs, turned**", "Sealegs, bare statistic"
+ALONE = {"loss": "Sealegs, loss alone", "grad_norm": "Sealegs, norm alone"}
+"""What it would flag if it were given one signal only."""
 
 Respond = Callable[[Stream], Mapping[str, Flags]]
 
@@ -173,14 +175,20 @@ def rows_of(run: Stream, first: int) -> Iterator[dict[str, float]]:
 
 
 def sealegs(
-    turned: Mapping[str, float] | None = None, counted: Counter[str] | None = None, scores: list[float] | None = None
+    turned: Mapping[str, float] | None = None,
+    counted: Counter[str] | None = None,
+    scores: list["Surprise"] | None = None,
 ) -> Fold:
     """The public path, ``judge.fold`` with ``judge.standard()``, and what it would flag at other thresholds.
 
+    A threshold whose name begins with that of a signal (``loss@10``) is for this one alone.
     ``counted`` gets what each detector asks for, ``scores`` how surprising each step is.
     """
     detectors = judge.standard()
-    limits = turned or {}
+    limits = {
+        name: (next((signal for signal in ALONE if name.startswith(signal)), "both"), limit)
+        for name, limit in (turned or {}).items()
+    }
 
     def advance(state: Any, row: dict[str, float]) -> tuple[Any, tuple[bool, ...]]:
         before = state
@@ -197,33 +205,41 @@ def sealegs(
         score = surprise(detectors, before, row, verdict)
         if scores is not None:
             scores.append(score)
-        return state, (not verdict.go, is_alarm, *(score > limit for limit in limits.values()))
+        return state, (not verdict.go, is_alarm, *(score[given] > limit for given, limit in limits.values()))
 
     return Fold((SKIP, ALARM, *limits), lambda: judge.begin(detectors), advance)
 
 
-def surprise(detectors: judge.Detectors, state: judge.State, row: Mapping[str, float], verdict: Verdict) -> float:
-    """-log10 of the chance at which the spike detectors would just not flag this step; infinite if others do.
+Surprise = dict[str, float]
+"""-log10 of the chance at which the spike detectors would just not flag a step; infinite if others do. By what is given
+to them: ``both``, or one signal alone."""
 
-    What they learn does not depend on that chance, so one fold answers for all. At the chance of the standard set this
-    is its skips and alarms (tests/bench/test_detection.py).
+
+def surprise(detectors: judge.Detectors, state: judge.State, row: Mapping[str, float], verdict: Verdict) -> Surprise:
+    """Of a step, by the state before it and the verdict on it.
+
+    What the detectors learn does not depend on that chance, so one fold answers for all, nor on the other signal, so it
+    answers for each alone. At the chance of the standard set this is its skips and alarms
+    (tests/bench/test_detection.py).
     """
-    if any(
-        (f.severity >= Severity.ALARM or (f.severity >= Severity.GATE and f.spoils_update))
+    sure = {
+        f.signal
+        for f in verdict.findings
+        if (f.severity >= Severity.ALARM or (f.severity >= Severity.GATE and f.spoils_update))
         and f.detector != "budget"  # counts the skips of the standard chance
         and (f.p is None or not f.detector.startswith("spike/"))
-        for f in verdict.findings
-    ):
-        return math.inf
-    alone, together = [-math.inf], []
+    }
+    sure |= {signal for signal in ALONE if signal in row and usable(row, signal) is None}
+    alone, together = dict.fromkeys(ALONE, -math.inf), []
     for detector, own in zip(detectors, state.detectors, strict=True):
         if isinstance(detector, Spike) and (value := usable(row, detector.signal)) is not None:
             p = detector.p(own, row, value) * own.audit.correction
             score = -math.log10(p) if p > 0 else math.inf
             is_doubtful = own.seen < GROWN and own.stream.burst == 0
-            alone.append(score - math.log10(STRICTER) if is_doubtful else score)
+            alone[detector.signal] = score - math.log10(STRICTER) if is_doubtful else score
             together.append(score)
-    return max(*alone, min(together) if len(together) > 1 else -math.inf)
+    both = math.inf if sure else max(*alone.values(), min(together) if len(together) > 1 else -math.inf)
+    return {"both": both} | {signal: math.inf if signal in sure else score for signal, score in alone.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ def fingerprint(data: Data) -> str:
     """Changes with the data, and with the code that looks at it."""
     root = Path(__file__).resolve().parents[2]
     names = ["bench/peers.py", "bench/streams.py", "src/sealegs/judge.py"]
-    names += [f"bench/detection/{name}.py" for name in ("cells", "contenders", "data", "measures")]
+    names += [f"bench/detection/{name}.py" for name in ("cells", "contenders", "data", "measures", "turned")]
     folders = [root / "src/sealegs" / name for name in ("stats", "detectors")]
     crc = zlib.crc32(repr(data.places).encode())
     for source in [

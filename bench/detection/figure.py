@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from bench.detection.cells import SEALEGS
 from bench.detection.contenders import ALARM, SKIP, TURNED
 from bench.detection.tables import CONTROL, TURNABLE, Recalls, merged
+from bench.detection.turned import SEALEGS
 
 from bench import streams
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from bench.detection.cells import AFTER_NAN, COMPARED, LASTING, RATES, SEALEGS
-from bench.detection.contenders import ALARM, SKIP, STATISTIC, TURNED, families
+from bench.detection.cells import AFTER_NAN, LASTING
+from bench.detection.contenders import ALARM, ALONE, SKIP, STATISTIC, TURNED, families
 from bench.detection.data import Data
 from bench.detection.measures import DELAYS, Recall, higher_than, poisson, recall
+from bench.detection.turned import COMPARED, RATES, SEALEGS
 from bench.peers import RULES
 
 from bench import streams
@@ -23,6 +24,8 @@ TURNABLE = {SEALEGS: TURNED, STATISTIC: STATISTIC, **{who: who for who in famili
 """Whose threshold is turned, and under what name that is told."""
 Recalls = dict[str, dict[str, dict[str, Recall]]]
 """By setting (defaults, @10, ...), event and row."""
+HERE = "by false flags in the injected run"
+"""The setting whose rows are Sealegs by one signal alone: ``loss#3`` with three false flags there."""
 
 
 def table(title: str, note: str, columns: Mapping[str, Cells]) -> str:
@@ -49,12 +52,22 @@ def recalls_of(results: Results, data: Data) -> Recalls:
             name: defaults[name] for name in (SKIP, ALARM, *(rule.name for rule in RULES))
         }
         for setting in (f"@{rate:g}" for rate in RATES):
+            turned = {row: first[who][event].get(setting) for who, row in TURNABLE.items()}
+            alone = {row: first[SEALEGS][event].get(f"{signal}{setting}") for signal, row in ALONE.items()}
             every.setdefault(setting, {})[event] = {
-                row: recall(first[who][event][setting], peaks)
-                for who, row in TURNABLE.items()
-                if setting in first[who][event]
+                row: recall(own, peaks) for row, own in ours_first(turned, alone).items() if own is not None
             }
+        counted = {name: own for name, own in first[SEALEGS][event].items() if "#" in name}
+        every.setdefault(HERE, {})[event] = {name: recall(own, peaks) for name, own in counted.items()}
     return every
+
+
+Row = TypeVar("Row")
+
+
+def ours_first(turned: Mapping[str, Row], alone: Mapping[str, Row]) -> dict[str, Row]:
+    """Rows of those whose threshold is turned, with what Sealegs does by one signal alone below what it does."""
+    return {TURNED: turned[TURNED], **alone, **turned}
 
 
 def found_cell(own: Recall) -> str:
@@ -89,15 +102,17 @@ def higher(recalls: Recalls, setting: str, ours: str) -> dict[int, dict[str, dic
     for delay in DELAYS:
         for fault in streams.FAULTS:
             rows = recalls[setting][fault]
-            peers = {name: own for name, own in rows.items() if name not in (TURNED, STATISTIC, CONTROL)}
+            peers = {
+                name: own for name, own in rows.items() if name not in (TURNED, STATISTIC, CONTROL, *ALONE.values())
+            }
             above = {name: own for name, own in peers.items() if higher_than(rows[ours], own, delay)}
             if above:
                 answer[delay][fault] = above
     return answer
 
 
-def higher_words(recalls: Recalls, setting: str) -> str:
-    """On how many faults a peer is higher, and which."""
+def higher_words(recalls: Recalls, setting: str, healthy: Mapping[str, Any]) -> str:
+    """On how many faults a peer is higher, and which; and what Sealegs finds of them with as many false flags there."""
     lines = [f"### Where a peer finds more, at {setting[1:]} per 100k", "", HIGHER, ""]
     for ours in (TURNED, STATISTIC):
         beaten = higher(recalls, setting, ours)
@@ -111,8 +126,18 @@ def higher_words(recalls: Recalls, setting: str) -> str:
             lines.append(
                 f"- within {delay}, {fault}: {best} {share_words(above[best], delay)}{others}, Sealegs "
                 f"{share_words(rows[TURNED], delay)}; with nothing injected {share_words(by_chance, delay)};"
+                f"{with_as_many(recalls, fault, delay, healthy[best]['turned'][setting]['flags_here'])}"
             )
     return "\n".join(lines)
+
+
+def with_as_many(recalls: Recalls, fault: str, delay: int, count: int) -> str:
+    """What Sealegs finds by the signal that a fault is in, alone, with so many false flags in the injected run."""
+    signal = "grad_norm" if fault.startswith("norm") else "loss"
+    own = recalls[HERE][fault].get(f"{signal}#{count}")
+    return (
+        f" {ALONE[signal]}, with as many false flags in this run ({count}): {share_words(own, delay)};" if own else ""
+    )
 
 
 def share_words(own: Recall, delay: int) -> str:
@@ -175,6 +200,16 @@ def by_detector(results: Results, steps: int) -> str:
     columns = {kind: {name: str(counted.get(f"{name} {kind}", 0)) for name in names} for kind in ("skip", "alarm")}
     columns["control: healthy steps looked at"] = dict.fromkeys(names, f"{steps:,}")
     return table("Sealegs on the same runs, by detector", "Findings that asked for a skip or raised an alarm.", columns)
+
+
+def flagged_words(results: Results) -> str:
+    """The healthy steps that set the threshold of Sealegs at the first rate that is compared."""
+    lines = [f"### What {TURNED} flags in health at {COMPARED[0]:g} per 100k", "", FLAGGED, ""]
+    lines += ["| signal | times the usual | -log10 p | run | step |", "|---|---|---|---|---|"]
+    for one in sorted(results["healthy"][SEALEGS]["flagged"], key=lambda one: -one["score"]):
+        score = f"{one['score']:.2f}" if one["score"] < 99 else "found by other means"
+        lines.append(f"| {one['by']} | {one['times']:.2f} | {score} | {one['run']} | {one['step']:,} |")
+    return "\n".join(lines)
 
 
 def when_young(results: Results) -> str:
@@ -247,18 +282,22 @@ def report(results: Results, data: Data, kind: str) -> Iterable[str]:
     recalls = recalls_of(results, data)
     yield false_flags(results, kind)
     yield by_detector(results, sum(map(len, data.healthy)))
+    yield flagged_words(results)
     yield when_young(results)
     yield from found_tables(recalls, "defaults", "at defaults", {})
     for rate in COMPARED:
         setting = f"@{rate:g}"
-        turned = {row: results["healthy"][who]["turned"][setting] for who, row in TURNABLE.items()}
+        turned = ours_first(
+            {row: results["healthy"][who]["turned"][setting] for who, row in TURNABLE.items()},
+            {row: results["healthy"][SEALEGS]["alone"][signal][setting] for signal, row in ALONE.items()},
+        )
         extra = {
             "threshold": {row: one["words"] for row, one in turned.items()},
             "flags in the injected run": {row: str(one.get("flags_here", "")) for row, one in turned.items()},
         }
         yield EQUAL.format(rate=rate, steps=len(data.base))
         yield from found_tables(recalls, setting, f"at {rate:g} per 100k", extra)
-        yield higher_words(recalls, setting)
+        yield higher_words(recalls, setting, results["healthy"])
     yield lasting_table(results, "Bursts, shifts and drifts to their end, at defaults", LONG, LASTING)
     yield lasting_table(results, "One NaN, then spikes, at defaults", NANS, AFTER_NAN)
     for source in dict.fromkeys(lab.source for lab in data.labs):
@@ -273,7 +312,11 @@ def raw(results: Results, data: Data) -> dict[str, Any]:
         "by_detector": results["healthy"][SEALEGS]["by_detector"],
         "noise": {header: merged(results, "noise", header) for header in headers(results, "noise")},
         "young": {header: merged(results, "young", header) for header in headers(results, "young")},
-        "turned": {row: results["healthy"][who]["turned"] for who, row in TURNABLE.items()},
+        "turned": ours_first(
+            {row: results["healthy"][who]["turned"] for who, row in TURNABLE.items()},
+            {row: results["healthy"][SEALEGS]["alone"][signal] for signal, row in ALONE.items()},
+        ),
+        "flagged": results["healthy"][SEALEGS]["flagged"],
         "delays": DELAYS,
         "found": plain(recalls_of(results, data)),
         "lasting": {header: each(summary, rows) for header, rows in lasting.items()},
@@ -314,7 +357,10 @@ FOUND = """Per cent of 150 places found within 0, 1, 8 (95 % Wilson interval), 3
 where all are the same; after the semicolon the median latency in steps, and for the traces the share found before the
 loss peak and by how many steps in the median. The first column is the control: the same steps with nothing injected."""
 HIGHER = """Higher beyond the interval: the lower end of the peer's Wilson interval is above the upper end of ours, at
-the same delay."""
+the same delay. Where the rates are equal over all runs, the false flags in the run that faults are put into are not:
+the last figure is of Sealegs with as many as the peer has there."""
+FLAGGED = """The last of them sets the threshold: one more would be too many. Usual: the median of the 32 steps before.
+In the first 1000 steps of a run one signal alone counts for a factor of ten less, here too."""
 LONG = """At 40 places. Bursts: share of their steps that is flagged. Accepted: steps until 50 in a row are not
 flagged, of 1500; 0 means that the shift was not seen. A drift is to be read against its control."""
 NANS = """At 40 places: step 0 is NaN in both signals, steps 20 and 500 have loss x2 and norm x10; 498 healthy steps
@@ -326,4 +372,5 @@ on the healthy runs; rules of the norm alone have only the steps that have one. 
 -log10 q. "cannot": no threshold is quiet enough. The rates are equal over all the runs, not in the one injected into:
 the second column has the false flags of its {steps:,} healthy steps. The control flags by chance at this rate.
 *Turned* is all of Sealegs with one chance for gate and alarm of both spike detectors, and everything else as it is;
+*loss alone* and *norm alone* are the same, given one of the two signals only (the norm has the steps of one run);
 *bare statistic* is `streaming.look` and `learn` alone."""

@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.detection import cells, figure, measures, tables
-from bench.detection.contenders import ALARM, BARE, SKIP, STATISTIC, TURNED, Peer, contenders, families, sealegs
+from bench.detection import cells, figure, measures, tables, turned
+from bench.detection.contenders import (
+    ALARM,
+    ALONE,
+    BARE,
+    SKIP,
+    STATISTIC,
+    TURNED,
+    Peer,
+    contenders,
+    families,
+    sealegs,
+)
 from bench.detection.data import Data, Lab, fingerprint, gather, recorded
 from bench.detection.measures import NEVER, Recall, first_flag, higher_than, poisson, recall, wilson
 from bench.streams import Stream
@@ -128,6 +139,40 @@ def test_sealegs_turned_to_its_own_chance_is_sealegs() -> None:
     assert doubtful > 0
 
 
+@pytest.mark.parametrize("signal", ALONE)
+def test_sealegs_by_one_signal_alone_is_sealegs_given_nothing_else(signal: str) -> None:
+    """To be given the loss alone is to have no norm; to be given the norm alone, a loss that says nothing."""
+    (own,) = {d.gate for d in judge.standard() if d.name.startswith("spike/")}  # type: ignore[attr-defined]
+    flagged = 0
+    for seed in range(2):
+        run = calm(1300, seed)
+        assert run.grad_norm is not None
+        run.loss[1100] *= 1.2
+        run.loss[1200:1220] *= 1.2
+        run.grad_norm[1150] *= 4.0
+        run.grad_norm[1250] = math.nan
+        found = sealegs({f"{signal}@": -math.log10(own)}).flags(run)
+        quiet = replace(run, grad_norm=None) if signal == "loss" else replace(run, loss=np.full(1300, 3.0))
+        alone = sealegs().flags(quiet)
+        assert (found[f"{signal}@"] == alone[SKIP] | alone[ALARM]).all()
+        flagged += found[f"{signal}@"].sum()
+    assert flagged >= 4
+
+
+def test_with_as_many_false_flags_in_the_injected_run_as_a_peer_has() -> None:
+    both = {"@10": {"threshold": 4.0, "flags_here": 2}, "@1": {"threshold": None, "words": "cannot"}}
+    healthy = {
+        "peer": {"turned": both},
+        turned.SEALEGS: {
+            "turned": both,
+            "alone": {"loss": {"@10": {"threshold": 3.5, "flags_here": 5}}},
+            "here": {"loss": [9.0, 8.0, 7.0, 6.0]},
+        },
+    }
+    assert turned.asked_of(healthy, "peer") == {"@10": 4.0}
+    assert turned.asked_of(healthy, turned.SEALEGS) == {"@10": 4.0, "loss@10": 3.5, "loss#2": 7.0}
+
+
 def test_the_bare_statistic_is_the_same_by_scan_and_by_fold() -> None:
     run = calm(3000)
     run.loss[2000:2030] *= 1.1
@@ -142,12 +187,14 @@ def test_thresholds_are_the_smallest_that_are_quiet_enough() -> None:
     assert isinstance(rule, peers.Scored)
     runs = [calm(20_000, seed) for seed in range(2)]
     scores = np.sort(np.concatenate([rule.scores(run.loss, None) for run in runs]))
-    turned = cells.calibrate(rule, runs)
+    found = turned.calibrate(rule, runs)
     for rate, allowed in (("@10", 4), ("@100", 40), ("@1000", 400)):
-        assert turned[rate]["flags"] == allowed
-        assert turned[rate]["threshold"] == pytest.approx(scores[-allowed - 1], abs=1e-6)
-    assert cells.calibrate(replace(rule, bracket=(0.0, 3.0)), runs)["@10"]["threshold"] is None
-    assert cells.calibrate(replace(rule, bracket=(90.0, 99.0)), runs)["@1"]["words"].startswith("loosest: 90 (0 flags)")
+        assert found[rate]["flags"] == allowed
+        assert found[rate]["threshold"] == pytest.approx(scores[-allowed - 1], abs=1e-6)
+    assert turned.calibrate(replace(rule, bracket=(0.0, 3.0)), runs)["@10"]["threshold"] is None
+    assert turned.calibrate(replace(rule, bracket=(90.0, 99.0)), runs)["@1"]["words"].startswith(
+        "loosest: 90 (0 flags)"
+    )
 
 
 def test_rules_that_differ_by_their_threshold_alone_are_a_family() -> None:
@@ -209,13 +256,13 @@ def test_all_of_it_is_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
 
     text = "\n\n".join(tables.report(results, data, "2 made runs"))
     found = [part for part in text.split("### ") if "| control: by chance |" in part]
-    by_detector, finds_more = 1, 2
-    assert text.count("### ") == len(found) + by_detector + finds_more
+    by_detector, flagged, finds_more = 1, 1, 2
+    assert text.count("### ") == len(found) + by_detector + flagged + finds_more
     assert "| **Sealegs, skip** | 0 flags in 1,600 | 0 0 100 (51-100) 100 100; 2; 100 before the peak by 2 |" in text
     assert "than **Sealegs, turned**: of 15 faults" in text
     raw = json.loads(json.dumps(tables.raw(results, data), allow_nan=False))
     assert raw["found"]["defaults"]["NaN, 1 step"][SKIP]["within"] == [2] * 5
-    assert TURNED in raw["turned"]
+    assert list(raw["turned"])[:4] == [TURNED, *ALONE.values(), STATISTIC]
 
     figure.write(results, tables.recalls_of(results, data), tmp_path / "drawn.svg")
     assert "Sealegs, turned" in (tmp_path / "drawn.svg").read_text()
