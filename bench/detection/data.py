@@ -103,7 +103,19 @@ def recorded(file: Path) -> Iterable[Lab]:
             onset=onset,
             peak=peak if peak > onset else None,
         )
-        yield Lab(source=f"recorded runs of {file.name}", fault=told["fault"], healthy=told["healthy"], run=run)
+        fault = "" if told["healthy"] else without_seed(told["fault"])
+        yield Lab(source=f"recorded runs of {file.name}", fault=fault, healthy=told["healthy"], run=run)
+
+
+def without_seed(fault: str) -> str:
+    """What was done, of however many seeds, and wherever.
+
+    >>> without_seed("nan-gradient:every=50,seed=501@230"), without_seed("bit-flip:seed=7@9"), without_seed("lr-spike")
+    ('nan-gradient:every=50', 'bit-flip', 'lr-spike')
+    """
+    name, _, options = fault.split("@")[0].partition(":")
+    kept = [option for option in options.split(",") if option and not option.startswith("seed=")]
+    return ":".join([name, *([",".join(kept)] if kept else [])])
 
 
 def fingerprint(data: Data) -> str:

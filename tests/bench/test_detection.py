@@ -217,7 +217,9 @@ def recorded_file(path: Path) -> Path:
         spiked = loss.copy()
         spiked[302:310] *= 2.0
         spiked[304] *= 1.5
-        lines.append({"name": f"lr-spike seed {seed}", "fault": "lr-spike", "at": 300, "healthy": False})
+        lines.append(
+            {"name": f"lr-spike seed {seed}", "fault": f"lr-spike:seed={seed}@300", "at": 300, "healthy": False}
+        )
         lines[-1] |= {"loss": spiked.tolist(), "grad_norm": norm.tolist()}
     broken = [*loss[:350].tolist(), None, *loss[351:].tolist()]
     lines.append({"name": "nan", "fault": "nan", "at": 350, "loss": broken, "grad_norm": None, "healthy": False})
@@ -228,6 +230,7 @@ def recorded_file(path: Path) -> Path:
 def test_recorded_runs_are_read_with_onset_and_peak(tmp_path: Path) -> None:
     labs = list(recorded(recorded_file(tmp_path / "runs.jsonl")))
     assert [lab.healthy for lab in labs] == [True, False] * 4 + [False]
+    assert {lab.fault for lab in labs} == {"", "lr-spike", "nan"}  # of whichever seed
     assert (labs[1].run.onset, labs[1].run.peak) == (300, 304)
     assert labs[-1].run.peak is None  # it begins with the NaN
     assert labs[-1].run.grad_norm is None
