@@ -18,6 +18,7 @@ from sealegs.errors import SealegsError
 # and nothing but training for torch.
 COMMANDS = {
     "train": "pretrain a small language model and record everything",
+    "preflight": "what is wrong with the settings of a run, before it costs anything",
     "check": "is this curve normal? any training log in, what is wrong and why out",
     "diff": "where two runs part: settings, versions, signals",
     "dashboard": "draw runs: one HTML file, or a page that follows them",
@@ -45,6 +46,7 @@ options:
 examples:
   sealegs train --size toy --steps 400 --run a     train the toy model into experiments/a
   sealegs train --run a --resume                   go on with it after an interruption
+  sealegs preflight mine.toml                      what is wrong with settings, before the run
   sealegs check train.log                          what went wrong in any training log, and why
   sealegs dashboard a                              draw it: experiments/a/dashboard.html
   sealegs replay a#1                               why its first incident happened, tested

@@ -1,0 +1,159 @@
+"""``sealegs preflight``: what a run is about to do in, what is wrong with it out, before it costs anything."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from sealegs.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from sealegs.prevention.reading import Read
+
+DESCRIPTION = """\
+Looks at the settings of a run before money is spent on it: optimizer, clipping, schedule (all of it is simulated),
+precision, architecture, data, checkpoints and logs. Each finding has a rule, what was found, why it matters, the knob
+and the value, how sure we are and where to read on. What a source does not say, no rule speaks of.
+
+SOURCE is a TOML of `sealegs train`, or one with a [plan]; a run folder, or its name in experiments/; Hugging Face's
+training_args.json or a model's config.json, or a folder with them. Several are read as one plan, the last has its say.
+For live objects, where more can be seen: sealegs.preflight(model, optimizer, scheduler, ...).
+
+exit code: 0 no errors, 1 errors, 2 a source cannot be read.
+
+examples:
+  sealegs preflight mine.toml                            settings of `sealegs train`
+  sealegs preflight night                                a run of experiments/: also what its gradients came to
+  sealegs preflight training_args.json config.json       Hugging Face: how it is trained, and what
+  sealegs preflight mine.toml --json | jq .margins_missing
+  sealegs preflight --explain OPT1                       the page of a rule; `all` lists them
+"""
+HUGGING_FACE = ("config.json", "training_args.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SOURCE")] = ()
+    """Settings; several are read as one."""
+    explain: Annotated[str | None, tyro.conf.arg(metavar="CODE")] = None
+    """Print the page of a rule instead; `all`: a line for each."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read, ask every rule, say."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs preflight", description=DESCRIPTION)
+    from sealegs.prevention.plan import merged
+    from sealegs.prevention.rule import check
+    from sealegs.prevention.rules import RULES
+    from sealegs.report.advised import contract, page
+
+    if options.explain is not None:
+        print(explained(options.explain))
+        return 0
+    if not options.sources:
+        raise ConfigError("SOURCE: name settings to look at; `sealegs preflight --help` has examples")
+    found = [each for source in options.sources for each in read(source)]
+    names = {ours: theirs for each in found for ours, theirs in each.names.items()}
+    advised = check(merged(*(each.plan for each in found)), " ".join(options.sources), RULES, names)
+    print(json.dumps(contract(advised), indent=1, allow_nan=False) if options.json else page(advised))
+    return int(advised.has_errors)
+
+
+def explained(code: str) -> str:
+    """The page of a rule, or the list of them."""
+    from sealegs.prevention.rules import FAMILIES, RULES
+
+    if code == "all":
+        lines = []
+        for family in FAMILIES:
+            lines += [family.about, *(f"  {rule.code:<6} {rule.title}" for rule in family.rules)]
+        return "\n".join(lines)
+    pages = {rule.code: rule.page for rule in RULES}
+    if code.upper() not in pages:
+        raise ConfigError(f"--explain {code}: no rule is called that; `sealegs preflight --explain all` lists them")
+    return pages[code.upper()]
+
+
+def read(source: str) -> "Iterator[Read]":
+    """The plans of a source: of a folder of Hugging Face's, one for each file."""
+    from sealegs.prevention.reading import Read, of_json, of_lab
+    from sealegs.prevention.plan import written
+    from sealegs.record.schema import MANIFEST
+
+    path = Path(source)
+    if not path.exists() and "/" not in source and (Path("experiments") / source).is_dir():
+        path = Path("experiments") / source
+    if path.is_dir():
+        if (path / MANIFEST).exists():
+            yield of_run(path)
+            return
+        files = [path / name for name in HUGGING_FACE if (path / name).is_file()]
+        if not files:
+            raise SourceError(f"{source}: there is neither {MANIFEST} nor {' nor '.join(HUGGING_FACE)} in it")
+        for file in files:
+            yield of_json(file.read_bytes(), str(file))
+    elif path.suffix == ".toml":
+        from sealegs.lab import config
+
+        values = config.read_toml(path)
+        if "plan" in values:
+            if others := sorted(values.keys() - {"plan"}):
+                raise ConfigError(f"{source}: {others[0]} beside [plan]; a plan is all in tables [plan.optimizer], ...")
+            yield Read(written(values["plan"], source), {})
+        else:
+            yield of_lab(asdict(config.starting_point(config=path)))
+    else:
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise SourceError(
+                f"{source}: cannot be read ({error.strerror}); give a TOML or JSON file, or a run"
+            ) from error
+        yield of_json(text, source)
+
+
+def of_run(folder: Path) -> "Read":
+    """What the manifest says, and what the rows have shown."""
+    from sealegs.lab import config
+    from sealegs.prevention.reading import of_lab, of_manifest
+    from sealegs.record import manifest as manifests
+
+    manifest = manifests.load(folder)
+    try:
+        settings = asdict(config.of_run(folder)) if manifest.settings else None
+    except ConfigError:  # of somebody's own loop
+        settings = None
+    shown = rows_of(folder)
+    speed = shown.pop("tokens_per_s", None)
+    if settings is None:
+        return of_manifest(manifest, shown)
+    if speed:
+        shown["seconds_per_step"] = settings["data"]["batch"] * settings["model"]["context"] / speed
+    return of_lab(settings | {"dtype": manifest.dtype or "auto"}, **shown)
+
+
+def rows_of(folder: Path) -> dict[str, float]:
+    """Medians of what the run has shown so far."""
+    import numpy as np
+
+    from sealegs.record.run import open_run
+
+    try:
+        run = open_run(folder)
+    except SourceError:
+        return {}
+    found = {}
+    for ours, theirs in (("typical_grad_norm", "grad_norm"), ("tokens_per_s", "tokens_per_s")):
+        if theirs in run.signals:
+            values = run.column(theirs)
+            values = values[np.isfinite(values)]
+            if len(values):
+                found[ours] = float(np.median(values))
+    return found

@@ -1,0 +1,56 @@
+"""A base width in, what muP makes of the initial weights and the learning rates at another width out.
+
+Tensor Programs V (Yang et al. 2022), table 8, for Adam: the entries of hidden matrices begin with a variance of 1/fan_in
+and learn at a rate of 1/fan_in; what is read from tokens, and what logits are read with, begins and learns the same at
+every width; logits are divided by the width, attention logits by the width of a head instead of its root. All of it is
+relative to the base width, where a run is an ordinary one but for its attention.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sealegs.report.advised import Mup, MupRow
+
+
+def mup_of(known: Mapping[str, Any]) -> Mup | None:
+    """The table of a plan that names a base width."""
+    base, width, lr = known.get("mup_base_width"), known.get("width"), known.get("lr")
+    if not base or not width:
+        return None
+    times = width / base
+    standard = math.sqrt(1 / (3 * width))
+    hidden = known.get("init_std", standard)
+    outside = hidden * math.sqrt(times)
+    rows = [
+        MupRow(
+            tensors="embedding",
+            init_std=outside,
+            standard_init_std=standard,
+            lr=lr,
+            standard_lr=lr,
+            multiplier=1.0,
+            wrong=f"vectors of tokens would begin {outside / standard:.3g} times smaller, beside updates of the same size",
+        ),
+        MupRow(
+            tensors="hidden matrices",
+            init_std=hidden,
+            standard_init_std=standard,
+            lr=None if lr is None else lr / times,
+            standard_lr=lr,
+            multiplier=1.0,
+            wrong=f"one update would move what they give {times:.3g} times as far as at the base width, since its "
+            "entries all pull the same way; and query times key over the root of the head's width grows with "
+            "that width once they have learnt to agree: divide by the width",
+        ),
+        MupRow(
+            tensors="head",
+            init_std=outside,
+            standard_init_std=standard,
+            lr=lr,
+            standard_lr=lr,
+            multiplier=1 / times,
+            wrong=f"one update would move the logits {times:.3g} times as far",
+        ),
+    ]
+    return Mup(width=width, base_width=base, rows=rows)

@@ -1,0 +1,252 @@
+"""What a run is about to do, as plain values: whatever is not known is ``None``, and no rule speaks of it.
+
+A plan can be written by hand, as TOML: a table ``[plan.optimizer]``, ``[plan.schedule]`` ... for each class here.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from sealegs.errors import ConfigError
+
+Dtype: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Kind: TypeAlias = Literal["cosine", "linear", "constant", "inverse-sqrt", "stable-decay", "cosine-restarts"]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=10**18)]
+Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some of the fields of a plan; no two groups have one of the same name."""
+
+
+class Optimizer(Group):
+    """How weights are updated."""
+
+    optimizer: str | None = None
+    """``adamw``, ``adam``, ``sgd``, ..."""
+    lr: Positive | None = None
+    """The largest learning rate of the run."""
+    beta1: Share | None = None
+    beta2: Share | None = None
+    eps: Number | None = None
+    weight_decay: Number | None = None
+    decoupled: bool | None = None
+    """Whether weights decay by themselves (AdamW), not through the gradient (Adam with L2)."""
+    decays_vectors: bool | None = None
+    """Whether gains of norms and biases decay too."""
+    decays_embeddings: bool | None = None
+    moments_dtype: Dtype | None = None
+    clip: Number | None = None
+    """What gradients are clipped at; 0 is off."""
+    clip_by: Literal["norm", "value"] | None = None
+    typical_grad_norm: Number | None = None
+    """The median before clipping, where a run has shown it."""
+    tuned_lr: Positive | None = None
+    """The learning rate that was found best ..."""
+    tuned_batch_tokens: Positive | None = None
+    """... and with which batch."""
+
+
+class Schedule(Group):
+    """The learning rate over the run."""
+
+    steps: Size | None = None
+    """Updates in all."""
+    schedule: Kind | None = None
+    warmup_steps: Count | None = None
+    decay_steps: Size | None = None
+    """The step at which the schedule has come down; the last of the run, where nothing is said."""
+    final_lr_share: Share | None = None
+    """What is left of the peak there."""
+    cycles: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
+    """Of ``cosine-restarts``."""
+    stable_share: Share | None = None
+    """Of ``stable-decay``: the share of the run up to which the rate stays at its peak."""
+    rates: Annotated[tuple[Number, ...], msgspec.Meta(min_length=1)] | None = None
+    """The learning rate of every step, where it was simulated or written down."""
+    schedule_step: Count | None = None
+    """Where the schedule stands now ..."""
+    optimizer_step: Count | None = None
+    """... and how many updates the optimizer says it has made."""
+
+
+class Precision(Group):
+    """In which numbers."""
+
+    dtype: Dtype | None = None
+    """Of matrix products."""
+    weights_dtype: Dtype | None = None
+    """Of the weights that the optimizer updates: the master copy, where there is one."""
+    scaler: bool | None = None
+    """Whether a loss scaler is on."""
+    static_scale: Number | None = None
+    """A loss scale that never changes."""
+    stochastic_rounding: bool | None = None
+    softmax_dtype: Dtype | None = None
+    naive_softmax: bool | None = None
+    """No maximum is subtracted before the exponential."""
+    naive_log_loss: bool | None = None
+    """log(softmax(x)), instead of log_softmax(x)."""
+    gradient_dtype: Dtype | None = None
+    """In which gradients of micro-batches and ranks are added up."""
+    addends: Size | None = None
+    """Micro-batches times ranks."""
+    fp8_gradients: Literal["e4m3", "e5m2"] | None = None
+
+
+class Architecture(Group):
+    """What kind of model."""
+
+    parameters: Size | None = None
+    width: Size | None = None
+    """Of the residual stream."""
+    layers: Size | None = None
+    vocabulary: Size | None = None
+    norm_position: Literal["pre", "post", "branch"] | None = None
+    """Where norms stand: before what a layer computes; after the residual sum; or on what a layer adds to it."""
+    norm_eps: Number | None = None
+    final_norm: bool | None = None
+    embedding_norm: bool | None = None
+    qk_norm: bool | None = None
+    attention_softcap: Number | None = None
+    """0: none."""
+    attention_kernel: str | None = None
+    logit_softcap: Number | None = None
+    """0: none."""
+    misplaced_softcap: Number | None = None
+    """One that stands where the model does not read it."""
+    z_loss: Number | None = None
+    """Its factor; 0 is off."""
+    gated_mlp: bool | None = None
+    tied_head: bool | None = None
+    init_std: Number | None = None
+    """The widest spread of initial weights that read the residual stream."""
+    widest_tensor: str | None = None
+    initial_logit_std: Number | None = None
+    """Measured, before the first step."""
+    narrowed_residual: bool | None = None
+    """Whether what writes into the residual stream begins narrower, by the depth."""
+    mup_base_width: Size | None = None
+
+
+class State(Group):
+    """Names of parameters about which something is wrong; an empty list: looked at, and all is well."""
+
+    unowned: tuple[str, ...] | None = None
+    """To be trained, and no optimizer has them."""
+    strangers: tuple[str, ...] | None = None
+    """In the optimizer, and not in the model."""
+    frozen: tuple[str, ...] | None = None
+    owned_twice: tuple[str, ...] | None = None
+    unmoved: tuple[str, ...] | None = None
+    """As before, after a step."""
+    untied: tuple[str, ...] | None = None
+    """Meant to be one with another, and not."""
+    nonfinite: tuple[str, ...] | None = None
+    moments_empty: bool | None = None
+
+
+class Data(Group):
+    """What is read, and in which order."""
+
+    batch_tokens: Positive | None = None
+    """Of one update."""
+    target_share: Share | None = None
+    """Of the tokens of a batch, those that count for the loss."""
+    emptiest_row: Share | None = None
+    """The smallest such share of a row."""
+    padding_share: Share | None = None
+    shuffle: Literal["none", "buffer", "shards", "all"] | None = None
+    shuffle_buffer: Count | None = None
+    grouped_by_length: bool | None = None
+    workers: Count | None = None
+    workers_share_seed: bool | None = None
+    ranks: Size | None = None
+    ranks_share_data: bool | None = None
+    """Whether each rank draws from all of the data with the same seed."""
+
+
+class Operations(Group):
+    """How the run is looked after."""
+
+    checkpoint_steps: Count | None = None
+    """0: never."""
+    checkpoint_minutes: Number | None = None
+    keep_checkpoints: Count | None = None
+    saves_optimizer: bool | None = None
+    keeps_data_position: bool | None = None
+    """Whether a resume goes on where the data were."""
+    log_steps: Size | None = None
+    nan_filter: bool | None = None
+    """Whether a loss that is not finite is replaced in the log."""
+    seconds_per_step: Positive | None = None
+    price_per_hour: Number | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run is about to do."""
+
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    precision: Precision = Precision()
+    architecture: Architecture = Architecture()
+    state: State = State()
+    data: Data = Data()
+    operations: Operations = Operations()
+
+    def known(self) -> dict[str, Any]:
+        """What is known, by the names of the fields."""
+        return {name: value for name, value in self.fields() if value is not None}
+
+    def fields(self) -> Iterator[tuple[str, Any]]:
+        """Every field with its value."""
+        for group in self.__struct_fields__:
+            inside = getattr(self, group)
+            yield from ((name, getattr(inside, name)) for name in inside.__struct_fields__)
+
+
+HOMES = {name: group for group in Plan.__struct_fields__ for name in getattr(Plan(), group).__struct_fields__}
+"""The group of each field."""
+
+
+def plan_from(known: Mapping[str, Any], where: str = "plan") -> Plan:
+    """Fields by their names in, a plan out; ``None`` is not known."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in known.items():
+        groups.setdefault(HOMES[name], {})[name] = value
+    return written(groups, where)
+
+
+def written(groups: Any, where: str) -> Plan:
+    """Tables of fields in, as a person writes them, a plan out."""
+    try:
+        plan = msgspec.convert(groups, Plan, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_refusal(str(error), groups)}") from error
+    for name, value in plan.fields():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise ConfigError(f"{where}: {HOMES[name]}.{name}={value}: a finite number")
+    return plan
+
+
+def _refusal(told: str, groups: Any) -> str:
+    """What msgspec says of a plan, with the field and its value in front."""
+    why, _, place = told.partition(" - at `$.")
+    group, _, name = place.rstrip("`").partition(".")
+    if isinstance(groups, Mapping) and group in groups and name in groups[group]:
+        return f"{group}.{name}={groups[group][name]!r}: {why}"
+    return f"{told}; docs/preflight.md has every field of a plan"
+
+
+def merged(first: Plan, *others: Plan) -> Plan:
+    """What any of them knows; where several do, the last one's."""
+    known = first.known()
+    for other in others:
+        known |= other.known()
+    return plan_from(known)

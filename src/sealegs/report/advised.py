@@ -1,0 +1,157 @@
+"""What rules have to say about a run that has not begun in, a page or a JSON object out, whose keys are a contract."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+WIDTH = 100
+Grade: TypeAlias = Literal["error", "warning", "note"]
+GRADES: tuple[Grade, ...] = ("error", "warning", "note")
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rule found."""
+
+    code: str
+    grade: Grade
+    title: str
+    """What is wrong, in general."""
+    found: str
+    """What was found, with its numbers."""
+    why: str
+    """The mechanism, and the number that matters."""
+    knob: str
+    """What to turn, as the source calls it."""
+    value: str
+    """What to set it to."""
+    sure: str
+    """How sure we are, and of what."""
+    reference: str
+    margin: bool
+    """Whether a margin of stability is missing."""
+
+
+class MupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What muP makes of one kind of tensor at this width."""
+
+    tensors: str
+    init_std: float
+    standard_init_std: float
+    lr: float | None
+    standard_lr: float | None
+    multiplier: float
+    """On what comes out of it."""
+    wrong: str
+    """What the standard ones would do at this width."""
+
+
+class Mup(msgspec.Struct, frozen=True, kw_only=True):
+    """muP at this width."""
+
+    width: int
+    base_width: int
+    rows: list[MupRow]
+
+
+class Advised(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is said before a run: ``sealegs preflight --json``."""
+
+    source: str
+    findings: list[Advice]
+    """The gravest first."""
+    asked: int
+    """Rules that knew enough to answer ..."""
+    unknown: list[str]
+    """... and the codes of those that did not."""
+    margins_missing: list[str]
+    """Codes of margins that this run does without ..."""
+    margins_there: list[str]
+    """... that it has ..."""
+    margins_unknown: list[str]
+    """... and of which nothing is known."""
+    mup: Mup | None = None
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether something is sure to go wrong."""
+        return any(each.grade == "error" for each in self.findings)
+
+    def __str__(self) -> str:
+        return page(self)
+
+
+def contract(advised: Advised) -> dict[str, Any]:
+    """As JSON values."""
+    told: dict[str, Any] = msgspec.to_builtins(advised)
+    return told
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Advised)
+
+
+def page(advised: Advised) -> str:
+    """The gravest first, the count of missing margins last; one line where there is nothing to say."""
+    if not advised.findings:
+        there, unknown = len(advised.margins_there), len(advised.margins_unknown)
+        line = (
+            f"{advised.source}: nothing to say. {advised.asked} rules were asked, {len(advised.unknown)} know too "
+            f"little; {there} margins of stability are there, {unknown} are not known of."
+        )
+        return "\n".join([line, *_mup(advised.mup)])
+    counts = Counter(each.grade for each in advised.findings)
+    told = ", ".join(f"{counts[grade]} {grade}{'' if counts[grade] == 1 else 's'}" for grade in GRADES if counts[grade])
+    lines = [
+        f"{advised.source}: {told}; {advised.asked} rules were asked, {len(advised.unknown)} know too little.",
+        *(line for each in advised.findings for line in _finding(each)),
+        *_mup(advised.mup),
+        "",
+        *textwrap.wrap(_margins(advised), WIDTH),
+    ]
+    return "\n".join(lines)
+
+
+def _finding(each: Advice) -> Iterator[str]:
+    yield ""
+    yield f"{each.grade.upper():<8} {each.code:<6} {each.title}"
+    told = {
+        "found": each.found,
+        "why": each.why,
+        "set": f"{each.knob}: {each.value}",
+        "sure": each.sure,
+        "see": each.reference,
+    }
+    for name, text in told.items():
+        yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<6} ", subsequent_indent=" " * 9)
+
+
+def _margins(advised: Advised) -> str:
+    missing, there, unknown = advised.margins_missing, advised.margins_there, advised.margins_unknown
+    tail = f"{len(there)} are there, {len(unknown)} are not known of."
+    if not missing:
+        return f"Margins of stability: none is missing, {tail}"
+    which = f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing ({', '.join(missing)})"
+    advice = "One that is missing may be survived." if len(missing) == 1 else "One may be survived, two probably not."
+    return f"Margins of stability: {which}, {tail} {advice}"
+
+
+def _mup(mup: Mup | None) -> Iterator[str]:
+    if mup is None:
+        return
+    yield ""
+    yield f"muP at width {mup.width}, {mup.width / mup.base_width:g} times the base of {mup.base_width}:"
+    yield f"  {'':<26} {'init std':>10} {'(standard)':>11} {'peak LR':>10} {'(standard)':>11} {'output x':>9}"
+    for row in mup.rows:
+        rate, standard = ("" if value is None else f"{value:.3g}" for value in (row.lr, row.standard_lr))
+        yield (
+            f"  {row.tensors:<26} {row.init_std:>10.3g} {f'({row.standard_init_std:.3g})':>11} {rate:>10} "
+            f"{f'({standard})' if standard else '':>11} {row.multiplier:>9.3g}"
+        )
+    for row in mup.rows:
+        yield from textwrap.wrap(
+            f"{row.tensors}: {row.wrong}", WIDTH, initial_indent="  standard ", subsequent_indent="    "
+        )
