@@ -78,7 +78,7 @@ def test_of_what_is_not_known_nothing_is_said() -> None:
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Whatever a field of this type may hold, the edges of its range among them."""
     [inside] = [each for each in get_args(kind) if each is not type(None)]
-    limits = get_args(inside)[1] if hasattr(inside, "__metadata__") else msgspec.Meta()
+    limits: Any = get_args(inside)[1] if hasattr(inside, "__metadata__") else msgspec.Meta()
     plain = get_args(inside)[0] if hasattr(inside, "__metadata__") else inside
     if plain in (int, float):
         low, high = limits.ge if limits.ge is not None else limits.gt, limits.le or 10**12
@@ -97,8 +97,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 FIELDS = {
-    name: values_of(kind) for group in get_type_hints(Plan).values() for name, kind in get_type_hints(group, include_extras=True).items()
-}  # fmt: skip
+    name: values_of(kind)
+    for group in get_type_hints(Plan).values()
+    for name, kind in get_type_hints(group, include_extras=True).items()
+}
 
 
 @given(st.fixed_dictionaries({}, optional=FIELDS))

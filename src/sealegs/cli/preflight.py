@@ -83,8 +83,8 @@ def explained(code: str) -> str:
 
 def read(source: str) -> "Iterator[Read]":
     """The plans of a source: of a folder of Hugging Face's, one for each file."""
-    from sealegs.prevention.reading import Read, of_json, of_lab
     from sealegs.prevention.plan import written
+    from sealegs.prevention.reading import Read, of_json, of_lab
     from sealegs.record.schema import MANIFEST
 
     path = Path(source)

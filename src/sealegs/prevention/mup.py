@@ -1,9 +1,9 @@
 """A base width in, what muP makes of the initial weights and the learning rates at another width out.
 
-Tensor Programs V (Yang et al. 2022), table 8, for Adam: the entries of hidden matrices begin with a variance of 1/fan_in
-and learn at a rate of 1/fan_in; what is read from tokens, and what logits are read with, begins and learns the same at
-every width; logits are divided by the width, attention logits by the width of a head instead of its root. All of it is
-relative to the base width, where a run is an ordinary one but for its attention.
+Tensor Programs V (Yang et al. 2022), table 8, for Adam: the entries of hidden matrices begin with a variance of
+1/fan_in and learn at a rate of 1/fan_in; what is read from tokens, and what logits are read with, begins and learns the
+same at every width; logits are divided by the width, attention logits by the width of a head instead of its root.
+All of it is relative to the base width, where a run is an ordinary one but for its attention.
 """
 
 import math
@@ -30,7 +30,7 @@ def mup_of(known: Mapping[str, Any]) -> Mup | None:
             lr=lr,
             standard_lr=lr,
             multiplier=1.0,
-            wrong=f"vectors of tokens would begin {outside / standard:.3g} times smaller, beside updates of the same size",
+            wrong=f"vectors of tokens would begin {outside / standard:.3g} times smaller, with updates as large",
         ),
         MupRow(
             tensors="hidden matrices",

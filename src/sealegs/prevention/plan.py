@@ -24,7 +24,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Some of the fields of a plan; no two groups have one of the same name."""
 
 
-class Optimizer(Group):
+class Optimizer(Group, frozen=True, kw_only=True):
     """How weights are updated."""
 
     optimizer: str | None = None
@@ -52,7 +52,7 @@ class Optimizer(Group):
     """... and with which batch."""
 
 
-class Schedule(Group):
+class Schedule(Group, frozen=True, kw_only=True):
     """The learning rate over the run."""
 
     steps: Size | None = None
@@ -75,7 +75,7 @@ class Schedule(Group):
     """... and how many updates the optimizer says it has made."""
 
 
-class Precision(Group):
+class Precision(Group, frozen=True, kw_only=True):
     """In which numbers."""
 
     dtype: Dtype | None = None
@@ -99,7 +99,7 @@ class Precision(Group):
     fp8_gradients: Literal["e4m3", "e5m2"] | None = None
 
 
-class Architecture(Group):
+class Architecture(Group, frozen=True, kw_only=True):
     """What kind of model."""
 
     parameters: Size | None = None
@@ -134,7 +134,7 @@ class Architecture(Group):
     mup_base_width: Size | None = None
 
 
-class State(Group):
+class State(Group, frozen=True, kw_only=True):
     """Names of parameters about which something is wrong; an empty list: looked at, and all is well."""
 
     unowned: tuple[str, ...] | None = None
@@ -151,7 +151,7 @@ class State(Group):
     moments_empty: bool | None = None
 
 
-class Data(Group):
+class Data(Group, frozen=True, kw_only=True):
     """What is read, and in which order."""
 
     batch_tokens: Positive | None = None
@@ -171,7 +171,7 @@ class Data(Group):
     """Whether each rank draws from all of the data with the same seed."""
 
 
-class Operations(Group):
+class Operations(Group, frozen=True, kw_only=True):
     """How the run is looked after."""
 
     checkpoint_steps: Count | None = None

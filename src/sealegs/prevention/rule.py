@@ -59,7 +59,7 @@ class Rule:
         return self.function(**given)
 
 
-class Unknown(Exception):  # noqa: N818
+class Unknown(Exception):
     """A rule needs what the plan does not know."""
 
 

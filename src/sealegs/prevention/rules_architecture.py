@@ -34,8 +34,8 @@ def norms_after_the_sum(norm_position: str, layers: int = 12) -> Found | None:
 def norm_divides_by_zero(norm_eps: float, dtype: str = "fp32") -> Found | None:
     """A norm can divide by zero.
 
-    Why: a row of zeros (padding, a dead layer) has a variance of 0, and without eps a norm gives 0 / 0 = NaN. In fp16 an
-      eps under 6e-8 is 0 too.
+    Why: a row of zeros (padding, a dead layer) has a variance of 0, and without eps a norm gives 0 / 0 = NaN. In fp16
+      an eps under 6e-8 is 0 too.
     Set: norm_eps to 1e-6 or 1e-5.
     Sure: established: arithmetic.
     See: Zhang and Sennrich 2019, Root mean square layer normalization.

@@ -206,9 +206,9 @@ def rate_against_batch(lr: float, batch_tokens: float, tuned_lr: float, tuned_ba
 def moments_too_coarse(moments_dtype: str, beta2: float, stochastic_rounding: bool = False) -> Found | None:
     """The second moment is kept in numbers that cannot hold it.
 
-    Why: v is a mean of squares. In fp16 the square of a gradient under 2e-4 is 0, and most gradients are. In bf16 a change
-      under 2^-8 (0.004) of a number is rounded away, and where gradients fade v falls by 1 - beta2 a step: at 0.999
-      it stands still, too large for ever.
+    Why: v is a mean of squares. In fp16 the square of a gradient under 2e-4 is 0, and most gradients are. In bf16 a
+      change under 2^-8 (0.004) of a number is rounded away, and where gradients fade v falls by 1 - beta2 a step:
+      at 0.999 it stands still, too large for ever.
     Set: moments in fp32; or bf16 with beta2 0.95, or with stochastic rounding.
     Sure: established: arithmetic.
     See: Zamirai et al. 2020, Revisiting bfloat16 training; IEEE 754 binary16.

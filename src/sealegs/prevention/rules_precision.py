@@ -65,8 +65,8 @@ def updates_are_rounded_away(
 ) -> Found | None:
     """Weights are kept in numbers too coarse for their updates.
 
-    Why: a weight in bf16 keeps 8 bits: what is added is lost where it is under 2^-8 (0.004) of the weight, in fp16 under
-      2^-11. An update of Adam is about lr, a weight about 0.02: at 3e-5 the share is 0.0015, and most updates do
+    Why: a weight in bf16 keeps 8 bits: what is added is lost where it is under 2^-8 (0.004) of the weight, in fp16
+      under 2^-11. An update of Adam is about lr, a weight about 0.02: at 3e-5 the share is 0.0015, and most updates do
       nothing. It looks like a run that has converged.
     Set: fp32 master weights: weights in fp32 with autocast, or an optimizer that keeps an fp32 copy.
     Sure: established: arithmetic; larger steps are lost in part.

@@ -38,7 +38,8 @@ def warmup_too_short(curve: Curve, beta2: float, schedule_step: int = 0) -> Foun
     See: Ma and Yarats 2021, On the adequacy of untuned warmup for adaptive optimization.
     """
     reached, memory = curve.steps[curve.top] + 1, 1 / (1 - beta2) if beta2 < 1 else 0.0
-    if schedule_step or curve.rates[0] >= 0.5 * curve.peak or not reached < round(memory):
+    is_over = curve.top < 0.9 * len(curve.rates)
+    if schedule_step or not is_over or curve.rates[0] >= 0.5 * curve.peak or not reached < round(memory):
         return None
     found = f"the peak is reached after {reached} steps, v averages {memory:.0f}"
     return Found("warning", found, "warmup_steps", f"{2 * memory:.0f} or more")

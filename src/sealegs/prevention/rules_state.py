@@ -56,8 +56,8 @@ def frozen_parameters(frozen: Sequence[str]) -> Found | None:
 def owned_twice(owned_twice: Sequence[str]) -> Found | None:
     """Parameters are in an optimizer twice.
 
-    Why: they are updated twice a step, with two sets of moments or the same one advanced twice: a learning rate of twice
-      the size for them alone.
+    Why: they are updated twice a step, with two sets of moments or the same one advanced twice: a learning rate of
+      twice the size for them alone.
     Set: every parameter in one group of one optimizer; tied ones once.
     Sure: established.
     See: the documentation of torch.optim, on per-parameter options.

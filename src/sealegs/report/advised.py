@@ -97,16 +97,12 @@ def schema() -> dict[str, Any]:
 def page(advised: Advised) -> str:
     """The gravest first, the count of missing margins last; one line where there is nothing to say."""
     if not advised.findings:
-        there, unknown = len(advised.margins_there), len(advised.margins_unknown)
-        line = (
-            f"{advised.source}: nothing to say. {advised.asked} rules were asked, {len(advised.unknown)} know too "
-            f"little; {there} margins of stability are there, {unknown} are not known of."
-        )
+        line = f"{advised.source}: nothing to say. {_asked(advised)}; of the margins of stability {_tail(advised)}"
         return "\n".join([line, *_mup(advised.mup)])
     counts = Counter(each.grade for each in advised.findings)
     told = ", ".join(f"{counts[grade]} {grade}{'' if counts[grade] == 1 else 's'}" for grade in GRADES if counts[grade])
     lines = [
-        f"{advised.source}: {told}; {advised.asked} rules were asked, {len(advised.unknown)} know too little.",
+        f"{advised.source}: {told}. {_asked(advised)}.",
         *(line for each in advised.findings for line in _finding(each)),
         *_mup(advised.mup),
         "",
@@ -130,13 +126,25 @@ def _finding(each: Advice) -> Iterator[str]:
 
 
 def _margins(advised: Advised) -> str:
-    missing, there, unknown = advised.margins_missing, advised.margins_there, advised.margins_unknown
-    tail = f"{len(there)} are there, {len(unknown)} are not known of."
+    missing = advised.margins_missing
     if not missing:
-        return f"Margins of stability: none is missing, {tail}"
-    which = f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing ({', '.join(missing)})"
+        return f"Margins of stability: none is missing, {_tail(advised)}"
+    which = f"{_are(len(missing), 'missing')} ({', '.join(missing)})"
     advice = "One that is missing may be survived." if len(missing) == 1 else "One may be survived, two probably not."
-    return f"Margins of stability: {which}, {tail} {advice}"
+    return f"Margins of stability: {which}, {_tail(advised)} {advice}"
+
+
+def _tail(advised: Advised) -> str:
+    return f"{_are(len(advised.margins_there), 'there')}, {_are(len(advised.margins_unknown), 'not known of')}."
+
+
+def _asked(advised: Advised) -> str:
+    unknown = len(advised.unknown)
+    return f"{advised.asked} rules were asked, {unknown} {'knows' if unknown == 1 else 'know'} too little"
+
+
+def _are(count: int, what: str) -> str:
+    return f"{count} {'is' if count == 1 else 'are'} {what}"
 
 
 def _mup(mup: Mup | None) -> Iterator[str]:
