@@ -8,6 +8,7 @@ from sealegs.errors import MissingExtra
 if TYPE_CHECKING:
     from sealegs.guard import Guard
     from sealegs.judge import Budget
+    from sealegs.prevention.live import preflight
     from sealegs.readers.read import open_run
     from sealegs.record.run import Run
     from sealegs.recovery.actions import (
@@ -49,6 +50,7 @@ __all__ = [
     "Verdict",
     "Watch",
     "open_run",
+    "preflight",
 ]
 
 # Loaded when first asked for: `import sealegs` costs nothing, and a laptop without torch can still open runs.
@@ -75,6 +77,7 @@ _HOMES = {
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",
+    "preflight": "sealegs.prevention.live",
 }
 
 

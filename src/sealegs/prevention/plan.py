@@ -3,6 +3,7 @@
 A plan can be written by hand, as TOML: a table ``[plan.optimizer]``, ``[plan.schedule]`` ... for each class here.
 """
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -218,6 +219,10 @@ def plan_from(known: Mapping[str, Any], where: str = "plan") -> Plan:
     """Fields by their names in, a plan out; ``None`` is not known."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in known.items():
+        if name not in HOMES:
+            near = difflib.get_close_matches(name, HOMES, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/preflight.md has every field of a plan"
+            raise ConfigError(f"{where}: {name} is no field of a plan; {hint}")
         groups.setdefault(HOMES[name], {})[name] = value
     return written(groups, where)
 
