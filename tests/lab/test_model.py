@@ -44,6 +44,7 @@ SWITCHES: list[dict[str, Any]] = [
     {"naive_softmax": True},
     {"naive_log_loss": True},
     {"init_std": 0.02},
+    {"mup_base_width": 12},
 ]
 
 
@@ -156,6 +157,26 @@ def test_initial_weights_have_the_spread_that_was_asked_for() -> None:
     assert first_block(model).mlp.up.weight.std().item() == pytest.approx(std, rel=0.02)
     assert first_block(model).mlp.down.weight.std().item() == pytest.approx(std / math.sqrt(4), rel=0.02)
     assert Transformer(replace(wide, init_std=0.5)).embedding.weight.std().item() == pytest.approx(0.5, rel=0.02)
+
+
+def test_under_mup_hidden_matrices_begin_narrower_and_logits_smaller() -> None:
+    wide = {"width": 192, "hidden": 384, "tied_head": False}
+    standard, mup = built(**wide), built(**wide, mup_base_width=48)
+    assert mup.embedding.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 48)), rel=0.05)
+    assert mup.head is not None
+    assert mup.head.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 48)), rel=0.05)
+    assert first_block(mup).mlp.up.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 192)), rel=0.05)
+    assert built(**wide, mup_base_width=48, init_std=0.02).embedding.weight.std().item() == pytest.approx(
+        0.02, rel=0.05
+    )
+    assert (first_block(standard).attention.scale, first_block(mup).attention.scale) == (1 / math.sqrt(48), 1 / 48)
+    with torch.no_grad():
+        for ours, theirs in zip(mup.parameters(), standard.parameters(), strict=True):
+            ours.copy_(theirs)
+    first_block(mup).attention.scale = first_block(standard).attention.scale
+    mup.blocks[1].attention.scale = first_block(standard).attention.scale  # type: ignore[union-attr]
+    tokens, _ = batch()
+    assert torch.equal(mup(tokens), standard(tokens) / 4)
 
 
 def test_the_first_loss_is_near_that_of_a_guess() -> None:

@@ -24,6 +24,7 @@ IMPOSSIBLE = {
     "model.z_loss": -1.0,
     "model.rotary_base": 0.5,
     "model.init_std": 0.0,
+    "model.mup_base_width": 0,
     "data.sources": {},
     "data.batch": 0,
     "data.accumulation": 3,

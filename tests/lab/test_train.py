@@ -26,7 +26,17 @@ from sealegs.lab.data import IGNORED, Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import Data, open_data
-from sealegs.lab.train import LossFunction, Result, backward, build_optimizer, evaluate, lr_share, resolved, train
+from sealegs.lab.train import (
+    LossFunction,
+    Result,
+    backward,
+    build_optimizer,
+    evaluate,
+    lr_share,
+    resolved,
+    take_settings,
+    train,
+)
 from sealegs.record.run import Run, open_run
 from sealegs.recovery.state import Trainee
 from sealegs.vocabulary import Row
@@ -244,6 +254,23 @@ def test_weight_decay_is_on_matrices_only() -> None:
     assert {parameter.ndim for parameter in decayed["params"]} == {2}
     assert {parameter.ndim for parameter in spared["params"]} == {1}
     assert decayed["fused"] is True
+
+
+def test_under_mup_hidden_matrices_learn_at_a_rate_of_their_own() -> None:
+    shape = replace(SIZES["nano"].model, tied_head=False, mup_base_width=12)
+    model = Transformer(shape)
+    optimizer = build_optimizer(model, OptimizerSettings(lr=1e-3))
+    outside, vectors, hidden = optimizer.param_groups
+    assert model.head is not None
+    assert set(outside["params"]) == {model.embedding.weight, model.head.weight}
+    assert set(hidden["params"]) == {each for each in model.blocks.parameters() if each.ndim == 2}
+    assert [(each["lr"], each["weight_decay"]) for each in (outside, vectors, hidden)] == [
+        (1e-3, 0.1), (1e-3, 0.0), (pytest.approx(1e-3 / 4), pytest.approx(0.4)),
+    ]  # fmt: skip
+    settings = replace(SIZES["nano"], model=shape, optimizer=OptimizerSettings(lr=2e-3, warmup_steps=0), steps=101)
+    scheduler = LambdaLR(optimizer, partial(lr_share, settings.optimizer, 101))
+    take_settings(optimizer, scheduler, settings, 50)
+    assert [each["lr"] for each in optimizer.param_groups] == pytest.approx([1.1e-3, 1.1e-3, 1.1e-3 / 4])
 
 
 def test_the_schedule_is_linear_then_cosine() -> None:

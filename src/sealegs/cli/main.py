@@ -19,6 +19,7 @@ from sealegs.errors import SealegsError
 COMMANDS = {
     "train": "pretrain a small language model and record everything",
     "preflight": "what is wrong with the settings of a run, before it costs anything",
+    "coordcheck": "does a learning rate found on a small model hold for a large one? muP, proven",
     "check": "is this curve normal? any training log in, what is wrong and why out",
     "diff": "where two runs part: settings, versions, signals",
     "dashboard": "draw runs: one HTML file, or a page that follows them",

@@ -44,7 +44,8 @@ class Transformer(nn.Module):
                 # what writes into the residual stream is narrowed, so that its variance does not grow with depth
                 writes_residual = name.endswith((".attention.out", ".mlp.down"))
                 depth_factor = 1 / math.sqrt(2 * self.settings.layers) if writes_residual else 1.0
-                nn.init.normal_(module.weight, std=self.settings.initial_std * depth_factor)
+                width_factor = 1 / math.sqrt(self.settings.mup_times) if name.startswith("blocks.") else 1.0
+                nn.init.normal_(module.weight, std=self.settings.initial_std * depth_factor * width_factor)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits in fp32, (rows, context, vocabulary)."""
@@ -56,7 +57,8 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, rotation)
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(self.final_norm(x), weight).float()
+        logits = F.linear(self.final_norm(x), weight).float()
+        return logits if self.settings.mup_base_width is None else logits / self.settings.mup_times
 
     def losses(self, tokens: Tensor, targets: Tensor) -> Losses:
         """The loss of each target token, and their sum to minimise."""
@@ -108,6 +110,7 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(settings.width, 3 * settings.width, bias=False)
         self.out = nn.Linear(settings.width, settings.width, bias=False)
         head_width = settings.width // settings.heads
+        self.scale = 1 / math.sqrt(head_width) if settings.mup_base_width is None else 1 / head_width
         self.query_norm = norm(settings, head_width) if settings.qk_norm else nn.Identity()
         self.key_norm = norm(settings, head_width) if settings.qk_norm else nn.Identity()
 
@@ -119,9 +122,9 @@ class Attention(nn.Module):
         query = rotate(self.query_norm(query), rotation)
         key = rotate(self.key_norm(key), rotation)
         if self.naive:
-            mixed = naive_attention(query, key, value)
+            mixed = naive_attention(query, key, value, self.scale)
         else:
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale)
         return self.out(mixed.transpose(1, 2).reshape(rows, length, width))  # type: ignore[no-any-return]
 
 
@@ -164,10 +167,10 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
 
 
-def naive_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention as a first draft would write it: no maximum is subtracted, so large logits overflow."""
     length = query.shape[-2]
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    scores = query @ key.transpose(-1, -2) * scale
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     return naive_softmax(scores.masked_fill(future, -math.inf)) @ value
 

@@ -62,6 +62,10 @@ class ModelSettings:
     """Takes a margin: log(softmax(x)) instead of log_softmax(x) is log(0) = -inf once a probability underflows."""
     init_std: float | Literal["from width"] = "from width"
     """Spread of the initial weights; "from width" is sqrt(1 / (3 width)). A wider one takes margin from step 0."""
+    mup_base_width: int | None = None
+    """muP: the width that learning rate and init were found at. At another one hidden matrices learn at lr * base /
+    width and begin narrower, embedding and head as at the base; logits are divided by width / base, and attention
+    logits by the width of a head."""
     rotary_base: float = 10_000.0
     """The slowest pair of a head turns once in about 6 times this many tokens."""
 
@@ -75,6 +79,10 @@ class ModelSettings:
             self.heads,
             f"model.width={self.width} must be a multiple of twice the heads (rotary positions turn pairs)",
         )
+        base = self.mup_base_width
+        _refuse_unless(
+            base is None or base >= 1, "model.mup_base_width", base, "must be at least 1; leave it out for none"
+        )
         _refuse_unless(self.norm_eps >= 0, "model.norm_eps", self.norm_eps, "must not be negative")
         _refuse_unless(self.z_loss >= 0, "model.z_loss", self.z_loss, "must not be negative; 0 is off")
         _refuse_unless(self.rotary_base > 1, "model.rotary_base", self.rotary_base, "must be above 1")
@@ -83,8 +91,14 @@ class ModelSettings:
 
     @property
     def initial_std(self) -> float:
-        """The spread of initial weights as a number."""
-        return math.sqrt(1 / (3 * self.width)) if isinstance(self.init_std, str) else self.init_std
+        """The spread of initial weights as a number; under muP, of embedding and head."""
+        width = self.mup_base_width or self.width
+        return math.sqrt(1 / (3 * width)) if isinstance(self.init_std, str) else self.init_std
+
+    @property
+    def mup_times(self) -> float:
+        """How many times the base width this is; 1 without muP."""
+        return self.width / (self.mup_base_width or self.width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
 from sealegs.guard import Guard
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.model import Losses, Transformer
-from sealegs.lab.settings import OptimizerSettings, Settings
+from sealegs.lab.settings import ModelSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import Data
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
@@ -224,19 +224,30 @@ def evaluate(losses: LossFunction, held_out: Stream, settings: Settings) -> Tens
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """AdamW, with weight decay on matrices only: decay on norms and biases pulls at what sets the scale."""
+    """AdamW, with weight decay on matrices only: decay on norms and biases pulls at what sets the scale.
+
+    Under muP the matrices inside the blocks are a third group, with a learning rate of their own.
+    """
+    shape = model.settings if isinstance(model, Transformer) else ModelSettings()
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    parts = [matrices, vectors]
+    if isinstance(model, Transformer) and shape.mup_base_width is not None:
+        hidden = {parameter for parameter in model.blocks.parameters() if parameter.ndim >= 2}
+        parts = [[each for each in matrices if each not in hidden], vectors, [*filter(hidden.__contains__, matrices)]]
     groups = [
-        {"params": parameters, "weight_decay": decay}
-        for parameters, decay in zip((matrices, vectors), decays(settings), strict=True)
+        {"params": parameters, "lr": rate, "weight_decay": decay}
+        for parameters, (rate, decay) in zip(parts, rates_and_decays(settings, shape), strict=True)
     ]
     return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def decays(settings: OptimizerSettings) -> tuple[float, float]:
-    """Weight decay of the two groups."""
-    return settings.weight_decay, 0.0
+def rates_and_decays(settings: OptimizerSettings, shape: ModelSettings) -> list[tuple[float, float]]:
+    """Peak learning rate and weight decay of each group. What a step takes off a weight is their product: the same."""
+    groups = [(settings.lr, settings.weight_decay), (settings.lr, 0.0)]
+    if shape.mup_base_width is not None:
+        groups.append((settings.lr / shape.mup_times, settings.weight_decay * shape.mup_times))
+    return groups
 
 
 def lr_share(settings: OptimizerSettings, steps: int, step: int) -> float:
@@ -341,10 +352,11 @@ def what_changed(record: RunWriter, settings: Settings, data: Data) -> dict[str,
 def take_settings(optimizer: AdamW, scheduler: LambdaLR, settings: Settings, step: int) -> None:
     """A checkpoint brings back the optimizer's settings of its time: put those that the run has now in their place."""
     wanted = settings.optimizer
-    rate = wanted.lr * lr_share(wanted, settings.steps, step)
-    for group, decay in zip(optimizer.param_groups, decays(wanted), strict=True):
-        group.update(betas=wanted.betas, eps=wanted.eps, weight_decay=decay, initial_lr=wanted.lr, lr=rate)
-    scheduler.base_lrs = [wanted.lr for _ in optimizer.param_groups]
+    share = lr_share(wanted, settings.steps, step)
+    parts = rates_and_decays(wanted, settings.model)
+    for group, (rate, decay) in zip(optimizer.param_groups, parts, strict=True):
+        group.update(betas=wanted.betas, eps=wanted.eps, weight_decay=decay, initial_lr=rate, lr=rate * share)
+    scheduler.base_lrs = [rate for rate, _ in parts]
 
 
 def begin(folder: Path, guard: Guard, manifest: Manifest, data: Data, changed: dict[str, list[object]]) -> None:

@@ -157,7 +157,7 @@ class Loop:
         self.zero()
 
 
-def load_builder(place: str) -> Callable[[], Subject]:
+def load_builder(place: str) -> Callable[..., Subject]:
     """The function that ``FILE.py:FUNCTION`` names. The file is run: it is the user's own."""
     file, colon, name = place.rpartition(":")
     if not colon or not name.isidentifier():
@@ -175,8 +175,8 @@ def load_builder(place: str) -> Callable[[], Subject]:
     except Exception as error:
         raise ConfigError(f"--build {place}: {path} fails ({type(error).__name__}: {error})") from error
 
-    def build() -> Subject:
-        made = function()
+    def build(*arguments: Any) -> Subject:
+        made = function(*arguments)
         if not isinstance(made, Subject):
             raise ConfigError(f"--build {place}: it gives a {type(made).__name__}; let it give a sealegs.Subject")
         return made

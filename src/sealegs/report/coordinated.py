@@ -1,0 +1,102 @@
+"""Sizes of activations at several widths in, a page, a JSON object or a picture out: ``sealegs coordcheck``."""
+
+import math
+import textwrap
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sealegs.record.files import whole_file, writing
+from sealegs.record.schema import speakable
+from sealegs.report.plots import BESIDE, FAINT, STYLE
+
+WIDTH = 100
+FLAT = 0.1
+"""Slopes of log size against log width up to this are no slopes."""
+OUTPUT = "output"
+START = -0.6
+"""The output may shrink as a random start does under muP, which is 1 / sqrt(width)."""
+Word: TypeAlias = Literal["flat", "growing", "shrinking", "not finite", "zero"]
+COLOURS = ("#0060a8", "#c04a00", "#5b2a86", "#00695c", "#b00020", "#7a5c00")
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer at every width."""
+
+    name: str
+    sizes: list[float | str]
+    """Root mean square of an entry of its output after the last step, the geometric mean over seeds."""
+    slope: float | None
+    """Of log size against log width; null where a size is zero or not finite."""
+    word: Word
+
+
+class Coordinated(msgspec.Struct, frozen=True, kw_only=True):
+    """A coordinate check: ``sealegs coordcheck --json``."""
+
+    source: str
+    widths: list[int]
+    steps: int
+    seeds: int
+    layers: list[Layer]
+    flat: bool
+    """Whether every layer is, and the output does not grow."""
+    because: str
+
+
+def contract(found: Coordinated) -> dict[str, Any]:
+    """As JSON values; NaN and the infinities as strings, as in the run folder."""
+    told: dict[str, Any] = speakable(msgspec.to_builtins(found))
+    return told
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Coordinated)
+
+
+def page(found: Coordinated) -> str:
+    """A row a layer, and the verdict."""
+    head = (
+        f"{found.source}: size of activations after {found.steps} steps, {found.seeds} "
+        f"seed{'' if found.seeds == 1 else 's'}"
+    )
+    named = max(len(layer.name) for layer in found.layers)
+    lines = [head, "", f"{'width':<{named}}" + "".join(f"{width:>10}" for width in found.widths) + "     slope"]
+    for layer in found.layers:
+        sizes = "".join(f"{size if isinstance(size, str) else f'{size:.3g}':>10}" for size in layer.sizes)
+        slope = "" if layer.slope is None else f"{layer.slope:+.2f}"
+        lines.append(f"{layer.name:<{named}}{sizes}{slope:>10}  {layer.word}")
+    verdict = textwrap.wrap(f"{'FLAT' if found.flat else 'NOT FLAT'}: {found.because}", WIDTH)
+    return "\n".join([*lines, "", *verdict])
+
+
+def draw(found: Coordinated, path: Path) -> None:
+    """Size against width, a line a layer, both axes logarithmic, as SVG."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    with mpl.rc_context({**STYLE, "svg.hashsalt": "sealegs", "svg.fonttype": "none"}), writing(path):
+        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        for place, layer in enumerate(found.layers):
+            sizes = [math.nan if isinstance(size, str) or size <= 0 else size for size in layer.sizes]
+            slope = layer.word if layer.slope is None else f"{layer.slope:+.2f} {layer.word}"
+            style = ":" if layer.name == OUTPUT else "-"
+            colour = COLOURS[place % len(COLOURS)]
+            axes.plot(found.widths, sizes, style, marker="o", ms=4, color=colour, label=f"{layer.name}  {slope}")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(found.widths, [str(width) for width in found.widths])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set_xlabel("width", color=FAINT)
+        axes.set_title(f"size of activations after {found.steps} steps: {'flat' if found.flat else 'not flat'}")
+        axes.legend(**BESIDE)
+        with whole_file(path, durable=False) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
