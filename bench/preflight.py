@@ -2,8 +2,8 @@
 
     python bench/preflight.py [--times 5]
 
-To be under 1 s on a file and under 5 s on the live model. The step that ``loss=`` asks for is the user's own: here one of
-64 tokens.
+To be under 1 s on a file and under 5 s on the live model. The step that ``loss=`` asks for is the user's own: here
+one of 64 tokens.
 """
 
 import argparse
@@ -36,7 +36,9 @@ def timed(what: str, times: int, run: Callable[[], object]) -> None:
         run()
         took.append(time.perf_counter() - began)
         worked.append(cpu_seconds() - before)
-    print(f"{what:<50} {statistics.median(took):6.2f} s  (slowest {max(took):.2f}; CPU {statistics.median(worked):.2f})")
+    print(
+        f"{what:<50} {statistics.median(took):6.2f} s  (slowest {max(took):.2f}; CPU {statistics.median(worked):.2f})"
+    )
 
 
 def cpu_seconds() -> float:

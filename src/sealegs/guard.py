@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
+from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
@@ -154,11 +155,14 @@ class Guard:
         self._knows_its_step = not resume
         self.resumed: Resumed | None = None
         """What a resume has brought back."""
+        self._changes: Changes | None = None
+        """Of a resume that no step has followed yet: what the loop puts over what came back."""
         if resume and self._saving is not None:
             self.resumed, state = self._saving.resume(self.recovery, self._batches)
             self._knows_its_step = True
             if state is not None:
                 self.load_state_dict(state)
+                self._changes = Changes(self._update.optimizers, self._update.schedulers)
         self._say_what_is_guarded()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
@@ -197,6 +201,8 @@ class Guard:
         """
         if not self._knows_its_step:
             raise ConfigError("resume=True: restore the guard with load_state_dict, or say its step with go_on")
+        if self._changes is not None:
+            self._tell_what_came_back(self._changes)
         if reserved := RESERVED.intersection(signals):
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         if self._batches.is_probe:
@@ -380,6 +386,20 @@ class Guard:
         self._update.factors = self.recovery.margins.factors_at(self.number)
         if (limit := self.recovery.margins.clip_value) is not None:
             torch.nn.utils.clip_grad_value_(self._model.parameters(), limit)
+
+    def _tell_what_came_back(self, changes: Changes) -> None:
+        """At the first step after a resume: what was restored, and what the loop has changed since."""
+        assert self.resumed is not None
+        self._changes = None
+        parts = self.resumed.audit
+        self.watch.note(
+            "resume-audit",
+            step=self.number,
+            checkpoint=self.resumed.checkpoint,
+            as_saved=[name for name, told in parts.items() if told == AS_SAVED],
+            not_as_saved={name: told for name, told in parts.items() if told != AS_SAVED},
+            changed=changes.since(),
+        )
 
     def _say_what_is_guarded(self) -> None:
         """What a skip can do here, and what it cannot: said once, before it matters."""

@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": "run an incident again with its remedy: are the promises of the post-mortem kept?",
     "drill": "break a run on purpose: would it survive, and would the cause be found?",
     "locate": "the first operation of an incident that makes NaN of finite numbers",
+    "audit": "what a checkpoint holds, and what a resume from it would lack",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
 }

@@ -373,7 +373,9 @@ def begin(folder: Path, guard: Guard, manifest: Manifest, data: Data, changed: d
         "git": manifest.git,
         "host": manifest.host,
     }  # may be others than at the start
-    guard.watch.note("resume", step=guard.number, **asdict(guard.resumed), changed=changed, **here)
+    told = asdict(guard.resumed)
+    del told["audit"]  # the guard tells of it, at the first step
+    guard.watch.note("resume", step=guard.number, **told, changed=changed, **here)
 
 
 def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sealegs.errors import SourceError
+from sealegs.recovery.audit import came_back
 from sealegs.recovery.books import read_books
 from sealegs.recovery.checkpoints import Checkpoints, Damage
 from sealegs.recovery.data import Batches
@@ -25,6 +26,8 @@ class Resumed:
     """Newer checkpoints that are damaged or not to be trusted, and why."""
     remarks: list[str]
     """What is not as it was."""
+    audit: dict[str, str] = field(default_factory=dict)
+    """Part by part, whether what was saved is what is live now."""
 
 
 class Saving:
@@ -90,7 +93,8 @@ class Saving:
         if step is None:
             return Resumed(None, reasons, []), None
         state = self._checkpoints.load(step, like=self._trainee.capture())
-        return Resumed(step, reasons, self._trainee.restore(state)), state.plain["guard"]
+        remarks = self._trainee.restore(state)
+        return Resumed(step, reasons, remarks, came_back(state, self._trainee.capture())), state.plain["guard"]
 
     def _newest(self, folder: Path, *, wants_healthy: bool) -> tuple[int | None, list[Damage]]:
         step, passed_over = self._checkpoints.newest_healthy() if wants_healthy else (None, [])

@@ -83,6 +83,9 @@ def remarkable(event: Event) -> str | None:
             start = detail["checkpoint"]
             words.append("there is no checkpoint yet: starts anew" if start is None else f"goes on at step {start}")
             return "; ".join(words)
+        case "resume-audit":
+            words = [f"{name}: {told}" for name, told in detail["not_as_saved"].items()] + list(detail["changed"])
+            return f"not as it was before the resume: {'; '.join(words)}" if words else None
         case "sink-failed":
             return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
         case "skip" | "alarm" | "halt" | "remark" | "fault":

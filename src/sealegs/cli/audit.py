@@ -1,0 +1,73 @@
+"""``sealegs audit``: a checkpoint in, what it holds and what a resume from it would lack out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from sealegs.errors import MissingExtra, SourceError
+from sealegs.record.schema import CHECKPOINTS, MANIFEST
+from sealegs.report.audited import Audited, Held, contract, page
+
+DESCRIPTION = """\
+What a checkpoint holds of all that a run needs to go on: weights, parameter groups, learning rate, betas, moments,
+step, schedule, loss scale, random state, place in the data, versions; and what a resume without the rest does. Files
+are compared with their digests, numbers are looked at for NaN. Nothing in it is run.
+
+CHECKPOINT is a folder in checkpoints/ of a run, or the run (its newest); a file of torch.save; or a checkpoint folder
+of Hugging Face's Trainer. What came back at a resume, the guard writes into events.jsonl by itself (`resume-audit`).
+
+exit code: 0 all there, 1 something is missing or wrong, 2 it cannot be read.
+
+examples:
+  sealegs audit night                                   the newest checkpoint of experiments/night
+  sealegs audit experiments/night/checkpoints/200
+  sealegs audit out/checkpoint-500                      Hugging Face
+  sealegs audit ckpt.pt --json | jq '.holds[] | select(.problem)'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """The checkpoint, or a run."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read, look, say."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs audit", description=DESCRIPTION)
+    path = _place(options.checkpoint)
+    try:
+        from sealegs.recovery.holdings import holdings, open_checkpoint
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("sealegs audit", "PyTorch", "torch") from None
+    found = open_checkpoint(path)
+    holds = [Held(name=each.name, what=each.what, problem=each.problem) for each in holdings(found)]
+    complete = all(held.problem is None for held in holds)
+    audited = Audited(source=str(path), kind=found.kind, holds=holds, complete=complete)
+    print(json.dumps(contract(audited), indent=1) if options.json else page(audited))
+    return int(not complete)
+
+
+def _place(words: str) -> Path:
+    """A path; or the newest checkpoint of a run, by its folder or its name."""
+    path = Path(words)
+    if not path.exists() and "/" not in words:
+        path = Path("experiments") / words
+    if not path.exists():
+        raise SourceError(f"{words}: no such checkpoint or run; give its path, or the name of a run in experiments/")
+    if not (path / MANIFEST).exists():
+        return path
+    steps = [entry for entry in (path / CHECKPOINTS).glob("*") if entry.name.isdecimal()]
+    if not steps:
+        raise SourceError(f"{words}: the run has no checkpoint yet; see cadence.checkpoint_steps, or checkpoint_every=")
+    return max(steps, key=lambda entry: int(entry.name))

@@ -1,0 +1,117 @@
+"""What a checkpoint held and what is live after a resume in, what came back and what did not out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sealegs.recovery.aside import from_json
+from sealegs.recovery.checkpoints import State
+
+AS_SAVED = "as saved"
+SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
+"""Of a parameter group, what decides about an update."""
+
+
+def came_back(saved: State, live: State) -> dict[str, str]:
+    """Part by part: ``as saved``, or in which way it is not; of a state, and of what is live right after."""
+    found: dict[str, list[str]] = {
+        "weights": list(_tensors_differ(saved, live, "model/")),
+        "moments": list(_tensors_differ(saved, live, "optimizer/")),
+        "random state": list(_random_differs(saved, live)),
+        "data position": _differs(_of(saved)["data"], _of(live)["data"]),
+        "loss scale": _differs(saved.plain["scaler"], live.plain["scaler"]),
+    }
+    groups = zip(_groups(saved), _groups(live), strict=True)
+    found |= {name: [] for name in ("learning rate", "betas", "optimizer settings", "parameter groups", "schedule")}
+    for number, (was, now) in enumerate(groups):
+        if was["params"] != now["params"]:
+            found["parameter groups"].append(f"group {number} has other parameters")
+        for key in sorted(was["settings"].keys() | now["settings"].keys()):
+            part = {"lr": "learning rate", "betas": "betas"}.get(key, "optimizer settings")
+            there, here = was["settings"].get(key), now["settings"].get(key)
+            found[part] += [f"{key} of group {number} was {there} and is {here}"] if there != here else []
+    for was, now in zip(saved.plain["schedulers"], live.plain["schedulers"], strict=True):
+        found["schedule"] += _differs(_place(was), _place(now))
+    return {name: "; ".join(told[:3]) if told else AS_SAVED for name, told in found.items()}
+
+
+class Changes:
+    """What the loop changes between a resume and its first step: settings that it puts over those that came back."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
+        self._optimizers = optimizers
+        self._schedulers = schedulers
+        self._then = list(self._now())
+
+    def since(self) -> list[str]:
+        """A sentence for each."""
+        pairs = zip(self._then, self._now(), strict=True)
+        return [f"{name} was {was} and is {now}" for (name, was), (_, now) in pairs if was != now]
+
+    def _now(self) -> Iterator[tuple[str, Any]]:
+        for number, optimizer in enumerate(self._optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                where = f"group {place}" if len(self._optimizers) == 1 else f"group {place} of optimizer {number}"
+                yield from ((f"{key} of {where}", _plain(group[key])) for key in SETTINGS if key in group)
+            yield f"moments of optimizer {number}", sum(bool(state) for state in optimizer.state.values())
+        for number, scheduler in enumerate(self._schedulers):
+            yield f"step of schedule {number}", scheduler.last_epoch
+
+
+def _plain(value: Any) -> Any:
+    """Out of a tensor; a resume is no hot path."""
+    return value.detach().cpu().tolist() if isinstance(value, Tensor) else value
+
+
+def _groups(state: State) -> list[Mapping[str, Any]]:
+    return [
+        {"params": group["params"], "settings": from_json(group["settings"], state.tensors)}
+        for optimizer in state.plain["optimizers"]
+        for group in optimizer["groups"]
+    ]
+
+
+def _place(stored: Mapping[str, Any]) -> Any:
+    inside = stored["state"]
+    return inside.get("last_epoch") if isinstance(inside, Mapping) else inside
+
+
+def _of(state: State) -> Mapping[str, Any]:
+    return state.own or state.plain
+
+
+def _differs(was: Any, now: Any) -> list[str]:
+    return [] if was == now else [f"was {was} and is {now}"]
+
+
+def _tensors_differ(saved: State, live: State, prefix: str) -> Iterator[str]:
+    names = {name for state in (saved, live) for name in state.tensors if name.startswith(prefix)}
+    for name in sorted(names):
+        was, now = saved.tensors.get(name), live.tensors.get(name)
+        if was is None or now is None:
+            yield f"{name.removeprefix(prefix)} {'was not saved' if was is None else 'did not come back'}"
+        elif was.dtype != now.dtype:
+            yield f"{name.removeprefix(prefix)} was {was.dtype} and is {now.dtype}"
+        elif not _equal(was, now):
+            yield f"{name.removeprefix(prefix)} has other values"
+
+
+def _random_differs(saved: State, live: State) -> Iterator[str]:
+    for name in sorted(name for name in saved.tensors if name.startswith("rng/")):
+        now = live.tensors.get(name)
+        if now is None or not _equal(saved.tensors[name], now):
+            yield f"torch on {name.rpartition('/')[2]} {'did not come back' if now is None else 'is another'}"
+    if not saved.own:
+        yield "this rank was not there"
+
+
+def _equal(was: Tensor, now: Tensor) -> bool:
+    """To the last bit, NaN and all; of shards, those of this rank."""
+    was, now = (each.to_local() if isinstance(each, DTensor) else each for each in (was, now))
+    there = was.to(now.device)
+    return torch.equal(there, now) or (there.shape == now.shape and torch.allclose(there, now, 0, 0, equal_nan=True))
