@@ -8,7 +8,9 @@ from sealegs.errors import MissingExtra
 if TYPE_CHECKING:
     from sealegs.guard import Guard
     from sealegs.judge import Budget
+    from sealegs.prevention.batch_sampler import StratifiedBatchSampler
     from sealegs.prevention.live import preflight
+    from sealegs.prevention.tokens import rare_rows
     from sealegs.readers.read import open_run
     from sealegs.record.run import Run
     from sealegs.recovery.actions import (
@@ -41,6 +43,7 @@ __all__ = [
     "Rung",
     "Severity",
     "SkipBatches",
+    "StratifiedBatchSampler",
     "Stratify",
     "Subject",
     "SwapSource",
@@ -51,6 +54,7 @@ __all__ = [
     "Watch",
     "open_run",
     "preflight",
+    "rare_rows",
 ]
 
 # Loaded when first asked for: `import sealegs` costs nothing, and a laptop without torch can still open runs.
@@ -68,6 +72,7 @@ _HOMES = {
     "Rung": "sealegs.recovery.playbook",
     "Severity": "sealegs.vocabulary",
     "SkipBatches": "sealegs.recovery.actions",
+    "StratifiedBatchSampler": "sealegs.prevention.batch_sampler",
     "Stratify": "sealegs.recovery.actions",
     "Subject": "sealegs.replay.subject",
     "SwapSource": "sealegs.recovery.actions",
@@ -78,6 +83,7 @@ _HOMES = {
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",
     "preflight": "sealegs.prevention.live",
+    "rare_rows": "sealegs.prevention.tokens",
 }
 
 

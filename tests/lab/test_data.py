@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion, shuffled
+from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion
 
 
 def source(name: str = "a", documents: int = 30, length: int = 7, first_token: int = 1) -> Source:
@@ -35,25 +35,6 @@ def stream(*sources: Source, rows: str = "packed", seed: int = 3, batch: int = 4
 
 def documents_of(batch: Batch) -> list[int]:
     return [document for span in batch.spans for document in span.documents]
-
-
-@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
-def test_shuffled_is_a_permutation(size: int, key: int) -> None:
-    assert sorted(shuffled(np.arange(size), size, key).tolist()) == list(range(size))
-
-
-def test_shuffled_mixes() -> None:
-    """Over many keys every position goes everywhere about equally often."""
-    landed = Counter(int(shuffled(np.array([5]), 16, key)[0]) for key in range(4000))
-    assert len(landed) == 16
-    assert max(landed.values()) < 1.4 * 250
-    assert min(landed.values()) > 0.6 * 250
-
-
-def test_a_huge_source_is_shuffled_without_a_table() -> None:
-    positions = shuffled(np.arange(1000), 10**15, key=1)
-    assert len(set(positions.tolist())) == 1000
-    assert 0 <= positions.min() < positions.max() < 10**15
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=512))

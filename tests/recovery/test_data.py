@@ -18,6 +18,8 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # 
 
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import Batch, Source, Stream
+from sealegs.prevention.batch_sampler import StratifiedBatchSampler
+from sealegs.prevention.stratified import RareRows
 from sealegs.recovery.data import Batches
 from sealegs.recovery.ranges import Ranges
 
@@ -153,6 +155,10 @@ def tell_sampler(loader: Any, epoch: int) -> None:
     loader.sampler.set_epoch(epoch)
 
 
+def tell_batch_sampler(loader: Any, epoch: int) -> None:
+    loader.batch_sampler.set_epoch(epoch)
+
+
 class Shuffling:
     """A batch sampler as people write them: no generator of its own."""
 
@@ -182,6 +188,10 @@ def distributed(sampler: type[Any]) -> Any:
     return sampler(DATA, num_replicas=1, rank=0, seed=3)
 
 
+def stratified() -> StratifiedBatchSampler:
+    return StratifiedBatchSampler(RareRows(len(DATA), np.arange(4), np.zeros(4, np.int64)), 2)
+
+
 KINDS = {
     "list": Kind(lambda: list("abcde")),
     "tensor": Kind(lambda: torch.arange(10).reshape(LENGTH, 2)),
@@ -202,6 +212,8 @@ KINDS = {
         lambda: DataLoader(DATA, 2, sampler=distributed(StatefulDistributedSampler)),
         tell_sampler,
     ),
+    "stratified": Kind(lambda: DataLoader(DATA, batch_sampler=stratified()), tell_batch_sampler),
+    "torchdata stratified": Kind(lambda: StatefulDataLoader(DATA, batch_sampler=stratified()), tell_batch_sampler),
     "torchdata": Kind(lambda: StatefulDataLoader(DATA, batch_size=2)),
     "torchdata shuffled": Kind(lambda: StatefulDataLoader(DATA, batch_size=2, shuffle=True)),
     "torchdata distributed": Kind(

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.prevention.stratified import rare_tokens, spread
+from sealegs.prevention.permutation import shuffled
+from sealegs.prevention.stratified import RareRows, rare_tokens, spread
+from sealegs.prevention.tokens import token_counts
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -204,7 +206,10 @@ class Stream:
         self._begin_part(self._next, changed, is_stratified=self._parts[-1].is_stratified)
 
     def stratify(self) -> None:
-        """Spread rare tokens over the batches from the next one on: none has one of them in two rows, if it can be."""
+        """Spread rare tokens over the batches from the next one on: none has one of them in two rows, if it can be.
+
+        Within a cycle of 1024 rows: where the rows of a batch do not divide that, a batch may be of two cycles.
+        """
         self._begin_part(self._next, self._parts[-1].weights, is_stratified=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -313,14 +318,15 @@ class Stream:
             windows[sources == i] = positions
         if self._parts[part].is_stratified:
             samples = zip(sources.tolist(), windows.tolist(), strict=True)
-            order = spread([self._rare_in(source, window) for source, window in samples], self._batch)
+            rare = RareRows.of([self._rare_in(source, window) for source, window in samples])
+            order = spread(np.arange(_CYCLE), rare, self._batch, first=cycle * _CYCLE % self._batch)
             sources, windows = sources[order], windows[order]
         return sources, windows
 
     def _rare_in(self, source: int, window: int) -> Ints:
         """The rare tokens of a row."""
         if self._rare is None:
-            counts = (np.bincount(each.tokens, minlength=self._vocabulary) for each in self._sources)
+            counts = (token_counts(each.tokens, at_least=self._vocabulary) for each in self._sources)
             self._rare = rare_tokens(sum(counts))  # type: ignore[arg-type]
         span = self._span(self._sources[source], self._window(source, window))
         tokens: Ints = np.unique(span.source.tokens[span.start : span.end]).astype(np.int64)
@@ -364,33 +370,3 @@ def entropy(counts: NDArray[Any]) -> float:
     """
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
-
-
-def shuffled(positions: Ints, size: int, key: int) -> Ints:
-    """A permutation of ``range(size)`` that the key chooses, at some positions; memory and time do not grow with size.
-
-    A Feistel network mixes the bits of a position: it is one-to-one by construction, whatever the mixing function.
-    Where the result is not below ``size``, it goes through again (and must come out, since the way leads back).
-
-    >>> sorted(shuffled(np.arange(10), 10, key=7).tolist()) == list(range(10))
-    True
-    """
-    half = np.uint64((max(size - 1, 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << int(half)) - 1)
-    result = positions.astype(np.uint64)
-    pending = np.ones(len(result), np.bool_)
-    while pending.any():
-        left, right = result[pending] >> half, result[pending] & mask
-        for turn in range(4):
-            left, right = right, left ^ (_mixed(right, key + turn) & mask)
-        result[pending] = (left << half) | right
-        pending = result >= np.uint64(size)
-    return result.astype(np.int64)
-
-
-def _mixed(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every bit of the input moves every bit of the output."""
-    x = values + np.uint64(key * 0x9E3779B97F4A7C15 % 2**64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.prevention.stratified import spread
+from sealegs.prevention.stratified import RareRows, spread
 from sealegs.replay.arms import arms, groups_of, set_beta2, tail_of
 from sealegs.replay.experiment import Change, Experiment
 from sealegs.report.remediation import Fix
@@ -157,7 +157,7 @@ def _spread(experiment: Experiment, batches: Sequence[Batches]) -> list[Batches]
     if any(len(text.targets(batch)) != rows for batch in flat):
         raise ConfigError("--fix rare=spread: the batches have different numbers of rows; give rare=masked")
     rare = [row[tail.are_rare(row)].unique().numpy().astype(np.int64) for row in targets]
-    order = spread(rare, rows)
+    order = spread(np.arange(len(rare)), RareRows.of(rare), rows)
     whole = _joined(flat)
     made = iter([_taken(whole, order[place : place + rows].tolist()) for place in range(0, len(order), rows)])
     return [tuple(islice(made, len(each))) for each in batches]
