@@ -17,6 +17,8 @@ from sealegs.errors import SealegsError
 # A command is a module with `main(arguments) -> exit code`, imported when it is called: --help must not wait for tyro,
 # and nothing but training for torch.
 COMMANDS = {
+    "scan": "what waits in a corpus: rare tokens, repeats, broken text, duplicates",
+    "batches": "an order of the data in which no batch has a rare token twice",
     "train": "pretrain a small language model and record everything",
     "preflight": "what is wrong with the settings of a run, before it costs anything",
     "coordcheck": "does a learning rate found on a small model hold for a large one? muP, proven",
@@ -46,6 +48,8 @@ options:
   --version      print the version
 
 examples:
+  sealegs scan corpus.jsonl -o scanned             what is wrong with the text, before it is trained on
+  sealegs batches tokens.npy -o order.npy          batches in which rare tokens do not meet
   sealegs train --size toy --steps 400 --run a     train the toy model into experiments/a
   sealegs train --run a --resume                   go on with it after an interruption
   sealegs preflight mine.toml                      what is wrong with settings, before the run

@@ -37,13 +37,18 @@ def grammar_sentences(seed: int, count: int) -> list[str]:
     return list(sentences)
 
 
+def stdlib_folder() -> Path:
+    """Where this interpreter's standard library lies."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
 def stdlib_documents() -> Iterator[tuple[str, str]]:
     """Name and text of each module of this interpreter's standard library, in a shuffled order that stays the same.
 
     Shuffled, so that the last documents are as fair a sample as the first; by a digest of the name, so that a module
     more or less leaves the others where they are.
     """
-    library = Path(sysconfig.get_path("stdlib"))
+    library = stdlib_folder()
     names: list[str] = []
     for folder, subfolders, files in os.walk(library):
         subfolders[:] = [name for name in subfolders if name not in _NOT_LIBRARY]  # os.walk goes into what is left

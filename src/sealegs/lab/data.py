@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError, SourceError
+from sealegs.prevention.left_out import LeftOut
 from sealegs.prevention.permutation import shuffled
 from sealegs.prevention.stratified import RareRows, rare_tokens, spread
 from sealegs.prevention.tokens import token_counts
@@ -149,6 +150,21 @@ class _Part:
     """Whether rare tokens are spread over its batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The windows of a source that are read."""
+
+    first: int
+    """How many come first in an epoch; the others are put off to its end."""
+    numbers: Ints | None
+    """Their numbers in the source; None where all are read."""
+
+    @property
+    def count(self) -> int:
+        """How many are read."""
+        return self.first if self.numbers is None else len(self.numbers)
+
+
 class Stream:
     """Batches of weighted sources, shuffled, without end. ``batch`` is pure; ``next`` walks, and its place is a number.
 
@@ -165,21 +181,24 @@ class Stream:
         context: int,
         vocabulary: int,
         seed: int,
+        is_stratified: bool = False,
+        left_out: Mapping[str, LeftOut] | None = None,
     ) -> None:
+        """``left_out`` are documents by source: those to drop, and those that come last in each epoch."""
         self._sources = sources
         self._packed = rows == "packed"
         self._batch = batch
         self._context = context
         self._vocabulary = vocabulary
         self._seed = seed
-        # documents of one token have no target
-        self._documents = [np.flatnonzero(np.diff(source.starts, append=len(source.tokens)) > 1) for source in sources]
+        self._tables = [self._table(source, (left_out or {}).get(source.name)) for source in sources]
         self._windows = [self._count_windows(i) for i in range(len(sources))]
         self._cycle: tuple[tuple[int, int], Ints, Ints] = ((-1, -1), np.empty(0, np.int64), np.empty(0, np.int64))
         self._weights = {source.name: weights[source.name] for source in sources}
         self._parts: list[_Part] = []
         self._rare: NDArray[np.bool_] | None = None
-        self._begin_part(0, self._weights, is_stratified=False)
+        self._is_stratified = is_stratified
+        self._begin_part(0, self._weights, is_stratified=is_stratified)
         self._next = 0
 
     def next(self) -> Batch:
@@ -214,14 +233,14 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream, and the weights by the batch that they begin at, where they were changed."""
-        if [(part.weights, part.is_stratified) for part in self._parts] == [(self._weights, False)]:
+        if [(part.weights, part.is_stratified) for part in self._parts] == [(self._weights, self._is_stratified)]:
             return {"next_batch": self._next}
         weights = [[part.first, dict(part.weights), *[True] * part.is_stratified] for part in self._parts]
         return {"next_batch": self._next, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a place in the stream, with the weights of that time."""
-        parts = state.get("weights", [[0, self._weights]])
+        parts = state.get("weights", [[0, self._weights, *[True] * self._is_stratified]])
         for _, weights, *_ in parts:
             if weights.keys() != self._weights.keys():
                 raise SourceError(
@@ -278,9 +297,25 @@ class Stream:
             raise SourceError(too_high(names, int(highest), self._vocabulary))
         return Batch(index, tokens, targets, spans)
 
+    def _table(self, source: Source, left_out: LeftOut | None) -> _Table:
+        """Windows by their number, where not all are read: those that come first and those that come last."""
+        if self._packed and left_out is None:
+            return _Table((len(source.tokens) - 1) // self._context, None)
+        if self._packed:
+            windows = np.arange((len(source.tokens) - 1) // self._context)
+            begins, ends = windows * self._context, (windows + 1) * self._context
+            of = np.searchsorted(source.starts, np.stack([begins, ends]), side="right") - 1
+        else:  # documents of one token have no target
+            windows = np.flatnonzero(np.diff(source.starts, append=len(source.tokens)) > 1)
+            of = np.stack([windows, windows])
+        if left_out is None:
+            return _Table(len(windows), windows)
+        is_dropped, is_deferred = (_touches(of, each) for each in (left_out.dropped, left_out.deferred))
+        first, last = windows[~is_dropped & ~is_deferred], windows[~is_dropped & is_deferred]
+        return _Table(len(first), np.append(first, last))
+
     def _count_windows(self, number: int) -> int:
-        source = self._sources[number]
-        windows = (len(source.tokens) - 1) // self._context if self._packed else len(self._documents[number])
+        source, windows = self._sources[number], self._tables[number].count
         if windows < 1:
             raise SourceError(
                 f"{source.name}: a part of {len(source.tokens)} tokens in {len(source.starts)} documents, too few for "
@@ -314,7 +349,7 @@ class Stream:
             epochs, positions = np.divmod(drawn[i] + cycle * shares[i] + np.arange(shares[i]), self._windows[i])
             for epoch in np.unique(epochs):
                 here = epochs == epoch
-                positions[here] = shuffled(positions[here], self._windows[i], self._key(name, int(epoch)))
+                positions[here] = self._shuffled(i, positions[here], self._key(name, int(epoch)))
             windows[sources == i] = positions
         if self._parts[part].is_stratified:
             samples = zip(sources.tolist(), windows.tolist(), strict=True)
@@ -333,11 +368,27 @@ class Stream:
         return tokens[self._rare[tokens]]
 
     def _window(self, source: int, window: int) -> int:
-        return window if self._packed else int(self._documents[source][window])
+        numbers = self._tables[source].numbers
+        return window if numbers is None else int(numbers[window])
+
+    def _shuffled(self, source: int, positions: Ints, key: int) -> Ints:
+        """What comes first, shuffled, then what comes last, shuffled."""
+        first = self._tables[source].first
+        is_last = positions >= first
+        result = np.empty_like(positions)
+        result[~is_last] = shuffled(positions[~is_last], first, key)
+        result[is_last] = first + shuffled(positions[is_last] - first, self._windows[source] - first, key)
+        return result
 
     def _key(self, purpose: str, number: int) -> int:
         text = f"{self._seed} {purpose} {number}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _touches(of: Ints, documents: Ints) -> NDArray[np.bool_]:
+    """Which windows, by their first and last document, have one of these in them."""
+    first, after = np.searchsorted(documents, of[0]), np.searchsorted(documents, of[1], side="right")
+    return after > first
 
 
 def too_high(name: str, token: int, vocabulary: int) -> str:

@@ -120,6 +120,10 @@ class DataSettings:
     """How many distinct sentences the `grammar` source has."""
     tokenizer: str | None = None
     """A tokenizer.json to use; without one, a byte-level BPE is trained on the text sources and cached."""
+    leave_out: str | None = None
+    """The documents.jsonl of `sealegs scan`: which are not trained on, which come last in an epoch."""
+    stratified: bool = False
+    """Gives margin: no batch has a rare token (fewer than 10 in the data) in two rows, where that can be."""
 
     def __post_init__(self) -> None:
         _refuse_unknown_choices(self, "data.")

@@ -21,6 +21,7 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.lab import corpus
 from sealegs.lab.data import Source, Stream, entropy, too_high
 from sealegs.lab.settings import Settings
+from sealegs.prevention.left_out import LeftOut, read_list
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.schema import TOKENIZER
 
@@ -44,13 +45,15 @@ class Data:
 
 def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Data:
     """Open every source, cut off what is held out, and line up the streams."""
-    sources, tokenizer = _open_sources(settings, say)
+    sources, tokenizer = open_sources(settings, say)
     for source in sources:
         _refuse_unknown_ids(source, settings.model.vocabulary)
     parts = [source.split(settings.data.held_out) for source in sources]
     training, held_out = [part[0] for part in parts], [part[1] for part in parts]
 
-    def stream(part: Sequence[Source], seed: int) -> Stream:
+    left_out = _left_out(sources, settings.data.leave_out)
+
+    def stream(part: Sequence[Source], seed: int, **training: Any) -> Stream:
         return Stream(
             part,
             settings.data.sources,
@@ -59,6 +62,7 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
             context=settings.model.context,
             vocabulary=settings.model.vocabulary,
             seed=seed,
+            **training,
         )
 
     facts = {
@@ -72,10 +76,34 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
         },
         "unigram_entropy": _unigram_entropy(training, settings),
     }
-    return Data(stream(training, settings.seed), stream(held_out, 0), facts, tokenizer)
+    for name, each in left_out.items():
+        facts["sources"][name] |= {"dropped": len(each.dropped), "deferred": len(each.deferred)}
+    read = stream(training, settings.seed, is_stratified=settings.data.stratified, left_out=left_out)
+    return Data(read, stream(held_out, 0), facts, tokenizer)
 
 
-def _open_sources(settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes | None]:
+def _left_out(sources: Sequence[Source], path: str | None) -> dict[str, LeftOut]:
+    """The documents of each source that a scan has listed."""
+    if path is None:
+        return {}
+    listed = read_list(Path(path))
+    found = {source.name: listed[source.name] for source in sources if source.name in listed}
+    if not found:
+        raise ConfigError(
+            f"data.leave_out={path!r}: it lists documents of {', '.join(sorted(listed)) or 'nothing'}, and none of "
+            f"data.sources is one of those: {', '.join(source.name for source in sources)}"
+        )
+    for source in sources:
+        if source.name in found and found[source.name].documents != len(source.starts):
+            raise SourceError(
+                f"data.leave_out={path!r}: made for {found[source.name].documents} documents of {source.name}, which "
+                f"has {len(source.starts)}; scan it anew"
+            )
+    return found
+
+
+def open_sources(settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes | None]:
+    """Every source whole, and the tokenizer.json that made the tokens, where there is one."""
     names = list(settings.data.sources)
     opened = {name: _open_tokenised(name) for name in names if Path(name).suffix in _TOKENISED}
     texts = [name for name in names if name not in opened]

@@ -65,8 +65,16 @@ class StratifiedBatchSampler:
     def order(self) -> Ints:
         """The rows of this epoch, of all ranks, ``step_rows`` to a step."""
         if self._drawn is None or self._drawn[0] != self.epoch:
-            self._drawn = (self.epoch, self._order())
+            self._drawn = (self.epoch, spread(self.shuffled(), self._rare, self.step_rows, seed=self._key()))
         return self._drawn[1]
+
+    def shuffled(self) -> Ints:
+        """The rows as they were shuffled, before those moved that meet."""
+        order = np.empty(self._rare.count, np.int64)
+        for first in range(0, len(order), _SHUFFLED_AT_ONCE):
+            places = np.arange(first, min(first + _SHUFFLED_AT_ONCE, len(order)))
+            order[places] = shuffled(places, len(order), self._key())
+        return order
 
     def unmet(self) -> Meetings:
         """What could not be parted: the steps of this epoch that have a rare token in two rows or more."""
@@ -121,11 +129,6 @@ class StratifiedBatchSampler:
         batch: list[int] = rows[part * share : (part + 1) * share].tolist()
         return batch
 
-    def _order(self) -> Ints:
+    def _key(self) -> int:
         text = f"{self._seed} {self.epoch}".encode()
-        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        order = np.empty(self._rare.count, np.int64)
-        for first in range(0, len(order), _SHUFFLED_AT_ONCE):
-            places = np.arange(first, min(first + _SHUFFLED_AT_ONCE, len(order)))
-            order[places] = shuffled(places, len(order), key)
-        return spread(order, self._rare, self.step_rows, seed=key)
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -73,10 +73,11 @@ def meetings(order: Ints, rare: RareRows, batch: int, *, first: int = 0) -> Meet
     >>> meetings(np.arange(4), pairs, batch=2)
     Meetings(batches=array([0]), tokens=array([7]), rows=array([2]))
     """
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    place = np.full(rare.count, -1, np.int64)  # a row may not be in the order
+    place[order] = first + np.arange(len(order))
     rare = rare.once()
-    batches, tokens, times = _distinct((place[rare.rows] + first) // batch, rare.tokens)
+    is_there = place[rare.rows] >= 0
+    batches, tokens, times = _distinct(place[rare.rows[is_there]] // batch, rare.tokens[is_there])
     several = times > 1
     return Meetings(batches[several], tokens[several], times[several])
 

@@ -1,0 +1,274 @@
+"""``sealegs scan``: a corpus in, what waits in it out, and a list of documents that a trainer leaves out."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import tyro
+
+from sealegs.errors import ConfigError, SourceError
+from sealegs.prevention.left_out import write_list
+from sealegs.prevention.scan.blocks import Part, Ways
+from sealegs.prevention.scan.forecast import Ahead, ahead
+from sealegs.prevention.scan.plan import in_order, of_files, of_ids, planned
+from sealegs.prevention.scan.scan import scan
+from sealegs.prevention.scan.settled import Settled
+from sealegs.prevention.stratified import Ints, RareRows
+from sealegs.record.files import folder_aside, is_taken, writing
+from sealegs.report.scanned import BatchShown, Forecast, Scanned, contract, page
+
+DESCRIPTION = """\
+Look through a corpus before it is trained on: token frequencies and rare tokens, repeated spans, text that is broken,
+empty, over-long or there twice, by source; with examples. In DIR: the page, the numbers, how often each token occurs,
+and the list of documents to drop or to read last, which `sealegs train --data.leave-out` takes.
+
+CORPUS is files or folders: .txt (blank lines part documents), .jsonl, .parquet, .arrow and datasets saved to disk,
+token ids as .npy or .bin; any other file is text, one document. Also `stdlib`, and a settings file of `sealegs train`
+(.toml): its tokens, and what lies ahead in the batches of that run.
+
+Text is counted in characters, its documents in words; with --tokenizer both in tokens, at a tenth of the speed.
+
+exit code: 0 nothing to drop or to defer; 1 something; 2 it cannot be read.
+
+examples:
+  sealegs scan corpus/                                  every file of a folder
+  sealegs scan corpus.jsonl -o scanned --field content  the text is in another field
+  sealegs scan tokens.bin --dtype uint32 --end 50256    token ids; documents end with a token
+  sealegs scan tokens.npy --row 1024 --batch 32         and which batches will have many rare tokens
+  sealegs scan mine.toml                                the same for a run of the lab, in its own order
+"""
+PAGE, NUMBERS, LIST, COUNTS = "scan.txt", "scan.json", "documents.jsonl", "token_counts.npy"
+_EVERY_S = 2.0
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line can say."""
+
+    corpus: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="CORPUS [CORPUS ...]")]
+    """Files, folders, `stdlib` or a settings file."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="DIR")] = None
+    """A new folder for the page, the numbers and the list."""
+    field: str = "text"
+    """Of JSON lines and tables: what holds the text, or the token ids."""
+    source: str | None = None
+    """Of those: what names the source of a document; else files and folders do."""
+    tokenizer: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """A tokenizer.json: counts its tokens in text, and puts token ids into words."""
+    dtype: str = "uint16"
+    """Of the token ids in a .bin file."""
+    end: Annotated[int | None, tyro.conf.arg(metavar="ID")] = None
+    """The token that ends each document; else NAME.starts.npy beside the ids says where they are."""
+    row: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 1024
+    """Tokens of a row: of batches, and where nothing says where documents are."""
+    longest: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 100_000
+    """Documents with more are over-long."""
+    batch: Annotated[int | None, tyro.conf.arg(metavar="ROWS")] = None
+    """Rows of a batch: says which batches will hold many rare tokens. For one file of token ids."""
+    order: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The rows in the order of training, as .npy; else they are read as they lie."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Processes; 0: one for each core."""
+    json: bool = False
+    """Print one JSON object, and nothing else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Scan, and tell."""
+    options = tyro.cli(Options, args=list(arguments), prog="sealegs scan", description=DESCRIPTION)
+    _refuse(options)
+    is_run = options.corpus[0].endswith(".toml")
+    parts, ways, look_ahead = (_of_run if is_run else _of_files)(options)
+    counts = scan(parts, ways, jobs=options.jobs or len(os.sched_getaffinity(0)), tell=_progress(parts))
+    settled = Settled(counts, parts, ways)
+    scanned = msgspec.structs.replace(settled.scanned(options.corpus), forecast=look_ahead(settled))
+    if options.output is not None:
+        scanned = msgspec.structs.replace(scanned, list=str(options.output / LIST))
+        _write(options.output, settled, scanned)
+    print(json.dumps(contract(scanned), indent=1) if options.json else page(scanned))
+    return 1 if scanned.to_drop or scanned.to_defer else 0
+
+
+def _refuse(options: Options) -> None:
+    for name, least in (("row", 1), ("longest", 1), ("jobs", 0), ("batch", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} {value}: at least {least}")
+    if not options.corpus:
+        raise ConfigError("which corpus? give files or folders")
+    if len(options.corpus) > 1 and any(name.endswith(".toml") for name in options.corpus):
+        raise ConfigError(f"{' '.join(options.corpus)}: a settings file is scanned by itself")
+    if options.order is not None and options.batch is None:
+        raise ConfigError("--order: give --batch, too: the rows of a batch")
+    if options.output is not None and options.output.exists():
+        raise ConfigError(f"--output {options.output}: is there already; name a new folder")
+
+
+Planned = tuple[list[Part], Ways, Callable[[Settled], Forecast | None]]
+
+
+def _of_files(options: Options) -> Planned:
+    ways = Ways(
+        field=options.field,
+        source=options.source,
+        tokenizer=options.tokenizer,
+        dtype=options.dtype,
+        end=options.end,
+        row=options.row,
+        longest=options.longest,
+    )
+    if list(options.corpus) == ["stdlib"]:
+        from sealegs.lab.corpus import stdlib_documents, stdlib_folder
+
+        parts = of_files("stdlib", [str(stdlib_folder() / name) for name, _ in stdlib_documents()])
+    else:
+        parts = planned(options.corpus, ways)
+    parts = in_order(parts)
+    if options.batch is None:
+        return parts, ways, lambda settled: None
+    if len({part.file for part in parts}) > 1 or parts[0].format != "ids":
+        raise ConfigError(f"--batch {options.batch}: a forecast is for one file of token ids; scan that alone")
+    return parts, ways, lambda settled: _forecast_of_rows(settled, parts, options)
+
+
+def _of_run(options: Options) -> Planned:
+    """The tokens of a run of the lab, under the names that it has for its sources."""
+    from sealegs.lab.config import starting_point
+    from sealegs.lab.sources import open_sources
+
+    settings = starting_point(config=Path(options.corpus[0]))
+    sources, tokenizer = open_sources(settings, lambda text: print(text, file=sys.stderr))
+    beside = [Path(source.tokens.filename) for source in sources]  # type: ignore[attr-defined]
+    made_by = str(beside[0].with_name("tokenizer.json")) if tokenizer is not None else settings.data.tokenizer
+    ways = Ways(tokenizer=options.tokenizer or made_by, row=settings.model.context, longest=options.longest)
+    parts = in_order(
+        part for source, path in zip(sources, beside, strict=True) for part in of_ids(source.name, path, ways)
+    )
+    return parts, ways, lambda settled: _forecast_of_run(settled, parts, settings)
+
+
+def _progress(parts: Sequence[Part]) -> Callable[[int], None]:
+    """A line on stderr now and then."""
+    total, began = sum(part.size for part in parts), time.monotonic()
+    done, told = 0, began
+
+    def tell(size: int) -> None:
+        nonlocal done, told
+        done += size
+        now = time.monotonic()
+        if now - told >= _EVERY_S:
+            told = now
+            print(
+                f"{done / max(total, 1):4.0%}  {done / 1e6:,.0f} of {total / 1e6:,.0f} MB  "
+                f"{done / 1e6 / (now - began):.0f} MB/s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return tell
+
+
+# What lies ahead.
+
+
+def _forecast_of_rows(settled: Settled, parts: Sequence[Part], options: Options) -> Forecast:
+    assert options.batch is not None
+    rows = -(-parts[-1].end // options.row)
+    rare = _rare_of(settled, parts)[parts[0].file]
+    order = np.arange(rows) if options.order is None else _order(options.order, rows)
+    found = RareRows(rows, rare[0] // options.row, rare[1])
+    told = "in the order of the file" if options.order is None else f"in the order of {options.order}"
+    return _shown(ahead(order, found, options.batch), told, options.batch, settled, lambda row: f"row {row}")
+
+
+def _order(path: Path, rows: int) -> Ints:
+    try:
+        order = np.lib.format.open_memmap(path, mode="r").reshape(-1)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"--order {path}: cannot be read ({error}); give row numbers as .npy") from error
+    if order.dtype.kind not in "iu" or (len(order) and not -1 <= int(order.min()) <= int(order.max()) < rows):
+        raise SourceError(f"--order {path}: not numbers of rows, from 0 to {rows - 1}; is --row right?")
+    return np.asarray(order[order >= 0], np.int64)  # -1: the last batch has no more
+
+
+def _forecast_of_run(settled: Settled, parts: Sequence[Part], settings: Any) -> Forecast:
+    from sealegs.lab.sources import open_data
+
+    stream = open_data(settings).training
+    rare = _rare_of(settled, parts)
+    batch = settings.data.batch
+    rows: list[int] = []
+    tokens: list[int] = []
+    spans = [span for number in range(settings.steps) for span in stream.batch(number).spans]
+    for name, (places, ids) in rare.items():
+        here = [(row, span) for row, span in enumerate(spans) if span.source.name == name]
+        first = np.searchsorted(places, [span.start for _, span in here])
+        end = np.searchsorted(places, [span.end for _, span in here])
+        for at in np.flatnonzero(end > first):
+            tokens += ids[first[at] : end[at]].tolist()
+            rows += [here[at][0]] * int(end[at] - first[at])
+    found = RareRows(len(spans), np.array(rows, np.int64), np.array(tokens, np.int64))
+
+    def document(row: int) -> str:
+        return f"{spans[row].source.name}#{spans[row].documents.start}"
+
+    told = f"the first {settings.steps} steps of the run"
+    return _shown(ahead(np.arange(len(spans)), found, batch), told, batch, settled, document)
+
+
+def _rare_of(settled: Settled, parts: Sequence[Part]) -> dict[str, tuple[Ints, Ints]]:
+    """The places of rare tokens in each file, sorted, and the tokens."""
+    held = settled.counts.places
+    first = np.array([part.start for part in parts], np.int64)
+    places = first[held.documents >> 32] + held.offsets
+    found = {}
+    for file in dict.fromkeys(part.file for part in parts):
+        of = np.array([part.file == file for part in parts])[held.documents >> 32]
+        by_place = np.argsort(places[of], kind="stable")
+        found[file] = (places[of][by_place], held.tokens[of][by_place])
+    return found
+
+
+def _shown(found: Ahead, order: str, rows: int, settled: Settled, name: Callable[[int], str]) -> Forecast:
+    return Forecast(
+        order=order,
+        batches=found.batches,
+        rows=rows,
+        usual=found.usual,
+        crowded=found.crowded,
+        meeting=found.meeting,
+        worst=[
+            BatchShown(
+                batch=each.batch,
+                rare=len(each.tokens),
+                met=each.met,
+                tokens=[settled.text_of_token(token) for token in dict.fromkeys(each.tokens.tolist())][:_NAMED],
+                documents=[name(row) for row in dict.fromkeys(each.rows.tolist())][:_NAMED],
+            )
+            for each in found.worst
+        ],
+    )
+
+
+def _write(folder: Path, settled: Settled, scanned: Scanned) -> None:
+    """Everything or nothing."""
+    with writing(folder):
+        try:
+            with folder_aside(folder) as aside:
+                (aside / PAGE).write_text(page(scanned) + "\n", "utf-8")
+                (aside / NUMBERS).write_text(json.dumps(contract(scanned), indent=1) + "\n", "utf-8")
+                with (aside / LIST).open("wb") as file:
+                    write_list(file, settled.sizes(), settled.listed())
+                np.save(aside / COUNTS, settled.counts.tokens)
+        except OSError as error:
+            if is_taken(error):
+                raise ConfigError(f"--output {folder}: is there already; name a new folder") from error
+            raise

@@ -1,0 +1,71 @@
+"""How rare tokens are spread over batches in, a page for a person out; or one JSON object."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+class UnmetShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A rare token that a batch has in several rows."""
+
+    token: int
+    batch: int
+    rows: int
+
+
+class Batched(msgspec.Struct, frozen=True, kw_only=True):
+    """An order of rows: ``sealegs batches --json``."""
+
+    tokens: str
+    """The file."""
+    rows: int
+    batches: int
+    batch: int
+    """Rows of a batch."""
+    seed: int
+    epoch: int
+    rare: int
+    """Tokens that occur fewer than ten times, and at least once."""
+    rare_rows: int
+    """Rows that hold one of them."""
+    shuffled: int
+    """Rare tokens that two rows of a batch would have if rows were only shuffled."""
+    unmet: int
+    """The same in this order: what could not be parted."""
+    worst: list[UnmetShown]
+    in_one_row: int
+    """Rare tokens that one row holds twice or more: no order parts them."""
+    order: str | None
+    """The file with the order."""
+
+
+def contract(batched: Batched) -> dict[str, Any]:
+    """As JSON values."""
+    told: dict[str, Any] = msgspec.to_builtins(batched)
+    return told
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Batched)
+
+
+def page(batched: Batched) -> str:
+    """For a person."""
+    return "\n".join(_lines(batched))
+
+
+def _lines(batched: Batched) -> Iterator[str]:
+    yield f"{batched.rows:,} rows, {batched.batches:,} batches of {batched.batch}"
+    yield f"{batched.rare:,} rare tokens (fewer than 10 times), in {batched.rare_rows:,} rows"
+    yield f"a batch has one of them in several rows, {batched.shuffled:,} times if rows are shuffled, "
+    yield f"  {batched.unmet:,} times in this order"
+    for each in batched.worst:
+        yield f"  token {each.token}: {each.rows} rows of batch {each.batch}"
+    if batched.unmet > len(batched.worst):
+        yield f"  and {batched.unmet - len(batched.worst):,} more"
+    if batched.in_one_row:
+        yield f"{batched.in_one_row:,} times a row has a rare token twice or more, which no order of rows parts"
+    if batched.order:
+        yield f"{batched.order}: the numbers of the rows, a line to a batch"

@@ -1,0 +1,221 @@
+"""What a scan found in, a page for a person out; or one JSON object, whose keys are a contract."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+WIDTH = 110
+Kind: TypeAlias = Literal[
+    "empty",
+    "duplicate",
+    "repeats",
+    "unbroken",
+    "symbols",
+    "not utf-8",
+    "mojibake",
+    "replaced",
+    "control",
+    "over-long",
+    "crowded",
+]
+MEANING: dict[Kind, str] = {
+    "empty": "no text",
+    "duplicate": "the same text as an earlier document",
+    "repeats": "a span of 1 to 13 tokens, 32 times on end or more",
+    "unbroken": "1,000 characters or more without a space",
+    "symbols": "less than a quarter letters and digits",
+    "not utf-8": "bytes that are no UTF-8",
+    "mojibake": "UTF-8 that was read as Latin-1 or Windows-1252",
+    "replaced": "replacement characters (U+FFFD): text that is lost",
+    "control": "control characters",
+    "over-long": "more tokens than --longest",
+    "crowded": "most occurrences of a rare token in one document: no order of rows parts them",
+}
+
+
+class SourceShown(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents of one origin. ``median`` is to within a factor of two."""
+
+    name: str
+    documents: int
+    bytes: int
+    tokens: int
+    median: int
+    longest: int
+    found: dict[str, int]
+    """Findings by kind."""
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """A document, and what is wrong with it."""
+
+    file: str
+    document: int
+    """Its number in the file, from 0: of JSON lines, the line."""
+    what: str
+    excerpt: str
+
+
+class KindShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of finding."""
+
+    kind: Kind
+    meaning: str
+    documents: int
+    examples: list[Example]
+
+
+class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One token, or character."""
+
+    id: int
+    text: str
+    count: int
+    where: list[str]
+    """Some of the documents that hold it; only of rare ones."""
+
+
+class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that holds many rare tokens."""
+
+    batch: int
+    rare: int
+    """Occurrences of rare tokens in it."""
+    met: int
+    """Rare tokens that two rows of it have, or more."""
+    tokens: list[str]
+    documents: list[str]
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies ahead in this order of the data."""
+
+    order: str
+    batches: int
+    rows: int
+    """Of a batch."""
+    usual: float
+    """Rare tokens of a batch, on average."""
+    crowded: int
+    """Batches that have more of them than chance would give one in a hundred such runs."""
+    meeting: int
+    """Batches that have a rare token in two rows or more."""
+    worst: list[BatchShown]
+
+
+class Scanned(msgspec.Struct, frozen=True, kw_only=True):
+    """A corpus: ``sealegs scan --json``."""
+
+    corpus: list[str]
+    unit: Literal["tokens", "characters"]
+    """What is counted: tokens, or the characters of text without a tokenizer."""
+    length_unit: Literal["tokens", "words"]
+    """What documents are measured in."""
+    documents: int
+    bytes: int
+    counted: int
+    distinct: int
+    sources: list[SourceShown]
+    frequent: list[TokenShown]
+    rare: int
+    """How many of the unit are rare: fewer than ten in all."""
+    rare_occurrences: int
+    rare_examples: list[TokenShown]
+    findings: list[KindShown]
+    to_drop: int
+    to_defer: int
+    problems: int
+    """Files and lines that could not be read, and were passed over."""
+    problem_examples: list[str]
+    forecast: Forecast | None
+    list: str | None
+    """The file with the documents to drop and to defer."""
+
+
+def contract(scanned: Scanned) -> dict[str, Any]:
+    """As JSON values."""
+    told: dict[str, Any] = msgspec.to_builtins(scanned)
+    return told
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Scanned)
+
+
+def page(scanned: Scanned) -> str:
+    """For a person."""
+    parts = [_sizes(scanned), _findings(scanned), _tokens(scanned), _ahead(scanned.forecast), _unread(scanned)]
+    return "\n\n".join("\n".join(lines) for lines in (list(part) for part in parts) if lines)
+
+
+def _sizes(scanned: Scanned) -> Iterator[str]:
+    yield f"{scanned.documents:,} documents, {scanned.bytes / 1e6:,.1f} MB, {scanned.counted:,} {scanned.unit}"
+    unit = scanned.length_unit
+    yield f"{'':2}{'documents':>12} {'MB':>10} {unit:>14} {'median':>9} {'longest':>11} {'findings':>9}  source"
+    for each in scanned.sources:
+        found = sum(each.found.values()) or ""
+        yield (
+            f"{'':2}{each.documents:>12,} {each.bytes / 1e6:>10,.1f} {each.tokens:>14,} {f'~{each.median:,}':>9} "
+            f"{each.longest:>11,} {found:>9}  {each.name}"
+        )
+
+
+def _findings(scanned: Scanned) -> Iterator[str]:
+    if not scanned.findings:
+        yield "Nothing wrong was found in any document."
+        return
+    yield f"Findings: {scanned.to_drop:,} documents to drop, {scanned.to_defer:,} to defer"
+    for each in scanned.findings:
+        yield f"  {each.kind}, {each.documents:,} document{'s' * (each.documents != 1)}: {each.meaning}"
+        for example in each.examples:
+            yield f"    {example.file}#{example.document}: {example.what}"
+            if example.excerpt:
+                yield f"      | {example.excerpt}"
+    if scanned.list:
+        yield f"The list is in {scanned.list}: sealegs train --data.leave-out {scanned.list}"
+
+
+def _tokens(scanned: Scanned) -> Iterator[str]:
+    unit = scanned.unit
+    often = "  ".join(f"{each.text} {each.count / max(scanned.counted, 1):.1%}" for each in scanned.frequent)
+    yield textwrap.fill(f"{scanned.distinct:,} different {unit}; the most frequent: {often}", WIDTH)
+    if not scanned.rare:
+        yield "None of them is rare (fewer than 10 times)."
+        return
+    yield f"{scanned.rare:,} of them are rare (fewer than 10 times), {scanned.rare_occurrences:,} occurrences in all"
+    for each in scanned.rare_examples:
+        yield f"  {each.text}  {each.count} time{'s' * (each.count != 1)}: {', '.join(each.where)}"
+    if unit == "characters":
+        text = (
+            "Without a tokenizer, characters are counted. The model's own tokens: --tokenizer FILE, or scan token ids."
+        )
+        yield textwrap.fill(text, WIDTH)
+
+
+def _ahead(forecast: Forecast | None) -> Iterator[str]:
+    if forecast is None:
+        return
+    yield (
+        f"Forecast, {forecast.order}: {forecast.batches:,} batches of {forecast.rows} rows, "
+        f"{forecast.usual:.3g} rare tokens in each on average"
+    )
+    yield (
+        f"  {forecast.meeting:,} have a rare token in two rows or more; "
+        f"{forecast.crowded:,} have more rare tokens than chance gives"
+    )
+    for each in forecast.worst:
+        yield f"  batch {each.batch}: {each.rare} rare, {each.met} in several rows: {', '.join(each.tokens)}"
+        yield f"    from {', '.join(each.documents)}"
+    if forecast.meeting:
+        yield "  `sealegs batches` spreads them; in the lab, --data.stratified."
+
+
+def _unread(scanned: Scanned) -> Iterator[str]:
+    if scanned.problems:
+        yield f"{scanned.problems:,} could not be read, and were passed over:"
+        yield from (f"  {each}" for each in scanned.problem_examples)
+        if scanned.problems > len(scanned.problem_examples):
+            yield f"  and {scanned.problems - len(scanned.problem_examples):,} more"
