@@ -388,7 +388,8 @@ class Stream:
 def _touches(of: Ints, documents: Ints) -> NDArray[np.bool_]:
     """Which windows, by their first and last document, have one of these in them."""
     first, after = np.searchsorted(documents, of[0]), np.searchsorted(documents, of[1], side="right")
-    return after > first
+    touched: NDArray[np.bool_] = after > first
+    return touched
 
 
 def too_high(name: str, token: int, vocabulary: int) -> str:

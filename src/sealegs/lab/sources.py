@@ -65,7 +65,7 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
             **training,
         )
 
-    facts = {
+    facts: dict[str, Any] = {
         "sources": {
             source.name: {
                 "tokens": len(source.tokens),

@@ -12,10 +12,10 @@ REPLACEMENT = "\ufffd".encode()
 # Windows-1252 has its own characters where Latin-1 has controls (0x80 to 0x9f).
 _WINDOWS = "".join(bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0))
 _CONTINUED = rb"(?:\xc2[\x80-\xbf]|" + b"|".join(re.escape(each.encode()) for each in _WINDOWS) + rb")"
-# What no text has by itself: an a with a circumflex, a euro sign and a third one (a quotation mark once), or four from an eth on.
+# What no text has by itself: three characters that were a quotation mark or a dash, four that were an emoji.
 _SURE = rb"\xc3\xa2(?:\xe2\x82\xac|\xe2\x80\x9a|\xe2\x80\x9e|\xc2[\x80\x82\x84])" + _CONTINUED
 _SURE += rb"|\xc3\xb0(?:\xc5\xb8|\xc2\x9f)" + _CONTINUED + rb"{2}"
-# An A with a tilde and a sign: an accented Latin letter or a sign. Once, it may be a quoted word that ends in a capital.
+# Two that were an accented Latin letter or a sign. Once, it may be a quoted word that ends in a capital.
 _LATIN = rb"\xc3[\x82\x83]" + _CONTINUED
 # Any other sequence. Capitals before a quotation mark look the same, so it has to be most of them.
 _OTHER = rb"\xc3[\x84-\x9f]" + _CONTINUED + rb"|\xc3[\xa0-\xaf]" + _CONTINUED + rb"{2}"

@@ -1,4 +1,4 @@
-"""Text files in, blocks of documents out: blank lines part them, or each file is one, or each line holds one as JSON."""
+"""Text files in, blocks of documents out: parted by blank lines, a file to each, or a JSON object a line."""
 
 import gzip
 import re

@@ -57,4 +57,5 @@ def _suspects(tokens: NDArray[Any], span: int, least: int) -> Ints:
     """Tokens in whose neighbourhood a run may be: of a grid that every run meets four times, all four are alike."""
     grid = np.arange(span, len(tokens), least // 4)
     is_same = tokens[grid] == tokens[grid - span]
-    return grid[:-3][is_same[:-3] & is_same[1:-2] & is_same[2:-1] & is_same[3:]]
+    found: Ints = grid[:-3][is_same[:-3] & is_same[1:-2] & is_same[2:-1] & is_same[3:]]
+    return found

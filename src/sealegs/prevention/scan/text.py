@@ -81,7 +81,10 @@ Found: TypeAlias = tuple[int, Kind, Action, str, str]
 
 def numbered(findings: list[Found], part: int, numbers: Ints) -> tuple[Finding, ...]:
     """Findings about the documents of a block."""
-    return tuple(Finding(part, int(numbers[document]), *rest) for document, *rest in sorted(findings))
+    return tuple(
+        Finding(part, int(numbers[document]), kind, action, what, about)
+        for document, kind, action, what, about in sorted(findings)
+    )
 
 
 def digest(document: bytes | memoryview) -> int:
