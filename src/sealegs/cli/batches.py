@@ -119,8 +119,8 @@ def _told(options: Options, rare: RareRows, counts: Ints, sampler: StratifiedBat
         epoch=options.epoch,
         rare=int(np.count_nonzero(rare_tokens(counts))),
         rare_rows=len(np.unique(rare.rows)),
-        shuffled=len(meetings(sampler.shuffled(), rare, options.batch).rows),
-        unmet=len(unmet.rows),
+        shuffled=meetings(sampler.shuffled(), rare, options.batch).too_many,
+        unmet=unmet.too_many,
         worst=[
             UnmetShown(token=int(unmet.tokens[at]), batch=int(unmet.batches[at]), rows=int(unmet.rows[at]))
             for at in worst.tolist()

@@ -145,7 +145,8 @@ def _of_run(options: Options) -> Planned:
     from sealegs.lab.sources import open_sources
 
     settings = starting_point(config=Path(options.corpus[0]))
-    sources, tokenizer = open_sources(settings, lambda text: print(text, file=sys.stderr))
+    open_sources(settings, lambda text: print(text, file=sys.stderr))  # made anew, they lie elsewhere than in the end
+    sources, tokenizer = open_sources(settings, lambda _: None)
     beside = [Path(source.tokens.filename) for source in sources]  # type: ignore[attr-defined]
     made_by = str(beside[0].with_name("tokenizer.json")) if tokenizer is not None else settings.data.tokenizer
     ways = Ways(tokenizer=options.tokenizer or made_by, row=settings.model.context, longest=options.longest)

@@ -65,6 +65,11 @@ class Meetings:
     tokens: Ints
     rows: Ints
 
+    @property
+    def too_many(self) -> int:
+        """Rows that hold a rare token which their batch has already."""
+        return int((self.rows - 1).sum())
+
 
 def meetings(order: Ints, rare: RareRows, batch: int, *, first: int = 0) -> Meetings:
     """Which rare tokens meet in which batches; the first row is the one of number ``first`` in its batch.

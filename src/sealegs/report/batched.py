@@ -30,10 +30,11 @@ class Batched(msgspec.Struct, frozen=True, kw_only=True):
     rare_rows: int
     """Rows that hold one of them."""
     shuffled: int
-    """Rare tokens that two rows of a batch would have if rows were only shuffled."""
+    """Rows that would hold a rare token which their batch has already, if rows were only shuffled."""
     unmet: int
     """The same in this order: what could not be parted."""
     worst: list[UnmetShown]
+    """Where, the worst first."""
     in_one_row: int
     """Rare tokens that one row holds twice or more: no order parts them."""
     order: str | None
@@ -59,12 +60,14 @@ def page(batched: Batched) -> str:
 def _lines(batched: Batched) -> Iterator[str]:
     yield f"{batched.rows:,} rows, {batched.batches:,} batches of {batched.batch}"
     yield f"{batched.rare:,} rare tokens (fewer than 10 times), in {batched.rare_rows:,} rows"
-    yield f"a batch has one of them in several rows, {batched.shuffled:,} times if rows are shuffled, "
-    yield f"  {batched.unmet:,} times in this order"
+    yield (
+        f"rows with a rare token that their batch has already: {batched.shuffled:,} if they are only shuffled, "
+        f"{batched.unmet:,} in this order"
+    )
     for each in batched.worst:
-        yield f"  token {each.token}: {each.rows} rows of batch {each.batch}"
-    if batched.unmet > len(batched.worst):
-        yield f"  and {batched.unmet - len(batched.worst):,} more"
+        yield f"  token {each.token}: in {each.rows} rows of batch {each.batch}"
+    if batched.unmet > sum(each.rows - 1 for each in batched.worst):
+        yield "  ..."
     if batched.in_one_row:
         yield f"{batched.in_one_row:,} times a row has a rare token twice or more, which no order of rows parts"
     if batched.order:

@@ -1,7 +1,7 @@
 """What a scan counts: plain values that are merged in any grouping, so that parts of a corpus can be scanned apart.
 
 ``merge(merge(a, b), c) == merge(a, merge(b, c))``: the reduce of a map and reduce, on any engine. Nothing grows with
-the text but 16 bytes a document (to find duplicates); of rare tokens all places are kept, which are at most nine for
+the text but 20 bytes a document (to find duplicates); of rare tokens all places are kept, which are at most nine for
 each id, and of findings the first million.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +117,9 @@ class Counts:
     digests: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """Of each document ..."""
     documents: Ints = field(default_factory=_none)
-    """... and its ``document_key``."""
+    """... its ``document_key`` ..."""
+    origins: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """... and the ``source_key`` of its source."""
     sources: dict[str, Tally] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
     """How many documents or lines each part has, to number those of the next."""
@@ -139,6 +142,11 @@ def part_and_document(key: int) -> tuple[int, int]:
     return key >> 32, key & ((1 << 32) - 1)
 
 
+def source_key(source: str) -> int:
+    """One number for the name of a source."""
+    return crc32(source.encode(errors="replace"))
+
+
 def merge(one: Counts, two: Counts) -> Counts:
     """What is known of both."""
     shorter, longer = sorted((one.tokens, two.tokens), key=len)
@@ -150,6 +158,7 @@ def merge(one: Counts, two: Counts) -> Counts:
         places=places.where(tokens[places.tokens] < RARE_BELOW),
         digests=np.concatenate([one.digests, two.digests]),
         documents=np.concatenate([one.documents, two.documents]),
+        origins=np.concatenate([one.origins, two.origins]),
         sources=_added(one.sources, two.sources),
         parts=one.parts | {part: one.parts.get(part, 0) + numbers for part, numbers in two.parts.items()},
         found=one.found + two.found,

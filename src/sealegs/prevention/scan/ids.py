@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from sealegs.prevention.scan.blocks import Ids
-from sealegs.prevention.scan.counts import Counts, Tally, document_key
+from sealegs.prevention.scan.counts import Counts, Tally, document_key, source_key
 from sealegs.prevention.scan.repeats import repeats
 from sealegs.prevention.scan.text import Found, count_ids, digest, numbered
 
@@ -45,6 +45,7 @@ def look_at_ids(block: Ids, part: int, *, longest: int, end: int | None) -> Coun
         places=places,
         digests=np.array(digests, np.uint64),
         documents=documents[with_text],
+        origins=np.full(len(with_text), source_key(block.source), np.uint32),
         sources={block.source: Tally.of(lengths, block.ids.nbytes)},
         found=Counter((block.source, kind) for _, kind, *_ in findings),
         findings=numbered(findings, part, block.numbers),

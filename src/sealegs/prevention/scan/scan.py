@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context
 
@@ -63,7 +64,7 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
             yield scan_part(part, ways)
             tell(part.size)
         return
-    pool = ProcessPoolExecutor(min(jobs, len(parts)), get_context("spawn"), initializer=_leave_it_to_the_parent)
+    pool = ProcessPoolExecutor(min(jobs, len(parts)), get_context("spawn"), initializer=_be_one_of_several)
     waiting = iter(parts)
     pending: deque[tuple[Part, Future[Counts]]] = deque()
 
@@ -71,7 +72,8 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
         pending.extend((part, pool.submit(scan_part, part, ways)) for part in islice(waiting, count))
 
     try:
-        submit(_PENDING * jobs)
+        with _interrupts_held():
+            submit(_PENDING * jobs)
         while pending:  # in the order of the corpus, so that the same is kept where not everything is
             part, future = pending.popleft()
             yield future.result()
@@ -85,7 +87,15 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
         pool.shutdown(cancel_futures=True, wait=False)
 
 
-def _leave_it_to_the_parent() -> None:
-    """Ctrl-C is heard by one process, which ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _be_one_of_several() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """What is started here never hears of Ctrl-C, from its first moment on; who starts it does, and ends it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

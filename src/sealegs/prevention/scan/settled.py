@@ -10,7 +10,7 @@ import numpy as np
 
 from sealegs.errors import SourceError
 from sealegs.prevention.scan.blocks import Ids, Part, Text, Ways
-from sealegs.prevention.scan.counts import LISTED, Counts, Finding, Unit, part_and_document
+from sealegs.prevention.scan.counts import LISTED, Counts, Finding, Unit, document_key, part_and_document, source_key
 from sealegs.prevention.scan.encoder import tokenizer_of
 from sealegs.prevention.scan.plan import READERS
 from sealegs.prevention.scan.text import shown
@@ -50,7 +50,7 @@ class Settled:
         self.counts = replace(
             counts,
             findings=tuple(sorted((*counts.findings, *more), key=lambda each: (each.part, each.document)))[:LISTED],
-            found=counts.found + Counter((self._parts[each.part].source, each.kind) for each in more),
+            found=counts.found + Counter(zip(_sources_of(more, counts), (each.kind for each in more), strict=True)),
         )
 
     def name(self, part: int, document: int) -> Named:
@@ -206,6 +206,15 @@ def _numbers_before(counts: Counts, parts: Sequence[Part]) -> list[int]:
         before.append(so_far[part.file])
         so_far[part.file] += counts.parts.get(part.number, 0)
     return before
+
+
+def _sources_of(findings: Sequence[Finding], counts: Counts) -> list[str]:
+    """The source of each document that has a finding, and text."""
+    names = {source_key(name): name for name in counts.sources}
+    in_order = np.argsort(counts.documents)
+    keys = np.array([int(document_key(each.part, each.document)) for each in findings], np.int64)
+    at = np.searchsorted(counts.documents, keys, sorter=in_order)
+    return [names[key] for key in counts.origins[in_order[at]].tolist()]
 
 
 def _duplicates(settled: Settled, counts: Counts) -> Iterator[Finding]:

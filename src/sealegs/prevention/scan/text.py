@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.prevention.scan.blocks import Text
-from sealegs.prevention.scan.counts import Action, Counts, Finding, Places, Tally, document_key
+from sealegs.prevention.scan.counts import Action, Counts, Finding, Places, Tally, document_key, source_key
 from sealegs.prevention.scan.encoding import REPLACEMENT, controls, mojibake, not_utf8, suspects
 from sealegs.prevention.scan.repeats import Repeat, repeats
 from sealegs.prevention.scan.words import Words, keys, words
@@ -68,6 +68,7 @@ def look_at_text(text: Text, part: int, *, longest: int, encode: Encode | None =
         places=places,
         digests=np.array([digest(_document(text, number).strip()) for number in with_text], np.uint64),
         documents=document_key(part, text.numbers[with_text]),
+        origins=np.full(len(with_text), source_key(text.source), np.uint32),
         sources={text.source: Tally.of(lengths, len(text.data))},
         found=Counter((text.source, kind) for _, kind, *_ in findings),
         findings=numbered(findings, part, text.numbers),
