@@ -74,9 +74,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     jobs = ("--jobs", str(options.jobs))
-    print(
-        "| corpus | size | wall | a second | CPU | largest process | documents | listed |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| corpus | size | wall | a second | CPU | largest process | documents | listed |")
+    print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         (scratch / "files").mkdir()

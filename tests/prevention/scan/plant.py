@@ -3,8 +3,8 @@
     python tests/prevention/scan/plant.py FOLDER [--seed 0] [--documents 400]
 
 Writes clean documents of invented words, problems at random places among them, and traps: documents that look like a
-problem and are none. The same documents as corpus.txt, corpus.jsonl, corpus.parquet and as a dataset on disk; truth.json
-says which numbers have which problem. Problems that a format cannot hold are left out of it.
+problem and are none. The same documents as corpus.txt, corpus.jsonl, corpus.parquet and as a dataset; truth.json
+says which numbers have which problem.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def invented(draw: random.Random, count: int) -> list[str]:
 def sentence(draw: random.Random, words: list[str]) -> str:
     """Eight to thirty of them, some accented, with marks between."""
     chosen = [draw.choice(words) for _ in range(draw.randint(8, 30))]
-    chosen[draw.randrange(len(chosen))] += draw.choice(["é", "ü", "’s", ",", ";", ' ("ä")'])
+    chosen[draw.randrange(len(chosen))] += draw.choice(["é", "ü", "\u2019s", ",", ";", ' ("ä")'])
     return " ".join(chosen).capitalize() + draw.choice([".", "!", "?", "…"])
 
 
@@ -43,7 +43,7 @@ def traps(draw: random.Random, words: list[str]) -> list[str]:
         " ".join(f"{word} {number}" for number, word in enumerate(draw.choices(words[:3], k=200))),
         "x" * 999 + " " + sentence(draw, words),
         "Ruler\n" + "-" * 400 + "\n" + sentence(draw, words) * 5,
-        "Titles: «CAFÉ» and “BEYONCÉ’S”, «NÃO», À…, 30 °C, £5, ½, naïve, Ærø, señor.",
+        "Titles: «CAFÉ» and “BEYONCÉ\u2019S”, «NÃO», À…, 30 °C, £5, ½, naïve, Ærø, señor.",
         "日本語の文章には空白がありません。" * 3 + "".join(chr(0x4E00 + draw.randrange(5000)) for _ in range(1500)),
         "Русский текст без ошибок, здесь всё в порядке. Ελληνικά επίσης. עברית. 🚢🌊",
         "\tIndented\twith\ttabs\r\nand returns\r\n" + sentence(draw, words),
@@ -58,7 +58,7 @@ def problems(draw: random.Random, words: list[str], earlier: str) -> list[tuple[
     """Each with the kind that it is."""
     one, two, three = draw.choice(words), draw.sample(words, 2), draw.sample(words, 13)
     text = sentence(draw, words)
-    accented = "The naïve café “owner” — señor Müller’s — über-élégant, déjà vu."
+    accented = "The naïve café “owner” — señor Müller\u2019s — über-élégant, déjà vu."
     return [
         ("repeats", f"{text} " + " ".join([one] * 32)),
         ("repeats", " ".join(two * 60) + f" {text}"),
@@ -66,7 +66,7 @@ def problems(draw: random.Random, words: list[str], earlier: str) -> list[tuple[
         ("repeats", ("0, " * 40) + text),
         ("mojibake", accented.encode().decode("latin-1")),
         ("mojibake", accented.encode("utf-8").decode("cp1252", "ignore")),
-        ("mojibake", f"{text} It was the owner’s.".encode().decode("cp1252", "ignore")),
+        ("mojibake", f"{text} It was the owner\u2019s.".encode().decode("cp1252", "ignore")),
         ("mojibake", "Русский текст".encode().decode("latin-1") + " " + text),
         ("replaced", text[:20] + "\ufffd\ufffd" + text[20:]),
         ("control", text[:10] + "\x00" + text[10:]),
@@ -82,7 +82,7 @@ def problems(draw: random.Random, words: list[str], earlier: str) -> list[tuple[
 
 def planted(seed: int, documents: int) -> list[tuple[str | None, str]]:
     """Documents in order, each with its problem, or None."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - no secrets
     words = invented(draw, 800)
     made: list[tuple[str | None, str]] = [(None, clean(draw, words, number)) for number in range(documents)]
     made += [(None, trap) for trap in traps(draw, words)]
