@@ -24,8 +24,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from sealegs.faults.batches import Spoiler, Spoilt
+from sealegs.faults.data import DataFault
 from sealegs.faults.gradient import inject
-from sealegs.faults.spec import DataFault, parse
+from sealegs.faults.spec import parse
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, DataSettings, Settings

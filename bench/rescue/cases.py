@@ -11,7 +11,8 @@ import numpy as np
 from bench.rescue.rules import EVERY
 
 from sealegs.faults.batches import Spoiler
-from sealegs.faults.spec import DataFault, parse
+from sealegs.faults.data import DataFault
+from sealegs.faults.spec import parse
 from sealegs.lab.data import Batch, Stream
 from sealegs.lab.settings import SIZES, DataSettings, Settings
 from sealegs.lab.train import lr_share, resolved

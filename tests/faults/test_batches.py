@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sealegs.errors import ConfigError
 from sealegs.faults.batches import Spoiler, Spoilt
-from sealegs.faults.spec import KINDS, DataFault, parse
+from sealegs.faults.data import DataFault
+from sealegs.faults.spec import KINDS, parse
 from sealegs.lab.data import IGNORED, Batch, Source, Stream
 from sealegs.recovery.data import Batches
 

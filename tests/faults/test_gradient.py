@@ -22,8 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sealegs.errors import ConfigError
+from sealegs.faults.contract import Fault
 from sealegs.faults.gradient import inject
-from sealegs.faults.spec import Fault, GradientScale, NanGradient, parse
+from sealegs.faults.live import GradientScale, NanGradient
+from sealegs.faults.spec import parse
 from sealegs.faults.strikes import Strike
 from sealegs.faults.targets import flip_top_exponent_bit, named_targets, select
 from sealegs.lab.model import Transformer

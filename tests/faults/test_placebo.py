@@ -9,7 +9,8 @@ from tests.faults.two_ranks import STEPS
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from sealegs.faults.spec import KINDS, LiveFault, parse
+from sealegs.faults.live import LiveFault
+from sealegs.faults.spec import KINDS, parse
 
 FAULTS = [
     "nan-gradient@4",

@@ -11,15 +11,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import (
-    KINDS,
-    ActivationScale,
-    Bf16Weights,
-    BitFlip,
+from sealegs.faults.contract import Fault
+from sealegs.faults.data import (
     DataFault,
     DuplicateBatch,
     EncodingJunk,
-    Fault,
+    PermutedVocabulary,
+    PoisonedSource,
+    RandomShard,
+    RareTokens,
+    RepeatedNgram,
+    ReplayedBatches,
+    ShiftedLabels,
+)
+from sealegs.faults.live import (
+    ActivationScale,
+    Bf16Weights,
+    BitFlip,
     Fp16Overflow,
     FrozenMoment2,
     GradientScale,
@@ -29,21 +37,14 @@ from sealegs.faults.spec import (
     MissingZeroGrad,
     MomentsReset,
     NanGradient,
-    PermutedVocabulary,
-    PoisonedSource,
-    RandomShard,
-    RareTokens,
     RecurringFault,
-    RepeatedNgram,
-    ReplayedBatches,
     ScalerOff,
-    ShiftedLabels,
     SkippedAllReduce,
     WarmupLost,
     WeightScale,
     WrongBetas,
-    parse,
 )
+from sealegs.faults.spec import KINDS, parse
 
 COUNTS = st.integers(0, 10**18 - 1)
 FROM_1 = st.integers(1, 10**18 - 1)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import KINDS, DataFault, Fault, parse
+from sealegs.faults.contract import Fault
+from sealegs.faults.data import DataFault
+from sealegs.faults.spec import KINDS, parse
 
 Family: TypeAlias = Literal[
     "data", "schedule", "optimizer", "precision", "hardware", "code", "natural", "benign", "your own"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import ActivationScale, BitFlip, Fp16Overflow
+from sealegs.faults.live import ActivationScale, BitFlip, Fp16Overflow
 from sealegs.faults.strikes import Clock, Course
 from sealegs.faults.targets import named_modules, near
 from sealegs.faults.text import with_changes

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.errors import ConfigError
-from sealegs.faults.rewording import one_cycle, permuted, raw_numbers, repeated, wrongly_decoded
-from sealegs.faults.spec import (
+from sealegs.faults.contract import Fault
+from sealegs.faults.data import (
     DataFault,
     DuplicateBatch,
     EncodingJunk,
-    Fault,
     PermutedVocabulary,
     PoisonedSource,
     RandomShard,
@@ -31,6 +30,7 @@ from sealegs.faults.spec import (
     ReplayedBatches,
     ShiftedLabels,
 )
+from sealegs.faults.rewording import one_cycle, permuted, raw_numbers, repeated, wrongly_decoded
 from sealegs.faults.strikes import place, refuse_twice_or_nowhere
 from sealegs.faults.text import Ints, Text, number_of, sources_of, text_of, with_changes
 

@@ -8,7 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import Fault, MissingZeroGrad, SkippedAllReduce
+from sealegs.faults.contract import Fault
+from sealegs.faults.live import MissingZeroGrad, SkippedAllReduce
 from sealegs.faults.strikes import Clock, Course
 from sealegs.faults.weight import trained_by
 

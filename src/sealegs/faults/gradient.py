@@ -28,12 +28,10 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError
 from sealegs.faults.activation import strike_output, struck_module
 from sealegs.faults.code import OwnGradients, UnclearedGradients, refuse_unless_reduced
-from sealegs.faults.optimizer import FrozenMoments, MomentPlan, strike_moments
-from sealegs.faults.rates import Borrowed, refuse_without_values
-from sealegs.faults.spec import (
+from sealegs.faults.contract import Fault
+from sealegs.faults.live import (
     Bf16Weights,
     ElementFault,
-    Fault,
     FrozenMoment2,
     GradientScale,
     LiveFault,
@@ -46,6 +44,8 @@ from sealegs.faults.spec import (
     WeightScale,
     WrongBetas,
 )
+from sealegs.faults.optimizer import FrozenMoments, MomentPlan, strike_moments
+from sealegs.faults.rates import Borrowed, refuse_without_values
 from sealegs.faults.strikes import Clock, Course, Removable, Strike, place, refuse_twice_or_nowhere
 from sealegs.faults.targets import Target, TensorFault, is_in_moment, is_in_output, is_in_weight, label, select
 from sealegs.faults.weight import WeightPlan, refuse_broken_rows, round_weights, strike_weights, untraced

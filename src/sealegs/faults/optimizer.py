@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sealegs.faults.spec import BitFlip, FrozenMoment2, MomentsReset
+from sealegs.faults.live import BitFlip, FrozenMoment2, MomentsReset
 from sealegs.faults.strikes import Clock, Course
 from sealegs.faults.targets import Target, reshard
 from sealegs.faults.weight import untraced

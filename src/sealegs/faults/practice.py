@@ -8,8 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sealegs.faults.batches import Spoiler, Spoilt
+from sealegs.faults.contract import Fault
+from sealegs.faults.data import DataFault
 from sealegs.faults.gradient import inject
-from sealegs.faults.spec import DataFault, Fault
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import Fault, LrSpike, WarmupLost, WrongBetas
+from sealegs.faults.contract import Fault
+from sealegs.faults.live import LrSpike, WarmupLost, WrongBetas
 from sealegs.faults.strikes import Clock, Course
 from sealegs.faults.weight import untraced
 

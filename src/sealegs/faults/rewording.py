@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.faults.spec import EncodingJunk, RepeatedNgram
+from sealegs.faults.data import EncodingJunk, RepeatedNgram
 from sealegs.faults.targets import draw
 from sealegs.faults.text import Ints, Text
 

@@ -9,12 +9,12 @@ from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import (
+from sealegs.faults.contract import Fault
+from sealegs.faults.live import (
     ActivationScale,
     Bf16Weights,
     BitFlip,
     ElementFault,
-    Fault,
     Fp16Overflow,
     FrozenMoment2,
     GradientScale,

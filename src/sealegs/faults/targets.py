@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import (
+from sealegs.faults.contract import Fault
+from sealegs.faults.live import (
     ActivationScale,
     BitFlip,
     ElementFault,
-    Fault,
     Fp16Overflow,
     GradientScale,
     InfGradient,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sealegs.errors import ConfigError
-from sealegs.faults.spec import Bf16Weights, BitFlip, WeightScale
+from sealegs.faults.live import Bf16Weights, BitFlip, WeightScale
 from sealegs.faults.strikes import Clock, Course
 from sealegs.faults.targets import Target, label, reshard
 
