@@ -25,6 +25,7 @@ from sealegs.lab import branches
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
+from sealegs.recovery.following import Following
 from sealegs.replay import arms
 from sealegs.replay import tested as tests_of_causes
 from sealegs.replay.capsule import open_capsule
@@ -307,6 +308,39 @@ def test_a_loop_of_ones_own(cause: str, tmp_path: Path) -> None:
     build = f"{tmp_path / 'own.py'}:build"
     assert main(["replay", f"{tmp_path / 'a'}#1", "--json", "--build", build]) == 0
     assert replayed.read((tmp_path / "a/incidents/1/replay.json").read_bytes()).cause == cause
+
+
+def test_bad_data_that_is_found_late_is_not_laid_to_the_second_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy device: 30 bad batches were trained on before the first was judged."""
+    held: list[Any] = []
+    hear = Following.hear
+
+    def late(self: Following, row: Any, verdict: Any) -> None:
+        held.append((row, verdict))
+        while held and not 300 <= row["step"] < 330:
+            hear(self, *held.pop(0))
+
+    monkeypatch.setattr(Following, "hear", late)
+    space: dict[str, Any] = {}
+    exec(BUILD.replace("JUMP", "1.0").replace("16", "64"), space)  # noqa: S102
+    subject = space["build"]()
+    torch.manual_seed(1)
+    data = [{"x": x, "y": x[:, :4]} for x in torch.randn(360, 16, 8)]
+    for batch in data[300:]:
+        batch["y"] = 20 * torch.randn(16, 4)
+    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**30, "act": False, "clip": 1.0}
+    how["scheduler"] = subject.schedulers
+    with sealegs.Guard(subject.model, subject.optimizers, run=tmp_path / "a", **how) as guard:
+        for batch in guard.batches(data):
+            guard.step(subject.gradients([batch]))
+            if guard.number == 340:
+                break
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    found = put_to_the_test(Experiment(capsule, space["build"]()))
+    assert found.standings["stale-beta2"] == "necessary"
+    assert found.cause == "bad-data-batch"
 
 
 def test_every_cause_that_a_replay_can_name_has_a_card() -> None:

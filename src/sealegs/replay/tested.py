@@ -218,7 +218,7 @@ def _concluded(
     for cause in ("lr-discontinuity", "duplicate-batch", "fp16-overflow"):
         if cause in needed:
             return cause, f"without it the incident is gone, and harmless changes leave it: {standings[cause]}"
-    if "stale-beta2" in needed:
+    if "stale-beta2" in needed and not _is_wrong_with_any_state(experiment, again, standings):
         others = "; it takes these batches, too" if "bad-data-batch" in needed else ""
         return "stale-beta2", f"with a second moment that forgets sooner the weights stay sound{others}"
     if "long-tail-token" in needed and ("lr-too-high" not in needed or _goes_with_its_batches(tried)):
@@ -229,6 +229,17 @@ def _concluded(
     if "lr-too-high" in needed:
         return "lr-too-high", "with a lower learning rate the weights stay sound, with other batches they do not"
     return None, "nothing that was changed takes the incident away"
+
+
+def _is_wrong_with_any_state(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> bool:
+    """Whether the batches are what is wrong, whatever else would have softened it: a second moment that forgets sooner
+    takes away half of any long damage."""
+    if standings.get("bad-data-batch") != "necessary and sufficient":
+        return False
+    if (cost := surprise(experiment)) is not None:
+        return is_garbage(experiment, again.losses[experiment.peak], cost)
+    lessons = taught(experiment, dear=VISIBLE)
+    return lessons is not None and lessons.left >= WRONG
 
 
 def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> tuple[str | None, str]:
