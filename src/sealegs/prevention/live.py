@@ -7,7 +7,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -39,7 +39,7 @@ def preflight(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     scheduler: LRScheduler | None = None,
     *,
-    loader: DataLoader[Any] | None = None,
+    loader: Iterable[Any] | None = None,
     scaler: GradScaler | None = None,
     example: Any = None,
     labels: Tensor | None = None,
@@ -69,7 +69,7 @@ def preflight(
         plans.append(plan_from(_schedule(scheduler, more.get("steps"))))
     if scaler is not None or more.get("dtype"):
         plans.append(plan_from({"scaler": scaler is not None and scaler.is_enabled()}))
-    if loader is not None:
+    if isinstance(loader, DataLoader):  # of others nothing is known
         plans.append(plan_from(_loading(loader)))
     if labels is not None:
         plans.append(plan_from(_targets(labels)))

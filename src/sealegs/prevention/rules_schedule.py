@@ -92,8 +92,12 @@ def rate_never_falls(curve: Curve, schedule: str = "") -> Found | None:
     """
     if curve.top > 0.9 * len(curve.rates) or min(curve.rates[curve.top :]) < 0.99 * curve.peak:
         return None
-    meant = schedule == "constant"
-    found = "a constant rate" if meant else f"the lowest rate after the warm-up is the peak, {curve.peak:g}"
+    meant = schedule not in DECAYING  # a schedule without a name has only its rates to show
+    found = (
+        f"a constant rate of {curve.peak:g}"
+        if meant
+        else f"the lowest rate after the warm-up is the peak, {curve.peak:g}"
+    )
     knob, value = ("schedule", "cosine, to a tenth") if meant else ("final_lr_share", "0.1")
     return Found("note" if meant else "error", found, knob, value)
 
