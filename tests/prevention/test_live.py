@@ -440,3 +440,22 @@ def test_the_settings_of_the_lab_are_the_lab() -> None:
         assert said["parameters"] == pytest.approx(seen["parameters"], rel=0.02)
         assert said["init_std"] == pytest.approx(seen["init_std"], rel=0.1)
     assert isinstance(NANO.model, ModelSettings)
+
+
+def test_what_a_model_says_of_itself_is_read_as_well() -> None:
+    """As Hugging Face's models do: a `config` with `to_dict`. The library itself is not installed for tests."""
+
+    class Config:
+        tie_word_embeddings = True
+        _attn_implementation = "sdpa"
+
+        def to_dict(self) -> dict[str, Any]:
+            return {"model_type": "gemma2", "hidden_size": 16, "attn_logit_softcapping": 50.0}
+
+    model = Own()
+    model.config = Config()  # type: ignore[assignment]
+    assert codes(sealegs.preflight(model)) == ["STA6", "ARC10"], "said to be tied, and is not; a cap that sdpa skips"
+    tied = Own(tied=True)
+    nn.init.normal_(tied.table.weight, std=0.1)
+    tied.config = Config()  # type: ignore[assignment]
+    assert codes(sealegs.preflight(tied)) == ["ARC10"]
