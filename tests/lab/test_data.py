@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion
+from sealegs.prevention.left_out import LeftOut
 
 
 def source(name: str = "a", documents: int = 30, length: int = 7, first_token: int = 1) -> Source:
@@ -21,7 +22,15 @@ def source(name: str = "a", documents: int = 30, length: int = 7, first_token: i
     return Source(name, tokens.astype(np.uint16), np.arange(documents) * length)
 
 
-def stream(*sources: Source, rows: str = "packed", seed: int = 3, batch: int = 4, **weights: float) -> Stream:
+def stream(
+    *sources: Source,
+    rows: str = "packed",
+    seed: int = 3,
+    batch: int = 4,
+    is_stratified: bool = False,
+    left_out: dict[str, LeftOut] | None = None,
+    **weights: float,
+) -> Stream:
     return Stream(
         sources,
         weights or {each.name: 1.0 for each in sources},
@@ -30,6 +39,8 @@ def stream(*sources: Source, rows: str = "packed", seed: int = 3, batch: int = 4
         context=6,
         vocabulary=512,
         seed=seed,
+        is_stratified=is_stratified,
+        left_out=left_out,
     )
 
 
@@ -300,3 +311,42 @@ def test_rare_tokens_are_spread_from_the_next_batch_on() -> None:
     other = stream(Source("a", tokens, text.starts), batch=64, a=1.0)
     other.load_state_dict(state | {"next_batch": 3})
     assert other.next().hash == after[3].hash
+
+
+def left_out(dropped: list[int], deferred: list[int], documents: int = 30) -> dict[str, LeftOut]:
+    return {"a": LeftOut(documents, np.array(dropped, np.int64), np.array(deferred, np.int64))}
+
+
+@pytest.mark.parametrize("rows", ["packed", "documents"])
+def test_documents_are_dropped_and_put_off_to_the_end_of_each_epoch(rows: str) -> None:
+    some = stream(source(), rows=rows, batch=1, left_out=left_out([4, 17], [2, 3, 20]))
+    windows = 34 if rows == "packed" else 30
+    every = [some.batch(number).spans[0] for number in range(2 * windows)]
+    assert not any({4, 17} & set(span.documents) for span in every)
+    epoch = next(n for n in range(1, len(every)) if every[n].start in {span.start for span in every[:n]})
+    assert epoch < windows
+    for begin in (0, epoch):
+        late = [bool({2, 3, 20} & set(span.documents)) for span in every[begin : begin + epoch]]
+        assert sum(late) >= 3
+        assert late == sorted(late), "after all others"
+    assert len({span.start for span in every[:epoch]}) == epoch
+
+
+def test_nothing_left_out_is_the_stream_as_it_was() -> None:
+    plain, listed = stream(source()), stream(source(), left_out=left_out([], []))
+    assert [plain.batch(n).hash for n in range(20)] == [listed.batch(n).hash for n in range(20)]
+
+
+def test_rare_tokens_can_be_spread_from_the_beginning() -> None:
+    text = source(documents=1024, length=6)
+    tokens = text.tokens % 5
+    tokens[np.arange(40 * 6 + 3, 49 * 6, 6)] = 500
+    whole = Source("a", tokens, text.starts)
+    from_the_start = stream(whole, batch=64, is_stratified=True)
+    told = stream(whole, batch=64)
+    told.stratify()
+    assert [from_the_start.next().hash for _ in range(20)] == [told.next().hash for _ in range(20)]
+    assert from_the_start.state_dict() == {"next_batch": 20}
+    again = stream(whole, batch=64, is_stratified=True)
+    again.load_state_dict({"next_batch": 20})
+    assert again.next().hash == told.next().hash

@@ -223,3 +223,27 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/x/sealegs")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "sealegs"
+
+
+def test_what_a_scan_lists_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of the scan are those of the trainer, also where the list was made for a text file."""
+    from sealegs.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    text = Path(text_file(tmp_path)).read_text().split("\n\n")
+    text[17], text[30], text[260] = "wave " * 40, "rock " * 50, text[5]
+    Path("sea.txt").write_text("\n\n".join(text))
+    assert main(["scan", "sea.txt", "-o", "scanned", "--jobs", "1"]) == 1
+    settings = nano({"sea.txt": 1.0}, rows="documents", leave_out="scanned/documents.jsonl")
+    data = open_data(settings)
+    assert data.facts["sources"]["sea.txt"] | {"dropped": 3, "deferred": 0} == data.facts["sources"]["sea.txt"]
+    read = {
+        document for number in range(200) for span in data.training.batch(number).spans for document in span.documents
+    }
+    assert read == set(range(294)) - {17, 30, 260}, "six are held out"
+
+    with pytest.raises(ConfigError, match=r"it lists documents of sea\.txt, and none of data\.sources is one of those"):
+        open_data(nano({"grammar": 1.0}, leave_out="scanned/documents.jsonl"))
+    Path("sea.txt").write_text("\n\n".join(text[:-1]))
+    with pytest.raises(SourceError, match=r"made for 300 documents of sea\.txt, which has 299; scan it anew"):
+        open_data(settings)

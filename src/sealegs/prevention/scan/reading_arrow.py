@@ -78,8 +78,9 @@ def _rows_of(part: Part, ways: Ways) -> Iterator[Any]:
     path = Path(part.file)
     if part.format == "parquet":
         with _parquet(path) as file:
-            wanted = [name for name in (ways.field, ways.source) if name in file.schema_arrow.names]
-            yield from file.iter_batches(_ROWS, row_groups=[part.start], columns=wanted or None)
+            wanted = [name for name in (ways.field, ways.source) if name is not None]
+            are_there = set(wanted) <= set(file.schema_arrow.names)
+            yield from file.iter_batches(_ROWS, row_groups=[part.start], columns=wanted if are_there else None)
         return
     for number, batch in enumerate(_batches(path)):
         if part.start <= number < part.end:
