@@ -25,7 +25,7 @@ from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.lab.data import IGNORED, Batch, Stream
 from sealegs.lab.settings import PRESETS, SIZES, Settings
 from sealegs.lab.sources import Data, open_data
-from sealegs.lab.train import resolved, train
+from sealegs.lab.train import resolved, train, undisturbed
 from sealegs.prevention.stratified import Ints, RareRows, spread
 
 ARMS = ("clean", "concentrated", "stratified")
@@ -60,7 +60,7 @@ class Planted(Spoiler):
         super().__init__([])
         self._case, self._stream, self._order = case, stream, order
         draw = np.random.default_rng(case.settings.seed)
-        self._rare = [draw.permutation(rare) for _ in case.planted]
+        self._planted = [draw.permutation(rare) for _ in case.planted]
 
     def apply(self, batch: T, number: int) -> T:
         """The batch of a step, put together from the rows that the order has in it."""
@@ -69,7 +69,7 @@ class Planted(Spoiler):
         size = len(tokens)
         for place, row in enumerate(self._order[number * size : (number + 1) * size].tolist()):
             if row in self._case.planted:
-                ids = self._rare[row - self._case.planted.start]
+                ids = self._planted[row - self._case.planted.start]
                 tokens[place], targets[place] = 0, IGNORED
                 tokens[place, : len(ids) - 1], targets[place, : len(ids) - 1] = ids[:-1], ids[1:]
             elif row != number * size + place:
@@ -99,14 +99,13 @@ def trained(case: Case, arm: str, folder: Path) -> sealegs.Run:
         held = np.repeat(np.array(case.planted), len(tokens))
         rare = RareRows(case.rows, held, np.tile(tokens, len(case.planted)))
         order = spread(order, rare, case.settings.data.batch, seed=case.settings.seed)
-    disturb = partial(planting, Planted(case, data.training, order, tokens)) if arm != "clean" else None
     left = iter(range(case.last))
     train(
         case.settings,
         data,
         folder,
+        disturb=undisturbed if arm == "clean" else partial(planting, Planted(case, data.training, order, tokens)),
         should_stop=lambda: None if next(left, None) is not None else "enough",
-        **({} if disturb is None else {"disturb": disturb}),
     )
     return sealegs.open_run(folder)
 

@@ -7,7 +7,7 @@ import numpy as np
 from sealegs.prevention.scan.blocks import Ids
 from sealegs.prevention.scan.counts import Counts, Tally, document_key, source_key
 from sealegs.prevention.scan.repeats import repeats
-from sealegs.prevention.scan.text import Found, count_ids, digest, numbered
+from sealegs.prevention.scan.text import Found, count_ids, digest, numbered, repeated
 
 _SHOWN = 24
 
@@ -23,13 +23,7 @@ def look_at_ids(block: Ids, part: int, *, longest: int, end: int | None) -> Coun
         ends = ends - has_end
     with_text = np.flatnonzero(ends > block.starts)
     findings: list[Found] = [
-        (
-            each.document,
-            "repeats",
-            "drop",
-            f"{each.span} tokens, {each.times:,} times on end",
-            _shown(block, each.start),
-        )
+        repeated(each, _shown(block, each.start), "token", int(lengths[each.document]))
         for each in repeats(block.ids, block.starts)
     ]
     for number in np.flatnonzero(ends <= block.starts).tolist():

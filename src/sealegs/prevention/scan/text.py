@@ -24,7 +24,9 @@ LEAST_LETTERS = 0.25
 LEAST_MARKS = 200
 """... at least so many characters."""
 SPOILT = 0.001
-"""Share of wrong characters from which on a document is dropped, and not only put off."""
+"""Share of wrong characters from which on a document is dropped, and not only put off; ..."""
+DEGENERATE = 0.1
+"""... of it that is repeated, or runs without a space."""
 _SHOWN = 60
 
 
@@ -42,17 +44,17 @@ def look_at_text(text: Text, part: int, *, longest: int, encode: Encode | None =
     if encode is None:
         tokens, firsts = keys(text.data, found), found.firsts[:-1]
         counted, places = _characters(text, part)
-        told = [_told(text, found, each) for each in repeats(tokens, firsts) if _is_so(text.data, found, each)]
+        again = [each for each in repeats(tokens, firsts) if _is_so(text.data, found, each)]
     else:
         tokens, firsts = encode(
             [_document(text, number).decode(errors="replace") for number in range(len(text.starts))]
         )
         counted, places = count_ids(tokens, firsts, document_key(part, text.numbers))
-        told = [_told_ids(text, each) for each in repeats(tokens, firsts)]
+        again = list(repeats(tokens, firsts))
     lengths = np.diff(firsts, append=len(tokens))
     is_empty = np.diff(found.firsts) == 0
     findings = [
-        *told,
+        *(repeated(each, _place_of(each, text, found, encode), unit, int(lengths[each.document])) for each in again),
         *((int(n), "empty", "drop", "no text", "") for n in np.flatnonzero(is_empty)),
         *(
             (int(n), "over-long", "defer", f"{lengths[n]:,} {unit}s", excerpt(_document(text, n)))
@@ -137,7 +139,14 @@ def _document(text: Text, number: Any) -> bytes:
 
 def excerpt(document: bytes, place: int = 0) -> str:
     """The text about a place in a document, on one line."""
-    return shown(document[max(0, place - _SHOWN // 3) : place + _SHOWN].decode(errors="replace"))
+    start, stop = _whole(document, max(0, place - _SHOWN // 3)), _whole(document, place + _SHOWN)
+    return shown(document[start:stop].decode(errors="replace"))
+
+
+def _whole(document: bytes, place: int) -> int:
+    """Where the next character begins."""
+    sound = (at for at in range(place, place + 4) if at >= len(document) or document[at] & 0xC0 != 0x80)
+    return next(sound, place)
 
 
 def _about(text: Text, place: int) -> str:
@@ -162,17 +171,20 @@ def _is_so(data: bytes, found: Words, each: Repeat) -> bool:
     return span == span[: each.span] * each.times
 
 
-def _told(text: Text, found: Words, each: Repeat) -> Found:
-    return _repeated(each, _about(text, int(found.starts[each.start])), "word")
+def _place_of(each: Repeat, text: Text, found: Words, encode: Encode | None) -> str:
+    """Where it is; of tokens only the document is known."""
+    return _about(text, int(found.starts[each.start] if encode is None else text.starts[each.document]))
 
 
-def _told_ids(text: Text, each: Repeat) -> Found:
-    return _repeated(each, excerpt(_document(text, each.document)), "token")
-
-
-def _repeated(each: Repeat, about: str, unit: str) -> Found:
+def repeated(each: Repeat, about: str, unit: str, length: int) -> Found:
+    """A repeated span in a document of so many tokens."""
     what = f"{each.span} {unit}{'s' * (each.span > 1)}, {each.times:,} times on end"
-    return each.document, "repeats", "drop", what, about
+    return each.document, "repeats", _action(each.span * each.times, length, DEGENERATE), what, about
+
+
+def _action(bad: int, of: int, limit: float) -> Action:
+    """Whether what is left of a document is worth reading, if late."""
+    return "drop" if bad >= limit * of else "defer"
 
 
 def _unbroken(text: Text, found: Words) -> Iterator[Found]:
@@ -192,7 +204,8 @@ def _unbroken(text: Text, found: Words) -> Iterator[Found]:
             document = int(_holding(text.starts, np.array(start)))
             longest[document] = max(longest.get(document, (0, 0)), (size, start))
     for document, (size, start) in longest.items():
-        yield document, "unbroken", "drop", f"{size:,} characters without a space", _about(text, start)
+        action = _action(size, len(_document(text, document)), DEGENERATE)
+        yield document, "unbroken", action, f"{size:,} characters without a space", _about(text, start)
 
 
 def _symbols(text: Text, found: Words) -> Iterator[Found]:
@@ -227,14 +240,14 @@ def _misread(text: Text, found: Words) -> Iterator[Found]:
             at = (replaced, document.find(REPLACEMENT))
             yield _spoilt(number, "replaced", "replacement character", at, document)
         wrong = controls(document)
-        if wrong and not read_as_latin:
+        if wrong and not read_as_latin and bad is None:
             yield _spoilt(number, "control", "control character", wrong, document)
 
 
 def _spoilt(number: int, kind: Kind, what: str, found: tuple[int, int], document: bytes) -> Found:
     count, place = found
-    action: Action = "drop" if count >= SPOILT * len(document) else "defer"
-    return number, kind, action, f"{what}: {count:,} in {len(document):,} bytes", excerpt(document, place)
+    told = f"{what}: {count:,} in {len(document):,} bytes"
+    return number, kind, _action(count, len(document), SPOILT), told, excerpt(document, place)
 
 
 def _wrong_bytes(text: Text) -> Ints:
