@@ -268,7 +268,11 @@ def test_the_run_of_a_settings_file_is_forecast(scan: Callable[..., Said], monke
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """While its processes are being started, which is when it is most easily got wrong."""
     (tmp_path / "a.txt").write_text("A document, of which there are many.\n\n" * 1_000_000)
+    listen = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background is deaf
+    )
     program = "from sealegs.cli.main import main\nif __name__ == '__main__': raise SystemExit(main(WORDS))"
+    program = f"{listen}\n{program}"
     (tmp_path / "run.py").write_text(program.replace("WORDS", "['scan', 'a.txt', '-o', 'out', '--jobs', '2']"))
     run = subprocess.Popen(
         [sys.executable, "run.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

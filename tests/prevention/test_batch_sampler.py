@@ -48,6 +48,25 @@ def test_leaving_an_epoch_begins_it_again() -> None:
     assert next(iter(subject)) == next(iter(subject)) == batches[0]
 
 
+def test_the_next_epoch_may_be_named_in_the_middle_of_one() -> None:
+    """As a guard does that goes through an epoch again, and leaves everything as the loop had it."""
+    subject = sampler()
+    first, second = list(sampler()), list(subject)
+    subject.set_epoch(0)
+    walk = iter(subject)
+    assert next(walk) == first[0]
+    subject.set_epoch(4)
+    place = subject.state_dict()
+    assert (place["epoch"], place["rows_done"]) == (0, 8)
+    assert [next(walk), *walk] == first[1:] == second[1:]
+    assert subject.state_dict()["epoch"] == 4
+    subject.set_epoch(6)
+    assert subject.state_dict()["epoch"] == 6
+    resumed = sampler()
+    resumed.load_state_dict(place)
+    assert list(resumed) == first[1:]
+
+
 @pytest.mark.parametrize(("world", "accumulation"), [(2, 1), (4, 1), (2, 2), (1, 4)])
 def test_ranks_and_micro_batches_share_the_steps(world: int, accumulation: int) -> None:
     """Ordered by rank and micro-batch they are the steps of one rank with batches as large as a step."""

@@ -4,7 +4,8 @@ It needs no torch: a DataLoader takes whatever gives lists of numbers and has a 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class StratifiedBatchSampler:
         self._parts = world_size * accumulation  # of a step, in the order of its micro-batches
         self._start = 0
         self._place = (0, 0)  # epoch and number of the batch that is next
+        self._walk_of: Callable[[], object] = lambda: None
         self._drawn: tuple[int, Ints] | None = None
         if not len(self):
             raise ConfigError(f"batch_size={batch_size}: {rare.count} rows are too few for a step of {self.step_rows}")
@@ -81,9 +83,15 @@ class StratifiedBatchSampler:
         return meetings(self.order(), self._rare, self.step_rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the order of this epoch; without being told, the next one begins when one has ended."""
-        if epoch != self.epoch:
-            self.epoch, self._start, self._place = epoch, 0, (epoch, 0)
+        """Have the order of this epoch; without being told, the next one begins when one has ended.
+
+        Whoever is in the middle of an epoch stays there, and so does the place that is told, until the next begins.
+        """
+        if epoch == self.epoch:
+            return
+        self.epoch, self._start = epoch, 0
+        if self._walk_of() is None:
+            self._place = (epoch, 0)
 
     def __len__(self) -> int:
         """Batches of an epoch, of one rank."""
@@ -94,7 +102,10 @@ class StratifiedBatchSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of this epoch, for this rank: from the place that was loaded, or from the beginning."""
         start, self._start = self._start, 0
-        return self._walk(self.epoch, self.order(), start)
+        self._place = (self.epoch, start)
+        walk = self._walk(self.epoch, self.order(), start)
+        self._walk_of = weakref.ref(walk)  # gone when its loop is left, as by a break
+        return walk
 
     def state_dict(self) -> dict[str, int]:
         """The place: epoch, and rows of all ranks that were handed out in it. A loader's workers read ahead of the
@@ -118,8 +129,8 @@ class StratifiedBatchSampler:
         for number in range(start, len(self)):
             self._place = (epoch, number + 1)
             yield self._batch(order, number)
-        if self.epoch == epoch:
-            self.set_epoch(epoch + 1)
+        self.epoch += self.epoch == epoch
+        self._place, self._walk_of = (self.epoch, 0), lambda: None
 
     def _batch(self, order: Ints, number: int) -> list[int]:
         step, micro = divmod(number, self._parts // self._world_size)
