@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from sealegs.lab import tokenizer
+
 PROGRAM = "from sealegs.cli.main import main\nif __name__ == '__main__': raise SystemExit(main({words!r}))\n"
 VOCABULARY, RARE = 50_000, 5_000
 
@@ -88,6 +90,12 @@ def main() -> None:
         measured("JSON lines", scratch, sizes["a.jsonl"], "MB", "a.jsonl", *jobs)
         measured("text, parted by blank lines", scratch, sizes["a.txt"], "MB", "a.txt", *jobs)
         measured("a file a document", scratch, options.megabytes, "MB", "files", *jobs)
+        some = list(documents(options.megabytes / 20))
+        (scratch / "some.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in some))
+        tokenizer.train(some[:200], 4096).save(scratch / "tokenizer.json")
+        size = (scratch / "some.jsonl").stat().st_size / 1e6
+        asked = ("some.jsonl", "--tokenizer", "tokenizer.json", *jobs)
+        measured("JSON lines, with a tokenizer of 4096", scratch, size, "MB", *asked)
         write_tokens(scratch / "a.npy", options.tokens)
         measured("token ids", scratch, options.tokens / 1e6, "M", "a.npy", *jobs)
         measured("token ids, and a forecast", scratch, options.tokens / 1e6, "M", "a.npy", "--batch", "32", *jobs)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sealegs
@@ -124,6 +125,15 @@ def test_the_guards_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert len(sealegs.open_run(f"experiments/{run}").steps) == 12
 
 
+def test_the_page_on_batches_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("tokens.npy", np.arange(100 * 8).reshape(100, 8) % 397)
+    (snippet,) = blocks((ROOT / "docs" / "batches.md").read_text(), "python")
+    names: dict[str, Any] = {}
+    exec(PREAMBLE + snippet, names)  # noqa: S102 - our own docs
+    assert len(names["sampler"]) == 4
+
+
 def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, guarding = blocks(README, "python")
@@ -144,17 +154,18 @@ def commands_of(block: str) -> list[list[str]]:
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text("\n\n".join(f"Document {number} of my own." for number in range(200)))
-    recovering, checking, replaying, commands = blocks(README, "bash")
-    for words in commands_of(commands + recovering + replaying):
+    np.save("tokens.npy", np.arange(64 * 40, dtype=np.uint16) % 300)
+    before, recovering, checking, replaying, commands = blocks(README, "bash")
+    for words in commands_of(before + commands + recovering + replaying):
         assert main(words) == 0, words
     said = capsys.readouterr().out
     assert sealegs.open_run(tmp_path / "experiments" / "first").steps[-1] == 90
     assert "TESTED CAUSE: unlogged step size" in said
     assert "a learning rate 30 times the one in the log" in said.replace("\n  ", " ")
-    assert said.count("nats under the unigram entropy") == 6
+    assert said.count("nats under the unigram entropy") == 7
     assert "by playbook standard, rung 3" in said
     assert "outcome   helped" in said
-    assert said.count("no step was skipped") == 3
+    assert said.count("no step was skipped") == 4
     assert "2 steps skipped" in said
     for words in commands_of(checking):
         assert main(words) in (0, 1)  # they exit with 1 where they find something

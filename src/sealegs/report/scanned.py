@@ -167,9 +167,9 @@ def _findings(scanned: Scanned) -> Iterator[str]:
     if not scanned.findings:
         yield "Nothing wrong was found in any document."
         return
-    yield f"Findings: {scanned.to_drop:,} documents to drop, {scanned.to_defer:,} to defer"
+    yield f"Documents to drop: {scanned.to_drop:,}, to defer: {scanned.to_defer:,}"
     for each in scanned.findings:
-        yield f"  {each.kind}, {each.documents:,} document{'s' * (each.documents != 1)}: {each.meaning}"
+        yield f"  {each.kind}, {each.documents:,}: {each.meaning}"
         for example in each.examples:
             yield f"    {example.file}#{example.document}: {example.what}"
             if example.excerpt:
