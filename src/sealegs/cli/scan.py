@@ -33,7 +33,7 @@ CORPUS is files or folders: .txt (blank lines part documents), .jsonl, .parquet,
 token ids as .npy or .bin; any other file is text, one document. Also `stdlib`, and a settings file of `sealegs train`
 (.toml): its tokens, and what lies ahead in the batches of that run.
 
-Text is counted in characters, its documents in words; with --tokenizer both in tokens, at a tenth of the speed.
+Text is counted in characters, its documents in words; with --tokenizer both in tokens, twenty times slower.
 
 exit code: 0 nothing to drop or to defer; 1 something; 2 it cannot be read.
 
