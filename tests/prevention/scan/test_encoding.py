@@ -8,6 +8,7 @@ from sealegs.prevention.scan.encoding import controls, mojibake, not_utf8, suspe
 
 SOUND = [
     "«CAFÉ» “BEYONCÉ\u2019S” «NÃO» À…”, 30 °C, £5, ½ naïve Ærø señor",
+    "«ÉTÉ» «CAFÉ» «THÉ» «PRÉ» «BLÉ» «CLÉ»",
     "Überprüfung für Größen; ÄÖÜ»…",
     "Ç\u2019est «ÉTÉ»… “ÎLE” ÀÉÈ",
     "Здравствуй, мир! Ελληνικά. עברית العربية हिन्दी ไทย",

@@ -3,7 +3,7 @@
 import re
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sealegs.prevention.scan.words import keys, words
@@ -24,6 +24,7 @@ def test_they_are_those_of_a_pattern(texts: list[str]) -> None:
     assert np.diff(found.firsts).tolist() == [len(each) for each in expected]
 
 
+@example(["a" * 9, "a" * 10])
 @given(st.lists(st.text("abc01", min_size=1, max_size=16), min_size=1, max_size=30))
 def test_the_same_number_is_the_same_word(each: list[str]) -> None:
     data = " ".join(each).encode()

@@ -187,7 +187,7 @@ def _pieces(file: BinaryIO, part: Part, pattern: re.Pattern[bytes]) -> Iterator[
         cut = 0
         for match in pattern.finditer(kept, max(0, len(kept) - len(read) - 256)):
             cut = match.end()
-        if cut and cut < len(kept):  # at the very end, the blank line may go on
+        if cut:
             yield kept[:cut]
             kept = kept[cut:]
         elif len(kept) > LARGEST_DOCUMENT:

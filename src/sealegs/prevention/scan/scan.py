@@ -8,7 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from sealegs.errors import MissingExtra, SealegsError, SourceError
 from sealegs.prevention.scan.blocks import End, Ids, Part, Text, Trouble, Ways
@@ -64,6 +64,7 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
             yield scan_part(part, ways)
             tell(part.size)
         return
+    others = set(active_children())
     pool = ProcessPoolExecutor(min(jobs, len(parts)), get_context("spawn"), initializer=_be_one_of_several)
     waiting = iter(parts)
     pending: deque[tuple[Part, Future[Counts]]] = deque()
@@ -79,6 +80,10 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
             yield future.result()
             submit(1)
             tell(part.size)
+    except (KeyboardInterrupt, GeneratorExit):  # here, or where the counts are merged
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
     except BrokenProcessPool as error:
         raise SealegsError(
             "a process of the scan was killed, most often for want of memory: give fewer --jobs"
