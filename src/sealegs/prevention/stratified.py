@@ -156,7 +156,7 @@ class _Crowd:
             if gain <= best:
                 continue
             other = int(self._number[self.order[place]])
-            gain += self._gain(other, here, home) if other >= 0 else 0
+            gain += self._gain(other, here, home, row) if other >= 0 else 0
             if gain > best:
                 best, chosen = gain, place
             if best >= there[home]:
@@ -170,10 +170,11 @@ class _Crowd:
         is_least = len(there) == self._batches and there[home] == min(there.values())
         return is_least and bool((self._rows_of_each[self._tokens_of(row)] > self._batches).all())
 
-    def _gain(self, other: int, here: int, home: int) -> int:
-        """How many fewer another row meets at home than here; the one that makes way for it is counted, too."""
+    def _gain(self, other: int, here: int, home: int, row: int) -> int:
+        """How many fewer meet when another row goes ``home``, which ``row`` leaves for ``here``."""
         its = Counter(self._mates(other))
-        return its[here] - its[home]
+        shared = len(np.intersect1d(self._tokens_of(other), self._tokens_of(row), assume_unique=True))
+        return its[here] - its[home] + 2 * shared  # the two pass each other
 
     def _mates(self, row: int) -> list[int]:
         """The batch of each other row with one of its tokens, for each of those."""
