@@ -32,7 +32,7 @@ examples:
   sealegs coordcheck mine.toml --widths 64 128 256 -o a.svg
   sealegs coordcheck --build train.py:build --widths 128 256 512
 """
-WIDEST = 256
+WIDEST = 512
 """A model of the lab that is wider is looked at from there downwards."""
 
 
