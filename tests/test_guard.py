@@ -583,6 +583,15 @@ def test_what_cannot_be_guarded_is_refused() -> None:
         guard.step(loss, step=7, gate_closed=0.0)
 
 
+def test_a_schedule_that_the_loop_steps_is_only_stored() -> None:
+    model, optimizer = small()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=scheduler, steps_scheduler=False)
+    began = scheduler.get_last_lr()
+    all_taken(guard, losses(model, 3))
+    assert scheduler.get_last_lr() == began
+
+
 def test_a_resumed_guard_must_know_its_step(tmp_path: Path) -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:

@@ -62,6 +62,7 @@ class Guard:
         *,
         run: str | Path | RunWriter | Watch | None,
         scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+        steps_scheduler: bool = True,
         clip: float | None = None,
         scaler: GradScaler | None = None,
         act: bool = True,
@@ -79,7 +80,9 @@ class Guard:
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
 
-        Several optimizers are updated together or not at all. ``clip`` is the largest global gradient norm; leave it
+        Several optimizers are updated together or not at all. ``scheduler`` is stepped with them; under
+        ``steps_scheduler=False`` the loop does that itself, after ``step``, and the guard only stores it and brings it
+        back. ``clip`` is the largest global gradient norm; leave it
         out to clip yourself, and hand the norm to ``step``. ``act=False`` is shadow mode: everything is decided and
         written down, nothing is skipped or halted. Every ``sample_every`` steps weights, moments, updates and
         activations are measured too; 0 never does; ``activations`` is a sampler with other options. In a process group
@@ -115,12 +118,13 @@ class Guard:
             raise ConfigError(f"checkpoint_every={checkpoint_every}: there is no run folder to write to; give run=")
         if resume == "auto":
             resume = has_begun(run)
-        self._update = Update(_several(optimizer), _several(scheduler), scaler)
+        schedulers = _several(scheduler)
+        self._update = Update(_several(optimizer), schedulers if steps_scheduler else (), scaler)
         self._batches = options.batches()
         trainee = Trainee(
             model=model,
             optimizers=self._update.optimizers,
-            schedulers=self._update.schedulers,
+            schedulers=schedulers,
             scaler=self._update.scaler,
             data=self._batches,
         )
@@ -162,7 +166,7 @@ class Guard:
             self._knows_its_step = True
             if state is not None:
                 self.load_state_dict(state)
-                self._changes = Changes(self._update.optimizers, self._update.schedulers)
+                self._changes = Changes(self._update.optimizers, schedulers)
         self._say_what_is_guarded()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:

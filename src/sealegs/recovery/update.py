@@ -37,7 +37,9 @@ class Update:
                 "optimizer=LBFGS: it evaluates the model several times a step, which nobody can judge first"
             )
         if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
-            raise ConfigError("scheduler=ReduceLROnPlateau: leave it out, and call its step(metric) yourself")
+            raise ConfigError(
+                "scheduler=ReduceLROnPlateau: give steps_scheduler=False, and call its step(metric) yourself"
+            )
         self.optimizers = tuple(optimizers)
         self.schedulers = tuple(schedulers)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
