@@ -125,6 +125,27 @@ def test_a_young_doubling_is_accepted_in_the_end() -> None:
         assert not any(findings[at + 100 :])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_forty_batches_of_noise_teach_a_young_run_nothing(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    values = steep(900) * np.exp(0.1 * random.standard_normal(900))
+    values[500:540] = 2.3 * np.median(values[400:500]) * np.exp(0.01 * random.standard_normal(40))
+    findings, _ = run(values)
+    assert all(findings[500:540])
+    as_before, _ = run(values, Spike(must_fall=False))
+    assert not all(as_before[500:540]), "a signal that may stay up is believed sooner"
+
+
+def test_a_young_run_begins_anew_at_a_level_that_it_accepts() -> None:
+    values = steep(900) * np.exp(0.1 * np.random.default_rng(0).standard_normal(900))
+    values[500:] *= 3
+    findings, state = run(values)
+    assert findings[599] is not None
+    assert "its new level after 100 steps" in str(findings[599])
+    assert not any(findings[600:])
+    assert min(state.recent) > 4, "and what it compares with is of that level"
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -39,7 +39,8 @@ class State(NamedTuple):
 
     stream: streaming.State = streaming.State()
     recent: tuple[float, ...] = ()
-    """The last values; condemned ones cut to the coarse limit while that judges, and left out after."""
+    """The last values; condemned ones cut to the coarse limit while that judges, and left out after, and before that
+    where a signal that must fall stays up: else the limit follows it within 14 values."""
     audit: Audit = Audit()
     """Whether the statistic keeps its promise on this stream."""
     coarse_left: int = 0
@@ -69,7 +70,7 @@ class Spike:
     smallest: float = 1.05
     """A rise by less than this factor is never a spike, however quiet the signal is otherwise."""
     must_fall: bool = True
-    """Whether many high values of a few are an alarm, too: not of a signal that may rise in health."""
+    """Whether it does not stay up in health: then many high values of a few are an alarm, too."""
     young_factor: float = 2.0
     """While the statistic has too little to go by: so many times the recent median is a gate ..."""
     young_deviations: float = 8.0
@@ -125,7 +126,7 @@ class Spike:
         severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
         if state.seen < GROWN and not is_gross and stream.burst == 0 and p >= self.gate / correction / STRICTER:
             severity = Severity.WATCH  # the judge knows whether it is alone
-        is_last = stream.burst + 1 >= streaming.PATIENCE
+        is_last = streaming.is_accepted_next(stream)
         note = f"{self.signal} stays high: its new level after {streaming.PATIENCE} steps" if is_last else ""
         return self._finding(now, severity, value, limit, p, note)
 
@@ -139,17 +140,16 @@ class Spike:
             return state._replace(is_told=True) if has_no_logarithm(now, self.signal) else state
         p = self.p(state, now, value, coarse=judged_coarsely)
         condemned = self._condemns(state, p)
-        kept: float | None = value
-        if judged_coarsely or state.seen < GROWN:
-            kept = min(value, self._coarse_limit(state))
-        elif condemned:
-            kept = None
-        recent = state.recent if kept is None else (*state.recent, kept)[-RECENT:]
+        cut = min(value, self._coarse_limit(state)) if judged_coarsely or state.seen < GROWN else value
+        recent = (*state.recent, cut)[-RECENT:]
         if judged_coarsely:
-            assert kept is not None
-            return state._replace(stream=streaming.learn(state.stream, math.log(kept)), recent=recent)
+            return state._replace(stream=streaming.learn(state.stream, math.log(cut)), recent=recent)
         suspicious = streaming.is_suspicious(state.stream, p, SUSPICIOUS / state.audit.correction)
         in_burst = suspicious and state.stream.burst > 0  # counts once
+        if suspicious and streaming.is_accepted_next(state.stream):
+            recent = ()  # they were those of another level
+        elif condemned and (state.seen >= GROWN or (in_burst and self.must_fall)):
+            recent = state.recent
         quiet = OF if self._are_many(state, p) else max(state.quiet - 1, 0)
         return state._replace(
             high=_high_after(state, p),

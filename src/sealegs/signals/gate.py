@@ -41,7 +41,9 @@ class Gate:
         """``detectors`` judge loss and gradient norm; ``clip`` is the norm that an update may have at most."""
         assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
         double: Any = {"dtype": torch.float64, "device": device}
-        limits = [(d.gate, math.log(d.smallest), d.young_factor, d.young_deviations) for d in detectors]
+        limits = [
+            (d.gate, math.log(d.smallest), d.young_factor, d.young_deviations, float(d.must_fall)) for d in detectors
+        ]
         self.limits = torch.tensor(limits, **double)
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
         self.first = self.state[:, :STREAM].clone()
@@ -164,7 +166,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     state[:, :STREAM] = torch.where(gate.announced[0] > 0, gate.first, state[:, :STREAM])
     age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *counts, held = state.unbind(1)
     values, hundredths, thousandths = counts
-    chance, smallest, factor, deviations = gate.limits.unbind(1)
+    chance, smallest, factor, deviations, must_fall = gate.limits.unbind(1)
 
     value = torch.stack((loss.reshape(()).double(), grad_norm.reshape(()).double()))
     finite = torch.isfinite(value)
@@ -195,8 +197,9 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
         torch.where(counted, hundredths * audit.MEMORY + (p < audit.CHECKED[0]), hundredths),
         torch.where(counted, thousandths * audit.MEMORY + (p < audit.CHECKED[1]), thousandths),
     )
-    kept = usable & (coarse | is_young | ~condemned)
+    kept = usable & (coarse | ~condemned | (is_young & ~(in_burst & (must_fall > 0))))
     next_held = torch.where(kept, torch.clamp(held + 1, max=RECENT), held)
+    next_held = torch.where(suspicious & (burst + 1 >= streaming.PATIENCE), 0.0, next_held)
     next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_counts, next_held), 1)
     next_ring = torch.where(kept[:, None], taken, ring)
 

@@ -104,7 +104,7 @@ def _decide(  # type: ignore[no-untyped-def]
         value = tl.load(loss_at).to(tl.float64) if signal == 0 else grad_norm
         is_finite = tl.abs(value) < _INF  # false for NaN
         condemned, sure, p = _judge(
-            value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 4, announced, widened
+            value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 5, announced, widened
         )
         closed = tl.where(sure, 1.0, closed)
         broken = tl.where(is_finite, broken, 1.0)
@@ -156,6 +156,7 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     smallest = tl.load(limits_at + 1)
     factor = tl.load(limits_at + 2)
     deviations = tl.load(limits_at + 3)
+    must_fall = tl.load(limits_at + 4) > 0
     age = tl.where(announced, 0.0, tl.load(state_at))
     early = tl.where(announced, 0.0, tl.load(state_at + 1))
     level = tl.where(announced, 0.0, tl.load(state_at + 2))
@@ -263,7 +264,10 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             tl.store(state_at + 12, values * _MEMORY + 1.0)
             tl.store(state_at + 13, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
             tl.store(state_at + 14, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
-        if coarse | is_young | (condemned == 0):
+        is_left_out = condemned & (coarse == 0) & ((is_young == 0) | (in_burst & must_fall))
+        if suspicious & (burst + 1 >= _PATIENCE):
+            tl.store(state_at + 15, _f64(0))
+        elif is_left_out == 0:
             tl.store(state_at + 15, tl.minimum(held + 1, _RECENT))
             tl.store(state_at + _SCALARS + place, tl.where(place == _RECENT - 1, bounded, after))
     return condemned, sure, tl.where(usable, p, 1.0)

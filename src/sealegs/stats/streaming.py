@@ -182,6 +182,11 @@ def is_suspicious(state: State, p: float, limit: float) -> bool:
     return p < limit or (state.burst > 0 and p < LEVELS[2])
 
 
+def is_accepted_next(state: State) -> bool:
+    """Whether one more suspicious value is taken for the new level."""
+    return state.burst + 1 >= PATIENCE
+
+
 def learn(state: State, x: float, *, suspicious: bool = False) -> State:
     """What is remembered after a finite value."""
     if not state.has_started:
@@ -190,7 +195,7 @@ def learn(state: State, x: float, *, suspicious: bool = False) -> State:
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst = state
     e = x - (level + slope)
     r = e / scale
-    if suspicious and burst + 1 >= PATIENCE:
+    if suspicious and is_accepted_next(state):
         scale = max(scale, ACCEPTED_SPREAD * abs(e))
         return State(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
     in_burst = suspicious and burst > 0
