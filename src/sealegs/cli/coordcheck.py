@@ -48,8 +48,8 @@ class Options:
     """Widths to compare, rising; of the lab's model multiples of twice its heads."""
     steps: int = 10
     """Updates before the activations are looked at."""
-    seeds: int = 3
-    """Models of each width; sizes are averaged."""
+    seeds: int = 5
+    """Models of each width; sizes are averaged, and how they differ says what of a slope is chance."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.svg")] = Path("coordcheck.svg")
     """The picture."""
     json: bool = False
@@ -59,9 +59,10 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Train, compare, say."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs coordcheck", description=DESCRIPTION)
-    for name, least in (("steps", 1), ("seeds", 1)):
-        if getattr(options, name) < least:
-            raise ConfigError(f"--{name} {getattr(options, name)}: at least {least}")
+    if options.steps < 1:
+        raise ConfigError(f"--steps {options.steps}: at least 1")
+    if options.seeds < 2:
+        raise ConfigError(f"--seeds {options.seeds}: at least 2, since how they differ says what of a slope is chance")
     if (options.config is None) == (options.build is None):
         raise ConfigError("CONFIG.toml: give settings of the lab, or --build FILE.py:FUNCTION, one of them")
     try:

@@ -9,14 +9,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from statistics import NormalDist
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sealegs.errors import ConfigError
-from sealegs.report.coordinated import FLAT, OUTPUT, START, Coordinated, Layer, Word
+from sealegs.report.coordinated import FLAT, OUTPUT, START, Coordinated, Layer, Word, told_slope
 from sealegs.signals.activations import find_layers
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 class Trial(NamedTuple):
@@ -30,14 +34,16 @@ def coordinate_check(
     build: Callable[[int, int], Trial], widths: Sequence[int], *, steps: int, seeds: int, source: str
 ) -> Coordinated:
     """Train what ``build(width, seed)`` gives for some steps, and compare."""
+    assert seeds >= 2
     if len(widths) < 2 or any(wide <= narrow for narrow, wide in pairwise(widths)):
         raise ConfigError(f"--widths {' '.join(map(str, widths))}: two or more, rising; three are usual")
-    sizes = [_mean([_sizes(build(width, seed), steps) for seed in range(seeds)]) for width in widths]
-    for width, found in zip(widths, sizes, strict=True):
-        if list(found) != list(sizes[0]):
+    found = [[_sizes(build(width, seed), steps) for seed in range(seeds)] for width in widths]
+    names = list(found[0][0])
+    for width, of_seeds in zip(widths, found, strict=True):
+        if any(list(each) != names for each in of_seeds):
             raise ConfigError(f"at width {width} the model has other layers than at {widths[0]}: build the same depth")
-    layers = [_layer(name, [found[name] for found in sizes], widths) for name in sizes[0]]
-    flat, because = _verdict(layers)
+    layers = [_layer(name, [[each[name] for each in of_seeds] for of_seeds in found], widths) for name in names]
+    flat, because = _verdict(layers, seeds)
     return Coordinated(
         source=source,
         widths=list(widths),
@@ -90,44 +96,88 @@ def _first(output: Any) -> Tensor | None:
     return next((found for value in values if (found := _first(value)) is not None), None)
 
 
-def _mean(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The geometric mean over seeds."""
-    names = found[0]
-    return {name: math.exp(sum(_log(each[name]) for each in found) / len(found)) for name in names}
-
-
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf if value == 0 else math.nan
 
 
-def _layer(name: str, sizes: Sequence[float], widths: Sequence[int]) -> Layer:
-    if not all(math.isfinite(size) for size in sizes):
+def _layer(name: str, sizes: Sequence[Sequence[float]], widths: Sequence[int]) -> Layer:
+    """Of each width, the sizes of all seeds."""
+    logs = np.array([[_log(size) for size in of_seeds] for of_seeds in sizes])
+    means = [float(np.exp(mean)) for mean in logs.mean(axis=1)]  # geometric
+    slope = within = None
+    if not all(math.isfinite(mean) for mean in means):
         word: Word = "not finite"
-        slope = None
-    elif min(sizes) <= 0:
-        word, slope = "zero", None
+    elif min(means) <= 0:
+        word = "zero"
     else:
-        slope = float(np.polyfit(np.log(widths), np.log(sizes), 1)[0])
-        word = "flat" if abs(slope) <= FLAT else "growing" if slope > 0 else "shrinking"
-    return Layer(name=name, sizes=list(sizes), slope=slope, word=word)
+        slope, within = _slope(logs, np.log(widths))
+        word = _word(slope, within)
+    return Layer(name=name, sizes=list(means), slope=slope, within=within, word=word)
 
 
-def _verdict(layers: Sequence[Layer]) -> tuple[bool, str]:
-    inner = [layer for layer in layers if layer.name != OUTPUT]
-    [output] = [layer for layer in layers if layer.name == OUTPUT]
+def _slope(logs: Floats, x: Floats) -> tuple[float, float]:
+    """Of the means against the width, and half of its 95 % interval.
+
+    The interval is that of seeds: how much a width differs from itself, taken over all widths. How far the means are
+    from a straight line is left out: three of them do not say whether that is chance.
+    """
+    widths, seeds = logs.shape
+    away = x - x.mean()
+    slope = float(away @ logs.mean(axis=1) / (away @ away))
+    error = math.sqrt(logs.var(axis=1, ddof=1).mean() / seeds / (away @ away))
+    return slope, _student(widths * (seeds - 1)) * error
+
+
+def _student(freedom: int) -> float:
+    """What 95 % of Student's t lie within (Abramowitz and Stegun 26.7.5; 3 % short at 2 degrees of freedom)."""
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def _word(slope: float, within: float) -> Word:
+    """Beyond the limit is what still is at the near end of its interval."""
+    if abs(slope) <= FLAT:
+        return "flat"
+    if abs(slope) - within <= FLAT:
+        return "unclear"
+    return "growing" if slope > 0 else "shrinking"
+
+
+def _verdict(layers: Sequence[Layer], seeds: int) -> tuple[bool, str]:
+    random = [layer for layer in layers if _shrinks_as_at_random(layer)]
+    rest = sorted((layer for layer in layers if layer not in random), key=_steepness, reverse=True)
     broken = [layer for layer in layers if layer.word in ("not finite", "zero")]
-    off = [layer for layer in inner if layer.word in ("growing", "shrinking")]
-    off += [output] if output.slope is not None and not START <= output.slope <= FLAT else []
+    off = [layer for layer in rest if layer.word in ("growing", "shrinking")]
+    unclear = [layer for layer in rest if layer.word == "unclear"]
     if broken:
         return False, f"{broken[0].name} is {broken[0].word}"
     if off:
-        worst = max(off, key=lambda layer: abs(layer.slope or 0.0))
-        rest = f" and {len(off) - 1} more" if len(off) > 1 else ""
         return False, (
-            f"{worst.name} is {worst.word}, with a slope of {worst.slope:+.2f}{rest}: a learning rate that is right at "
-            "one width is wrong at another"
+            f"{off[0].name} is {off[0].word}, with a slope of {told_slope(off[0])}{_more(off)}: a learning rate that "
+            "is right at one width is wrong at another"
         )
-    tail = (
-        "; the output shrinks as its random start does, and what is learnt takes over" if output.word != "flat" else ""
-    )
+    tail = "; the output shrinks as its random start does, and what is learnt takes over" if random else ""
+    if unclear:
+        return True, (
+            f"as far as {seeds} seeds tell. {unclear[0].name} has a slope of {told_slope(unclear[0])}{_more(unclear)}, "
+            f"which may be chance: more --seeds say whether it is, larger --widths whether it lasts{tail}"
+        )
     return True, f"no slope beyond {FLAT:g}: what is found at a small width holds at a large one{tail}"
+
+
+def _shrinks_as_at_random(layer: Layer) -> bool:
+    slope, within = layer.slope, layer.within
+    return layer.name == OUTPUT and slope is not None and within is not None and START - within <= slope < -FLAT
+
+
+def _steepness(layer: Layer) -> float:
+    return abs(layer.slope or 0.0)
+
+
+def _more(layers: Sequence[Layer]) -> str:
+    return f" and {len(layers) - 1} more" if len(layers) > 1 else ""

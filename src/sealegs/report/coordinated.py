@@ -17,7 +17,7 @@ FLAT = 0.1
 OUTPUT = "output"
 START = -0.6
 """The output may shrink as a random start does under muP, which is 1 / sqrt(width)."""
-Word: TypeAlias = Literal["flat", "growing", "shrinking", "not finite", "zero"]
+Word: TypeAlias = Literal["flat", "growing", "shrinking", "unclear", "not finite", "zero"]
 COLOURS = ("#0060a8", "#c04a00", "#5b2a86", "#00695c", "#b00020", "#7a5c00")
 
 
@@ -29,7 +29,11 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """Root mean square of an entry of its output after the last step, the geometric mean over seeds."""
     slope: float | None
     """Of log size against log width; null where a size is zero or not finite."""
+    within: float | None
+    """Half of the slope's 95 % interval, by how much seeds differ."""
     word: Word
+    """Growing and shrinking are slopes whose whole interval is beyond the limit; unclear: a slope that is, but not all
+    of its interval."""
 
 
 class Coordinated(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,7 @@ class Coordinated(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     layers: list[Layer]
     flat: bool
-    """Whether every layer is, and the output does not grow."""
+    """Whether no layer grows or shrinks; the output may, as its random start does under muP."""
     because: str
 
 
@@ -63,13 +67,17 @@ def page(found: Coordinated) -> str:
         f"seed{'' if found.seeds == 1 else 's'}"
     )
     named = max(len(layer.name) for layer in found.layers)
-    lines = [head, "", f"{'width':<{named}}" + "".join(f"{width:>10}" for width in found.widths) + "     slope"]
+    lines = [head, "", f"{'width':<{named}}" + "".join(f"{width:>10}" for width in found.widths) + "          slope"]
     for layer in found.layers:
         sizes = "".join(f"{size if isinstance(size, str) else f'{size:.3g}':>10}" for size in layer.sizes)
-        slope = "" if layer.slope is None else f"{layer.slope:+.2f}"
-        lines.append(f"{layer.name:<{named}}{sizes}{slope:>10}  {layer.word}")
+        lines.append(f"{layer.name:<{named}}{sizes}{told_slope(layer):>15}  {layer.word}")
     verdict = textwrap.wrap(f"{'FLAT' if found.flat else 'NOT FLAT'}: {found.because}", WIDTH)
     return "\n".join([*lines, "", *verdict])
+
+
+def told_slope(layer: Layer) -> str:
+    """With its interval; nothing where there is none."""
+    return "" if layer.slope is None else f"{layer.slope:+.2f} +- {layer.within:.2f}"
 
 
 def draw(found: Coordinated, path: Path) -> None:
@@ -85,7 +93,7 @@ def draw(found: Coordinated, path: Path) -> None:
         axes = figure.subplots()
         for place, layer in enumerate(found.layers):
             sizes = [math.nan if isinstance(size, str) or size <= 0 else size for size in layer.sizes]
-            slope = layer.word if layer.slope is None else f"{layer.slope:+.2f} {layer.word}"
+            slope = f"{told_slope(layer)} {layer.word}".lstrip()
             style = ":" if layer.name == OUTPUT else "-"
             colour = COLOURS[place % len(COLOURS)]
             axes.plot(found.widths, sizes, style, marker="o", ms=4, color=colour, label=f"{layer.name}  {slope}")
