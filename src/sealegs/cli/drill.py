@@ -24,12 +24,13 @@ from sealegs.diagnosis.causes import causes
 from sealegs.drills.catalogue import DRILLS, Drill, chosen
 from sealegs.errors import ConfigError, MissingExtra, SealegsError
 from sealegs.record.schema import CAPSULE, INCIDENTS
-from sealegs.report.drilled import GOOD, Drilled, DrillShown, contract, listed, page
+from sealegs.report.drilled import GOOD, Drilled, DrillShown, OnRanks, contract, listed, page
 from sealegs.report.postmortem import FILE
 from sealegs.report.postmortem_causes import title_of
 
 if TYPE_CHECKING:
-    from sealegs.drills.loops import Loop
+    from sealegs.drills.loops import LabLoop, Loop
+    from sealegs.drills.ranked import RankedLoop
     from sealegs.drills.score import Score
     from sealegs.replay.subject import Subject
 
@@ -37,7 +38,8 @@ DESCRIPTION = """\
 Break a run on purpose, in every way of a list, and see whether it survives: each fault strikes one run that is only
 watched and one that is guarded, and both are compared with a clean twin. Of what the watched one shows, the cause is
 tested by a replay, as after a real incident. The lab's smallest model needs some seconds for each; with --build it is
-your own model, optimizer and batches, in a plain guarded loop.
+your own model, optimizer and batches, in a plain guarded loop and one process. What can only go wrong between ranks is
+done to the lab's model under DDP, in two processes on the CPU.
 
 DRILL is a name or a family of `sealegs drill --list`, or a fault as `sealegs train --inject` takes it.
 
@@ -99,8 +101,7 @@ def main(arguments: Sequence[str]) -> int:
             raise
         raise MissingExtra("sealegs drill", "PyTorch", "lab") from None
     with _place(options.keep) as place:
-        loop = _loop(options, place)
-        found = _drilled(options, loop, wanted, place)
+        found = _drilled(options, wanted, place)
     print(json.dumps(contract(found), indent=1) if options.json else page(found))
     return 0 if found.survived else 1
 
@@ -126,22 +127,48 @@ def _place(keep_in: Path | None) -> Iterator[Path]:
 
 
 def _loop(options: Options, place: Path) -> "Loop":
-    from sealegs.drills.loops import LabLoop, OwnLoop
+    from sealegs.drills.loops import OwnLoop
 
+    if options.build is None:
+        return _lab(options, place)
+    at, last = _span(options)
+    return OwnLoop(place=options.build, at=at, last=last, seed=options.seed)
+
+
+def _lab(options: Options, place: Path, device: Literal["auto", "cpu"] = "auto") -> "LabLoop":
+    from sealegs.drills.loops import LabLoop
+
+    at, last = _span(options)
+    return LabLoop(place=place, size=options.size, at=at, last=last, seed=options.seed, device=device)
+
+
+def _span(options: Options) -> tuple[int, int]:
+    """The step that faults strike, and the one at which runs are compared."""
     at = options.at or (230 if options.build is None else 200)
-    last = at + (options.after or (200 if options.build is None else 100))
-    if options.build is not None:
-        return OwnLoop(place=options.build, at=at, last=last, seed=options.seed)
-    return LabLoop(place=place, size=options.size, at=at, last=last, seed=options.seed)
+    return at, at + (options.after or (200 if options.build is None else 100))
 
 
-def _drilled(options: Options, loop: "Loop", wanted: Sequence[Drill], place: Path) -> Drilled:
-    """Twins first, then every drill; as it comes, a line on stderr."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Practised:
+    """What came of the drills of one loop."""
+
+    loop: "Loop | RankedLoop"
+    clean: float
+    """The loss of the twin."""
+    spread: float
+    shown: dict[str, DrillShown]
+
+
+def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
+    """Those in one process, then those on several ranks; as it comes, a line on stderr."""
+    from sealegs.drills.crew import Crew
+    from sealegs.drills.ranked import RankedLoop
     from sealegs.drills.score import CLOSE
 
     began = time.monotonic()
-    total = 1 + len(LEFT_OUT) + len(wanted)
-    jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
+    alone = [drill for drill in wanted if drill.where != "ranks"]
+    together = [drill for drill in wanted if drill.where == "ranks"]
+    total = sum(1 + len(LEFT_OUT) + len(drills) for drills in (alone, together) if drills)
     number = 0
 
     def tell(text: str) -> None:
@@ -149,27 +176,51 @@ def _drilled(options: Options, loop: "Loop", wanted: Sequence[Drill], place: Pat
         number += 1
         print(f"{number}/{total}  {time.monotonic() - began:4.0f} s  {text}", file=sys.stderr, flush=True)
 
+    found: list[Practised] = []
+    if alone:
+        jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
+        found.append(_practised(options, _loop(options, place), alone, place, jobs, tell))
+    if together:
+        with Crew() as crew:  # which takes a core a rank, so that there is one run at a time
+            loop = RankedLoop(lab=_lab(options, place, "cpu"), crew=crew)
+            found.append(_practised(options, loop, together, place, 1, tell))
+    first, last = found[0], found[-1]
+    shown = {name: each for part in found for name, each in part.shown.items()}
+    return Drilled(
+        loop=str(first.loop),
+        at=first.loop.at,
+        last=first.loop.last,
+        clean_loss=first.clean,
+        spread=first.spread,
+        placebos=list(LEFT_OUT),
+        close=CLOSE,
+        drills=[shown[drill.name] for drill in wanted],
+        survived=all(each.verdict in GOOD for each in shown.values()),
+        on_ranks=OnRanks(ranks=crew.ranks, clean_loss=last.clean, spread=last.spread) if together else None,
+    )
+
+
+def _practised(
+    options: Options,
+    loop: "Loop | RankedLoop",
+    drills: Sequence[Drill],
+    place: Path,
+    jobs: int,
+    tell: Callable[[str], None],
+) -> Practised:
+    """Twins first, then every drill."""
     loop.prepare()
     losses: dict[int, float] = {}
     for count, loss in _results(jobs, partial(_twin, loop, place), (0, *LEFT_OUT)):
         losses[count] = loss
-        tell(f"a clean twin{f' without {count} of its batches' if count else ''}: loss {loss:.4f}")
+        what = f"a clean twin{f' on {loop.ranks} ranks' if loop.ranks > 1 else ''}"
+        tell(f"{what}{f' without {count} of its batches' if count else ''}: loss {loss:.4f}")
     spread = max(math.sqrt(statistics.fmean((losses[count] - losses[0]) ** 2 for count in LEFT_OUT)), 1e-12)
-    scores: dict[str, Score] = {}
-    for drill, scored in _results(jobs, partial(_done, loop, place, losses[0], spread, options), wanted):
-        scores[drill.name] = scored
+    shown: dict[str, DrillShown] = {}
+    for drill, scored in _results(jobs, partial(_done, loop, place, losses[0], spread, options), drills):
+        shown[drill.name] = _shown(scored, loop)
         tell(f"{drill.name}: {scored.verdict}")
-    return Drilled(
-        loop=str(loop),
-        at=loop.at,
-        last=loop.last,
-        clean_loss=losses[0],
-        spread=spread,
-        placebos=list(LEFT_OUT),
-        close=CLOSE,
-        drills=[_shown(scores[drill.name], loop.at) for drill in wanted],
-        survived=all(each.verdict in GOOD for each in scores.values()),
-    )
+    return Practised(loop=loop, clean=losses[0], spread=spread, shown=shown)
 
 
 def _results(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
@@ -185,12 +236,15 @@ def _results(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
-def _twin(loop: "Loop", place: Path, left_out: int) -> float:
+def _twin(loop: "Loop | RankedLoop", place: Path, left_out: int) -> float:
     """The loss of a healthy run without so many batches."""
-    return loop.ending(place / f"twin-{left_out}", None, guarded=True, without=left_out)
+    name = f"twin-{left_out}{'-on-ranks' if loop.ranks > 1 else ''}"
+    return loop.ending(place / name, None, guarded=True, without=left_out)
 
 
-def _done(loop: "Loop", place: Path, clean: float, spread: float, options: Options, drill: Drill) -> "Score":
+def _done(
+    loop: "Loop | RankedLoop", place: Path, clean: float, spread: float, options: Options, drill: Drill
+) -> "Score":
     """Both runs of a drill, and what they come to."""
     from sealegs.drills.score import score
 
@@ -235,15 +289,16 @@ def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
 
 
 def _how(drill: Drill) -> str:
-    return " ".join((*drill.faults, *(f"--{change}" for change in drill.settings)))
+    ranks = ("(two ranks)",) if drill.where == "ranks" else ()
+    return " ".join((*drill.faults, *(f"--{change}" for change in drill.settings), *ranks))
 
 
-def _shown(each: "Score", at: int) -> DrillShown:
+def _shown(each: "Score", loop: "Loop | RankedLoop") -> DrillShown:
     return DrillShown(
         name=each.drill.name,
         family=each.drill.family,
         what=each.drill.what,
-        faults=[str(fault) for fault in each.drill.struck(at)],
+        faults=[str(fault) for fault in each.drill.struck(loop.at)],
         settings=list(each.drill.settings),
         verdict=each.verdict,
         unguarded=each.watched,
@@ -257,4 +312,6 @@ def _shown(each: "Score", at: int) -> DrillShown:
         cause=each.cause,
         is_right=each.is_right,
         because=each.why,
+        ranks=loop.ranks,
+        rank=each.rank if loop.ranks > 1 else None,
     )

@@ -13,7 +13,12 @@ from sealegs.faults.spec import KINDS, parse
 Family: TypeAlias = Literal[
     "data", "schedule", "optimizer", "precision", "hardware", "code", "natural", "benign", "your own"
 ]
-Where: TypeAlias = Literal["any loop", "the lab", "text"]
+Where: TypeAlias = Literal["any loop", "the lab", "text", "ranks"]
+SCARCE: dict[Where, str] = {
+    "the lab": "the lab's own model or data",
+    "ranks": "several ranks, and a loop of your own is drilled in one process",
+}
+"""What a loop of one's own does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +38,17 @@ class Drill:
     causes: tuple[str, ...] = ()
     """What a tested diagnosis may say; where it is empty, none is asked for."""
     where: Where = "any loop"
-    """``text``: batches must have tokens."""
+    """``text``: batches must have tokens; ``ranks``: the lab, on two of them."""
 
     @property
     def is_benign(self) -> bool:
         """Whether nothing is wrong, so that nothing is to be done."""
         return self.family == "benign"
+
+    @property
+    def rank(self) -> int | None:
+        """The one rank that is struck."""
+        return next((fault.rank for fault in self.struck(0) if fault.rank is not None), None)
 
     def struck(self, at: int) -> list[Fault]:
         """Its faults, from a step on; one that names a step keeps it."""
@@ -170,6 +180,25 @@ _HARDWARE = _of(
     ("flipped-first-moment", "bit-flip:in=moment1", "corrupt-weight", "the same in a first moment"),
     ("flipped-second-moment", "bit-flip:in=moment2", "", "the same in a second moment"),
 )
+_RANKS = (
+    *_of(
+        "hardware",
+        "ranks",
+        ("rank-nan", "nan-gradient:rank=1", "corrupt-gradient", "NaN in a gradient of one rank of two"),
+        ("rank-x1000", "gradient-scale:factor=1000,rank=1", "corrupt-gradient", "the gradients of one rank x1000"),
+        ("replica-drift", "weight-scale:factor=1.02,rank=1", "ranks-out-of-step", "the weights of one replica 2 % off"),
+    ),
+    *_of(
+        "code",
+        "ranks",
+        (
+            "rank-skips-all-reduce",
+            "skipped-all-reduce:rank=1,steps=50",
+            "ranks-out-of-step",
+            "one rank uses its own gradients instead of the mean, 50 steps",
+        ),
+    ),
+)
 _CODE = (
     *_of(
         "code",
@@ -245,7 +274,9 @@ DRILLS: dict[str, Drill] = {
         *_OPTIMIZER,
         *_PRECISION,
         *_HARDWARE,
+        *(drill for drill in _RANKS if drill.family == "hardware"),
         *_CODE,
+        *(drill for drill in _RANKS if drill.family == "code"),
         *_NATURAL,
         *_BENIGN,
     )
@@ -261,10 +292,10 @@ def chosen(names: Iterable[str], *, is_lab: bool) -> list[Drill]:
         family = [drill for drill in DRILLS.values() if drill.family == name]
         wanted = [DRILLS[name]] if name in DRILLS else family or [_own(name)]
         for drill in wanted:
-            if not is_lab and drill.where == "the lab" and not family:
-                raise ConfigError(f"{drill.name}: needs the lab's own model or data; leave out --build")
+            if not is_lab and drill.where in SCARCE and not family:
+                raise ConfigError(f"{drill.name}: needs {SCARCE[drill.where]}; leave out --build")
             found[drill.name] = drill
-    fitting = [drill for drill in found.values() or DRILLS.values() if is_lab or drill.where != "the lab"]
+    fitting = [drill for drill in found.values() or DRILLS.values() if is_lab or drill.where not in SCARCE]
     return sorted(fitting, key=lambda drill: get_args(Family).index(drill.family))
 
 
@@ -278,4 +309,6 @@ def _own(text: str) -> Drill:
         raise ConfigError(f"{text!r}: no drill, family or fault is called that; {hint}")
     drill = Drill(name=text, family="your own", what="as you wrote it", faults=(text,))
     [fault] = drill.struck(0)
+    if fault.rank is not None:
+        return replace(drill, where="ranks")
     return replace(drill, where="text") if isinstance(fault, DataFault) else drill

@@ -19,10 +19,10 @@ FAR = 10**6
 Altered = Callable[[Batch], Batch]
 
 
-class _Altering(Spoiler):
+class Altering(Spoiler):
     """Changes batches from one on."""
 
-    def __init__(self, alter: Altered, at: int, batches: float) -> None:
+    def __init__(self, alter: Altered, at: int = 0, batches: float = math.inf) -> None:
         super().__init__([])
         self._alter, self._at, self._end = alter, at, at + batches
 
@@ -44,7 +44,7 @@ def altered(control: str, at: int, other: Stream) -> Callable[..., Any]:
             "checkpoint-pause": (_late, 1),
             "clean-resume": (lambda batch: batch, 1),
         }[control]
-        yield Spoilt(stream, _Altering(alter, at, batches))
+        yield Spoilt(stream, Altering(alter, at, batches))
 
     return disturb
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -44,18 +44,25 @@ class LabLoop:
     """The step at which faults strike ..."""
     last: int
     """... and at which runs are compared."""
+    device: Literal["auto", "cpu"] = "auto"
+    ranks: ClassVar[int] = 1
 
     def __str__(self) -> str:
         return f"lab, {self.size}, seed {self.seed}"
 
+    @property
+    def fork(self) -> int:
+        """The step that all branches begin with."""
+        return self.at - LEAD
+
     def prepare(self) -> None:
         """Train what comes before the fork."""
-        settings = self._settings(None, guarded=True)
-        begin(settings, open_data(settings), self.place / "beginning", steps=self.at - LEAD)
+        settings = self.settings(None, guarded=True)
+        begin(settings, open_data(settings), self.place / "beginning", steps=self.fork)
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
         """The final loss on clean batches, NaN where it was halted; without some batches, if that is a placebo."""
-        settings = self._settings(drill, guarded=guarded)
+        settings = self.settings(drill, guarded=guarded)
         data = open_data(settings)
         how: dict[str, Any] = {"disturb": self._disturb(drill, settings)}
         how |= {"skip": [(self.at, self.at + without)]} if without else {}
@@ -72,10 +79,19 @@ class LabLoop:
         assert result.eval_loss is not None
         return result.eval_loss
 
-    def _settings(self, drill: Drill | None, *, guarded: bool) -> Settings:
+    def settings(self, drill: Drill | None, *, guarded: bool) -> Settings:
+        """What a run is trained with."""
         base = SIZES[self.size]
         cadence = replace(base.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
-        settings = replace(base, steps=self.last, seed=self.seed, threads=1, playbook="standard", cadence=cadence)
+        settings = replace(
+            base,
+            steps=self.last,
+            seed=self.seed,
+            device=self.device,
+            threads=1,
+            playbook="standard",
+            cadence=cadence,
+        )
         return resolved(replace(changed(settings, drill.settings if drill else ()), shadow=not guarded))
 
     def _disturb(self, drill: Drill | None, settings: Settings) -> Callable[..., AbstractContextManager[Any]]:
@@ -103,6 +119,7 @@ class OwnLoop:
     seed: int
     at: int
     last: int
+    ranks: ClassVar[int] = 1
 
     def __str__(self) -> str:
         return f"{self.place}, seed {self.seed}"

@@ -1,6 +1,7 @@
 """Run folders with and without a guard in, a Score out: was it seen, was harm prevented, what did it cost?"""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from sealegs.drills.catalogue import Drill
 from sealegs.record.run import Run, open_run
 from sealegs.report.drilled import Verdict
 from sealegs.report.interventions import interventions
+from sealegs.vocabulary import Event
 
 CLOSE = 2.0
 """Clean spreads that a run may end from its twin and be as good."""
@@ -33,6 +35,8 @@ class Score:
     done: tuple[str, ...]
     """The interventions, in words."""
     halted: bool
+    rank: int | None = None
+    """The one that the first skip or alarm from the fault on names."""
     cause: str | None = None
     """As the post-mortem of the watched run has it, after its replay."""
     why: str = ""
@@ -40,8 +44,11 @@ class Score:
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the cause is the one that was put in; None where none was asked for, or there was no incident."""
-        return None if not self.drill.causes or not self.why else self.cause in self.drill.causes
+        """Whether the cause is the one that was put in, and the rank, where one was struck; None where none was asked
+        for, or there was no incident."""
+        if not self.drill.causes or not self.why:
+            return None
+        return self.cause in self.drill.causes and self.drill.rank in (None, self.rank)
 
     @property
     def prevented(self) -> float | None:
@@ -85,8 +92,9 @@ def score(
     """Of two runs of a drill, and how far each ended from the twin; ``explain`` gives the cause of what a run shows."""
     run = open_run(guarded)
     since = _since(drill, run, at)
-    steps = [event.step for event in run.events if event.kind in ("skip", "alarm") and event.step is not None]
-    seen = next((step for step in steps if step >= since), None)
+    found = [event for event in run.events if event.kind in ("skip", "alarm") and event.step is not None]
+    first = next((event for event in found if event.step >= since), None)
+    seen = None if first is None else first.step
     done = interventions(run.events)
     reason = next((event.detail["reason"] for event in reversed(run.events) if event.kind == "end"), None)
     cause, why = explain(watched) if explain is not None else (None, "")
@@ -98,13 +106,20 @@ def score(
         guarded=gaps[1],
         seen=seen,
         latency=None if seen is None else seen - since,
-        skipped=sum(event.kind in ("skip", "alarm") and "  GO  " not in event.detail["text"] for event in run.events),
+        skipped=sum("skipped_in_a_row" in event.detail for event in found),  # an alarm alone skips nothing
         counted_back=sum(back),
         done=tuple(str(each.decided.detail.get("changed") or each.decided.detail["text"]) for each in done),
         halted=reason == "halted",
+        rank=None if first is None else _rank_in(first),
         cause=cause,
         why=why,
     )
+
+
+def _rank_in(event: Event) -> int | None:
+    """The rank that an event names: as the one whose gradient stood out, or whose weights are others."""
+    named = re.search(r"\brank (\d+)", " ".join((event.detail.get("culprit", ""), event.detail["text"])))
+    return None if named is None else int(named[1])
 
 
 def _since(drill: Drill, run: Run, at: int) -> int:

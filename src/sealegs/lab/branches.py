@@ -29,10 +29,14 @@ def branch(
     should_stop: Callable[[], str | None] = lambda: None,
 ) -> Result:
     """Go on from where a run stopped, in a folder of its own; the run stays as it is."""
-    shutil.copytree(beginning, folder)
-    # a run of its own: post-mortems and lessons go by this name
-    manifests.save(replace(manifests.load(folder), run_id=manifests.new_id(folder.name)), folder)
+    fork(beginning, folder)
     return train(settings, data, folder, resume=True, disturb=disturb, skip=skip, sinks=sinks, should_stop=should_stop)
+
+
+def fork(beginning: Path, folder: Path) -> None:
+    """Copy a run that stopped, as a run of its own: post-mortems and lessons go by its name."""
+    shutil.copytree(beginning, folder)
+    manifests.save(replace(manifests.load(folder), run_id=manifests.new_id(folder.name)), folder)
 
 
 def stop_after(steps: int) -> Callable[[], str | None]:

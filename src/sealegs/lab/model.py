@@ -62,7 +62,10 @@ class Transformer(nn.Module):
 
     def losses(self, tokens: Tensor, targets: Tensor) -> Losses:
         """The loss of each target token, and their sum to minimise."""
-        logits = self(tokens)
+        return self.losses_of(self(tokens), targets)
+
+    def losses_of(self, logits: Tensor, targets: Tensor) -> Losses:
+        """The same of logits that are there: DDP must be called itself to see the backward pass."""
         flat, wanted = logits.flatten(0, 1), targets.flatten()
         if self.settings.naive_log_loss:
             log_probabilities = naive_softmax(flat).log()

@@ -39,8 +39,12 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
             now = settings
 
     def gradients(batches: Sequence[Mapping[str, Any]]) -> Tensor:
-        [batch] = batches  # the lab takes one a step, and divides it itself
-        return backward(scaler, model.losses, whole(batch), now)[0]
+        # the lab takes one a step, and divides it itself; several are those of its ranks, whose mean DDP takes
+        losses = [backward(scaler, model.losses, whole(batch), now)[0] for batch in batches]
+        if len(losses) > 1:
+            for gradient in (weight.grad for weight in model.parameters() if weight.grad is not None):
+                gradient /= len(losses)
+        return torch.stack(losses).mean()
 
     def losses(batch: Mapping[str, Any]) -> Tensor:
         read = whole(batch)

@@ -59,8 +59,9 @@ class Capsule:
         return range(first, last)
 
 
-def open_capsule(incident: Path, *, rank: int = 0) -> Capsule:
-    """Read the capsule in the folder of an incident, with the batches of a rank."""
+def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
+    """Read the capsule in the folder of an incident, with the batches of all ranks, or of one: DDP and FSDP2 take the
+    mean of their gradients, which is what several batches of a step come to."""
     folder = incident / CAPSULE
     try:
         described = _json(folder / f"{CAPSULE}.json")
@@ -70,8 +71,10 @@ def open_capsule(incident: Path, *, rank: int = 0) -> Capsule:
         known = {name: unspell(value) for name, value in _json(incident / INCIDENT).items()}
         found = Incident(**{field.name: known[field.name] for field in fields(Incident)})
         rows = [_row(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
-        lines = [json.loads(line) for line in (folder / BATCHES.format(rank=rank)).read_text().splitlines()]
-        batches = [Recorded(line["step"], line["index"], live(line["batch"])) for line in lines]
+        ranks = range(description.ranks) if rank is None else (rank,)
+        of_ranks = [_batches_of(folder / BATCHES.format(rank=each)) for each in ranks]
+        everywhere = set.intersection(*({each.step for each in of_rank} for of_rank in of_ranks))
+        batches = [each for of_rank in of_ranks for each in of_rank if each.step in everywhere]
     except FileNotFoundError as error:
         raise SourceError(f"{error.filename}: missing, so {incident} is no incident with a capsule") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -102,6 +105,11 @@ def incident_folder(run: Path, number: int | None) -> Path:
 def _json(path: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(path.read_text())
     return value
+
+
+def _batches_of(file: Path) -> list[Recorded]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [Recorded(line["step"], line["index"], live(line["batch"])) for line in lines]
 
 
 def _row(line: Mapping[str, Any]) -> Row:

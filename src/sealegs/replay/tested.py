@@ -12,7 +12,7 @@ from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.learnable import RIGHT, WRONG, taught
 from sealegs.replay.locate import Location, locate_first
 from sealegs.replay.tokens import Spotlight, spotlight
-from sealegs.replay.unrecorded import Departure, departure, explained
+from sealegs.replay.unrecorded import Departure, departure, explained, ranks_apart
 
 VISIBLE = 4.0
 """Standard deviations above the usual from which on something is there ..."""
@@ -112,7 +112,11 @@ def put_to_the_test(
                 tell(f"{arm.name}: {tried[-1].left:.0%} is left")
     lit = spotlight(experiment, experiment.peak)
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
-    if left is not None:
+    cause: str | None
+    apart_ranks = ranks_apart(experiment) if left is not None or again.size <= VISIBLE else None
+    if apart_ranks is not None:
+        cause, because = "ranks-out-of-step", apart_ranks
+    elif left is not None:
         cause, because = explained(experiment, left)
     elif location is not None and location.cause is not None:
         cause, because = location.cause, str(location)

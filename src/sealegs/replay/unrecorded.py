@@ -58,6 +58,23 @@ def departure(experiment: Experiment, apart: float) -> Departure | None:
     return None
 
 
+def ranks_apart(experiment: Experiment) -> str | None:
+    """Which rank was first found with other weights, from the onset on; None where all had the same, or had others
+    before, so that it is nothing new. NaN has many patterns of bits: where the loss is none, nothing is compared."""
+    apart = [
+        row
+        for row in experiment.rows.values()
+        if float(row.get("ranks_differ", 0.0)) > 0 and math.isfinite(float(row["loss"]))
+    ]
+    if not apart or int(apart[0]["step"]) < experiment.onset:
+        return None
+    rank, step = int(apart[0]["differing_rank"]), int(apart[0]["step"])
+    return (
+        f"the ranks compared their weights at step {step}, and rank {rank} holds others than "
+        f"{'the rest' if rank == 0 else 'rank 0'}: no weights give what was recorded"
+    )
+
+
 def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]:
     """What must have happened that was not recorded."""
     if left.agreed == 0:

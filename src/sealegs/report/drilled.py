@@ -50,6 +50,18 @@ class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
     """Null where there was no incident, or nothing to be right about."""
     because: str
     """What the replay says; or why there was none."""
+    ranks: int
+    """Processes that it was run on ..."""
+    rank: int | None
+    """... and the one that the first skip or alarm names; right only if that is the one that was struck."""
+
+
+class OnRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The twins of drills that need several ranks, which train on the same batches in parts."""
+
+    ranks: int
+    clean_loss: float | str
+    spread: float | str
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +73,7 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     """The step at which runs are compared."""
     clean_loss: float | str
+    """Of the clean twin in one process; where all drills are of several ranks, of theirs."""
     spread: float | str
     """How far healthy twins that leave out batches end from the clean one: the root of the mean square."""
     placebos: list[int]
@@ -70,6 +83,8 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     drills: list[DrillShown]
     survived: bool
     """Whether nothing was lost, damaged, stopped or disturbed."""
+    on_ranks: OnRanks | None
+    """What gaps of drills on several ranks are to and in; null where none was asked for."""
 
 
 def contract(drilled: Drilled) -> dict[str, Any]:
@@ -94,12 +109,26 @@ def page(drilled: Drilled) -> str:
     )
     lines = [
         textwrap.fill(head, WIDTH),
+        *_head_of_ranks(drilled),
         "",
         _row("drill", "unguarded", "seen after", "guarded", "steps", "tested cause", ""),
     ]
     for family, drills in groupby(drilled.drills, key=lambda each: each.family):
         lines += [family, *(_line(each) for each in drills)]
     return "\n".join([*lines, "", *_summary(drilled)])
+
+
+def _head_of_ranks(drilled: Drilled) -> Iterator[str]:
+    """Where some drills are in one process and some are not, two twins are to be told apart."""
+    apart = drilled.on_ranks
+    if apart is None or all(each.ranks > 1 for each in drilled.drills):
+        return
+    names = ", ".join(each.name for each in drilled.drills if each.ranks > 1)
+    yield textwrap.fill(
+        f"On {apart.ranks} ranks ({names}) the clean twin ends at {_number(apart.clean_loss):.4f}, healthy ones "
+        f"{_number(apart.spread):.2g} from it.",
+        WIDTH,
+    )
 
 
 def listed(drills: list[tuple[str, str, str, str]]) -> str:
@@ -113,13 +142,15 @@ def listed(drills: list[tuple[str, str, str, str]]) -> str:
 
 
 def _row(name: str, unguarded: str, seen: str, guarded: str, steps: str, cause: str, verdict: str) -> str:
-    return f"{name:<24} {unguarded:>9} {seen:>11} {guarded:>8} {steps:>6}  {cause:<27} {verdict}".rstrip()
+    return f"{name:<24} {unguarded:>9} {seen:>11} {guarded:>8} {steps:>6}  {cause:<33} {verdict}".rstrip()
 
 
 def _line(each: DrillShown) -> str:
     seen = "" if each.latency is None else f"{each.latency} step{'' if each.latency == 1 else 's'}"
     asked = "" if each.is_right is None else ", right" if each.is_right else ", wrong" if each.cause else ""
     cause = each.cause.replace("-", " ") if each.cause else "not known" if each.is_right is False else ""
+    if cause and each.ranks > 1:
+        cause += f", rank {'?' if each.rank is None else each.rank}"
     steps = each.skipped + each.counted_back
     return _row(
         f"  {each.name}",
