@@ -9,7 +9,7 @@ import pytest
 
 from sealegs.cli import drill
 from sealegs.cli.main import main
-from sealegs.report.drilled import Drilled, DrillShown, page, schema
+from sealegs.report.drilled import Drilled, DrillShown, OnRanks, page, schema
 
 OWN = """
 import torch
@@ -68,6 +68,22 @@ def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(
     assert (kept / "nan-gradient" / "unguarded" / "incidents" / "1" / "postmortem.md").is_file()
 
 
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_ranks_survive_a_nan_of_one_which_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drill, "LEFT_OUT", (10,))
+    code, card, drills = drilled(capsys, "rank-nan", "nan-gradient:rank=1,placebo=yes", "--at", "40", "--after", "20")
+    struck = drills["rank-nan"]
+    assert (struck["unguarded"], struck["verdict"], struck["latency"], struck["skipped"]) == ("NaN", "survived", 0, 1)
+    assert (struck["cause"], struck["ranks"], struck["rank"], struck["is_right"]) == ("corrupt-gradient", 2, 1, True)
+    placebo = drills["nan-gradient:rank=1,placebo=yes"]
+    assert (placebo["unguarded"], placebo["guarded"], placebo["verdict"]) == (0.0, 0.0, "no effect")
+    assert (code, card["loop"]) == (0, "lab, nano, seed 0, on 2 ranks")
+    assert card["on_ranks"] == {"ranks": 2, "clean_loss": card["clean_loss"], "spread": card["spread"]}
+
+
 def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys: pytest.CaptureFixture[str], own: Path) -> None:
     code, card, drills = drilled(
         capsys, "nan-gradient", "lr-decay", "--build", f"{own}:build", "--at", "80", "--after", "40"
@@ -85,6 +101,8 @@ def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys: pytest.CaptureFixt
         (("nan-gradient", "--at", "3"), "--at 3: at least 40"),
         (("nan-gradient", "--build", "{own}:without_batches"), "has no batches to train on; give it batches=loader"),
         (("wide-init", "--build", "{own}:build"), "wide-init: needs the lab's own model or data"),
+        (("rank-nan", "--build", "{own}:build"), "rank-nan: needs several ranks, and a loop of your own is drilled in"),
+        (("nan-gradient:rank=1", "--build", "{own}:build"), "nan-gradient:rank=1: needs several ranks"),
         (("random-tokens", "--build", "{own}:build", "--at", "80"), "has no token ids that a fault of the data could"),
         (("nan-gradient", "--keep", "{folder}"), "there is something in it; name a new folder"),
     ],
@@ -101,6 +119,7 @@ def test_the_list_has_every_fault_as_one_writes_it(capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "lr-spike:factor=30,steps=10" in told
     assert "--optimizer.warmup_steps=0" in told
+    assert "skipped-all-reduce:rank=1,steps=50 (two ranks)" in told
 
 
 def test_the_schema_in_the_documents_is_the_one_that_holds() -> None:
@@ -117,17 +136,24 @@ CARD = Drilled(
     placebos=[1, 10],
     close=2.0,
     survived=False,
+    on_ranks=OnRanks(ranks=2, clean_loss=3.1645, spread=0.0041),
     drills=[
         DrillShown(
             name="lr-x30", family="schedule", what="learning rate x30 for 10 steps", faults=["lr-spike@230"],
             settings=[], verdict="damaged", unguarded=659.7, guarded=4.3, prevented=0.99, seen=231, latency=1,
             skipped=1, counted_back=40, done=["went back to step 200"], cause="lr-too-high",
-            is_right=False, because="so",
+            is_right=False, because="so", ranks=1, rank=None,
         ),
         DrillShown(
             name="nan-gradient", family="hardware", what="NaN", faults=["nan-gradient@230"], settings=[],
             verdict="survived", unguarded="NaN", guarded=0.5, prevented=1.0, seen=230, latency=0, skipped=1,
             counted_back=0, done=[], cause="corrupt-gradient", is_right=True, because="so",
+            ranks=1, rank=None,
+        ),
+        DrillShown(
+            name="rank-nan", family="hardware", what="NaN", faults=["nan-gradient:rank=1@230"], settings=[],
+            verdict="survived", unguarded="NaN", guarded=0.5, prevented=1.0, seen=230, latency=0, skipped=1,
+            counted_back=0, done=[], cause="corrupt-gradient", is_right=True, because="so", ranks=2, rank=1,
         ),
     ],
 )  # fmt: skip
@@ -140,14 +166,16 @@ def test_the_card_says_what_is_wrong_with_it() -> None:
 lab, nano, seed 0: faults strike at step 230, runs are compared at step 430. The clean twin ends at a loss of
 3.1644; gaps are to that, in units of what healthy twins end from it by (0.004; without 1, 10 batches). Up to
 2 is as good as it.
+On 2 ranks (rank-nan) the clean twin ends at 3.1645, healthy ones 0.0041 from it.
 
 drill                    unguarded  seen after  guarded  steps  tested cause
 schedule
-  lr-x30                    +659.7      1 step     +4.3     41  lr too high, wrong          damaged
+  lr-x30                    +659.7      1 step     +4.3     41  lr too high, wrong                damaged
 hardware
-  nan-gradient                lost     0 steps     +0.5      1  corrupt gradient, right     survived
+  nan-gradient                lost     0 steps     +0.5      1  corrupt gradient, right           survived
+  rank-nan                    lost     0 steps     +0.5      1  corrupt gradient, rank 1, right   survived
 
-1 damaged, 1 survived, of 2.
-Tested causes: 1 of 2 right, 1 wrong, 0 not known.
+2 survived, 1 damaged, of 3.
+Tested causes: 2 of 3 right, 1 wrong, 0 not known.
 lr-x30, damaged: learning rate x30 for 10 steps. Done: went back to step 200."""
     )

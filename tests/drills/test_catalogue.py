@@ -7,9 +7,6 @@ from sealegs.drills.catalogue import DRILLS, FAMILIES, Drill, chosen
 from sealegs.errors import ConfigError
 from sealegs.faults.spec import KINDS
 
-OF_SEVERAL_RANKS = {"skipped-all-reduce"}
-"""What one process cannot be struck by: tests/faults and tests/ranks have it."""
-
 
 @pytest.mark.parametrize("drill", DRILLS.values(), ids=lambda drill: drill.name)
 def test_every_drill_can_be_read_and_its_cause_be_named(drill: Drill) -> None:
@@ -21,7 +18,7 @@ def test_every_drill_can_be_read_and_its_cause_be_named(drill: Drill) -> None:
 
 def test_every_kind_of_fault_has_a_drill() -> None:
     drilled = {fault.name for drill in DRILLS.values() for fault in drill.struck(70)}
-    assert set(KINDS) - drilled == OF_SEVERAL_RANKS | {"inf-gradient"}
+    assert set(KINDS) - drilled == {"inf-gradient"}
 
 
 def test_drills_are_asked_for_by_name_by_family_or_as_a_fault() -> None:
@@ -33,8 +30,17 @@ def test_drills_are_asked_for_by_name_by_family_or_as_a_fault() -> None:
     assert {drill.family for drill in chosen([], is_lab=True)} == set(FAMILIES)
 
 
+def test_what_strikes_one_rank_is_done_on_several() -> None:
+    of_ranks = [drill for drill in chosen([], is_lab=True) if drill.where == "ranks"]
+    assert [drill.name for drill in of_ranks] == ["rank-nan", "rank-x1000", "replica-drift", "rank-skips-all-reduce"]
+    assert {drill.rank for drill in of_ranks} == {1}
+    [own] = chosen(["nan-gradient:rank=0"], is_lab=True)
+    assert (own.where, own.rank) == ("ranks", 0)
+    assert DRILLS["nan-gradient"].rank is None
+
+
 def test_in_a_loop_of_ones_own_only_what_needs_no_lab_is_done() -> None:
-    assert all(drill.where != "the lab" for drill in chosen([], is_lab=False))
+    assert all(drill.where in ("any loop", "text") for drill in chosen([], is_lab=False))
     assert [drill.name for drill in chosen(["benign"], is_lab=False)] == ["lr-decay"]
     with pytest.raises(ConfigError, match="wide-init: needs the lab's own model or data; leave out --build"):
         chosen(["wide-init"], is_lab=False)

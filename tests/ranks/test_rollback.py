@@ -39,6 +39,9 @@ def test_ranks_go_back_together_and_stay_identical(wrapper: str, launched: tuple
         capsule = open_capsule(out / wrapper / "incidents" / "1", rank=rank)
         assert capsule.description.ranks == 2
         assert len(capsule.steps()) > 10, "each rank has kept its own batches"
+    together = open_capsule(out / wrapper / "incidents" / "1")
+    assert together.steps() == capsule.steps()
+    assert len([each for each in together.batches if each.step == together.incident.start]) == 2, "one of each rank"
     assert capsule.state().tensors["model/0.weight"].shape == (16, 8), "of which one process has the whole"
     # the weights that were gone back to are those of that step, bit for bit: what follows from the same batches is too
     back = events[0].detail["to_step"]

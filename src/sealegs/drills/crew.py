@@ -5,7 +5,6 @@ them along, and they go by themselves where this process is gone.
 """
 
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from sealegs.errors import RankMissing, SealegsError
+from sealegs.prevention.scan.scan import interrupts_held
 
 RANKS = 2
 PATIENCE_S = 120.0
@@ -102,7 +102,8 @@ class Crew:
             here, there = context.Pipe()
             words = (rank, self.ranks, Path(self._folder.name) / "store", self.patience_s, there)
             process = context.Process(target=_member, args=words, daemon=True, name=f"sealegs-rank-{rank}")
-            process.start()
+            with interrupts_held():
+                process.start()
             there.close()  # or its end would not be noticed
             self._members.append(_Member(process, here))
 
@@ -153,7 +154,6 @@ def _ended(member: _Member, what: str, rank: int, when: str) -> str:
 
 def _member(rank: int, ranks: int, store: Path, patience_s: float, pipe: Connection) -> None:
     """One rank: takes a job after the other, until nobody has one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first ends the rest
     import torch
     import torch.distributed as dist
 

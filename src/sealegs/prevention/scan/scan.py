@@ -73,7 +73,7 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
         pending.extend((part, pool.submit(scan_part, part, ways)) for part in islice(waiting, count))
 
     try:
-        with _interrupts_held():
+        with interrupts_held():
             submit(_PENDING * jobs)
         while pending:  # in the order of the corpus, so that the same is kept where not everything is
             part, future = pending.popleft()
@@ -97,7 +97,7 @@ def _be_one_of_several() -> None:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """What is started here never hears of Ctrl-C, from its first moment on; who starts it does, and ends it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
