@@ -57,7 +57,7 @@ def test_a_cause_is_right_or_wrong_only_where_there_was_something_to_explain() -
 
 
 def test_of_a_struck_rank_the_cause_is_right_if_the_rank_is() -> None:
-    known = {"watched": math.nan, "guarded": 0.0, "cause": "corrupt-gradient", "why": "so"}
+    known: dict[str, Any] = {"watched": math.nan, "guarded": 0.0, "cause": "corrupt-gradient", "why": "so"}
     assert scored("rank-nan", **known, rank=1).is_right
     assert scored("rank-nan", **known, rank=0).is_right is False
     assert scored("rank-nan", **known, rank=None).is_right is False

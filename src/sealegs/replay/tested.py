@@ -113,9 +113,9 @@ def put_to_the_test(
     lit = spotlight(experiment, experiment.peak)
     standings = {cause: _standing(cause, tried) for cause in dict.fromkeys(each.arm.cause for each in tried) if cause}
     cause: str | None
-    apart_ranks = ranks_apart(experiment) if left is not None or again.size <= VISIBLE else None
-    if apart_ranks is not None:
-        cause, because = "ranks-out-of-step", apart_ranks
+    is_unexplained = left is not None or again.size <= VISIBLE
+    if is_unexplained and (ranks := ranks_apart(experiment.capsule.rows, experiment.onset)) is not None:
+        cause, because = "ranks-out-of-step", ranks
     elif left is not None:
         cause, because = explained(experiment, left)
     elif location is not None and location.cause is not None:
@@ -142,7 +142,8 @@ def _is_open(arm: Arm, again: Outcome, location: Location | None, tried: Sequenc
     """Whether an arm asks something that is not known by now."""
     if location is not None and location.cause not in (None, arm.cause):
         return False  # an operation was seen at it
-    if arm.asks == "damage" and again.damage <= VISIBLE and _goes_with_its_batches(tried):
+    is_recorded = arm.cause == "lr-discontinuity"  # a jump that the record shows is asked about in any case
+    if arm.asks == "damage" and not is_recorded and again.damage <= VISIBLE and _goes_with_its_batches(tried):
         return False
     is_answered = any(each.is_gone for each in tried if (each.arm.cause, each.arm.kind) == (arm.cause, "without"))
     return not (arm.cause and arm.kind == "without" and is_answered)

@@ -1,13 +1,14 @@
 """A rerun that does not come out as the record in, what is not in the record out, as far as the numbers tell."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from sealegs.replay.arms import LOST
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Seen, Subject
+from sealegs.vocabulary import Row
 
 ALIKE = 0.01
 """Relative difference up to which two gradient norms are the same, and a loss is explained."""
@@ -58,15 +59,11 @@ def departure(experiment: Experiment, apart: float) -> Departure | None:
     return None
 
 
-def ranks_apart(experiment: Experiment) -> str | None:
+def ranks_apart(rows: Iterable[Row], onset: int) -> str | None:
     """Which rank was first found with other weights, from the onset on; None where all had the same, or had others
     before, so that it is nothing new. NaN has many patterns of bits: where the loss is none, nothing is compared."""
-    apart = [
-        row
-        for row in experiment.rows.values()
-        if float(row.get("ranks_differ", 0.0)) > 0 and math.isfinite(float(row["loss"]))
-    ]
-    if not apart or int(apart[0]["step"]) < experiment.onset:
+    apart = [row for row in rows if float(row.get("ranks_differ", 0.0)) > 0 and math.isfinite(float(row["loss"]))]
+    if not apart or int(apart[0]["step"]) < onset:
         return None
     rank, step = int(apart[0]["differing_rank"]), int(apart[0]["step"])
     return (
