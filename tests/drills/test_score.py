@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from sealegs.drills.catalogue import DRILLS
-from sealegs.drills.score import Score
+from sealegs.drills.score import Score, done_in
+from sealegs.vocabulary import Event
 
 NONE = {"seen": None, "latency": None, "skipped": 0, "counted_back": 0, "done": (), "halted": False, "struck": True}
 SEEN = NONE | {"seen": 231, "latency": 1, "skipped": 1}
@@ -38,6 +39,15 @@ def test_a_fault(watched: float, guarded: float, known: dict[str, Any], verdict:
 def test_what_is_benign_is_to_be_left_alone() -> None:
     assert scored("domain-switch", watched=80.0, guarded=80.0, skipped=3).verdict == "left alone"
     assert scored("domain-switch", watched=80.0, guarded=80.0, done=("went back",)).verdict == "disturbed"
+
+
+def test_to_go_on_is_to_do_nothing() -> None:
+    def decided(number: int, action: str, changed: str) -> Event:
+        detail = {"number": number, "actions": [{"action": action}], "changed": changed, "text": f"{action} it is"}
+        return Event(kind="intervention", step=240, time=0.0, detail=detail)
+
+    events = [decided(1, "continue", ""), decided(2, "rollback", ""), decided(3, "lower-lr", "half the rate")]
+    assert done_in(events) == ("rollback it is", "half the rate")
 
 
 def test_harm_that_was_prevented_is_a_share_of_what_there_was() -> None:

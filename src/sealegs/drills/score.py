@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +95,6 @@ def score(
     found = [event for event in run.events if event.kind in ("skip", "alarm") and event.step is not None]
     first = next((event for event in found if event.step >= since), None)
     seen = None if first is None else first.step
-    done = interventions(run.events)
     reason = next((event.detail["reason"] for event in reversed(run.events) if event.kind == "end"), None)
     cause, why = explain(watched) if explain is not None else (None, "")
     back = [event.detail["steps"] for event in run.events if event.kind == "counted-back"]
@@ -108,11 +107,21 @@ def score(
         latency=None if seen is None else seen - since,
         skipped=sum("skipped_in_a_row" in event.detail for event in found),  # an alarm alone skips nothing
         counted_back=sum(back),
-        done=tuple(str(each.decided.detail.get("changed") or each.decided.detail["text"]) for each in done),
+        done=done_in(run.events),
         halted=reason == "halted",
         rank=None if first is None else _rank_in(first),
         cause=cause,
         why=why,
+    )
+
+
+def done_in(events: Iterable[Event]) -> tuple[str, ...]:
+    """What was done, in words. To go on is a decision too, and nothing is done by it."""
+    decided = [each.decided.detail for each in interventions(events)]
+    return tuple(
+        str(detail.get("changed") or detail["text"])
+        for detail in decided
+        if any(action["action"] != "continue" for action in detail["actions"])
     )
 
 
