@@ -24,7 +24,8 @@ from sealegs.record.run import open_run
 from sealegs.record.schema import CHECKPOINTS, EVENTS
 from sealegs.record.writer import refuse_taken
 from sealegs.report.folder import contents
-from sealegs.report.progress import progress, remarkable
+from sealegs.report.progress import progress
+from sealegs.report.told import remarkable
 from sealegs.vocabulary import Sink
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from sealegs.report.told import remarkable
 from sealegs.vocabulary import Event, Row, Sink
 
 
@@ -71,38 +72,6 @@ def readable(number: float) -> str:
         if number >= limit:
             return f"{number / limit:.3g}{unit}"
     return f"{number:.3g}"
-
-
-def remarkable(event: Event) -> str | None:
-    """The events that a person at the terminal should read, as a sentence."""
-    detail = event.detail
-    match event.kind:
-        case "resume":
-            words = [f"passed over checkpoint {step}: {reason}" for step, reason in detail["passed_over"].items()]
-            words += [f"{name} changed from {old} to {new}" for name, (old, new) in detail["changed"].items()]
-            start = detail["checkpoint"]
-            words.append("there is no checkpoint yet: starts anew" if start is None else f"goes on at step {start}")
-            return "; ".join(words)
-        case "resume-audit":
-            words = [f"{name}: {told}" for name, told in detail["not_as_saved"].items()] + list(detail["changed"])
-            return f"not as it was before the resume: {'; '.join(words)}" if words else None
-        case "sink-failed":
-            return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
-        case "skip" | "alarm" | "halt" | "remark" | "fault":
-            return str(detail["text"])
-        case "intervention":
-            done = "" if detail["acted"] else " (not done: shadow mode)"
-            return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()
-        case "outcome" | "incident-closed" | "snapshots":
-            return str(detail["text"])
-        case "probe":
-            found = "bad too" if detail["is_condemned"] else "as it should be"
-            return f"step {event.step}  a batch from before has a loss of {detail['loss']:.4g}: {found}"
-        case "checkpoint-failed":
-            return f"no checkpoint at step {event.step}, the run goes on: {detail['reason']}"
-        case "stalled":
-            return f"no step for {detail['seconds']:.0f} s, waiting in {detail['where']}"
-    return None
 
 
 class PlainProgress:
