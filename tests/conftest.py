@@ -21,6 +21,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = tmp_path_factory.getbasetemp().parent if os.environ.get("PYTEST_XDIST_WORKER") else None
     folder = (shared or tmp_path_factory.mktemp("cache")) / "sealegs-cache"
     os.environ["SEALEGS_CACHE"] = str(folder)
+    # Trackio looks at its own when it is imported, W&B at these whenever it is asked
+    os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_CACHE_DIR": str(folder), "WANDB_CONFIG_DIR": str(folder)}
     return folder
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     )
     from sealegs.recovery.playbook import Playbook, Rung, Trigger
     from sealegs.replay.subject import Subject, Text
+    from sealegs.sinks.notify import Notify
+    from sealegs.sinks.trackers import tracker
     from sealegs.vocabulary import Finding, Severity, Verdict
     from sealegs.watch import Watch
 
@@ -36,6 +38,7 @@ __all__ = [
     "Guard",
     "Halt",
     "LowerLR",
+    "Notify",
     "Playbook",
     "ResetMoments",
     "Rollback",
@@ -55,6 +58,7 @@ __all__ = [
     "open_run",
     "preflight",
     "rare_rows",
+    "tracker",
 ]
 
 # Loaded when first asked for: `import sealegs` costs nothing, and a laptop without torch can still open runs.
@@ -65,6 +69,7 @@ _HOMES = {
     "Guard": "sealegs.guard",
     "Halt": "sealegs.recovery.actions",
     "LowerLR": "sealegs.recovery.actions",
+    "Notify": "sealegs.sinks.notify",
     "Playbook": "sealegs.recovery.playbook",
     "ResetMoments": "sealegs.recovery.actions",
     "Rollback": "sealegs.recovery.actions",
@@ -84,6 +89,7 @@ _HOMES = {
     "open_run": "sealegs.readers.read",
     "preflight": "sealegs.prevention.live",
     "rare_rows": "sealegs.prevention.tokens",
+    "tracker": "sealegs.sinks.trackers",
 }
 
 

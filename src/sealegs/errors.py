@@ -55,7 +55,14 @@ class RankMissing(SealegsError):
 
 
 class SinkFailed(SealegsError):
-    """A sink did not take everything it was given: which one, why, and how much arrived."""
+    """A sink did not take everything it was given: which one, why, and how much arrived.
+
+    One that ``goes_on`` keeps its place: it has said what it lost, and tries again with what comes.
+    """
+
+    def __init__(self, message: str, *, goes_on: bool = False) -> None:
+        super().__init__(message)
+        self.goes_on = goes_on
 
 
 class MissingExtra(SealegsError):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.errors import ConfigError, RunHalted
+from sealegs.errors import ConfigError, RunHalted, StorageError
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.gatekeeper import Gatekeeper
@@ -29,7 +29,8 @@ from sealegs.signals.collect import Signal
 from sealegs.signals.digest import digest_of
 from sealegs.signals.gate import ROW
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
-from sealegs.vocabulary import Row, Verdict
+from sealegs.sinks.notify import Where
+from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch
 
 RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", *ROW, *MERGED))
@@ -77,6 +78,8 @@ class Guard:
         snapshot_memory: float | None = None,
         capsule_bytes: float = BUDGET,
         skip: Sequence[tuple[int, int]] = (),
+        sinks: Sequence[Sink] = (),
+        notify: Where | None = None,
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
 
@@ -99,6 +102,8 @@ class Guard:
         from which ``sealegs replay`` runs it again: the last batches, and a state from before it, a snapshot if there
         are any (``snapshot_memory`` turns them on where the playbook does not), else a checkpoint. ``capsule_bytes``
         are the most that all of them may take on disk; 0 writes none.
+
+        ``sinks`` and ``notify`` are those of ``Watch``: trackers, and where a person is told when the run needs one.
         """
         options = Options(
             clip=clip,
@@ -116,6 +121,8 @@ class Guard:
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
         if checkpoint_every and (run is None or (isinstance(run, Watch) and run.folder is None)):
             raise ConfigError(f"checkpoint_every={checkpoint_every}: there is no run folder to write to; give run=")
+        if isinstance(run, Watch) and (sinks or notify is not None):
+            raise ConfigError("sinks, notify: run= is a Watch, which tells them; give them to it")
         if resume == "auto":
             resume = has_begun(run)
         schedulers = _several(scheduler)
@@ -131,7 +138,7 @@ class Guard:
         if options.stores:
             trainee.capture()  # what cannot be stored is refused now, before there is a folder
         snapshots = options.snapshots(trainee)
-        self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume)
+        self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume, sinks=sinks, notify=notify)
         self.watch.acts = act
         self.number = 0
         """The number of the step that comes next."""
@@ -337,6 +344,12 @@ class Guard:
         self.finish()
         self.watch.close()
 
+    def fail(self, error: BaseException) -> None:
+        """The loop has ended with an error: finish, and say so in the record."""
+        with suppress(StorageError):  # the disk may be what failed; the error itself says more
+            self.finish()
+        self.watch.fail(error)
+
     def finish(self) -> None:
         """Wait for the last verdicts, checkpoints and capsules, and write them: no step comes after it."""
         if self._is_finished:
@@ -352,7 +365,9 @@ class Guard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self.fail(error)
         self.close()
 
     def _probe(self, loss: Tensor, grad_norm: Tensor | float | None) -> Verdict:

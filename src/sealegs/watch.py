@@ -14,12 +14,13 @@ from torch import Tensor
 from sealegs import judge
 from sealegs.detectors.own import Rule, as_detector
 from sealegs.detectors.spike import Spike
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
 from sealegs.judge import Budget
 from sealegs.record import manifest as manifests
 from sealegs.record.writer import RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.stall import Watchdog
+from sealegs.sinks.notify import Notifier, Where
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
 
 STALLED_AFTER_S = 600.0
@@ -96,6 +97,7 @@ class Watch:
         resume: bool = False,
         settings: dict[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
+        notify: Where | None = None,
         rules: str = "calibrated",
         detectors: Sequence[Rule] = (),
         budget: Budget = Budget(),  # noqa: B008
@@ -107,7 +109,12 @@ class Watch:
         ``textbook``; ``detectors`` come on top, each a function of a row or a detector. ``budget`` says how many steps
         in a row should be skipped at most before the verdict is HALT. A loop that stands still for longer than
         ``stalled_after_s`` is an event, with the line that it waits in.
+
+        ``sinks`` get every row and event too: ``sealegs.tracker("wandb")``. ``notify`` is where a person is told when
+        the run needs one: the address of a webhook, a command, the name of an environment variable that holds either
+        (``"$HOOK"``), or a ``sealegs.Notify`` with options.
         """
+        notifier = () if notify is None else (Notifier(notify),)  # refused before there is a folder
         standard = judge.rules(rules)
         self._detectors = (*standard, *map(as_detector, detectors))
         self._own_from = len(standard)
@@ -134,8 +141,12 @@ class Watch:
         self._announced: str | None = None
         self._step = 0
         self._is_closed = False
+        self._has_ended = False
         self._sinks: list[Sink] = []
-        for sink in sinks if self.record is not None else ():  # where nothing is recorded, nothing is told
+        self._tracked: list[Mapping[str, Any]] = []
+        for sink in (
+            (*sinks, *notifier) if self.record is not None else ()
+        ):  # where nothing is recorded, nothing is told
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
         self._watchdog = Watchdog(stalled_after_s, self._stalled) if self.record is not None else None
@@ -181,6 +192,7 @@ class Watch:
         """Put something that happened into the record, at the last step that was seen or at the one given."""
         if self.record is None:
             return
+        self._has_ended |= kind == "end"
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
@@ -275,6 +287,16 @@ class Watch:
         pairs = zip(self._detectors, self._state.detectors, strict=True)
         return [(detector, state) for detector, state in pairs if isinstance(detector, kind)]
 
+    def fail(self, error: BaseException) -> None:
+        """The loop has ended with an error: say so in the record, unless somebody has said how the run ended."""
+        if self._has_ended or self._is_closed:
+            return
+        reason = "halted" if isinstance(error, RunHalted) else "failed"
+        if isinstance(error, KeyboardInterrupt):
+            reason = "interrupted"
+        with suppress(StorageError):  # the disk may be what failed; the error itself says more
+            self.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
+
     def close(self) -> None:
         """Write what is still under way and let go of the folder. Closing twice is no error."""
         if self._is_closed:
@@ -294,7 +316,9 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self.fail(error)
         self.close()
 
     def _write(self, rows: list[Row]) -> None:
@@ -346,8 +370,13 @@ class Watch:
         self.note("stalled", seconds=round(seconds, 1), where=where)
 
     def _start(self, sink: Sink) -> None:
-        if self.record is not None and (tracker := sink.start(asdict(self.record.manifest))):
-            self.record.amend(tracker=tracker)
+        assert self.record is not None
+        manifest = self.record.manifest
+        started = sink.start(asdict(manifest) | {"folder": str(self.record.folder)})
+        if started is not None:
+            self._tracked.append(started)
+            named = {entry.get("name"): entry for entry in (*manifest.trackers, started)}
+            self.record.amend(tracker=self._tracked[0], trackers=list(named.values()))
 
     def _tell(self, sink: Sink, call: Callable[[], None]) -> None:
         """Observing fails open: a sink that breaks costs one event and its place, never a step."""
@@ -356,8 +385,12 @@ class Watch:
         try:
             call()
         except Exception as error:
+            reason = str(error) or type(error).__name__
+            if isinstance(error, SinkFailed) and error.goes_on:
+                self.note("sink-failed", sink=sink.name, reason=reason, goes_on=True)
+                return
             self._sinks.remove(sink)
-            self.note("sink-failed", sink=sink.name, reason=str(error) or type(error).__name__)
+            self.note("sink-failed", sink=sink.name, reason=reason)
             with suppress(Exception):  # let go of what it holds, a terminal or a socket; it has failed already
                 sink.close()
 

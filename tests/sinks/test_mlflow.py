@@ -55,8 +55,8 @@ class Place:
     """Empty for the embedded store."""
     store: Path
 
-    def sink(self, run_name: str = "a1") -> MlflowSink:
-        return MlflowSink(run_name, self.store)
+    def manifest(self, run_name: str = "a1", **changes: Any) -> dict[str, Any]:
+        return MANIFEST | {"folder": str(self.store / run_name)} | changes
 
     @property
     def reader(self) -> Any:
@@ -155,13 +155,13 @@ def happened(kind: str, step: int = 0, **detail: Any) -> Event:
 
 
 def test_is_a_sink() -> None:
-    sink: Sink = MlflowSink("a1", Path())
+    sink: Sink = MlflowSink()
     assert sink.name == "mlflow"
 
 
 def test_names_steps_times_and_values_arrive_through_the_queue(place: Place) -> None:
-    sink = Queued(place.sink(), close_within_s=PATIENCE_S)
-    started = sink.start(MANIFEST)
+    sink = Queued(MlflowSink(), close_within_s=PATIENCE_S)
+    started = sink.start(place.manifest())
     assert started is not None
     for step in range(700):  # two signals each: more than MLflow takes in one request
         sink.row({"step": step, "time": 1000.0 + step, "loss": 1 / (1 + step), "grad_norm/blocks[0]": step})
@@ -176,8 +176,8 @@ def test_names_steps_times_and_values_arrive_through_the_queue(place: Place) -> 
 
 
 def test_what_is_not_finite_can_be_told_apart(place: Place) -> None:
-    sink = place.sink()
-    run_id = sink.start(MANIFEST)["run_id"]
+    sink = MlflowSink()
+    run_id = sink.start(place.manifest())["run_id"]
     sink.row({"step": 311, "loss": 1.0, "lr": 0.1, "grad_norm": 3.0})
     sink.rows([{"step": 312, "loss": math.inf, "grad_norm": math.nan}, {"step": 313, "loss": math.nan}])
     sink.row({"step": 314, "loss": -math.inf})
@@ -197,7 +197,7 @@ def test_what_is_not_finite_can_be_told_apart(place: Place) -> None:
 
 
 def test_the_run_has_its_name_and_the_params_of_the_manifest(place: Place) -> None:
-    run = place.reader.get_run(place.sink("first-try").start(MANIFEST)["run_id"])
+    run = place.reader.get_run(MlflowSink().start(place.manifest("first-try"))["run_id"])
     assert run.info.run_name == "first-try"
     assert place.reader.get_experiment(run.info.experiment_id).name == "sealegs"
     assert run.data.params == {
@@ -214,7 +214,7 @@ def test_the_run_has_its_name_and_the_params_of_the_manifest(place: Place) -> No
 
 
 def test_the_address_of_a_run_on_a_server_is_its_page(served: Place) -> None:
-    started = served.sink().start(MANIFEST)
+    started = MlflowSink().start(served.manifest())
     run = served.reader.get_run(started["run_id"])
     assert started == {
         "name": "mlflow",
@@ -225,7 +225,7 @@ def test_the_address_of_a_run_on_a_server_is_its_page(served: Place) -> None:
 
 
 def test_the_embedded_store_is_one_file_with_the_artifacts_beside_it(embedded: Place) -> None:
-    started = embedded.sink().start(MANIFEST)
+    started = MlflowSink().start(embedded.manifest())
     assert started["uri"] == f"mlflow:{started['run_id']}"
     assert started["tracking_uri"] == f"sqlite:///{embedded.store}/mlflow.db"
     assert (embedded.store / "mlflow.db").is_file()
@@ -244,8 +244,8 @@ def test_the_embedded_store_is_one_file_with_the_artifacts_beside_it(embedded: P
     ],
 )
 def test_the_status_is_what_the_end_event_told(embedded: Place, end: str | None, status: str) -> None:
-    sink = embedded.sink()
-    run_id = sink.start(MANIFEST)["run_id"]
+    sink = MlflowSink()
+    run_id = sink.start(embedded.manifest())["run_id"]
     assert embedded.reader.get_run(run_id).info.status == "RUNNING"
     if end:
         sink.event(happened("end", reason=end))
@@ -255,8 +255,8 @@ def test_the_status_is_what_the_end_event_told(embedded: Place, end: str | None,
 
 
 def test_events_are_tags_bounded_in_number(embedded: Place) -> None:
-    sink = embedded.sink()
-    run_id = sink.start(MANIFEST)["run_id"]
+    sink = MlflowSink()
+    run_id = sink.start(embedded.manifest())["run_id"]
     sink.event(happened("checkpoint", 200, path="checkpoints/200", sizes={"model": 3}))
     for step in range(201, 303):
         sink.event(happened("skip", step, why="x" * 9000))
@@ -269,15 +269,15 @@ def test_events_are_tags_bounded_in_number(embedded: Place) -> None:
 
 
 def test_a_resumed_run_goes_on_with_the_same_mlflow_run(place: Place) -> None:
-    first = place.sink()
-    tracker = first.start(MANIFEST)
+    first = MlflowSink()
+    tracker = first.start(place.manifest())
     first.row({"step": 0, "loss": math.nan})
     first.event(happened("end", reason="interrupted"))
     first.close()
 
     slower = MANIFEST["settings"] | {"optimizer": {"lr": 0.0005}, "new": True}  # type: ignore[operator]
-    second = place.sink()
-    assert second.start(MANIFEST | {"settings": slower, "tracker": tracker}) == tracker
+    second = MlflowSink()
+    assert second.start(place.manifest(settings=slower, tracker=tracker)) == tracker
     run = place.reader.get_run(tracker["run_id"])
     assert run.info.status == "RUNNING"
     assert (run.data.params["optimizer.lr"], run.data.tags["changed.optimizer.lr"]) == ("0.001", "0.0005")
@@ -296,39 +296,39 @@ def test_a_resumed_run_goes_on_with_the_same_mlflow_run(place: Place) -> None:
     )
     assert run.info.status == "FINISHED"
 
-    place.sink().start(MANIFEST | {"tracker": tracker})
+    MlflowSink().start(place.manifest(tracker=tracker))
     assert place.reader.get_run(tracker["run_id"]).data.tags["changed.optimizer.lr"] == "0.001", "changed back"
 
 
 @pytest.mark.parametrize("gone", ["never there", "deleted", "another tracker's"])
 def test_a_run_that_is_not_in_this_store_is_begun_anew(place: Place, gone: str) -> None:
-    tracker = dict(place.sink().start(MANIFEST))
+    tracker = dict(MlflowSink().start(place.manifest()))
     if gone == "never there":
         tracker["run_id"] = "0" * 32
     elif gone == "deleted":
         place.reader.delete_run(tracker["run_id"])
     else:
         tracker["name"] = "wandb"
-    assert place.sink().start(MANIFEST | {"tracker": tracker})["run_id"] != tracker["run_id"]
+    assert MlflowSink().start(place.manifest(tracker=tracker))["run_id"] != tracker["run_id"]
 
 
 def test_another_run_may_make_the_experiment_first(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.sink().start(MANIFEST)
+    MlflowSink().start(served.manifest())
     look = MlflowClient.get_experiment_by_name
     answers = iter([None])
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda client, name: next(answers, look(client, name)))
-    assert served.sink().start(MANIFEST)["run_id"]
+    assert MlflowSink().start(served.manifest())["run_id"]
     assert next(answers, "used") == "used"
 
 
 def test_two_runs_may_make_the_embedded_store_at_once(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib, mlflow.store.tracking.sqlalchemy_store; from sealegs.sinks.mlflow import MlflowSink\n"
+        "import sys, mlflow.store.tracking.sqlalchemy_store; from sealegs.sinks.mlflow import MlflowSink\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
-        "MlflowSink('a1', pathlib.Path(sys.argv[1])).start({})"
+        "MlflowSink().start({'folder': sys.argv[1]})"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
+        [sys.executable, "-c", program, str(tmp_path / "a1")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -340,26 +340,26 @@ def test_two_runs_may_make_the_embedded_store_at_once(tmp_path: Path) -> None:
         assert other.stdout.readline() == "ready\n"
         other.stdin.write("\n")
         other.stdin.flush()
-        MlflowSink("a2", tmp_path).start(MANIFEST)
+        MlflowSink().start(MANIFEST | {"folder": str(tmp_path / "a2")})
         _, complaint = other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 0, complaint
 
 
 def test_without_mlflow_the_sentence_says_what_to_install() -> None:
     program = (
-        "import sys, pathlib; sys.modules['mlflow'] = None\n"
+        "import sys; sys.modules['mlflow'] = None\n"
         "from sealegs.sinks.mlflow import MlflowSink, MissingExtra\n"
-        "try: MlflowSink('a1', pathlib.Path()).start({})\n"
+        "try: MlflowSink().start({})\n"
         "except MissingExtra as error: print(error)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert said.stdout == "--tracker mlflow needs mlflow, which is not installed: pip install 'sealegs[mlflow]'\n"
+    assert said.stdout == "the tracker mlflow needs mlflow, which is not installed: pip install 'sealegs[mlflow]'\n"
 
 
 def test_no_password_in_what_is_returned_or_printed(served: Place, capfd: pytest.CaptureFixture[str]) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = served.uri.replace("//", "//ann:secret@")
-    sink = served.sink()
-    started = sink.start(MANIFEST)
+    sink = MlflowSink()
+    started = sink.start(served.manifest())
     sink.close()
     assert started["tracking_uri"] == served.uri
     assert started["uri"].startswith(f"{served.uri}/#/")
@@ -369,14 +369,14 @@ def test_no_password_in_what_is_returned_or_printed(served: Place, capfd: pytest
 
 def test_what_the_user_set_is_left_as_it_is(embedded: Place) -> None:
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "77"
-    embedded.sink().start(MANIFEST)
+    MlflowSink().start(embedded.manifest())
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
 
 
 def test_a_server_that_hangs_holds_neither_rows_nor_the_end_of_the_run(server: Server, served: Place) -> None:
-    sink = Queued(served.sink(), close_within_s=0.2)
-    sink.start(MANIFEST)
+    sink = Queued(MlflowSink(), close_within_s=0.2)
+    sink.start(served.manifest())
     server.send(signal.SIGSTOP)
     try:
         for step in range(1000):
@@ -392,8 +392,8 @@ def test_a_server_that_hangs_holds_neither_rows_nor_the_end_of_the_run(server: S
 # The last one, because it takes the server away.
 def test_a_killed_server_costs_one_failure_and_no_row_waits_for_it(server: Server, served: Place) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = served.uri.replace("//", "//ann:secret@")
-    sink = Queued(served.sink())
-    started = sink.start(MANIFEST)
+    sink = Queued(MlflowSink())
+    started = sink.start(served.manifest())
     assert started is not None
     sink.row({"step": 0, "loss": 1.0})
     wait_for(lambda: served.history(started["run_id"], "loss") == [(0, 1.0)])

@@ -33,6 +33,7 @@ COMMANDS = {
     "audit": "what a checkpoint holds, and what a resume from it would lack",
     "interventions": "what was done to a run, by whom, why, and what came of it",
     "do": "intervene in a run that is under way",
+    "notify": "try whether messages about a run arrive",
 }
 
 USAGE = f"""\

@@ -26,6 +26,8 @@ from sealegs.record.writer import refuse_taken
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress
 from sealegs.report.told import remarkable
+from sealegs.sinks.notify import Notifier, Notify
+from sealegs.sinks.trackers import tracker
 from sealegs.vocabulary import Sink
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ examples:
   sealegs train --inject nan-gradient@120                  practise: see one step skipped, and the run go on
   sealegs train --playbook standard --inject lr-spike:factor=30,steps=10@200     practise: see it go back and recover
   sealegs train --tracker mlflow                           metrics to MLflow too (MLFLOW_TRACKING_URI, or local SQLite)
+  sealegs train --tracker wandb --tracker tensorboard      to several at once (docs/trackers.md)
+  sealegs train --notify '$SLACK_WEBHOOK'                  a message when the run needs a person (docs/notifications.md)
 """
 
 
@@ -63,8 +67,13 @@ class Options:
     """A whole run to start from."""
     resume: bool = False
     """Go on with the run from its newest intact checkpoint, with the settings that it was started with."""
-    tracker: Literal["mlflow"] | None = None
-    """Send the metrics to a tracker too."""
+    tracker: Annotated[tuple[Literal["mlflow", "wandb", "tensorboard", "trackio"], ...], tyro.conf.UseAppendAction] = ()
+    """Send the metrics to a tracker too; may be given several times."""
+    notify: Annotated[str | None, tyro.conf.arg(metavar="WHERE")] = None
+    """Tell a person of halts, interventions, incidents and the end: the address of a webhook that takes {"text": ...},
+    a command, or '$NAME' of an environment variable with either. `sealegs notify WHERE` tries it."""
+    notify_page: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    """Page that such messages lead to; {run} in it is the name of the run."""
     inject: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAULT@STEP"), tyro.conf.UseAppendAction] = ()
     """Practise: nan-gradient@120, gradient-scale:factor=1000@200, bit-flip@50; may be given several times."""
     skip: Annotated[tuple[str, ...], tyro.conf.arg(metavar="A:B"), tyro.conf.UseAppendAction] = ()
@@ -76,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, train, say what came of it."""
     options = parse(arguments)
     folder = run_folder(options)
+    told = sinks_of(options)  # here, to refuse a wrong name before anything is read
     if not options.resume:
         refuse_taken(folder)  # asked again when the folder is made; here to save the wait
     if find_spec("torch") is None:
@@ -87,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = resolved(options.settings)
     faults = [parse_fault(text) for text in options.inject]
     data = open_data(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
-    sinks = [progress(settings.steps), *trackers(options.tracker, folder)]
+    sinks = [progress(settings.steps), *told]
     with stop_signals() as should_stop:
         try:
             result = train(
@@ -192,16 +202,14 @@ def run_folder(options: Options) -> Path:
     return Path("experiments") / f"{options.preset or options.size or 'run'}-{now}"
 
 
-def trackers(name: str | None, folder: Path) -> list[Sink]:
-    """The tracker that was asked for, behind its queue."""
-    if name is None:
-        return []
-    if find_spec("mlflow") is None:
-        raise MissingExtra("--tracker mlflow", "MLflow", "mlflow")
-    from sealegs.sinks.mlflow import MlflowSink
-    from sealegs.sinks.queued import Queued
-
-    return [Queued(MlflowSink(folder.name, store=folder.parent))]
+def sinks_of(options: Options) -> list[Sink]:
+    """The trackers that were asked for, each behind its queue, and who is to be notified."""
+    said = config.told(options.config)
+    in_file = (said.tracker,) if isinstance(said.tracker, str) else said.tracker
+    found = [tracker(name) for name in dict.fromkeys(options.tracker or in_file)]
+    if (where := options.notify or said.notify) is not None:
+        found.append(Notifier(Notify(where, page=options.notify_page or said.notify_page)))
+    return found
 
 
 EXIT_CODES = {"Ctrl-C": 130, "SIGTERM": 143}

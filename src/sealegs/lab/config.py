@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -19,11 +19,34 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 _STARTING_POINTS = ("preset", "size")
+_TOLD = "run"
+"""The table of what is no setting of the run: who is told of it. It is not in the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Who is told of a run besides its folder."""
+
+    tracker: str | tuple[str, ...] = ()
+    """Names of trackers, or one."""
+    notify: str | tuple[str, ...] | None = None
+    """The address of a webhook, a command, or ``$NAME`` of an environment variable with either."""
+    notify_page: str | None = None
+    """Address of the page that messages lead to; ``{run}`` in it is the run's name."""
+
+
+def told(config: Path | None) -> Told:
+    """What a file says in its table ``[run]``."""
+    written = read_toml(config).get(_TOLD, {}) if config else {}
+    if not isinstance(written, Mapping):
+        raise ConfigError(f"{config}: {_TOLD}={written!r}: a table, [{_TOLD}]")
+    return overlaid(Told(), written, where=str(config), group=f"{_TOLD}.")
 
 
 def starting_point(*, preset: str | None = None, size: str | None = None, config: Path | None = None) -> Settings:
     """The settings before the command line has its say: preset, then size, then the file on top."""
     written = read_toml(config) if config else {}
+    written.pop(_TOLD, None)
     in_file = {name: written.pop(name, None) for name in _STARTING_POINTS}
     preset, size = preset or in_file["preset"], size or in_file["size"]
     settings = _named(PRESETS, "preset", preset) if preset else _named(SIZES, "size", size or "toy")
@@ -45,9 +68,8 @@ def of_run(folder: Path, *, preset: str | None = None, size: str | None = None, 
                     f"{name}={getattr(settings.model, name)}; leave it out, a resumed run knows its settings"
                 )
     written = read_toml(config) if config else {}
-    return overlaid(
-        settings, {name: value for name, value in written.items() if name not in _STARTING_POINTS}, where=str(config)
-    )
+    own = {name: value for name, value in written.items() if name not in (*_STARTING_POINTS, _TOLD)}
+    return overlaid(settings, own, where=str(config))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

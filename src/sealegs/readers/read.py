@@ -90,9 +90,10 @@ def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str 
 
 def open_run(source: str | Path) -> Run:
     """The run in a folder, while it is being written or afterwards; or in any log that ``read`` reads."""
-    path = Path(source)
-    is_ours = not path.exists() or (path / MANIFEST).exists()
-    return runs.open_run(path) if is_ours and not str(source).startswith("mlflow:") else read(str(source)).run
+    path, name = Path(source), str(source)
+    names_one_of_several = name.startswith("mlflow:") or Path(name.rpartition("#")[0] or ".").is_file()
+    is_ours = (path / MANIFEST).exists() or not (path.exists() or names_one_of_several)
+    return runs.open_run(path) if is_ours else read(name).run
 
 
 def _log(place: Place, table: Table, said: dict[str, str]) -> Log:

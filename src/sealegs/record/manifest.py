@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
@@ -38,7 +38,9 @@ class Manifest:
     """Commit and whether the tree had changes; null outside a repository."""
     host: Mapping[str, Any] = field(default_factory=dict)
     tracker: Mapping[str, Any] | None = None
-    """Name, run id and URI of the tracker that has this run too."""
+    """Name, run id and URI of the tracker that has this run too; of several, the first that was named."""
+    trackers: Sequence[Mapping[str, Any]] = ()
+    """The same of every tracker that has this run, or a part of it."""
 
 
 def describe(run: str, **known: Any) -> Manifest:
@@ -93,6 +95,8 @@ def load(folder: Path) -> Manifest:
     for name in ("settings", "data", "host", "versions"):
         if not isinstance(values.get(name, {}), dict):
             raise SourceError(f"{path}: {name} is not a table; restore the manifest from a copy")
+    if not isinstance(values.get("trackers", []), list):
+        raise SourceError(f"{path}: trackers is not a list; restore the manifest from a copy")
     known = {entry.name for entry in fields(Manifest)}
     return Manifest(**{key: value for key, value in values.items() if key in known})
 

@@ -52,7 +52,7 @@ def draft(
         symptoms=numbers.symptoms(met, manifest),
         evidence=Evidence(
             record=source,
-            tracker=str(tracker.get("uri") or tracker.get("run_id") or tracker.get("name") or "") or None,
+            tracker=", ".join(filter(None, map(_place, manifest.get("trackers") or [tracker]))) or None,
             without_pictures=f"not drawn yet: run `sealegs postmortem {source}#{met.number}`",
             layers=numbers.layers(met),
         ),
@@ -62,6 +62,10 @@ def draft(
         cost=happened.cost(met, manifest, told),
         why_empty=why,
     )
+
+
+def _place(tracker: Mapping[str, Any]) -> str:
+    return str(tracker.get("uri") or tracker.get("run_id") or tracker.get("name") or "")
 
 
 def sections(document: Postmortem) -> dict[str, list[str]]:

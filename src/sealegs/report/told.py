@@ -17,6 +17,8 @@ def remarkable(event: Event) -> str | None:
             words = [f"{name}: {told}" for name, told in detail["not_as_saved"].items()] + list(detail["changed"])
             return f"not as it was before the resume: {'; '.join(words)}" if words else None
         case "sink-failed":
+            if detail.get("goes_on"):
+                return str(detail["reason"])
             return f"{detail['sink']} is off from here on, the run goes on: {detail['reason']}"
         case "skip" | "alarm" | "halt" | "remark" | "fault":
             return str(detail["text"])

@@ -1,7 +1,6 @@
 """Rows and events in, an MLflow run out: on the server that ``MLFLOW_TRACKING_URI`` names, or in a SQLite file."""
 
 import fcntl
-import json
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 from sealegs.errors import MissingExtra, SinkFailed
 from sealegs.record.manifest import dotted
 from sealegs.record.schema import spell
+from sealegs.sinks import marks
 from sealegs.vocabulary import Event, Row
 
 EXPERIMENT = "sealegs"
@@ -43,18 +43,16 @@ class MlflowSink:
 
     name = "mlflow"
 
-    def __init__(self, run_name: str, store: Path) -> None:
-        self._run_name = run_name
-        self._store = store.absolute()
+    def __init__(self) -> None:
         self._client: Any = None
+        self._store = Path()
         self._run_id = ""
         self._status = _STATUS["finished"]
         self._events = 0
         self._nonfinite: dict[str, int] = {}
-        server = os.environ.get("MLFLOW_TRACKING_URI")
-        self._is_embedded = not server
-        self._uri = server or f"sqlite:///{self._store.as_posix()}/mlflow.db"
-        self._shown_uri, self._secrets = _split_uri(self._uri)
+        self._is_embedded = False
+        self._shown_uri = ""
+        self._secrets: list[str] = []
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the MLflow run, or go on with the one that the manifest names, and say where it is."""
@@ -63,15 +61,21 @@ class MlflowSink:
         try:  # here, not above: it takes seconds, and Sealegs works without it
             from mlflow.tracking import MlflowClient
         except ModuleNotFoundError as error:
-            raise MissingExtra("--tracker mlflow", "mlflow", "mlflow") from error
+            raise MissingExtra("the tracker mlflow", "mlflow", "mlflow") from error
+        folder = Path(manifest["folder"]).absolute()
+        self._store = folder.parent
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        self._is_embedded = not server
+        uri = server or f"sqlite:///{self._store.as_posix()}/mlflow.db"
+        self._shown_uri, self._secrets = _split_uri(uri)
         with self._secrets_kept():
             if self._is_embedded:
                 self._store.mkdir(parents=True, exist_ok=True)
                 with _one_at_a_time(self._store / ".mlflow.lock"):  # two that make the tables at once break each other
-                    self._client = MlflowClient(self._uri)
+                    self._client = MlflowClient(uri)
             else:
-                self._client = MlflowClient(self._uri)
-            run = self._earlier_run(manifest) or self._client.create_run(self._experiment(), run_name=self._run_name)
+                self._client = MlflowClient(uri)
+            run = self._earlier_run(manifest) or self._client.create_run(self._experiment(), run_name=folder.name)
             self._run_id = run.info.run_id
             self._take_up(run.data.tags)
             self._log_params(_params(manifest), run.data)
@@ -97,23 +101,27 @@ class MlflowSink:
         for row in rows:
             step = int(row["step"])
             time_ms = int(float(row.get("time", time.time())) * 1000)
-            for signal, value in row.items():
-                if signal in ("step", "time") or isinstance(value, str):
-                    continue
+            for signal, value in marks.numbers(row).items():
                 name = _name(signal)
-                metrics.append(Metric(name, float(value), time_ms, step))
+                metrics.append(Metric(name, value, time_ms, step))
                 if not math.isfinite(value):
                     tags |= self._count_nonfinite(name, step, value)
         self._log(metrics=metrics, tags=tags)
 
     def event(self, event: Event) -> None:
-        """Write one event as a tag: the first hundred by number, of those that follow the newest."""
+        """Write one event as a tag: the first hundred by number, of those that follow the newest; and its counts."""
+        from mlflow.entities import Metric
+
         if event.kind == "end":
             self._status = _STATUS.get(event.detail.get("reason", ""), "FAILED")
         self._events += 1
         tag = f"event.{self._events:03}" if self._events <= _NUMBERED_EVENTS else "event.newest"
-        words = [f"step {event.step} {event.kind}", *(f"{key}={_text(value)}" for key, value in event.detail.items())]
-        self._log(tags={tag: " ".join(words)[:_LONGEST_EVENT], "event.count": str(self._events)})
+        words = [f"step {event.step} {event.kind}"]
+        words += [f"{key}={marks.plain_text(value)}" for key, value in event.detail.items()]
+        self._log(
+            metrics=[Metric(*count, int(event.time * 1000), event.step) for count in marks.counts(event).items()],
+            tags={tag: " ".join(words)[:_LONGEST_EVENT], "event.count": str(self._events)},
+        )
 
     def close(self) -> None:
         """Give the MLflow run its end time, and the status that the ``end`` event told."""
@@ -124,8 +132,8 @@ class MlflowSink:
         """The MLflow run that this training run had before it stopped, if this store has it still."""
         from mlflow.exceptions import MlflowException
 
-        tracker = manifest.get("tracker") or {}
-        if tracker.get("name") != self.name or not tracker.get("run_id"):
+        tracker = marks.earlier(manifest, self.name)
+        if not tracker.get("run_id"):
             return None
         try:  # rather than compare addresses: run ids are unique, and a store may have moved
             run = self._client.get_run(tracker["run_id"])
@@ -218,13 +226,7 @@ def _params(manifest: Mapping[str, Any]) -> dict[str, str]:
     >>> _params({"settings": {"model": {"width": 64}}, "seed": 1, "run_id": "a1", "versions": {"torch": "2.9"}})
     {'model.width': '64', 'versions.torch': '2.9', 'seed': '1', 'run_id': 'a1'}
     """
-    chosen = {**manifest.get("settings", {}), "versions": manifest.get("versions", {})}
-    chosen |= {key: manifest[key] for key in ("seed", "dtype", "run_id") if manifest.get(key) is not None}
-    return {_name(name): _text(value)[:_LONGEST_PARAM] for name, value in dotted(chosen)}
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else str(value)
+    return {_name(name): marks.plain_text(value)[:_LONGEST_PARAM] for name, value in dotted(marks.settings(manifest))}
 
 
 def _name(name: str) -> str:

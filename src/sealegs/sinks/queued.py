@@ -20,7 +20,8 @@ class TakesManyRows(Protocol):
 class Queued:
     """A slow sink that never holds the run: ``row`` and ``event`` only put things into a bounded queue.
 
-    What goes wrong in the thread is raised once, by the next call from the training side; after that the sink is deaf.
+    What goes wrong in the thread is raised once, by the next call from the training side; after that the sink is deaf,
+    unless it says that it goes on.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Queued:
         self._waiting: deque[Row | Event] = deque()
         self._offered = self._delivered = self._dropped = 0
         self._failure: BaseException | None = None
+        self._stumble: SinkFailed | None = None  # told like a failure, but the sink goes on
         self._over = False  # closed, or the failure has been told: nothing is taken any more
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -68,6 +70,7 @@ class Queued:
                 raise self._told() from self._failure
             if self._thread.is_alive():
                 raise self._told(f"not done within {self._close_within_s:g} s of the end of the run")
+            self._tell_stumble()
             if self._dropped:
                 raise self._told("too slow for this run")
 
@@ -86,6 +89,12 @@ class Queued:
                 self._waiting.popleft()  # events are few and tell how the run ended: the oldest row makes room
             self._waiting.append(item)
             self._changed.notify()
+            self._tell_stumble()
+
+    def _tell_stumble(self) -> None:
+        stumble, self._stumble = self._stumble, None
+        if stumble is not None:
+            raise stumble
 
     def _deliver(self) -> None:
         try:
@@ -114,11 +123,21 @@ class Queued:
             if isinstance(item, Event):
                 self._hand_over_rows(rows)
                 rows = []
-                self._sink.event(item)
-                self._arrived(1)
+                self._hand_over_event(item)
             else:
                 rows.append(item)
         self._hand_over_rows(rows)
+
+    def _hand_over_event(self, event: Event) -> None:
+        try:
+            self._sink.event(event)
+        except SinkFailed as stumble:
+            if not stumble.goes_on:
+                raise
+            with self._changed:
+                self._stumble = stumble
+        else:
+            self._arrived(1)
 
     def _hand_over_rows(self, rows: list[Row]) -> None:
         if rows and isinstance(self._sink, TakesManyRows):

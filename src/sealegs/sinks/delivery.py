@@ -1,0 +1,159 @@
+"""A Message in, a webhook called or a command run out. Where it goes is a secret, and is shown to nobody."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Protocol
+from urllib.parse import urlsplit
+
+from sealegs.errors import ConfigError
+from sealegs.sinks.messages import Message
+
+TIMEOUT_S = 10.0
+WAITS_S = (1.0, 4.0)
+"""Between one attempt and the next."""
+
+
+class Undelivered(Exception):
+    """A message did not arrive: why, in words without a secret, and whether another attempt could help."""
+
+    def __init__(self, reason: str, *, may_pass: bool) -> None:
+        super().__init__(reason)
+        self.may_pass = may_pass
+
+
+class Delivery(Protocol):
+    """A way to a person."""
+
+    shown: str
+    """Where it leads, as it may be shown."""
+
+    def send(self, message: Message, text: str) -> None:
+        """Deliver it, or raise ``Undelivered``."""
+
+
+def delivered(delivery: Delivery, message: Message, text: str, *, waits_s: Sequence[float] = WAITS_S) -> None:
+    """Deliver a message, with another attempt after each of the waits where that could help."""
+    for wait_s in (*waits_s, None):
+        try:
+            delivery.send(message, text)
+        except Undelivered as failure:
+            if wait_s is None or not failure.may_pass:
+                raise
+            time.sleep(wait_s)
+        else:
+            return
+
+
+def opened(where: str | Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Delivery:
+    """The way that a user's words mean: the address of a webhook, a command, ``$NAME`` of a variable with either."""
+    if isinstance(where, str) and where.startswith("$"):
+        name = where[1:].strip("{}")
+        if not (where := os.environ.get(name, "")):
+            raise ConfigError(f"notify=${name}: there is no such environment variable; export {name}, or leave it out")
+    if not isinstance(where, str):
+        return Command(where, timeout_s)
+    scheme, separator, _ = where.partition("://")
+    if not separator or not scheme.isalpha():
+        return Command(shlex.split(where), timeout_s)
+    if scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"notify={scheme}://...: give the https:// address of a webhook, or a command")
+    return Webhook(where, timeout_s)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A message is for the place that the user named: one that sends it elsewhere is refused."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        return None
+
+
+class Webhook:
+    """An address that takes ``{"text": ...}``: Slack's incoming webhooks, Mattermost, your own."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or any(character.isspace() for character in url):
+            raise ConfigError("notify=http...: no host, or a blank in it; give the whole address of the webhook")
+        self.shown = f"the webhook at {host}{f':{port}' if port else ''}"
+        self._url = url
+        self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def send(self, message: Message, text: str) -> None:
+        """Post it. Slack reads ``<``, ``>`` and ``&`` as its own marks unless they are spelt."""
+        escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        request = urllib.request.Request(  # noqa: S310 - http and https only, see `opened`
+            self._url,
+            data=json.dumps({"text": escaped}).encode(),
+            headers={"Content-Type": "application/json", "User-Agent": "sealegs"},
+        )
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                answer.read(1024)
+        except urllib.error.HTTPError as error:
+            with error:
+                moved = ", which would lead elsewhere" if 300 <= error.code < 400 else ""
+                may_pass = error.code >= 500 or error.code in (408, 425, 429)
+                raise Undelivered(f"it answers {error.code}{moved}", may_pass=may_pass) from None
+        except (OSError, HTTPException, ValueError) as error:  # no name for it, no way to it, no end, no HTTP
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            is_late = isinstance(reason, TimeoutError)
+            told = f"no answer within {self._timeout_s:g} s" if is_late else type(reason).__name__
+            if isinstance(reason, OSError) and reason.strerror and not is_late:
+                told = reason.strerror
+            raise Undelivered(told, may_pass=True) from None
+
+
+class Command:
+    """A program that gets the text on its standard input, and the parts of it in ``SEALEGS_...`` variables."""
+
+    def __init__(self, words: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
+        if not words or not all(isinstance(word, str) for word in words):
+            raise ConfigError("notify='': give the https:// address of a webhook, or a command")
+        if shutil.which(words[0]) is None:
+            raise ConfigError(
+                f"notify={words[0]} ...: there is no such program; give a command, or an https:// address"
+            )
+        self.shown = f"the command {os.path.basename(words[0])}"  # noqa: PTH119 - as the shell names it
+        self._words = list(words)
+        self._timeout_s = timeout_s
+
+    def send(self, message: Message, text: str) -> None:
+        """Run it, and take an exit code of 0 for delivered."""
+        told = {
+            "SEALEGS_KIND": message.kind,
+            "SEALEGS_RUN": message.run,
+            "SEALEGS_STEP": str(message.step),
+            "SEALEGS_TITLE": message.title,
+            "SEALEGS_PAGE": message.page,
+        }
+        try:
+            done = subprocess.run(  # noqa: S603 - the user's own command, without a shell
+                self._words,
+                input=text.encode(),
+                env=os.environ | told,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # it may repeat its arguments, and a token in them
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Undelivered(f"not done within {self._timeout_s:g} s", may_pass=True) from None
+        except OSError as error:
+            raise Undelivered(error.strerror or type(error).__name__, may_pass=False) from None
+        if done.returncode != 0:
+            raise Undelivered(f"its exit code is {done.returncode}", may_pass=True)

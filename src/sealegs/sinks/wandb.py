@@ -1,0 +1,100 @@
+"""Rows and events in, a W&B run out: on the server that the user is logged in to, or in a folder to be synced."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from sealegs.errors import MissingExtra
+from sealegs.record.schema import speakable
+from sealegs.sinks import marks
+from sealegs.vocabulary import Event, Row
+
+PROJECT = "sealegs"
+
+_DEFAULTS = {"WANDB_ERROR_REPORTING": "false"}  # a training run reports to nobody its user did not name
+_INIT_TIMEOUT_S = 30.0  # W&B's own 90 s are long to wait for a server that is not there
+_SUMMARISED = 100
+_LONGEST_TEXT = 500
+
+
+class WandbSink:
+    """One W&B run beside whatever runs the user has, gone on with when the training run is resumed.
+
+    Signals become metrics of the same name over ``step``: W&B's own step only goes up, and drops what a run does again
+    after it went back. Events become entries of the summary, those that a person should know of become alerts.
+    """
+
+    name = "wandb"
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._events = 0
+        self._exit_code = 0
+
+    def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make the W&B run, or go on with the one that the manifest names, and say where it is."""
+        for variable, value in _DEFAULTS.items():
+            os.environ.setdefault(variable, value)
+        try:  # here, not above: it takes a second, and Sealegs works without it
+            import wandb
+        except ModuleNotFoundError as error:
+            raise MissingExtra("the tracker wandb", "wandb", "wandb") from error
+        folder = Path(manifest["folder"])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        before = marks.earlier(manifest, self.name)
+        is_online = os.environ.get("WANDB_MODE", "online" if _is_logged_in() else "offline") == "online"
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            id=before.get("run_id") or token_hex(4),
+            dir=str(folder.parent),
+            mode=None if "WANDB_MODE" in os.environ else "online" if is_online else "offline",
+            resume="allow" if before and is_online else None,  # offline it is not asked, and complains
+            # `create_new`: a run that the user's own code has under way stays as it is
+            settings=wandb.Settings(
+                console="off", silent=True, init_timeout=_INIT_TIMEOUT_S, reinit="create_new", quiet=True
+            ),
+        )
+        self._run.config.update(speakable(marks.settings(manifest)), allow_val_change=True)
+        self._run.define_metric("*", step_metric="step")
+        place = str(Path(self._run.dir).parent)
+        return {
+            "name": self.name,
+            "run_id": self._run.id,
+            "uri": self._run.url if is_online and self._run.url else place,
+            "project": self._run.project,
+        }
+
+    def row(self, row: Row) -> None:
+        """Send the numbers of one step."""
+        self._run.log({**marks.numbers(row), "step": int(row["step"])})
+
+    def event(self, event: Event) -> None:
+        """Write one event into the summary, the first hundred of a process each for itself; raise an alert."""
+        mark = marks.mark(event)
+        if event.kind == "end":
+            self._exit_code = int(mark is not None and mark.level == "error")
+        if numbers := marks.counts(event):
+            self._run.log({**numbers, "step": event.step})
+        if mark is None:
+            return
+        self._events += 1
+        entry = f"{event.step:08} {event.kind}" if self._events <= _SUMMARISED else "newest"
+        self._run.summary[f"event/{entry}"] = mark.text[:_LONGEST_TEXT]
+        if mark.level != "info":
+            text, level = mark.text[:_LONGEST_TEXT], mark.level.upper()
+            self._run.alert(title=mark.title, text=text, level=level, wait_duration=0)
+
+    def close(self) -> None:
+        """End the W&B run: it succeeded, unless the ``end`` event told otherwise."""
+        if self._run is not None:
+            self._run.finish(exit_code=self._exit_code)
+
+
+def _is_logged_in() -> bool:
+    """Whether W&B knows a key: without one it would ask for it, and the run would wait at a prompt that nobody sees."""
+    import wandb
+
+    return bool(wandb.api.api_key)
