@@ -1,11 +1,13 @@
-"""``sealegs train --tracker mlflow``, with the real MLflow."""
+"""``sealegs train --tracker`` and ``--notify``, with the real trackers."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sealegs.cli.main import main
+from sealegs.readers.read import open_run as open_any
 from sealegs.record.run import open_run
 
 pytestmark = [
@@ -14,17 +16,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"),
 ]
 
-WORDS = ("--size", "nano", "--threads", "1", "--run", "a", "--tracker", "mlflow", "--cadence.evaluate-batches", "1")
+WORDS = ("--size", "nano", "--threads", "1", "--run", "a", "--cadence.evaluate-batches", "1")
+MLFLOW = ("--tracker", "mlflow")
+OTHERS = ("--tracker", "wandb", "--tracker", "tensorboard", "--tracker", "trackio")
 
 
-def test_a_run_and_its_resume_are_one_run_in_the_embedded_store(
+def test_a_run_and_its_resume_are_one_run_in_each_tracker(
     tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.tracking import MlflowClient
 
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *WORDS, "--steps", "6", "--data.sources", str(tokens_file)]) == 0
-    assert main(["train", *WORDS, "--steps", "9", "--resume"]) == 0
+    assert main(["train", *WORDS, *MLFLOW, *OTHERS, "--steps", "6", "--data.sources", str(tokens_file)]) == 0
+    assert main(["train", *WORDS, *MLFLOW, *OTHERS, "--steps", "9", "--resume"]) == 0
     run = open_run(tmp_path / "experiments" / "a")
     assert [event for event in run.events if event.kind == "sink-failed"] == []
     tracker = run.manifest.tracker
@@ -40,6 +44,60 @@ def test_a_run_and_its_resume_are_one_run_in_the_embedded_store(
     logged = run.logged("loss")
     assert history == dict(zip(run.steps[logged].tolist(), run.column("loss")[logged].tolist(), strict=True))
 
+    assert [entry["name"] for entry in run.manifest.trackers] == ["mlflow", "wandb", "tensorboard", "trackio"]
+    assert run.manifest.trackers[0] == tracker
+    for entry in run.manifest.trackers[1:]:
+        tracked = open_any(entry["uri"])
+        # of W&B, while it is offline, the folder of the resumed part
+        assert tracked.steps.tolist() == list(range(6 if entry["name"] == "wandb" else 0, 10))
+        for signal in ("loss", "grad_norm", "lr"):
+            ours, theirs = run.column(signal)[run.logged(signal)], tracked.column(signal)[tracked.logged(signal)]
+            np.testing.assert_allclose(theirs, ours[-len(theirs) :], rtol=1e-6)
+
+
+def test_a_file_names_trackers_and_who_is_told_and_no_secret_is_kept(
+    tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = tmp_path / "told.txt"
+    monkeypatch.setenv("TELL_ME", f"sh -c 'cat >> {told}; echo x7secret' x7secret")
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[run]\ntracker = "tensorboard"\nnotify = "$TELL_ME"\nnotify_page = "https://runs.example.org/{run}"\n'
+    )
+    words = ["train", str(file), *WORDS, "--steps", "5", "--data.sources", str(tokens_file)]
+    assert main([*words, "--inject", "nan-gradient@2"]) == 0
+    message = told.read_text().splitlines()
+    assert message[0] == "a: finished (step 5)"
+    assert message[1].endswith(", 1 step skipped")
+    assert message[3] == "page: https://runs.example.org/a"
+    run = open_run(tmp_path / "experiments" / "a")
+    assert [entry["name"] for entry in run.manifest.trackers] == ["tensorboard"]
+    assert "run" not in run.manifest.settings
+    said = capsys.readouterr()
+    files = [path for path in (tmp_path / "experiments").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"x7secret" in path.read_bytes()]
+    assert "x7secret" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("trackers = []", "no setting is called run.trackers; did you mean run.tracker?"),
+        ('tracker = "wanbd"', "tracker 'wanbd': there is none of that name; did you mean wandb?"),
+        ("tracker = 3", "run.tracker=3: "),
+        ('notify = "$NO_SUCH_HOOK"', "notify=$NO_SUCH_HOOK: there is no such environment variable"),
+    ],
+)
+def test_what_a_file_has_wrong_is_refused_before_anything_is_written(
+    line: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(f"[run]\n{line}\n")
+    assert main(["train", "mine.toml", *WORDS]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "experiments").exists()
+
 
 def test_a_server_that_is_not_there_costs_one_event_and_no_step(
     tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -47,7 +105,7 @@ def test_a_server_that_is_not_there_costs_one_event_and_no_step(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert main(["train", *WORDS, "--steps", "5", "--data.sources", str(tokens_file)]) == 0
+    assert main(["train", *WORDS, *MLFLOW, "--steps", "5", "--data.sources", str(tokens_file)]) == 0
     said = capsys.readouterr()
     assert "mlflow is off from here on, the run goes on" in said.err
     run = open_run(tmp_path / "experiments" / "a")

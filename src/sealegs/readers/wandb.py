@@ -29,7 +29,8 @@ def read(place: Place) -> Table:
     config: dict[str, Any] = {}
     for record in _records(file, remarks):
         if record.HasField("history"):
-            gathered.add(_items(record.history.item))
+            items = _items(record.history.item)  # W&B's own last: where the user counts steps, theirs count
+            gathered.add({name: items[name] for name in sorted(items, key=lambda name: name.startswith("_"))})
         elif record.HasField("run"):
             config.update(_items(record.run.config.update))
         elif record.HasField("config"):

@@ -156,7 +156,7 @@ class Messenger:
         skips = event.detail.get("skips")
         told = [str(why)] if why else []
         told += [f"{name} {float(self._last[name]):.4g}" for name in ("loss", "grad_norm") if name in self._last]
-        told += [f"{skips} steps skipped"] if skips else []
+        told += [f"{skips} step{'s' * (skips != 1)} skipped"] if skips else []
         return ", ".join(told) or "no step was made"
 
     def _place(self, incident: object) -> str:
