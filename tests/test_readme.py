@@ -12,6 +12,7 @@ import pytest
 
 import sealegs
 from sealegs.cli.main import main
+from sealegs.lab.config import Told, told
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -132,6 +133,22 @@ def test_the_page_on_batches_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names: dict[str, Any] = {}
     exec(PREAMBLE + snippet, names)  # noqa: S102 - our own docs
     assert len(names["sampler"]) == 4
+
+
+@pytest.mark.xdist_group("mlflow")  # one process for all that imports trackers
+@pytest.mark.parametrize(("page", "count"), [("trackers", 2), ("notifications", 1)])
+def test_the_pages_on_who_is_told_run(page: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TELL_ME", f"tee {tmp_path / 'told.txt'}")
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    snippets = blocks(text, "python")
+    assert len(snippets) == count
+    exec(PREAMBLE + CONV_NET + OPTIMIZER + "\n".join(snippets), {})  # noqa: S102 - our own docs
+    if page == "notifications":
+        assert (tmp_path / "told.txt").read_text().startswith("told: closed (step 11)\nloss ")
+    for toml in blocks(text, "toml"):
+        (tmp_path / "mine.toml").write_text(toml)
+        assert told(tmp_path / "mine.toml") != Told()
 
 
 def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

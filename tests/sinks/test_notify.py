@@ -372,7 +372,7 @@ def test_the_end_says_how_and_what_to_do_first(reason: str, first: str, tmp_path
 
 def test_a_command_gets_the_text_on_its_input_and_the_parts_in_its_environment(tmp_path: Path) -> None:
     script = tmp_path / "tell.sh"
-    script.write_text('#!/bin/sh\n{ cat; echo; echo "$1 $SEALEGS_KIND $SEALEGS_RUN $SEALEGS_STEP"; } >> "$0.out"\n')
+    script.write_text('#!/bin/sh\n{ cat; echo "$1 $SEALEGS_KIND $SEALEGS_RUN $SEALEGS_STEP"; } >> "$0.out"\n')
     script.chmod(0o755)
     notifier = started(tmp_path / "a", f"{script} 'two words'")
     notifier.event(alarm(1))

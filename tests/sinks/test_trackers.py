@@ -138,11 +138,9 @@ def test_nothing_is_said_on_stdout(written: Written) -> None:
 
 
 def wandb_has_alerts_a_summary_and_the_config(written: Written) -> None:
-    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore
 
-    assert wandb.run is None, "a run of the user's own would be as it was"
     (file,) = Path(written.started[0]["uri"]).glob("*.wandb")
     store = DataStore()
     store.open_for_scan(str(file))
@@ -150,6 +148,8 @@ def wandb_has_alerts_a_summary_and_the_config(written: Written) -> None:
     while (data := store.scan_data()) is not None:
         records.append(Record.FromString(data))
     store.close()
+    axes = [(record.metric.glob_name, record.metric.step_metric) for record in records if record.HasField("metric")]
+    assert axes[0] == ("*", "step"), "W&B's own step only goes up"
     alerts = [(record.alert.level, record.alert.title) for record in records if record.HasField("alert")]
     assert alerts == [("WARN", "alarm at step 2"), ("WARN", "intervention at step 2"), ("ERROR", "the run is failed")]
     summary = {
@@ -212,6 +212,18 @@ def test_each_shows_what_happened_and_the_settings_in_its_own_way(written: Writt
         "tensorboard": tensorboard_has_texts_and_hparams,
         "trackio": trackio_has_alerts_and_the_config,
     }[written.name](written)
+
+
+def test_a_wandb_run_of_the_users_own_stays_as_it_is(tmp_path: Path) -> None:
+    import wandb
+
+    own = wandb.init(mode="disabled")
+    sink = WandbSink()
+    sink.start({**MANIFEST, "folder": str(tmp_path / "a1")})
+    assert wandb.run is own
+    sink.close()
+    assert wandb.run is own
+    own.finish()
 
 
 def test_a_damaged_store_is_one_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ class Command:
         try:
             done = subprocess.run(  # noqa: S603 - the user's own command, without a shell
                 self._words,
-                input=text.encode(),
+                input=f"{text}\n".encode(),
                 env=os.environ | told,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # it may repeat its arguments, and a token in them

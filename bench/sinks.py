@@ -1,0 +1,164 @@
+"""What a tracker costs a training step: a recorded row of 15 scalars, with each tracker and without, side by side.
+
+    python bench/sinks.py [--steps 400] [--step-ms 5] [--rounds 7]
+
+Every variant is a process of its own: a Watch that sees one row a step, after a stretch of numpy work that stands for
+the step. "Held" is the time that the loop is held where it hands over its row; what the queue's thread takes from the
+step later is in "a step", and in "CPU", all that the process works in a step. Variants take turns, so that a busy
+machine hits all alike; ratios are taken round by round. Beside each: the tracker's own call in the training thread, as
+people write it. W&B's second process is not counted.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SIGNALS = ("loss", "grad_norm", "lr", *(f"grad_norm/blocks.{number}" for number in range(12)))
+VARIANTS = ("none", "mlflow", "wandb", "tensorboard", "trackio", "all four", "notify")
+DIRECT = ("mlflow", "wandb", "tensorboard", "trackio")
+
+
+def main() -> None:
+    """Run the rounds, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--one", help="a variant: run it once in this process and print its times as JSON")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measured(options.one, options.steps, options.step_ms)))
+        return
+    times: dict[str, list[dict[str, float]]] = {}
+    for _ in range(options.rounds):
+        for variant in (*VARIANTS, *(f"direct {name}" for name in DIRECT)):
+            times.setdefault(variant, []).append(in_a_process(variant, options.steps, options.step_ms))
+    print(f"{options.steps} steps of {options.step_ms:g} ms, {len(SIGNALS)} scalars, {options.rounds} rounds\n")
+    print(table(times))
+
+
+def in_a_process(variant: str, steps: int, step_ms: float) -> dict[str, float]:
+    """One run of a variant, alone in its process."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": folder, "OMP_NUM_THREADS": "1"}
+        environment.pop("MLFLOW_TRACKING_URI", None)
+        words = [sys.executable, __file__, "--one", variant, "--steps", str(steps), "--step-ms", str(step_ms)]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def measured(variant: str, steps: int, step_ms: float) -> dict[str, float]:
+    """Milliseconds a step, of three kinds; seconds to start, and until all is delivered."""
+    import sealegs
+    import sealegs.watch  # torch: not what is measured
+
+    names = DIRECT if variant == "all four" else (variant,) if variant in DIRECT else ()
+    notify = "cat" if variant == "notify" else None
+    began = time.perf_counter()
+    own = direct(variant.removeprefix("direct ")) if variant.startswith("direct ") else None
+    watch = sealegs.Watch(Path("a"), sinks=[sealegs.tracker(name) for name in names], notify=notify)
+    started_s = time.perf_counter() - began
+    work = Work(step_ms)
+    taken, held = [], []
+    cpu = time.process_time()
+    for step in range(steps):
+        began = time.perf_counter()
+        work.do()
+        worked = time.perf_counter()
+        row = dict.fromkeys(SIGNALS, 2.5 + step / 1000)
+        watch.see(step, **row)
+        if own is not None:
+            own(step, row)
+        taken.append(time.perf_counter() - began)
+        held.append(time.perf_counter() - worked)
+    began = time.perf_counter()
+    watch.close()
+    closed_s = time.perf_counter() - began
+    cpu = time.process_time() - cpu
+    failed = [event for event in sealegs.open_run("a").events if event.kind == "sink-failed"]
+    assert not failed, failed
+    return {
+        "step": 1e3 * statistics.median(taken),
+        "held": 1e3 * statistics.median(held),
+        "cpu": 1e3 * cpu / steps,
+        "start": started_s,
+        "close": closed_s,
+    }
+
+
+class Work:
+    """A stretch of arithmetic that takes so long: numpy lets go of the interpreter in it, as a forward pass does."""
+
+    def __init__(self, step_ms: float) -> None:
+        import numpy as np
+
+        self._matrix = np.random.default_rng(0).standard_normal((96, 96)).astype(np.float32)
+        began = time.perf_counter()
+        for _ in range(200):
+            self._matrix @ self._matrix
+        self._times = max(1, round(step_ms / 1000 / ((time.perf_counter() - began) / 200)))
+
+    def do(self) -> None:
+        """Once."""
+        for _ in range(self._times):
+            self._matrix @ self._matrix
+
+
+def direct(name: str) -> Any:
+    """What people write themselves: the tracker's own call for each step, in the training thread."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    if name == "mlflow":
+        import mlflow
+
+        mlflow.set_tracking_uri("sqlite:///mlflow.db")
+        mlflow.start_run()
+        return lambda step, row: mlflow.log_metrics(row, step=step)
+    if name == "wandb":
+        import wandb
+
+        run = wandb.init(mode="offline", settings=wandb.Settings(console="off", silent=True))
+        return lambda step, row: run.log(row, step=step)
+    if name == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter("tensorboard")
+
+        def scalars(step: int, row: dict[str, float]) -> None:
+            for signal, value in row.items():
+                writer.add_scalar(signal, value, step)
+
+        return scalars
+    import trackio
+
+    tracked = trackio.init(project="direct", auto_log_cpu=False, auto_log_gpu=False, embed=False)
+    return lambda step, row: tracked.log(row, step=step)
+
+
+def table(times: dict[str, list[dict[str, float]]]) -> str:
+    """Medians over the rounds, and their range."""
+    heads = ["sink", "held, ms", "a step, ms", "to no sink", "CPU a step, ms", "to no sink", "start, s", "end, s"]
+    lines = [heads, ["---"] * len(heads)]
+    for variant, rounds in times.items():
+        cells = [variant, median(rounds, "held", 3)]
+        for name in ("step", "cpu"):
+            ratios = sorted(one[name] / other[name] for one, other in zip(rounds, times["none"], strict=True))
+            cells += [median(rounds, name, 2), f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"]
+        lines.append([*cells, median(rounds, "start", 1), median(rounds, "close", 2)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def median(rounds: list[dict[str, float]], name: str, digits: int) -> str:
+    """Of one number over the rounds."""
+    return f"{statistics.median(one[name] for one in rounds):.{digits}f}"
+
+
+if __name__ == "__main__":
+    main()
