@@ -31,15 +31,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--one", help="a variant: run it once in this process and print its times as JSON")
+    parser.add_argument("--one", help="a variant: run it once in this process, its times into times.json")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measured(options.one, options.steps, options.step_ms)))
+        Path("times.json").write_text(json.dumps(measured(options.one, options.steps, options.step_ms)))
         return
     times: dict[str, list[dict[str, float]]] = {}
     for _ in range(options.rounds):
         for variant in (*VARIANTS, *(f"direct {name}" for name in DIRECT)):
             times.setdefault(variant, []).append(in_a_process(variant, options.steps, options.step_ms))
+        load = os.getloadavg()[0]
+        print(f"{len(times['none'])} rounds of {options.steps} steps, load {load:.1f}", file=sys.stderr, flush=True)
     print(f"{options.steps} steps of {options.step_ms:g} ms, {len(SIGNALS)} scalars, {options.rounds} rounds\n")
     print(table(times))
 
@@ -50,8 +52,8 @@ def in_a_process(variant: str, steps: int, step_ms: float) -> dict[str, float]:
         environment = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": folder, "OMP_NUM_THREADS": "1"}
         environment.pop("MLFLOW_TRACKING_URI", None)
         words = [sys.executable, __file__, "--one", variant, "--steps", str(steps), "--step-ms", str(step_ms)]
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
+        times: dict[str, float] = json.loads((Path(folder) / "times.json").read_text())
     return times
 
 

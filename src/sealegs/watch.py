@@ -289,7 +289,7 @@ class Watch:
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: say so in the record, unless somebody has said how the run ended."""
-        if self._has_ended or self._is_closed:
+        if self._has_ended or self._is_closed or (isinstance(error, SystemExit) and not error.code):
             return
         reason = "halted" if isinstance(error, RunHalted) else "failed"
         if isinstance(error, KeyboardInterrupt):

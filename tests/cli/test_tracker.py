@@ -74,6 +74,8 @@ def test_a_file_names_trackers_and_who_is_told_and_no_secret_is_kept(
     run = open_run(tmp_path / "experiments" / "a")
     assert [entry["name"] for entry in run.manifest.trackers] == ["tensorboard"]
     assert "run" not in run.manifest.settings
+    assert main(["train", str(file), *WORDS, "--steps", "6", "--resume"]) == 0
+    assert "a: finished (step 6)" in told.read_text()
     said = capsys.readouterr()
     files = [path for path in (tmp_path / "experiments").rglob("*") if path.is_file()]
     assert not [path for path in files if b"x7secret" in path.read_bytes()]

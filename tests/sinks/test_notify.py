@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sealegs.sinks.messages import Messenger
 from sealegs.sinks.notify import Notifier, Notify
 from sealegs.vocabulary import Event
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SECRET = "T00/B00/x7secret"  # noqa: S105 - none
 
 
@@ -93,13 +93,6 @@ def happened(kind: str, step: int = 0, **detail: Any) -> Event:
 
 def alarm(number: int) -> Event:
     return happened("alarm", number, text=f"step {number}  ALARM  loss spike: 9", incident=number)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s"
-        time.sleep(0.01)
 
 
 def no_secret_in(folder: Path) -> None:
@@ -208,8 +201,6 @@ def test_a_hook_that_refuses_is_one_event_and_is_tried_again_with_the_next_messa
     hook.answers = answers.copy()
     with sealegs.Watch(tmp_path / "a", notify=hook.url) as watch:
         watch.note("alarm", step=1, text="step 1  ALARM", incident=1)
-        wait_for(lambda: len(hook.paths) == attempts)
-        time.sleep(0.05)
         watch.note("alarm", step=2, text="step 2  ALARM", incident=2)
     assert len(hook.paths) == attempts + 2
     assert "/elsewhere" not in hook.paths
@@ -247,19 +238,19 @@ def test_a_slow_hook_holds_neither_steps_nor_the_end(
     hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "CLOSE_WITHIN_S", 0.1)
-    hook.slow_s = 1.0
+    hook.slow_s = PATIENCE_S / 4
     began = time.monotonic()
     with sealegs.Watch(tmp_path / "a", notify=hook.url) as watch:
         for step in range(100):
             watch.see(step, loss=1.0)
             watch.note("alarm", text="ALARM", incident=step)
-    assert time.monotonic() - began < 1.0, "less than one message takes"
+    assert time.monotonic() - began < hook.slow_s, "less than one message takes"
     (failure,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "sink-failed"]
     assert failure.detail["reason"].startswith("notify: not done within 0.1 s of the end of the run; 0 rows and events")
 
 
 def test_a_server_that_never_answers_is_given_up(hook: Hook) -> None:
-    hook.slow_s = 1.0
+    hook.slow_s = PATIENCE_S
     way = delivery.opened(hook.url, timeout_s=0.05)
     with pytest.raises(delivery.Undelivered, match=r"^no answer within 0\.05 s$"):
         way.send(None, "text")  # type: ignore[arg-type]

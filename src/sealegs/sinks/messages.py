@@ -72,9 +72,11 @@ class Messenger:
             case "intervention":
                 return self._about_intervention(event)
             case "halt":
-                is_halted, self._halted = self._halted, True
+                self._halted = True
                 title = "halted" if self._acts else "would be halted, but nothing acts on it"
-                return None if is_halted else self._written(event, title, self._check_and_resume, is_last=True)
+                return self._written(
+                    event, title, self._check_and_resume, incident=detail.get("incident"), is_last=True
+                )
             case "stalled":
                 first = "look at the process and the machine; stop it and resume if it does not go on"
                 return self._written(event, "stands still", first, key=(detail.get("where"),))

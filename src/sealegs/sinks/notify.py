@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, TypeAlias
 
 from sealegs.errors import ConfigError, SinkFailed
@@ -59,7 +59,7 @@ class Notifier:
         self._way = delivery.opened(self._options.where)  # refused here, before there is a run folder
         self._messenger = Messenger(Path())
         self._queue = Queued(_Sender(self._way), capacity=100, gather_s=0.0, close_within_s=CLOSE_WITHIN_S)
-        self._lock = Lock()  # the watchdog's thread tells, too
+        self._lock = RLock()  # the watchdog's thread tells, too, and signal handlers
         self._sent: deque[float] = deque()
         self._said: dict[tuple[Any, ...], float] = {}
         self._held_back = 0
@@ -95,8 +95,10 @@ class Notifier:
 
     def _end(self, message: Message | None) -> None:
         atexit.unregister(self._at_exit)
+        with self._lock:
+            text = None if message is None else self._allowed(message)
         try:
-            self._queue_up(message, None if message is None else self._allowed(message))
+            self._queue_up(message, text)
         finally:
             self._queue.close()
 
