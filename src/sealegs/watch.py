@@ -144,9 +144,8 @@ class Watch:
         self._has_ended = False
         self._sinks: list[Sink] = []
         self._tracked: list[Mapping[str, Any]] = []
-        for sink in (
-            (*sinks, *notifier) if self.record is not None else ()
-        ):  # where nothing is recorded, nothing is told
+        listening = (*sinks, *notifier) if self.record is not None else ()  # else nothing is recorded, and nothing told
+        for sink in listening:
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
         self._watchdog = Watchdog(stalled_after_s, self._stalled) if self.record is not None else None

@@ -88,6 +88,7 @@ def test_a_file_names_trackers_and_who_is_told_and_no_secret_is_kept(
         ("trackers = []", "no setting is called run.trackers; did you mean run.tracker?"),
         ('tracker = "wanbd"', "tracker 'wanbd': there is none of that name; did you mean wandb?"),
         ("tracker = 3", "run.tracker=3: "),
+        ('notify = ["curl", "x7secret", 3]', "run.notify: an address, a command or $NAME as text, or a list of words"),
         ('notify = "$NO_SUCH_HOOK"', "notify=$NO_SUCH_HOOK: there is no such environment variable"),
     ],
 )
@@ -97,7 +98,9 @@ def test_what_a_file_has_wrong_is_refused_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(f"[run]\n{line}\n")
     assert main(["train", "mine.toml", *WORDS]) == 2
-    assert sentence in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "x7secret" not in said
     assert not (tmp_path / "experiments").exists()
 
 

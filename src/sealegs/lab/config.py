@@ -40,6 +40,9 @@ def told(config: Path | None) -> Told:
     written = read_toml(config).get(_TOLD, {}) if config else {}
     if not isinstance(written, Mapping):
         raise ConfigError(f"{config}: {_TOLD}={written!r}: a table, [{_TOLD}]")
+    words = [where] if isinstance(where := written.get("notify", ""), str) else where
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # it may hold a secret: unsaid
+        raise ConfigError(f"{config}: {_TOLD}.notify: an address, a command or $NAME as text, or a list of words")
     return overlaid(Told(), written, where=str(config), group=f"{_TOLD}.")
 
 
