@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError, RunHalted, StorageError
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.audit import AS_SAVED, Changes
+from sealegs.recovery.data import Batches
 from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
@@ -29,6 +30,7 @@ from sealegs.signals.collect import Signal
 from sealegs.signals.digest import digest_of
 from sealegs.signals.gate import ROW
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
+from sealegs.signals.norms import Gradients
 from sealegs.sinks.notify import Where
 from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch
@@ -162,6 +164,8 @@ class Guard:
         self._reading = Reading(self._meter, self._update)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
+        self._gradients: Gradients | None = None
+        """As they were before the loop clipped them."""
         self._is_finished = False
         self._knows_its_step = not resume
         self.resumed: Resumed | None = None
@@ -191,6 +195,30 @@ class Guard:
                 self.recovery.handed_out(self.number, batch)
             yield batch
 
+    @property
+    def data(self) -> Batches:
+        """Where the run is in its data: for those who carry a loop of somebody else's."""
+        return self._batches
+
+    @property
+    def acts(self) -> bool:
+        """Whether updates are left out, or only said to be bad."""
+        return self._act
+
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients, if there is one and it is still in them."""
+        self._update.unscale()
+
+    def before_clipping(self) -> None:
+        """The loop is about to clip by itself: measure the gradients while they are whole.
+
+        The next ``step`` goes by that, names the tensor at fault, and clips nothing.
+        """
+        with torch.no_grad():
+            self._update.unscale()
+            self._tighten()
+            self._gradients = self._meter.read()
+
     def step(
         self,
         loss: Tensor,
@@ -216,8 +244,9 @@ class Guard:
             self._tell_what_came_back(self._changes)
         if reserved := RESERVED.intersection(signals):
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
+        before, self._gradients = self._gradients, None
         if self._batches.is_probe:
-            return self._probe(loss, grad_norm)
+            return self._probe(loss, grad_norm, before)
         if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
             raise ConfigError(
                 f"playbook={self.recovery.playbook.name}: it goes back in the data too; use guard.batches(loader)"
@@ -227,21 +256,23 @@ class Guard:
                 self._update.unscale()
             else:
                 self._update.refuse_scaled()
-            self._tighten()
+            if before is None:
+                self._tighten()
+            loop_clips = grad_norm is not None or before is not None
             known = self._reading.known(self.number, tokens) | self._batch | signals
-            seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known)
+            seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
             if self.recovery is not None:
                 self.recovery.before_update()
             elif self.checkpoints is not None:
                 self.checkpoints.before_update()
-            self._gatekeeper.decide(self.number, seen, known, self._clip_now)
+            self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)
             self._meter.updated(self.number)
         self._batch = {}
         self.number += 1
         went_back = False
         if self.recovery is not None:
             step = self.recovery.after_step(
-                self.number, tokens=tokens or 0, clip=self._clip_now, loop_clips=grad_norm is not None
+                self.number, tokens=tokens or 0, clip=self._clip_now, loop_clips=loop_clips
             )
             went_back = self._go_on_at(step)
         if self._saving is not None:
@@ -370,11 +401,11 @@ class Guard:
             self.fail(error)
         self.close()
 
-    def _probe(self, loss: Tensor, grad_norm: Tensor | float | None) -> Verdict:
+    def _probe(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> Verdict:
         """A step on a batch that was healthy before: it is looked at, and nothing is learned or updated."""
         assert self.recovery is not None
         with torch.no_grad():
-            found, norm = self._reading.probed(loss, grad_norm)
+            found, norm = self._reading.probed(loss, grad_norm, before)
         self._update.discard()
         self._meter.get_ready(self.number)
         self._go_on_at(self.recovery.probed(found, norm, self.number))

@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sealegs.errors import ConfigError
 from sealegs.prevention.plan import Plan, merged, plan_from, written
+from sealegs.prevention.reading import Read
 from sealegs.prevention.rule import check
 from sealegs.prevention.rules import RULES
 from sealegs.prevention.structure import read_structure
@@ -51,7 +52,7 @@ def preflight(
     ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
     ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``more`` is what
     cannot be seen, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with its
-    tables.
+    tables; or what was read of somebody's settings (``prevention.reading``), one or several.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     plans = [Plan()]
@@ -73,12 +74,17 @@ def preflight(
         plans.append(plan_from(_loading(loader)))
     if labels is not None:
         plans.append(plan_from(_targets(labels)))
-    told = more.pop("plan", None)
+    told = more.pop("plan", ())
     plans.append(plan_from(more))
-    if told is not None:
-        plans.append(told if isinstance(told, Plan) else written(told, "plan"))
+    names: dict[str, str] = {}
+    for each in told if isinstance(told, list | tuple) and not isinstance(told, Read) else [told]:
+        if isinstance(each, Read):
+            names |= each.names
+            plans.append(each.plan)
+        else:
+            plans.append(each if isinstance(each, Plan) else written(each, "plan"))
     name = "live objects" if model is None else type(model).__name__
-    return check(merged(*plans), name, RULES)
+    return check(merged(*plans), name, RULES, names)
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:

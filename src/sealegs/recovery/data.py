@@ -6,7 +6,7 @@ next one comes from there, be it in an epoch before; what was begun after that i
 """
 
 import copy
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from sealegs.errors import ConfigError, SourceError
@@ -41,6 +41,8 @@ class Batches:
         self.is_probe = False
         """Whether the batch under way is one that was asked for with ``repeat``."""
         self.deferred = deferred
+        self.on_epoch: Callable[[int], object] = lambda number: None
+        """Who is told that an epoch is about to be begun, before its order is drawn."""
         self._must_reposition = must_reposition or deferred
         self._skipped = Ranges()
         self._handed_out_again = Ranges()
@@ -53,6 +55,8 @@ class Batches:
         self._epochs: dict[int, Epoch] = {}
         self._newest = -1
         self._next = 0
+        self._begins = 0, 0
+        """The number of the first epoch, and how many batches of it come before the first one."""
         self._is_again = False
         self._target: Position | None = None
         """Where the next batch is to come from, if not from where the loader is."""
@@ -162,10 +166,22 @@ class Batches:
         what = _has_no(self._given, "reweight(source, weight)")
         return f"swap source={source!r}: {what}; give guard.batches a loader that can change its mixture"
 
-    def count_from(self, number: int) -> None:
-        """Number the first batch so: for a loader that someone else has brought to where it is."""
+    def count_from(self, number: int, *, epoch: int = 0, into: int = 0) -> None:
+        """Number the first batch so: for a loader that someone else has brought to where it is.
+
+        One that is still where its epoch begins leaves out so many batches, ``into`` it.
+        """
         assert self._epoch is None, "the first batch has its number"
-        self._next = number
+        self._next, self._begins = number, (epoch, into)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no batch of its epoch comes after the one under way, as far as the loader says how many it has."""
+        length = None if self._loader is None else self._loader.identity.get("length")
+        if length is None or self._epoch is None or self.number is None or self._is_again or self._probe:
+            return False
+        rest = range(self.number + 1, self._epoch["first"] + length)
+        return not self._epoch.get("dropped") and not any(map(self._is_wanted, rest))
 
     def bookkeeping(self) -> dict[str, Any]:
         """What going back does not undo, as JSON values."""
@@ -266,6 +282,7 @@ class Batches:
                 state = self._epoch.get("end_state")
             epoch = self._new_epoch()
             self._newest = epoch["number"]
+            self.on_epoch(epoch["number"])
         else:
             epoch, self._next, self._is_again = position["epoch"], position["next"], position["is_again"]
             state = position["state"]
@@ -300,6 +317,7 @@ class Batches:
                 }
             else:
                 epoch = self._new_epoch()
+                self.on_epoch(epoch["number"])
 
     def _walk_again(self, epoch: Epoch, state: Any) -> Generator[tuple[int, Any], None, None]:
         """What was left out of an epoch, at its end."""
@@ -314,7 +332,8 @@ class Batches:
 
     def _new_epoch(self) -> Epoch:
         if self._epoch is None:
-            return {"number": 0, "first": self._next, "is_after_end": True}
+            number, into = self._begins
+            return {"number": number, "first": self._next - into, "is_after_end": True}
         self._is_again, self._next = False, self._epoch.get("end", self._next)
         return {"number": self._epoch["number"] + 1, "first": self._next, "is_after_end": "end" in self._epoch}
 

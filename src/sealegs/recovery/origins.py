@@ -106,10 +106,15 @@ def as_at(start: Mapping[str, Any], origins: Iterable[Origin]) -> Iterator[None]
 def samplers_of(given: Any) -> list[Any]:
     """Whatever decides the order of a loader's batches: its samplers, and those that they are made of."""
     found: list[Any] = []
-    for sampler in (getattr(given, "batch_sampler", None), getattr(given, "sampler", None)):
-        while sampler is not None and all(sampler is not other for other in found):
-            found.append(sampler)
-            sampler = getattr(sampler, "sampler", None)
+
+    def follow(holder: Any, *names: str) -> None:
+        for name in names:
+            sampler = getattr(holder, name, None)
+            if sampler is not None and all(sampler is not other for other in found):
+                found.append(sampler)
+                follow(sampler, "sampler", "batch_sampler")
+
+    follow(given, "batch_sampler", "sampler")
     return found
 
 

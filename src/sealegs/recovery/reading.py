@@ -10,6 +10,7 @@ from sealegs.errors import ConfigError
 from sealegs.recovery.update import Update
 from sealegs.signals.collect import Signal, waited_for
 from sealegs.signals.measure import Meter, Seen
+from sealegs.signals.norms import Gradients
 
 NO_STEP = -1
 """The number of what is measured between two steps."""
@@ -42,16 +43,22 @@ class Reading:
         grad_norm: Tensor | float | None,
         token_losses: Tensor | None,
         known: dict[str, Signal],
+        before: Gradients | None = None,
     ) -> Seen:
-        """What is measured of a step; how long it took is then known, too."""
+        """What is measured of a step; how long it took is then known, too.
+
+        ``before`` are the gradients as they were before the loop clipped them.
+        """
         step_s = self.pace.step_s()
         if step_s is not None and self._meter.ranks.world == 1:  # else the slowest rank's
             known["step_s"] = step_s
-        scale: Any = known.get("loss_scale")
+        # what underflows is not to be told from gradients that were scaled down since
+        scale: Any = known.get("loss_scale") if before is None else None
         seen = self._meter.see(
             number,
             self._number(loss, "loss"),
             None if grad_norm is None else self._number(grad_norm, "grad_norm").double(),
+            before,
             step_s=step_s,
             token_losses=token_losses,
             loss_scale=scale,
@@ -60,14 +67,16 @@ class Reading:
             raise ConfigError("no parameter has a gradient: call loss.backward() before guard.step(loss)")
         return seen
 
-    def probed(self, loss: Tensor, grad_norm: Tensor | float | None) -> tuple[float, float | None]:
+    def probed(
+        self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None
+    ) -> tuple[float, float | None]:
         """Loss and gradient norm of a batch that is tried again."""
         # to unscale is to count as a step for the scaler; gradients that are scaled have no norm to compare
-        is_scaled = grad_norm is None and self._update.scaler is not None
+        is_scaled = grad_norm is None and before is None and self._update.scaler is not None
         given = 0.0 if is_scaled else grad_norm
         number = self._number(loss, "loss")
         norm = None if given is None else self._number(given, "grad_norm").double()
-        seen = self._meter.see(NO_STEP, number, norm, token_losses=None, loss_scale=None)
+        seen = self._meter.see(NO_STEP, number, norm, before, token_losses=None, loss_scale=None)
         found = waited_for(torch.stack((seen.loss.double(), seen.grad_norm().double())))
         return found[0], None if is_scaled else found[1]
 

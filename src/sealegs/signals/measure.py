@@ -103,18 +103,24 @@ class Meter:
         """Where the parameters are."""
         return self._reader.device
 
+    def read(self) -> Gradients:
+        """The gradients as they are now."""
+        return self._reader.read()
+
     def see(
         self,
         number: int,
         loss: Tensor,
         grad_norm: Tensor | None,
+        gradients: Gradients | None = None,
         *,
         step_s: float | None = None,
         token_losses: Tensor | None,
         loss_scale: Tensor | None,
     ) -> Seen:
-        """Measure a step before its update."""
-        gradients = self._reader.read() if grad_norm is None else None
+        """Measure a step before its update: by its ``gradients`` if they were read before, else as they are now."""
+        if gradients is None and grad_norm is None:
+            gradients = self.read()
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)

@@ -1,0 +1,198 @@
+"""What ``accelerator.prepare`` gave in, a guard for its loop out: Accelerate's own backward, accumulation and clipping.
+
+    guard = accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run="experiments/a1")
+    for batch in guard.batches(loader):
+        with accelerator.accumulate(model):
+            loss = model(**batch).loss
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            guard.step(loss)  # instead of optimizer.step(), scheduler.step() and optimizer.zero_grad()
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self, TypeVar
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from sealegs.errors import ConfigError, MissingExtra
+from sealegs.integrations.patches import Patches
+from sealegs.vocabulary import Verdict
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+    from accelerate.utils import DistributedType
+
+    from sealegs.integrations.prepared import handed_out
+except ModuleNotFoundError as error:
+    if error.name not in ("accelerate", "torch"):
+        raise
+    raise MissingExtra("sealegs.integrations.accelerate", "Accelerate", "accelerate") from None
+
+from sealegs.guard import Guard
+from sealegs.signals.collect import Signal
+
+T = TypeVar("T")
+OWN = frozenset({"scaler", "steps_scheduler"})
+"""Options of a guard that are Accelerate's to say."""
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+
+
+def guard(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: AcceleratedOptimizer | Sequence[AcceleratedOptimizer],
+    *,
+    run: Any,
+    scheduler: AcceleratedScheduler | Sequence[AcceleratedScheduler] | None = None,
+    **options: Any,
+) -> "AcceleratedGuard":
+    """A guard for a loop over what ``accelerator.prepare`` gave; ``options`` are those of ``sealegs.Guard``.
+
+    ``clip`` is for loops that do not call ``accelerator.clip_grad_norm_``. Make it on every process.
+    """
+    return AcceleratedGuard(accelerator, model, optimizer, run=run, scheduler=scheduler, **options)
+
+
+class AcceleratedGuard:
+    """A guard whose step ends when Accelerate's does: at the last of the micro-batches that are accumulated."""
+
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, optimizer: Any, *, run: Any, scheduler: Any, **options: Any
+    ) -> None:
+        refuse_foreign(accelerator)
+        if taken := OWN.intersection(options):
+            raise ConfigError(f"{sorted(taken)[0]}: it is the accelerator's; leave it out")
+        self._accelerator = accelerator
+        self._optimizers = [_prepared(each, AcceleratedOptimizer, "optimizer") for each in _several(optimizer)]
+        schedulers = [_prepared(each, AcceleratedScheduler, "scheduler") for each in _several(scheduler)]
+        for each in schedulers:
+            if isinstance(each.scheduler, ReduceLROnPlateau):
+                raise ConfigError(
+                    "scheduler=ReduceLROnPlateau: it waits for a metric; leave it out, and step it yourself"
+                )
+        inside = [each.optimizer for each in self._optimizers]
+        self.guard = Guard(model, inside, run=run, scheduler=schedulers, scaler=accelerator.scaler, **options)
+        """The guard itself."""
+        self._loss: Tensor | None = None
+        self._tokens = 0
+        self._patches = Patches()
+        see_before_clipping(self._patches, accelerator, self.guard)
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """The batches of an epoch of a prepared loader, or of any other; see ``Guard.batches``."""
+        return handed_out(self.guard, loader)
+
+    def step(
+        self, loss: Tensor, *, grad_norm: Tensor | float | None = None, tokens: int | None = None, **signals: Signal
+    ) -> Verdict:
+        """End a micro-batch that was backpropagated, and with the last of them the step: see ``Guard.step``.
+
+        ``loss`` is what ``accelerator.backward`` was given. The step's is the sum of what was backpropagated, their
+        mean. Until the step ends, the verdict is that of the step before. ``grad_norm`` is for loops that clip without
+        the accelerator.
+        """
+        share = loss.detach() / self._accelerator.gradient_accumulation_steps
+        self._loss = share if self._loss is None else self._loss + share
+        self._tokens += tokens or 0
+        if not self._accelerator.sync_gradients:
+            return self.guard.watch.verdict
+        total, self._loss = self._loss, None
+        seen, self._tokens = self._tokens, 0
+        for each in self._optimizers:
+            each._is_overflow = False  # the schedule counts attempts, and Accelerate's asks this
+        number = self.guard.number
+        verdict = self.guard.step(
+            total, grad_norm=grad_norm, tokens=None if tokens is None else seen, **signals
+        )
+        tell_skipped(self._optimizers, is_skipped(verdict, number, self.guard))
+        return verdict
+
+    def state_dict(self) -> dict[str, Any]:
+        """For ``accelerator.register_for_checkpointing``: the guard, and where the data are."""
+        return {"guard": self.guard.state_dict(), "data": self.guard.data.position()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; the data too, where they are gone through with ``batches``."""
+        self.guard.load_state_dict(state["guard"])
+        if state["data"]:
+            self.guard.data.go_to(state["data"])
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around what is no training; see ``Guard.paused``."""
+        return self.guard.paused()
+
+    def close(self) -> None:
+        """Finish, let go of the folder, and leave the accelerator as it was."""
+        self._patches.undo()
+        self.guard.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_foreign(accelerator: Accelerator) -> None:
+    """Accelerators whose updates happen where nobody can decide about them."""
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
+        raise ConfigError(
+            f"accelerator of {kind}: its engine updates the weights out of a guard's reach; use DDP or FSDP2, or only "
+            "watch the run with sealegs.Watch"
+        )
+
+
+def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
+    """Let a guard see gradients before the accelerator clips them. That takes the loss scale out of them, once."""
+
+    def seen(clip: Any) -> Any:
+        def seen_first(*args: Any, **kwargs: Any) -> Any:
+            if accelerator.sync_gradients:
+                of.before_clipping()
+            return clip(*args, **kwargs)
+
+        return seen_first
+
+    def once(unscale: Any) -> Any:
+        def unscaled(optimizer: Any = None) -> None:
+            if accelerator.sync_gradients:
+                of.unscale()
+            else:
+                unscale(optimizer)
+
+        return unscaled
+
+    for name in _CLIPPING:
+        patches.put(accelerator, name, seen)
+    patches.put(accelerator, "unscale_gradients", once)
+
+
+def is_skipped(verdict: Verdict, number: int, of: Guard) -> bool:
+    """Whether the update of a step was left out; of one that a device decides about it is not known yet."""
+    return verdict.step == number and not verdict.go and of.acts
+
+
+def tell_skipped(optimizers: Iterable[Any], skipped: bool) -> None:
+    """``accelerator.optimizer_step_was_skipped``, from now on."""
+    for each in optimizers:
+        each._is_overflow = skipped
+
+
+def _prepared(given: Any, kind: type, name: str) -> Any:
+    if not isinstance(given, kind):
+        raise ConfigError(
+            f"{name}={type(given).__name__}: give what accelerator.prepare made of it, {kind.__name__}"
+        )
+    return given
+
+
+def _several(one_or_more: Any) -> list[Any]:
+    if one_or_more is None:
+        return []
+    return list(one_or_more) if isinstance(one_or_more, Sequence) else [one_or_more]

@@ -1,0 +1,277 @@
+"""A Hugging Face Trainer in, the same Trainer with a guard in its loop out.
+
+    from sealegs.integrations import hf
+
+    hf.attach(trainer, run="experiments/a1", playbook=sealegs.Playbook.standard())
+    trainer.train()
+"""
+
+import inspect
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from sealegs.errors import ConfigError, MissingExtra, SourceError
+
+try:
+    import transformers
+    from transformers import PreTrainedModel, Trainer
+
+    from sealegs.integrations.accelerate import refuse_foreign
+    from sealegs.integrations.hf_loop import Loop, Schedule
+except ModuleNotFoundError as error:
+    if error.name not in ("transformers", "accelerate", "torch"):
+        raise
+    raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
+except MissingExtra:  # of what transformers' Trainer needs in turn
+    raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
+
+from sealegs.guard import Guard
+from sealegs.integrations.patches import Patches
+from sealegs.integrations.prepared import goes_back
+from sealegs.prevention.live import preflight
+from sealegs.prevention.reading import of_model_config, of_training_arguments
+from sealegs.record.files import whole_file, writing
+from sealegs.recovery.books import read_books
+from sealegs.recovery.options import has_begun
+from sealegs.report.advised import Advised
+from sealegs.watch import Watch
+
+STATE = "sealegs.json"
+"""What a checkpoint of the Trainer's holds of the guard."""
+OWN = {
+    "scheduler": "the Trainer makes it: set lr_scheduler_type",
+    "steps_scheduler": "the Trainer's schedule is stepped with the update",
+    "scaler": "it is the accelerator's: set fp16",
+    "clip": "the Trainer clips: set max_grad_norm",
+    "resume": "call trainer.train(resume_from_checkpoint=...)",
+}
+"""Options of a guard that are the Trainer's to say, and how."""
+NEEDED = ("_inner_training_loop", "_prepare_for_training", "_run_epoch", "get_batch_samples", "training_step")
+
+
+class PreflightWarning(UserWarning):
+    """What is likely to go wrong in a run that is about to begin."""
+
+
+def attach(trainer: Trainer, *, run: str | Path | Watch | None, **options: Any) -> "Attached":
+    """Let a guard decide about every update of a Trainer; ``options`` are those of ``sealegs.Guard``.
+
+    Nothing happens before ``trainer.train()``, but for a look at the settings, which may warn. ``run`` is the folder to
+    record into. A run that is resumed with ``resume_from_checkpoint`` goes on in its folder.
+    """
+    _refuse(trainer, options)
+    return Attached(trainer, run, options)
+
+
+class Attached:
+    """A guard in a Trainer's loop, until ``detach``."""
+
+    def __init__(self, trainer: Trainer, run: str | Path | Watch | None, options: Mapping[str, Any]) -> None:
+        self.guard: Guard | None = None
+        """Of the training that is under way, or was last."""
+        self._trainer = trainer
+        self._run = run
+        self._options = options
+        self._entry = Patches()
+        """In place from here on, and ..."""
+        self._patches = Patches()
+        """... during a training."""
+        self.advice, self._why_no_advice = _advice(trainer)
+        """What the pre-flight check has to say."""
+        self._warn()
+        self._entry.put(trainer, "_prepare_for_training", self._prepare)
+        self._entry.put(trainer, "_inner_training_loop", self._inner_loop)
+        trainer._sealegs = self
+
+    def detach(self) -> None:
+        """Leave the Trainer as it was."""
+        self._end()
+        self._entry.undo()
+        vars(self._trainer).pop("_sealegs", None)
+
+    def _prepare(self, prepare: Any) -> Any:
+        def prepared(max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+            model, loader = prepare(max_steps, train_dataloader, resume_from_checkpoint)
+            self._begin(model, loader, resume_from_checkpoint)
+            return model, loader
+
+        return prepared
+
+    def _inner_loop(self, run: Any) -> Any:
+        def inner_training_loop(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._end()
+
+        return inner_training_loop
+
+    def _begin(self, model: Any, loader: Any, checkpoint: str | None) -> None:
+        trainer = self._trainer
+        watch = self._run
+        if not isinstance(watch, Watch):
+            is_there = checkpoint is not None and watch is not None and has_begun(watch)
+            watch = Watch(watch, resume=is_there, settings=_settings(trainer))
+        schedule = trainer.lr_scheduler
+        waits_for_metric = isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR"
+        try:
+            self.guard = guard = Guard(
+                model,
+                trainer.optimizer.optimizer,
+                run=watch,
+                scheduler=schedule,
+                steps_scheduler=not waits_for_metric,
+                scaler=trainer.accelerator.scaler,
+                **self._options,
+            )
+            if checkpoint is not None:
+                self._resume(guard, Path(checkpoint))
+        except BaseException:
+            watch.close()
+            raise
+        self._note(guard)
+        if not waits_for_metric:
+            self._patches.put(trainer, "lr_scheduler", Schedule)
+        loop = Loop(trainer, guard, loader, self._save)
+        loop.join(self._patches)
+        trainer.add_callback(loop)
+
+    def _end(self) -> None:
+        self._trainer.callback_handler.callbacks[:] = [
+            each for each in self._trainer.callback_handler.callbacks if not isinstance(each, Loop)
+        ]
+        self._patches.undo()
+        if self.guard is not None:
+            self.guard.close()
+
+    def _note(self, guard: Guard) -> None:
+        accumulated = self._trainer.args.gradient_accumulation_steps
+        guard.watch.note(
+            "framework", step=guard.number, name="transformers.Trainer", version=transformers.__version__,
+            accumulation=accumulated, clip=self._trainer.args.max_grad_norm or None,
+        )
+        if self.advice is None:
+            guard.watch.note("preflight-failed", step=guard.number, reason=self._why_no_advice)
+        else:
+            findings = [f"{each.code} {each.grade}: {each.title}; {each.found}" for each in self.advice.findings]
+            guard.watch.note("preflight", step=guard.number, asked=self.advice.asked, findings=findings)
+
+    # Checkpoints of the Trainer's.
+
+    def _save(self) -> None:
+        """Beside what the Trainer has just written."""
+        trainer, guard = self._trainer, self.guard
+        assert guard is not None
+        state = {"guard": guard.state_dict(), "data": guard.data.position() if goes_back(guard) else None}
+        if not trainer.args.should_save:
+            return
+        path = Path(trainer._get_output_dir(None)) / f"checkpoint-{trainer.state.global_step}" / STATE
+        with writing(path), whole_file(path) as file:
+            file.write(json.dumps(state).encode())
+
+    def _resume(self, guard: Guard, checkpoint: Path) -> None:
+        """As the checkpoint says; the data as the Trainer counts them, where it does not."""
+        trainer = self._trainer
+        step = trainer.state.global_step
+        if guard.recovery is not None and guard.watch.folder is not None:
+            books = read_books(guard.watch.folder)
+            if books is not None:
+                guard.recovery.take_over(books)
+        state = _read(checkpoint / STATE)
+        position = None if state is None else state["data"]
+        guard.go_on(step, None if state is None else state["guard"])
+        if guard.checkpoints is not None:
+            guard.checkpoints.discard_after(step, f"the Trainer went back to {checkpoint.name}")
+        if goes_back(guard) and position:
+            guard.data.go_to(position)
+        elif goes_back(guard):
+            batches = len(trainer.callback_handler.train_dataloader)
+            every = trainer.args.gradient_accumulation_steps
+            epoch, into = divmod(step, max(-(-batches // every), 1))
+            into = 0 if trainer.args.ignore_data_skip else into * every
+            guard.data.count_from(epoch * batches + into, epoch=epoch, into=into)
+        guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)
+
+    def _warn(self) -> None:
+        if self.advice is None or not self._trainer.is_world_process_zero():
+            return
+        grave = [each for each in self.advice.findings if each.grade != "note"]
+        if grave:
+            lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in grave]
+            text = "\n  ".join(["sealegs preflight:", *lines])
+            warnings.warn(f"{text}\n(attach(...).advice has the reasons)", PreflightWarning, stacklevel=4)
+
+
+def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
+    """What cannot be guarded, before anything is changed."""
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(f"trainer={type(trainer).__name__}: give a transformers.Trainer")
+    if lacking := [name for name in NEEDED if not hasattr(trainer, name)]:
+        raise ConfigError(
+            f"transformers {transformers.__version__}: its Trainer has no {lacking[0]}; use one that "
+            "`pip install 'sealegs[huggingface]'` brings"
+        )
+    if hasattr(trainer, "_sealegs"):
+        raise ConfigError("trainer: a guard is attached to it already; call detach() on what attach gave")
+    for name, cure in OWN.items():
+        if name in options:
+            raise ConfigError(f"{name}={options[name]!r}: {cure}")
+    known = inspect.signature(Guard.__init__).parameters
+    if strange := sorted(options.keys() - known.keys()):
+        raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
+    refuse_foreign(trainer.accelerator)
+    if trainer.args.auto_find_batch_size:
+        raise ConfigError("auto_find_batch_size=True: it begins the run anew, over and over; find the size first")
+    if "lomo" in str(trainer.args.optim):
+        raise ConfigError(f"optim={trainer.args.optim}: it updates during the backward pass, which nobody can judge first")
+    if trainer.args.n_gpu > 1:
+        raise ConfigError(f"{trainer.args.n_gpu} GPUs in one process (DataParallel): start it with torchrun")
+
+
+def _advice(trainer: Any) -> tuple[Advised | None, str]:
+    """What the rules say of the settings; a look fails open, and then why is told."""
+    try:
+        values = trainer.args.to_dict() | {"max_steps": _steps(trainer)}
+        reads = [of_training_arguments(values, "TrainingArguments")]
+        if isinstance(trainer.model, PreTrainedModel):
+            reads.append(of_model_config(trainer.model.config.to_dict(), "the model's config"))
+        return preflight(trainer.model, trainer.optimizer, plan=reads), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _steps(trainer: Any) -> int | None:
+    """Of the whole run, where it can be told before it begins."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    try:
+        batches = math.ceil(len(trainer.train_dataset) / (args.train_batch_size * args.world_size))
+    except TypeError:
+        return None
+    return math.ceil(args.num_train_epochs * max(math.ceil(batches / args.gradient_accumulation_steps), 1))
+
+
+def _settings(trainer: Any) -> dict[str, Any]:
+    """What the run is, without its secrets, which the Trainer leaves out itself."""
+    settings = {"training_args": trainer.args.to_sanitized_dict()}
+    return json.loads(json.dumps(settings, default=str))  # type: ignore[no-any-return]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The guard's part of a checkpoint; None where it was written without one."""
+    try:
+        state: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: cannot be read ({error}); delete it to go on without the guard's memory") from error
+    if not isinstance(state, dict) or not {"guard", "data"} <= state.keys():
+        raise SourceError(f"{path}: is not what a guard has saved; delete it to go on without the guard's memory")
+    return state

@@ -1,0 +1,272 @@
+"""The loop of a Hugging Face Trainer in, the same loop with a guard in it out: one run of ``trainer.train()``.
+
+Its methods stand in the places of the Trainer's own, each of which is still called. What the Trainer counts follows the
+guard: ``global_step`` is the number of the step, also after it went back; the schedule counts attempts.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from transformers import TrainerCallback
+
+from sealegs.guard import Guard
+from sealegs.integrations.accelerate import is_skipped, see_before_clipping, tell_skipped
+from sealegs.integrations.patches import Patches
+from sealegs.integrations.prepared import goes_back, handed_out
+
+KEPT = 512
+"""Steps back from which the Trainer's averages of the loss can be what they were."""
+
+
+class Schedule:
+    """In the place of the Trainer's schedule, which the guard steps together with the optimizer.
+
+    The Trainer asks for the learning rate after an update, and means the one of that update.
+    """
+
+    def __init__(self, schedule: Any) -> None:
+        self.schedule = schedule
+        self._used: list[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.schedule, name)
+
+    def step(self, *_: Any, **__: Any) -> None:
+        """Has been done."""
+
+    def get_last_lr(self) -> list[Any]:
+        """Of the update that is under way, else of the next."""
+        return self.schedule.get_last_lr() if self._used is None else self._used
+
+    def begin_update(self) -> None:
+        """The schedule is about to be stepped."""
+        self._used = list(self.schedule.get_last_lr())
+
+    def end_update(self) -> None:
+        """The Trainer has asked."""
+        self._used = None
+
+
+class _Averages(NamedTuple):
+    """What the Trainer's log is made of, before a step."""
+
+    step: int
+    since_log: Tensor
+    in_all: float
+    last_log: int
+
+
+class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
+    """What stands between a Trainer's loop and a guard."""
+
+    def __init__(self, trainer: Any, guard: Guard, loader: Any, save: Callable[[], None]) -> None:
+        """``save`` is called when the Trainer has written a checkpoint."""
+        self._trainer = trainer
+        self._guard = guard
+        self._loader = loader
+        self._save = save
+        self._schedule = trainer.lr_scheduler if isinstance(trainer.lr_scheduler, Schedule) else None
+        self._loss: Tensor | None = None
+        self._tokens = 0
+        self._is_elsewhere = False
+        """Whether this step went back: nothing is logged, evaluated or saved after it."""
+        self._has_gone_back = False
+        self._kept: deque[_Averages] = deque(maxlen=KEPT)
+        self._epoch: Any = None
+        """The Trainer's iterator over its epoch: only what it is tells that another one has begun."""
+        self._batches: Iterator[Any] = iter(())
+        self._handed = 0
+        """Micro-batches that the Trainer has counted in this epoch, and ..."""
+        self._in_epoch = 0
+        """... how many it takes it to have."""
+        self._is_exhausted = False
+
+    def join(self, patches: Patches) -> None:
+        """Take the places of the Trainer's methods."""
+        trainer = self._trainer
+        see_before_clipping(patches, trainer.accelerator, self._guard)
+        patches.put(trainer, "training_step", self._training_step)
+        patches.put(trainer, "get_batch_samples", self._get_batch_samples)
+        patches.put(trainer, "_run_epoch", self._run_epoch)
+        patches.put(trainer, "_maybe_log_save_evaluate", self._maybe_log_save_evaluate)
+        patches.put(trainer.optimizer, "step", self._step)
+
+    # The Trainer's loop, from the outside in.
+
+    def _run_epoch(self, run: Callable[..., None]) -> Callable[..., None]:
+        def run_epoch(**given: Any) -> None:
+            is_resumed = given["epoch"] == given["epochs_trained"] and given["resume_from_checkpoint"] is not None
+            self._handed = given["steps_trained_in_current_epoch"] if is_resumed else 0
+            self._in_epoch = given["steps_in_epoch"]
+            # as many as the data have: a run that went back takes more of them than it has planned
+            run(**given | {"num_update_steps_per_epoch": sys.maxsize})
+            while self._is_unfinished(given["epoch"]):
+                began = self._guard.number
+                given = given | {"epoch": given["epoch"] + 1}
+                self._handed = 0
+                self._trainer.control.should_epoch_stop = False
+                run(**given | {"num_update_steps_per_epoch": sys.maxsize})
+                if self._guard.number == began:
+                    return
+
+        return run_epoch
+
+    def _is_unfinished(self, epoch: int) -> bool:
+        """Whether the data have ended before the steps, since some batches were gone back over or left out."""
+        state, control = self._trainer.state, self._trainer.control
+        is_last = epoch + 1 >= state.num_train_epochs
+        has_ended = self._is_exhausted and not control.should_training_stop
+        return self._has_gone_back and is_last and has_ended and state.global_step < state.max_steps
+
+    def _get_batch_samples(self, get: Callable[..., Any]) -> Callable[..., Any]:
+        def get_batch_samples(epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            if epoch_iterator is not self._epoch:
+                self._epoch, self._is_exhausted = epoch_iterator, False
+                self._batches = self._of_epoch(epoch_iterator)
+            self._keep_averages()
+            wanted = self._until_update()
+            batches, items = get(self._batches, wanted, device)
+            if len(batches) < wanted and goes_back(self._guard) and not self._is_update(len(batches)):
+                if batches:  # the Trainer would take them for the beginning of the next epoch's first step
+                    self._guard.watch.note("step-incomplete", left_out=len(batches), of=wanted)
+                batches, items = [], None
+            self._handed += len(batches)
+            self._is_exhausted = not batches
+            if not batches:
+                self._trainer.control.should_epoch_stop = True
+            return batches, items
+
+        return get_batch_samples
+
+    def _of_epoch(self, epoch_iterator: Any) -> Iterator[Any]:
+        """The batches to train on; one that is tried again is tried here, and no step of the Trainer's."""
+        guard = self._guard
+        batches = handed_out(guard, self._loader) if goes_back(guard) else guard.batches(epoch_iterator)
+        for batch in batches:
+            if guard.data.is_probe:
+                self._probe(batch)
+            else:
+                yield batch
+
+    def _until_update(self) -> int:
+        """Micro-batches up to the one at which the Trainer will update."""
+        every = self._trainer.args.gradient_accumulation_steps
+        to_multiple = every - self._handed % every
+        to_end = self._in_epoch - self._handed
+        return to_end if 0 < to_end < to_multiple else to_multiple
+
+    def _is_update(self, more: int) -> bool:
+        handed = self._handed + more
+        return more > 0 and (
+            handed == self._in_epoch or handed % self._trainer.args.gradient_accumulation_steps == 0
+        )
+
+    def _training_step(self, train: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+            loss = train(model, inputs, num_items_in_batch)
+            share = loss.detach()
+            self._loss = share if self._loss is None else self._loss + share
+            ids = inputs.get("input_ids") if hasattr(inputs, "get") else None
+            self._tokens += ids.numel() if isinstance(ids, Tensor) else 0
+            return loss
+
+        return training_step
+
+    def _step(self, _: Callable[..., Any]) -> Callable[..., None]:
+        """The end of a step: the guard's, instead of that of Accelerate's optimizer."""
+
+        def step(closure: Any = None) -> None:
+            trainer, guard = self._trainer, self._guard
+            assert self._loss is not None, "the Trainer updates after training_step"
+            (loss, self._loss), (tokens, self._tokens) = (self._loss, None), (self._tokens, 0)
+            if self._schedule is not None:
+                self._schedule.begin_update()
+            number = guard.number
+            verdict = guard.step(loss, tokens=tokens * trainer.args.world_size or None)
+            tell_skipped([trainer.optimizer], is_skipped(verdict, number, guard))
+            if guard.number != number + 1:
+                self._went_back()
+            trainer.state.global_step = guard.number - 1  # to which the Trainer adds one
+
+        patched: Any = step
+        patched._wrapped_by_lr_sched = True  # else torch warns that nobody counts the calls
+        self._trainer.optimizer._opt_called = True
+        return step
+
+    def _probe(self, batch: Any) -> None:
+        """A batch that was healthy before: what it shows now, and nothing else."""
+        trainer, guard = self._trainer, self._guard
+        number = guard.number
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.accelerator.gradient_state._set_sync_gradients(True)
+        trainer.training_step(trainer.model_wrapped, batch, trainer._get_num_items_in_batch([batch], trainer.args.device))
+        loss, self._loss, self._tokens = self._loss, None, 0
+        assert loss is not None
+        guard.step(loss)
+        if guard.number != number:
+            self._went_back()
+            trainer.state.global_step = guard.number
+            self._is_elsewhere = False
+            self._keep_averages()
+
+    # What the Trainer logs, evaluates and saves.
+
+    def _keep_averages(self) -> None:
+        trainer = self._trainer
+        if goes_back(self._guard):
+            since_log = trainer._tr_loss.detach().clone()
+            self._kept.append(
+                _Averages(self._guard.number, since_log, trainer._total_loss_scalar, trainer._globalstep_last_logged)
+            )
+
+    def _went_back(self) -> None:
+        """The Trainer's averages are those of the step that it went back to, where they are known."""
+        trainer, number = self._trainer, self._guard.number
+        self._is_elsewhere = self._has_gone_back = True
+        then = next((kept for kept in reversed(self._kept) if kept.step == number), None)
+        self._kept = deque((kept for kept in self._kept if kept.step < number), maxlen=KEPT)
+        if then is None:
+            trainer._tr_loss.zero_()
+            trainer._globalstep_last_logged = min(trainer._globalstep_last_logged, number)
+        else:
+            trainer._tr_loss.copy_(then.since_log)
+            trainer._total_loss_scalar, trainer._globalstep_last_logged = then.in_all, then.last_log
+
+    def _maybe_log_save_evaluate(self, do: Callable[..., None]) -> Callable[..., None]:
+        def log_save_evaluate(*args: Any, **kwargs: Any) -> None:
+            control = self._trainer.control
+            if control.should_evaluate or control.should_save:
+                with self._guard.paused():
+                    do(*args, **kwargs)
+            else:
+                do(*args, **kwargs)
+
+        return log_save_evaluate
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After the Trainer has counted the step, and decided what is due."""
+        if self._schedule is not None:
+            self._schedule.end_update()
+        if self._has_gone_back:  # the Trainer counts what it was given, be it once more
+            steps = -(-self._in_epoch // args.gradient_accumulation_steps)
+            state.epoch = state.global_step / steps
+        if self._is_elsewhere:
+            self._is_elsewhere = False
+            control.should_log = control.should_evaluate = control.should_save = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """That the data are at an end is no wish of anybody's."""
+        if self._is_exhausted:
+            control.should_epoch_stop = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        """A held-out loss belongs to the step that comes next, whose weights it is of."""
+        if metrics and "eval_loss" in metrics:
+            self._guard.watch.see(self._guard.number, eval_loss=float(metrics["eval_loss"]))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A checkpoint has been written."""
+        self._save()

@@ -1,0 +1,59 @@
+"""A loader that Accelerate has prepared in, its batches out by way of a guard, which can then go back in them.
+
+What Accelerate does about a batch is done here too: random states of the ranks, the epoch of the sampler, the device,
+the mark on the last batch. One thing is not: it reads one batch ahead, and a guard has to know which one is trained on.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
+from accelerate.utils import send_to_device, synchronize_rng_states
+
+from sealegs.errors import ConfigError
+from sealegs.guard import Guard
+
+
+def goes_back(guard: Guard) -> bool:
+    """Whether the guard may have to go back in the data."""
+    return guard.recovery is not None and bool(guard.recovery.playbook.rungs)
+
+
+def handed_out(guard: Guard, loader: Any) -> Iterator[Any]:
+    """The batches of an epoch. A loader that need not be gone back in is gone through as Accelerate does it."""
+    if not goes_back(guard) and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
+        yield from guard.batches(iter(loader))
+    elif isinstance(loader, DataLoaderDispatcher):
+        raise ConfigError(
+            "loader=DataLoaderDispatcher: one process reads for all, and cannot be brought back to an earlier batch; "
+            "give dispatch_batches=False and a dataset with a length, or a playbook that does not go back"
+        )
+    elif isinstance(loader, DataLoaderShard):
+        yield from _by_ourselves(guard, loader)
+    else:
+        yield from guard.batches(loader)
+
+
+def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:
+    if loader.rng_types is not None:
+        synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
+    # the larger of both: whoever resumes may have told the loader its epoch, or the guard, or neither
+    guard.data.on_epoch = lambda number: _tell_epoch(loader, max(number, loader.iteration))
+    loader.begin()
+    try:
+        for batch in guard.batches(loader.base_dataloader):
+            loader.end_of_dataloader = guard.data.is_last
+            if loader.device is not None:
+                batch = send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
+            yield batch
+        loader.iteration += 1
+    finally:
+        loader.end()
+
+
+def _tell_epoch(loader: Any, epoch: int) -> None:
+    loader.set_epoch(epoch)
+    # which Accelerate does not hand on to a batch sampler that it has divided among the ranks
+    inner = getattr(loader.batch_sampler, "batch_sampler", None)
+    if hasattr(inner, "set_epoch"):
+        inner.set_epoch(epoch)
