@@ -78,6 +78,7 @@ class Attached:
         self._trainer = trainer
         self._run = run
         self._options = options
+        self._loop: Loop | None = None
         self._entry = Patches()
         """In place from here on, and ..."""
         self._patches = Patches()
@@ -138,14 +139,15 @@ class Attached:
         self._note(guard)
         if not waits_for_metric:
             self._patches.put(trainer, "lr_scheduler", Schedule)
-        loop = Loop(trainer, guard, loader, self._save)
-        loop.join(self._patches)
-        trainer.add_callback(loop)
+        self._loop = Loop(trainer, guard, loader, self._save)
+        self._loop.join(self._patches)
+        trainer.add_callback(self._loop)
 
     def _end(self) -> None:
-        self._trainer.callback_handler.callbacks[:] = [
-            each for each in self._trainer.callback_handler.callbacks if not isinstance(each, Loop)
-        ]
+        if self._loop is not None:
+            self._trainer.remove_callback(self._loop)
+            self._loop.leave()
+            self._loop = None
         self._patches.undo()
         if self.guard is not None:
             self.guard.close()
@@ -228,7 +230,7 @@ def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
     refuse_foreign(trainer.accelerator)
     if trainer.args.auto_find_batch_size:
         raise ConfigError("auto_find_batch_size=True: it begins the run anew, over and over; find the size first")
-    if "lomo" in str(trainer.args.optim):
+    if "lomo" in str(trainer.args.optim).lower():
         raise ConfigError(f"optim={trainer.args.optim}: it updates during the backward pass, which nobody can judge first")
     if trainer.args.n_gpu > 1:
         raise ConfigError(f"{trainer.args.n_gpu} GPUs in one process (DataParallel): start it with torchrun")

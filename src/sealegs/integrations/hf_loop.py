@@ -94,6 +94,12 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         patches.put(trainer, "_maybe_log_save_evaluate", self._maybe_log_save_evaluate)
         patches.put(trainer.optimizer, "step", self._step)
 
+    def leave(self) -> None:
+        """Let go of the data."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
     # The Trainer's loop, from the outside in.
 
     def _run_epoch(self, run: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,346 @@
+"""The Trainer of transformers itself, with a guard in its loop."""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations import small
+from tests.integrations.small import NAN, SPIKE, STEPS
+
+import sealegs
+from sealegs.cli import check
+from sealegs.errors import ConfigError, RunHalted, SourceError
+
+pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes ten seconds
+PLAYBOOKS = {"none": None, "standard": sealegs.Playbook.standard()}
+Digests = list[tuple[int, str, str, bool]]
+
+
+def watching(trainer: Any, found: Digests, act: Callable[[int], None] = lambda step: None) -> None:
+    """Before and after each update: all that it may change, and whether the Trainer is told of a skip."""
+    from transformers import TrainerCallback
+
+    class Looking(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.before = ""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            act(state.global_step)
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.before = small.digest(trainer.model, trainer.optimizer.optimizer)
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            after = small.digest(trainer.model, trainer.optimizer.optimizer)
+            found.append((len(found), self.before, after, trainer.accelerator.optimizer_step_was_skipped))
+
+    trainer.add_callback(Looking())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the Trainer does by itself."""
+    trainer = small.trainer(tmp_path_factory.mktemp("plain"))
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_where_nothing_happens_nothing_is_changed(playbook: str, plain: Any, tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path / "out")
+    before = set(vars(trainer))
+    attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
+    trainer.train()
+    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(plain.model, plain.optimizer.optimizer)
+    assert small.logged(trainer) == small.logged(plain)
+    assert trainer.state.epoch == plain.state.epoch
+    assert trainer.lr_scheduler.state_dict() == plain.lr_scheduler.state_dict()
+    attached.detach()
+    assert not {name for name in set(vars(trainer)) - before if callable(vars(trainer)[name])}
+    run = sealegs.open_run(tmp_path / "run")
+    assert run.steps.tolist() == list(range(STEPS))
+    assert all(verdict.go for verdict in sealegs.judge.replay(run.rows())) if hasattr(sealegs, "judge") else True
+
+
+@pytest.fixture(scope="module")
+def faulted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Digests]:
+    """Thirty steps in order, with a NaN and a spike."""
+    folder = tmp_path_factory.mktemp("faulted")
+    trainer = small.trainer(folder / "out", train_sampling_strategy="sequential")
+    attached = small.attached(trainer, folder / "run")
+    found: Digests = []
+    watching(trainer, found)
+    with small.broken(trainer.model, lambda: attached.guard.number):
+        trainer.train()
+    return trainer, folder / "run", found
+
+
+def test_a_skip_changes_no_bit(faulted: tuple[Any, Path, Digests], plain: Any) -> None:
+    trainer, _, found = faulted
+    assert [step for step, before, after, _ in found if before == after] == [NAN, SPIKE]
+    assert [step for step, *_, is_skipped in found if is_skipped] == [NAN, SPIKE]
+    assert trainer.state.global_step == STEPS == len(found)
+    assert trainer.lr_scheduler.last_epoch == plain.lr_scheduler.last_epoch, "the schedule counts attempts"
+
+
+def test_the_run_folder_is_complete(faulted: tuple[Any, Path, Digests], capsys: pytest.CaptureFixture[str]) -> None:
+    _, folder, _ = faulted
+    run = sealegs.open_run(folder)
+    assert run.steps.tolist() == list(range(STEPS))
+    skips = {event.step: event.detail["text"] for event in run.events if event.kind == "skip"}
+    assert list(skips) == [NAN, SPIKE]
+    assert "grad_norm is not finite: nan  in model." in skips[NAN], "the tensor at fault is named"
+    assert "grad_norm spike" in skips[SPIKE]
+    assert math.isnan(run.column("grad_norm")[NAN])
+    assert run.column("grad_norm")[SPIKE] > 50, "before clipping"
+    assert run.column("lr")[:6] == pytest.approx([0, 2e-3, 4e-3, 6e-3, 8e-3, 1e-2])
+    assert run.column("batch_index").tolist() == list(range(STEPS))
+    assert all(run.logged("batch_hash")) if "batch_hash" in run.signals else True
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["settings"]["training_args"]["learning_rate"] == 1e-2
+    framework = next(event for event in run.events if event.kind == "framework")
+    assert framework.detail["name"] == "transformers.Trainer"
+    assert check.main([str(folder)]) == 0
+    assert "nan" in capsys.readouterr().out.lower()
+
+
+def test_verdicts_and_weights_are_those_of_a_loop_by_hand(faulted: tuple[Any, Path, Digests], tmp_path: Path) -> None:
+    trainer, folder, _ = faulted
+    model = small.llama().train()
+    made = small.trainer(tmp_path / "out", model=model)
+    optimizer = made.create_optimizer()
+    scheduler = made.create_scheduler(STEPS, optimizer)
+    batches = small.rows().split(4)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "run", scheduler=scheduler) as guard:
+        with small.broken(model, lambda: guard.number):
+            for step in range(STEPS):
+                ids = batches[step % 16]
+                loss = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(ids[:, 1:].numel())).loss
+                loss.backward()
+                guard.before_clipping()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                guard.step(loss)
+    assert small.digest(model, optimizer) == small.digest(trainer.model, trainer.optimizer.optimizer)
+    texts = [
+        [event.detail["text"] for event in sealegs.open_run(one).events if "findings" in event.detail and event.kind != "preflight"]
+        for one in (folder, tmp_path / "run")
+    ]
+    assert texts[0] == texts[1] != []
+
+
+def remembered(guard: sealegs.Guard) -> dict[str, Any]:
+    """All that the next verdicts depend on, but for how fast this machine was."""
+    state = guard.state_dict()
+    at = state["watch"]["detectors"].index("throughput")
+    state["watch"]["state"][0].pop(at)
+    return state
+
+
+@pytest.mark.parametrize(("playbook", "at"), [("none", 8), ("standard", 16), ("standard", 24)])
+def test_a_resume_goes_on_bit_for_bit(playbook: str, at: int, tmp_path: Path) -> None:
+    """From the middle of an epoch, and from its end; the memory of the detectors too."""
+    options: dict[str, Any] = {"playbook": PLAYBOOKS[playbook], "snapshot_every": 20}
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 8, "logging_steps": 8}
+    whole = small.trainer(tmp_path / "out", **settings)
+    attached = small.attached(whole, tmp_path / "whole", **options)
+    with small.broken(whole.model, lambda: attached.guard.number, (f"nan-gradient@{at - 4}",)):
+        whole.train()
+    state = remembered(attached.guard)
+
+    half = small.trainer(tmp_path / "out", **settings)
+    (tmp_path / "whole").rename(tmp_path / "resumed")
+    attached = small.attached(half, tmp_path / "resumed", **options)
+    half.train(resume_from_checkpoint=str(tmp_path / "out" / f"checkpoint-{at}"))
+    assert small.digest(half.model, half.optimizer.optimizer) == small.digest(whole.model, whole.optimizer.optimizer)
+    assert remembered(attached.guard) == state
+    assert small.logged(half)[:-1] == small.logged(whole)[:-1]
+    run = sealegs.open_run(tmp_path / "resumed")
+    assert run.steps.tolist() == list(range(STEPS))
+    resumed = next(event for event in run.events if event.kind == "resumed")
+    assert (resumed.step, resumed.detail["with_guard"]) == (at, True)
+
+
+def test_a_checkpoint_without_a_guard_is_gone_on_with(plain: Any, tmp_path: Path) -> None:
+    """Also with a playbook, which has to know where the data are."""
+    small_settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 20}
+    small.trainer(tmp_path / "out", **small_settings).train()
+    trainer = small.trainer(tmp_path / "out", **small_settings)
+    attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
+    assert small.digest(trainer.model) == small.digest(plain.model)
+    run = sealegs.open_run(tmp_path / "run")
+    assert run.steps.tolist() == list(range(20, STEPS))
+    assert run.column("batch_index").tolist() == list(range(20, STEPS))
+    (tmp_path / "out" / "checkpoint-20" / "sealegs.json").write_text("[")
+    attached.detach()
+    again = small.trainer(tmp_path / "out", **small_settings)
+    small.attached(again, tmp_path / "another")
+    with pytest.raises(SourceError, match=r"sealegs\.json: cannot be read"):
+        again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
+
+
+def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
+    """Over the ends of epochs; every step that was planned is made, and the Trainer's numbers are the guard's."""
+    steps, damaged = 120, 70
+    trainer = small.trainer(tmp_path / "out", max_steps=steps, learning_rate=3e-3, save_strategy="steps", save_steps=40)
+    attached = small.attached(
+        trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"], snapshot_every=20, checkpoint_every=40
+    )
+    found: Digests = []
+    numbers: list[int] = []
+
+    def damage(step: int) -> None:
+        if step == damaged and step not in numbers:
+            with torch.no_grad():
+                for parameter in trainer.model.parameters():
+                    parameter.mul_(8.0)
+        numbers.append(step)
+
+    watching(trainer, found, damage)
+    trainer.train()
+    run = sealegs.open_run(tmp_path / "run")
+    interventions = [event.detail for event in run.events if event.kind == "intervention"]
+    assert [(each["trigger"], each["acted"]) for each in interventions] == [("damaged", True)]
+    back = interventions[0]["to_step"]
+    assert 0 < back < damaged
+    assert any(event.kind == "probe" for event in run.events)
+    assert trainer.state.global_step == attached.guard.number == steps
+    assert (tmp_path / "out" / f"checkpoint-{steps}" / "sealegs.json").is_file()
+    # the numbers are those of the guard's record, and what it went back to is what it was, to the bit
+    assert any(after < before for before, after in pairwise(numbers))
+    first, second = [at for at, number in enumerate(numbers) if number == back][:2]
+    assert found[first][1] == found[second][1]
+    assert trainer.lr_scheduler.last_epoch == steps
+    assert run.column("loss")[-10:].mean() < run.column("loss")[:10].mean()
+    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    assert last["loss"] == pytest.approx(float(run.column("loss")[-5:].mean()), rel=1e-4)
+    assert last["step"] == steps
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # of CPUs that have no bf16
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_accumulated_micro_batches_are_one_step(playbook: str, tmp_path: Path) -> None:
+    """Fifteen micro-batches an epoch, four a step: the last step of each epoch has three."""
+    data = [{"input_ids": row, "labels": row} for row in small.rows(60)]
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 4, "max_steps": 10, "logging_steps": 1, "bf16": True}
+    alone = small.trainer(tmp_path / "alone", data=data, **settings)
+    alone.train()
+    trainer = small.trainer(tmp_path / "out", data=data, **settings)
+    small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
+    trainer.train()
+    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(alone.model, alone.optimizer.optimizer)
+    run = sealegs.open_run(tmp_path / "run")
+    told = [entry["loss"] for entry in alone.state.log_history if "loss" in entry]
+    assert run.column("loss").tolist() == pytest.approx(told, rel=1e-5), "their sum, as the Trainer scales them"
+    assert run.column("batch_index").tolist() == [3, 7, 11, 14, 18, 22, 26, 29, 33, 37]
+
+
+def test_a_run_that_is_halted_ends_with_its_reason(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path / "out")
+    attached = small.attached(trainer, tmp_path / "run")
+    faults = ("nan-gradient:steps=20@5",)
+    with small.broken(trainer.model, lambda: attached.guard.number, faults):
+        with pytest.raises(RunHalted, match="the run is halted: .*not finite"):
+            trainer.train()
+    assert trainer.state.global_step < STEPS
+    assert sealegs.open_run(tmp_path / "run").events[-1].kind == "halt"
+    attached.detach()
+    assert "step" not in vars(trainer.optimizer) or "Loop" not in repr(vars(trainer.optimizer)["step"])
+
+
+def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:
+    ends = []
+    for options in (None, {"act": False, "playbook": PLAYBOOKS["standard"]}):
+        trainer = small.trainer(tmp_path / "out")
+        number = lambda: trainer.state.global_step  # noqa: B023, E731
+        if options is not None:
+            small.attached(trainer, tmp_path / "run", **options)
+        with small.broken(trainer.model, number, FAULT_OF_SCALE):
+            trainer.train()
+        ends.append(small.digest(trainer.model, trainer.optimizer.optimizer))
+    assert ends[0] == ends[1]
+    events = sealegs.open_run(tmp_path / "run").events
+    assert [event.detail["acted"] for event in events if event.kind == "skip"] == [False]
+
+
+FAULT_OF_SCALE = (f"gradient-scale:factor=1000@{SPIKE}",)
+
+
+def test_evaluations_are_recorded_and_their_time_is_not_the_steps(tmp_path: Path) -> None:
+    data = [{"input_ids": row, "labels": row} for row in small.rows(8)]
+    trainer = small.trainer(tmp_path / "out", max_steps=10)
+    trainer.eval_dataset = data
+    trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 5
+    small.attached(trainer, tmp_path / "run")
+    trainer.train()
+    run = sealegs.open_run(tmp_path / "run")
+    told = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    assert {step: float(run.column("eval_loss")[run.steps == step][0]) for step in (5, 10)} == pytest.approx(told)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([{"input_ids": row, "labels": row} for row in small.rows()])
+
+
+def test_a_stream_is_guarded_and_not_gone_back_in(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path / "out", data=Stream(), max_steps=20)
+    small.attached(trainer, tmp_path / "run")
+    trainer.train()
+    assert sealegs.open_run(tmp_path / "run").column("batch_index").tolist() == list(range(20))
+    trainer = small.trainer(tmp_path / "out", data=Stream(), max_steps=20)
+    small.attached(trainer, tmp_path / "another", playbook=PLAYBOOKS["standard"])
+    with pytest.raises(ConfigError, match="cannot be brought back to an earlier batch"):
+        trainer.train()
+
+
+def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
+    from sealegs.integrations import hf
+
+    risky = {"logging_nan_inf_filter": True, "warmup_steps": 0, "max_grad_norm": 0.0}
+    trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=2, **risky)
+    with pytest.warns(hf.PreflightWarning) as warned:
+        attached = hf.attach(trainer, run=tmp_path / "run")
+    (told,) = [str(each.message) for each in warned]
+    for knob in ("logging_nan_inf_filter to false", "warmup_steps to", "max_grad_norm to"):
+        assert f"set {knob}" in told
+    assert warned[0].filename == __file__
+    trainer.train()
+    event = next(event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "preflight")
+    assert len(event.detail["findings"]) == len(attached.advice.findings)
+    assert trainer.state.global_step == 32, "nothing is clipped, and all is trained"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "says"),
+    [
+        ({}, {"clip": 1.0}, "clip=1.0: the Trainer clips: set max_grad_norm"),
+        ({}, {"resume": True}, r"resume=True: call trainer.train\(resume_from_checkpoint"),
+        ({}, {"playbok": None}, "playbok: a guard has no such option"),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size=True: it begins the run anew"),
+        ({"optim": "adalomo"}, {}, "optim=.*: it updates during the backward pass"),
+    ],
+)
+def test_what_cannot_be_guarded_is_refused(
+    settings: dict[str, Any], options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    trainer = small.trainer(tmp_path / "out", **settings)
+    with pytest.raises(ConfigError, match=says):
+        small.attached(trainer, tmp_path / "run", **options)
+    assert "training_step" not in vars(trainer)
+
+
+def test_one_guard_a_trainer(tmp_path: Path) -> None:
+    from sealegs.integrations import hf
+
+    trainer = small.trainer(tmp_path / "out", max_steps=2)
+    small.attached(trainer, tmp_path / "run")
+    with pytest.raises(ConfigError, match="attached to it already"):
+        hf.attach(trainer, run=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"trainer=Linear: give a transformers\.Trainer"):
+        hf.attach(torch.nn.Linear(1, 1), run=tmp_path / "run")
