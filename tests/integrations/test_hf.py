@@ -64,7 +64,7 @@ def test_where_nothing_happens_nothing_is_changed(playbook: str, plain: Any, tmp
     assert not {name for name in set(vars(trainer)) - before if callable(vars(trainer)[name])}
     run = sealegs.open_run(tmp_path / "run")
     assert run.steps.tolist() == list(range(STEPS))
-    assert all(verdict.go for verdict in sealegs.judge.replay(run.rows())) if hasattr(sealegs, "judge") else True
+    assert not [event for event in run.events if event.kind in ("skip", "alarm", "step-incomplete")]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,6 @@ def test_the_run_folder_is_complete(faulted: tuple[Any, Path, Digests], capsys: 
     assert run.column("grad_norm")[SPIKE] > 50, "before clipping"
     assert run.column("lr")[:6] == pytest.approx([0, 2e-3, 4e-3, 6e-3, 8e-3, 1e-2])
     assert run.column("batch_index").tolist() == list(range(STEPS))
-    assert all(run.logged("batch_hash")) if "batch_hash" in run.signals else True
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["settings"]["training_args"]["learning_rate"] == 1e-2
     framework = next(event for event in run.events if event.kind == "framework")
@@ -250,7 +249,7 @@ def test_a_run_that_is_halted_ends_with_its_reason(tmp_path: Path) -> None:
     assert trainer.state.global_step < STEPS
     assert sealegs.open_run(tmp_path / "run").events[-1].kind == "halt"
     attached.detach()
-    assert "step" not in vars(trainer.optimizer) or "Loop" not in repr(vars(trainer.optimizer)["step"])
+    assert "Loop" not in repr(vars(trainer.optimizer).get("step"))
 
 
 def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:
@@ -303,17 +302,18 @@ def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
     from sealegs.integrations import hf
 
     risky = {"logging_nan_inf_filter": True, "warmup_steps": 0, "max_grad_norm": 0.0}
-    trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=2, **risky)
+    trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=7, **risky)
     with pytest.warns(hf.PreflightWarning) as warned:
         attached = hf.attach(trainer, run=tmp_path / "run")
     (told,) = [str(each.message) for each in warned]
     for knob in ("logging_nan_inf_filter to false", "warmup_steps to", "max_grad_norm to"):
         assert f"set {knob}" in told
     assert warned[0].filename == __file__
+    trainer.args.max_steps = 8
     trainer.train()
     event = next(event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "preflight")
     assert len(event.detail["findings"]) == len(attached.advice.findings)
-    assert trainer.state.global_step == 32, "nothing is clipped, and all is trained"
+    assert trainer.state.global_step == 8, "what nobody clips is trained all the same"
 
 
 @pytest.mark.parametrize(

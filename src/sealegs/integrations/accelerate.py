@@ -76,7 +76,8 @@ class AcceleratedGuard:
                     "scheduler=ReduceLROnPlateau: it waits for a metric; leave it out, and step it yourself"
                 )
         inside = [each.optimizer for each in self._optimizers]
-        self.guard = Guard(model, inside, run=run, scheduler=schedulers, scaler=accelerator.scaler, **options)
+        schedules: Any = [Schedule(each) for each in schedulers]
+        self.guard = Guard(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **options)
         """The guard itself."""
         self._loss: Tensor | None = None
         self._tokens = 0
@@ -136,6 +137,20 @@ class AcceleratedGuard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Schedule:
+    """A schedule that is stepped as Accelerate does it, once for each process, and is the user's own in all else."""
+
+    def __init__(self, accelerated: Any) -> None:
+        self._accelerated = accelerated
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerated.scheduler, name)
+
+    def step(self) -> None:
+        """After an attempt."""
+        self._accelerated.step()
 
 
 def refuse_foreign(accelerator: Accelerator) -> None:

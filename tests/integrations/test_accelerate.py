@@ -1,0 +1,200 @@
+"""Loops of Accelerate, with a guard in them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations import small
+from tests.integrations.loop import STEPS, loss_of, parts, trained
+from tests.integrations.small import NAN, SPIKE
+
+import sealegs
+from sealegs.errors import ConfigError
+
+pytestmark = pytest.mark.xdist_group("transformers")  # which has imported accelerate already
+STANDARD = sealegs.Playbook.standard()
+
+
+def accelerator(**options: Any) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True, **options)
+
+
+def guarded(accelerator: Any, made: tuple[Any, ...], run: Path | None, **options: Any) -> Any:
+    from sealegs.integrations import accelerate
+
+    model, optimizer, _, scheduler = made
+    return accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run=run, **options)
+
+
+def end_of(made: tuple[Any, ...]) -> tuple[str, list[float]]:
+    model, optimizer, _, scheduler = made
+    return small.digest(model, optimizer.optimizer), scheduler.get_last_lr()
+
+
+@pytest.mark.parametrize("playbook", [None, STANDARD], ids=["none", "standard"])
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_where_nothing_happens_nothing_is_changed(accumulated: int, playbook: Any, tmp_path: Path) -> None:
+    """Sixteen batches an epoch: of three micro-batches a step, the last of each epoch has one."""
+    alone = accelerator(gradient_accumulation_steps=accumulated)
+    made = parts(alone)
+    trained(alone, made)
+    beside = accelerator(gradient_accumulation_steps=accumulated)
+    again = parts(beside)
+    with guarded(beside, again, tmp_path / "run", playbook=playbook) as guard:
+        trained(beside, again, guard)
+    assert end_of(again) == end_of(made)
+    run = sealegs.open_run(tmp_path / "run")
+    assert run.steps.tolist() == list(range(STEPS))
+    assert "clip_grad_norm_" not in vars(beside)
+
+
+def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
+    ours = accelerator()
+    made = parts(ours)
+    model, optimizer, loader, scheduler = made
+    found: list[tuple[str, bool]] = []
+    digests: list[str] = []
+    with guarded(ours, made, tmp_path / "run") as guard:
+        with small.broken(model, lambda: guard.guard.number):
+            trained(
+                ours,
+                made,
+                guard,
+                before=lambda: digests.append(small.digest(model, optimizer.optimizer)),
+                after=lambda: found.append(
+                    (small.digest(model, optimizer.optimizer), ours.optimizer_step_was_skipped)
+                ),
+            )
+    assert [step for step, (after, _) in enumerate(found) if after == digests[step]] == [NAN, SPIKE]
+    assert [step for step, (_, is_skipped) in enumerate(found) if is_skipped] == [NAN, SPIKE]
+    assert scheduler.get_last_lr() == pytest.approx([1e-2 * 0.98**STEPS])
+
+    theirs = accelerator()
+    model, optimizer, loader, scheduler = parts(theirs)
+    options: dict[str, Any] = {"scheduler": scheduler.scheduler, "run": tmp_path / "by-hand"}
+    with sealegs.Guard(model, optimizer.optimizer, **options) as by_hand, small.broken(model, lambda: by_hand.number):
+        while by_hand.number < STEPS:
+            for batch in loader:
+                loss = loss_of(model, batch)
+                loss.backward()
+                by_hand.before_clipping()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                by_hand.step(loss)
+                if by_hand.number == STEPS:
+                    break
+    assert small.digest(model, optimizer.optimizer) == found[-1][0]
+    texts = [
+        [event.detail["text"] for event in sealegs.open_run(tmp_path / name).events if "findings" in event.detail]
+        for name in ("run", "by-hand")
+    ]
+    assert texts[0] == texts[1]
+    assert [f"step {step}  SKIP" in text for step, text in zip((NAN, SPIKE), texts[0], strict=True)] == [True, True]
+
+
+def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> None:
+    ours = accelerator(gradient_accumulation_steps=2)
+    made = parts(ours)
+    with guarded(ours, made, tmp_path / "run", clip=0.5) as guard:
+        means = []
+        losses: list[float] = []
+        for batch in guard.batches(made[2]):
+            with ours.accumulate(made[0]):
+                loss = loss_of(made[0], batch)
+                ours.backward(loss)
+                losses.append(loss.item())
+                before = guard.guard.number
+                guard.step(loss, tokens=4)
+                assert guard.guard.number == before + ours.sync_gradients
+            if ours.sync_gradients:
+                means.append(sum(losses) / 2)
+                losses.clear()
+    run = sealegs.open_run(tmp_path / "run")
+    assert run.column("loss").tolist() == pytest.approx(means, rel=1e-6)
+    assert len(means) == 8
+
+
+@pytest.mark.parametrize("at", [10, 16])
+def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
+    """In the middle of an epoch, and at its end."""
+    whole = accelerator(project_dir=str(tmp_path))
+    made = parts(whole)
+    with guarded(whole, made, tmp_path / "run", playbook=STANDARD) as guard:
+        whole.register_for_checkpointing(guard)
+        trained(whole, made, guard, steps=at)
+        whole.save_state(str(tmp_path / "saved"))
+    half = accelerator(project_dir=str(tmp_path))
+    again = parts(half)
+    with guarded(half, again, tmp_path / "run", playbook=STANDARD, resume=True) as guard:
+        half.register_for_checkpointing(guard)
+        half.load_state(str(tmp_path / "saved"))
+        assert guard.guard.number == at
+        trained(half, again, guard, done=at)
+    uninterrupted = accelerator()
+    alone = parts(uninterrupted)
+    trained(uninterrupted, alone)
+    assert end_of(again) == end_of(alone)
+    assert sealegs.open_run(tmp_path / "run").column("batch_index").tolist() == list(range(STEPS))
+
+
+def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
+    ours = accelerator()
+    made = parts(ours)
+    model = made[0]
+    is_damaged = False
+
+    def damage() -> None:
+        nonlocal is_damaged
+        if guard.guard.number == 70 and not is_damaged:
+            is_damaged = True
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(30.0)
+
+    with guarded(ours, made, tmp_path / "run", playbook=STANDARD, snapshot_every=20) as guard:
+        trained(ours, made, guard, steps=110, after=damage)
+    run = sealegs.open_run(tmp_path / "run")
+    interventions = [event.detail for event in run.events if event.kind == "intervention"]
+    assert [(each["trigger"], each["acted"]) for each in interventions] == [("damaged", True)]
+    assert run.steps[-1] == 109
+    assert run.column("loss")[-1] < run.column("loss")[0]
+    assert made[3].get_last_lr() == pytest.approx([1e-2 * 0.98**110]), "the schedule went back, too"
+
+
+def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
+    """Accelerate makes no scaler on a CPU: this is torch's own, put where Accelerate would have put it."""
+    ours = accelerator()
+    ours.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
+    ours.native_amp, ours.state._mixed_precision = True, "fp16"
+    made = parts(ours)
+    model, optimizer, *_ = made
+    with guarded(ours, made, tmp_path / "run") as guard:
+        with small.broken(model, lambda: guard.guard.number, ("gradient-scale:factor=1e38@6",)):
+            trained(ours, made, guard, steps=12)
+    run = sealegs.open_run(tmp_path / "run")
+    assert not math.isfinite(run.column("grad_norm")[6])
+    assert run.column("loss_scale")[[0, 6, 7]].tolist() == [2.0**16, 2.0**16, 2.0**15]
+    assert "unscale_gradients" not in vars(ours)
+    assert max(run.column("grad_norm")[:6]) < 100, "unscaled"
+
+
+def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
+    from sealegs.integrations import accelerate
+
+    ours = accelerator()
+    model, optimizer, loader, scheduler = parts(ours)
+    for odd, options, says in (
+        (optimizer.optimizer, {}, "optimizer=AdamW: give what accelerator.prepare made of it"),
+        (optimizer, {"scheduler": scheduler.scheduler}, "scheduler=StepLR: give what accelerator.prepare"),
+        (optimizer, {"scaler": None}, "scaler: it is the accelerator's"),
+        (optimizer, {"checkpoint_every": -1}, "checkpoint_every=-1"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            accelerate.guard(ours, model, odd, run=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+    plateau = ours.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer.optimizer))
+    with pytest.raises(ConfigError, match="scheduler=ReduceLROnPlateau: it waits for a metric"):
+        accelerate.guard(ours, model, optimizer, run=None, scheduler=plateau)
