@@ -1,0 +1,79 @@
+"""A Trainer and a loop of Accelerate on several ranks, with and without a guard: run by test_ranks.py on each of them.
+
+Writes what each rank saw to OUT/<rank>.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from tests.integrations import small
+from tests.integrations.loop import parts, trained
+
+import sealegs
+from sealegs.integrations import accelerate
+
+STEPS, DAMAGED = 110, 70
+FAULTS = ("nan-gradient:rank=1@12", "gradient-scale:factor=1000,rank=1@20")
+
+
+def of_trainer(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] = (), **options: Any) -> dict[str, Any]:
+    """Weights and moments at the end, and which steps the Trainer was told are skipped."""
+    trainer = small.trainer(out / name, per_device_train_batch_size=2, ddp_find_unused_parameters=False)
+    attached = small.attached(trainer, out / f"{name}-run", **options) if guarded else None
+    if attached is None or not faults:
+        trainer.train()
+    else:
+        with small.broken(trainer.model, lambda: attached.guard.number, faults):
+            trainer.train()
+    end = small.digest(trainer.model, trainer.optimizer.optimizer)
+    return {"end": end, "steps": trainer.state.global_step, "lr": trainer.lr_scheduler.get_last_lr()}
+
+
+def of_loop(out: Path, name: str, *, guarded: bool, **options: Any) -> dict[str, Any]:
+    """The same of a loop of Accelerate's; one of rank 1's weights is damaged, and with it those of all ranks."""
+    accelerator = Accelerator(cpu=True)
+    made = parts(accelerator, batch=2, gamma=0.99)
+    model, optimizer, _, scheduler = made
+    if not guarded:
+        trained(accelerator, made)
+        return {"end": small.digest(model, optimizer.optimizer), "lr": scheduler.get_last_lr()}
+    numbers: list[int] = []
+
+    def damage() -> None:
+        number = guard.guard.number
+        if options and number == DAMAGED and number not in numbers:
+            for parameter in model.parameters():
+                parameter.data.mul_(30.0)
+        numbers.append(number)
+
+    with accelerate.guard(
+        accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options
+    ) as guard:
+        trained(accelerator, made, guard, steps=STEPS if options else 30, after=damage)
+    return {"end": small.digest(model, optimizer.optimizer), "lr": scheduler.get_last_lr(), "numbers": numbers}
+
+
+def main(out: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost"}  # as torchrun would have it
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
+    standard = sealegs.Playbook.standard()
+    saw = {
+        "trainer": of_trainer(out, "trainer", guarded=False),
+        "trainer guarded": of_trainer(out, "trainer-guarded", guarded=True, playbook=standard),
+        "trainer faulted": of_trainer(out, "trainer-faulted", guarded=True, faults=FAULTS),
+        "loop": of_loop(out, "loop", guarded=False),
+        "loop guarded": of_loop(out, "loop-guarded", guarded=True),
+        "loop damaged": of_loop(out, "loop-damaged", guarded=True, playbook=standard, snapshot_every=20),
+    }
+    (out / f"{rank}.json").write_text(json.dumps(saw))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

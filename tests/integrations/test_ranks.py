@@ -1,0 +1,50 @@
+"""Two real processes: a Trainer and a loop of Accelerate, each with a guard on every rank."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks.launch import launch
+
+import sealegs
+
+pytestmark = pytest.mark.xdist_group("transformers")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    out = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # for what the tests share
+        launch(Path(__file__).with_name("ranks.py"), 2, str(out))
+    return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_agree_and_a_guard_changes_nothing(launched: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, (first, second) = launched
+    assert first == second, "weights, moments, schedules and steps"
+    assert first["trainer guarded"] == first["trainer"]
+    assert first["loop guarded"]["end"] == first["loop"]["end"]
+    assert first["loop guarded"]["lr"] == first["loop"]["lr"] == pytest.approx([1e-2 * 0.99 ** (2 * 30)]), "a rank each"
+
+
+def test_the_rank_at_fault_is_named(launched: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, (first, _) = launched
+    run = sealegs.open_run(out / "trainer-faulted-run")
+    texts = [event.detail["text"] for event in run.events if event.kind == "skip"]
+    assert [text.split()[1] for text in texts] == ["12", "20"]
+    assert all("on rank 1" in text for text in texts)
+    assert first["trainer faulted"]["steps"] == 30
+
+
+def test_ranks_go_back_together(launched: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, (first, _) = launched
+    events = [event for event in sealegs.open_run(out / "loop-damaged-run").events if event.kind == "intervention"]
+    assert [(event.detail["trigger"], event.detail["acted"]) for event in events] == [("damaged", True)]
+    numbers = first["loop damaged"]["numbers"]
+    assert any(after < before for before, after in pairwise(numbers))
+    assert numbers[-1] == 110
+    assert first["loop damaged"]["lr"] == pytest.approx([1e-2 * 0.99 ** (2 * 110)])
