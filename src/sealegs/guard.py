@@ -271,9 +271,7 @@ class Guard:
         self.number += 1
         went_back = False
         if self.recovery is not None:
-            step = self.recovery.after_step(
-                self.number, tokens=tokens or 0, clip=self._clip_now, loop_clips=loop_clips
-            )
+            step = self.recovery.after_step(self.number, tokens=tokens or 0, clip=self._clip_now, loop_clips=loop_clips)
             went_back = self._go_on_at(step)
         if self._saving is not None:
             self._saving.tell(self.number)

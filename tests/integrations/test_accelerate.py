@@ -58,17 +58,14 @@ def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path
     model, optimizer, loader, scheduler = made
     found: list[tuple[str, bool]] = []
     digests: list[str] = []
-    with guarded(ours, made, tmp_path / "run") as guard:
-        with small.broken(model, lambda: guard.guard.number):
-            trained(
-                ours,
-                made,
-                guard,
-                before=lambda: digests.append(small.digest(model, optimizer.optimizer)),
-                after=lambda: found.append(
-                    (small.digest(model, optimizer.optimizer), ours.optimizer_step_was_skipped)
-                ),
-            )
+    with guarded(ours, made, tmp_path / "run") as guard, small.broken(model, lambda: guard.guard.number):
+        trained(
+            ours,
+            made,
+            guard,
+            before=lambda: digests.append(small.digest(model, optimizer.optimizer)),
+            after=lambda: found.append((small.digest(model, optimizer.optimizer), ours.optimizer_step_was_skipped)),
+        )
     assert [step for step, (after, _) in enumerate(found) if after == digests[step]] == [NAN, SPIKE]
     assert [step for step, (_, is_skipped) in enumerate(found) if is_skipped] == [NAN, SPIKE]
     assert scheduler.get_last_lr() == pytest.approx([1e-2 * 0.98**STEPS])
@@ -170,10 +167,9 @@ def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
     ours.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
     ours.native_amp, ours.state._mixed_precision = True, "fp16"
     made = parts(ours)
-    model, optimizer, *_ = made
-    with guarded(ours, made, tmp_path / "run") as guard:
-        with small.broken(model, lambda: guard.guard.number, ("gradient-scale:factor=1e38@6",)):
-            trained(ours, made, guard, steps=12)
+    fault = ("gradient-scale:factor=1e38@6",)
+    with guarded(ours, made, tmp_path / "run") as guard, small.broken(made[0], lambda: guard.guard.number, fault):
+        trained(ours, made, guard, steps=12)
     run = sealegs.open_run(tmp_path / "run")
     assert not math.isfinite(run.column("grad_norm")[6])
     assert run.column("loss_scale")[[0, 6, 7]].tolist() == [2.0**16, 2.0**16, 2.0**15]
@@ -185,7 +181,7 @@ def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
     from sealegs.integrations import accelerate
 
     ours = accelerator()
-    model, optimizer, loader, scheduler = parts(ours)
+    model, optimizer, _, scheduler = parts(ours)
     for odd, options, says in (
         (optimizer.optimizer, {}, "optimizer=AdamW: give what accelerator.prepare made of it"),
         (optimizer, {"scheduler": scheduler.scheduler}, "scheduler=StepLR: give what accelerator.prepare"),

@@ -19,6 +19,7 @@ from sealegs.errors import ConfigError, RunHalted, SourceError
 pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes ten seconds
 PLAYBOOKS = {"none": None, "standard": sealegs.Playbook.standard()}
 Digests = list[tuple[int, str, str, bool]]
+FAULT_OF_SCALE = (f"gradient-scale:factor=1000@{SPIKE}",)
 
 
 def watching(trainer: Any, found: Digests, act: Callable[[int], None] = lambda step: None) -> None:
@@ -56,7 +57,9 @@ def test_where_nothing_happens_nothing_is_changed(playbook: str, plain: Any, tmp
     before = set(vars(trainer))
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
     trainer.train()
-    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(plain.model, plain.optimizer.optimizer)
+    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(
+        plain.model, plain.optimizer.optimizer
+    )
     assert small.logged(trainer) == small.logged(plain)
     assert trainer.state.epoch == plain.state.epoch
     assert trainer.lr_scheduler.state_dict() == plain.lr_scheduler.state_dict()
@@ -115,18 +118,22 @@ def test_verdicts_and_weights_are_those_of_a_loop_by_hand(faulted: tuple[Any, Pa
     optimizer = made.create_optimizer()
     scheduler = made.create_scheduler(STEPS, optimizer)
     batches = small.rows().split(4)
-    with sealegs.Guard(model, optimizer, run=tmp_path / "run", scheduler=scheduler) as guard:
-        with small.broken(model, lambda: guard.number):
-            for step in range(STEPS):
-                ids = batches[step % 16]
-                loss = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(ids[:, 1:].numel())).loss
-                loss.backward()
-                guard.before_clipping()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                guard.step(loss)
+    by_hand = sealegs.Guard(model, optimizer, run=tmp_path / "run", scheduler=scheduler)
+    with by_hand as guard, small.broken(model, lambda: guard.number):
+        for step in range(STEPS):
+            ids = batches[step % 16]
+            loss = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(ids[:, 1:].numel())).loss
+            loss.backward()
+            guard.before_clipping()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            guard.step(loss)
     assert small.digest(model, optimizer) == small.digest(trainer.model, trainer.optimizer.optimizer)
     texts = [
-        [event.detail["text"] for event in sealegs.open_run(one).events if "findings" in event.detail and event.kind != "preflight"]
+        [
+            event.detail["text"]
+            for event in sealegs.open_run(one).events
+            if "findings" in event.detail and event.kind != "preflight"
+        ]
         for one in (folder, tmp_path / "run")
     ]
     assert texts[0] == texts[1] != []
@@ -232,7 +239,9 @@ def test_accumulated_micro_batches_are_one_step(playbook: str, tmp_path: Path) -
     trainer = small.trainer(tmp_path / "out", data=data, **settings)
     small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
     trainer.train()
-    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(alone.model, alone.optimizer.optimizer)
+    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(
+        alone.model, alone.optimizer.optimizer
+    )
     run = sealegs.open_run(tmp_path / "run")
     told = [entry["loss"] for entry in alone.state.log_history if "loss" in entry]
     assert run.column("loss").tolist() == pytest.approx(told, rel=1e-5), "their sum, as the Trainer scales them"
@@ -243,9 +252,9 @@ def test_a_run_that_is_halted_ends_with_its_reason(tmp_path: Path) -> None:
     trainer = small.trainer(tmp_path / "out")
     attached = small.attached(trainer, tmp_path / "run")
     faults = ("nan-gradient:steps=20@5",)
-    with small.broken(trainer.model, lambda: attached.guard.number, faults):
-        with pytest.raises(RunHalted, match="the run is halted: .*not finite"):
-            trainer.train()
+    halts = pytest.raises(RunHalted, match=r"the run is halted: .*not finite")
+    with small.broken(trainer.model, lambda: attached.guard.number, faults), halts:
+        trainer.train()
     assert trainer.state.global_step < STEPS
     assert sealegs.open_run(tmp_path / "run").events[-1].kind == "halt"
     attached.detach()
@@ -265,9 +274,6 @@ def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:
     assert ends[0] == ends[1]
     events = sealegs.open_run(tmp_path / "run").events
     assert [event.detail["acted"] for event in events if event.kind == "skip"] == [False]
-
-
-FAULT_OF_SCALE = (f"gradient-scale:factor=1000@{SPIKE}",)
 
 
 def test_evaluations_are_recorded_and_their_time_is_not_the_steps(tmp_path: Path) -> None:
@@ -304,7 +310,7 @@ def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
     risky = {"logging_nan_inf_filter": True, "warmup_steps": 0, "max_grad_norm": 0.0}
     trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=7, **risky)
     with pytest.warns(hf.PreflightWarning) as warned:
-        attached = hf.attach(trainer, run=tmp_path / "run")
+        attached: Any = hf.attach(trainer, run=tmp_path / "run")
     (told,) = [str(each.message) for each in warned]
     for knob in ("logging_nan_inf_filter to false", "warmup_steps to", "max_grad_norm to"):
         assert f"set {knob}" in told

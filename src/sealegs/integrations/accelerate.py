@@ -1,13 +1,13 @@
 """What ``accelerator.prepare`` gave in, a guard for its loop out: Accelerate's own backward, accumulation and clipping.
 
-    guard = accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run="experiments/a1")
-    for batch in guard.batches(loader):
-        with accelerator.accumulate(model):
-            loss = model(**batch).loss
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            guard.step(loss)  # instead of optimizer.step(), scheduler.step() and optimizer.zero_grad()
+guard = accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run="experiments/a1")
+for batch in guard.batches(loader):
+    with accelerator.accumulate(model):
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        guard.step(loss)  # instead of optimizer.step(), scheduler.step() and optimizer.zero_grad()
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,7 +89,13 @@ class AcceleratedGuard:
         return handed_out(self.guard, loader)
 
     def step(
-        self, loss: Tensor, *, grad_norm: Tensor | float | None = None, tokens: int | None = None, **signals: Signal
+        self,
+        loss: Tensor,
+        *,
+        grad_norm: Tensor | float | None = None,
+        tokens: int | None = None,
+        token_losses: Tensor | None = None,
+        **signals: Signal,
     ) -> Verdict:
         """End a micro-batch that was backpropagated, and with the last of them the step: see ``Guard.step``.
 
@@ -108,7 +114,11 @@ class AcceleratedGuard:
             each._is_overflow = False  # the schedule counts attempts, and Accelerate's asks this
         number = self.guard.number
         verdict = self.guard.step(
-            total, grad_norm=grad_norm, tokens=None if tokens is None else seen, **signals
+            total,
+            grad_norm=grad_norm,
+            tokens=None if tokens is None else seen,
+            token_losses=token_losses,
+            **signals,
         )
         tell_skipped(self._optimizers, is_skipped(verdict, number, self.guard))
         return verdict
@@ -201,9 +211,7 @@ def tell_skipped(optimizers: Iterable[Any], skipped: bool) -> None:
 
 def _prepared(given: Any, kind: type, name: str) -> Any:
     if not isinstance(given, kind):
-        raise ConfigError(
-            f"{name}={type(given).__name__}: give what accelerator.prepare made of it, {kind.__name__}"
-        )
+        raise ConfigError(f"{name}={type(given).__name__}: give what accelerator.prepare made of it, {kind.__name__}")
     return given
 
 

@@ -1,9 +1,9 @@
 """A Hugging Face Trainer in, the same Trainer with a guard in its loop out.
 
-    from sealegs.integrations import hf
+from sealegs.integrations import hf
 
-    hf.attach(trainer, run="experiments/a1", playbook=sealegs.Playbook.standard())
-    trainer.train()
+hf.attach(trainer, run="experiments/a1", playbook=sealegs.Playbook.standard())
+trainer.train()
 """
 
 import inspect
@@ -155,8 +155,12 @@ class Attached:
     def _note(self, guard: Guard) -> None:
         accumulated = self._trainer.args.gradient_accumulation_steps
         guard.watch.note(
-            "framework", step=guard.number, name="transformers.Trainer", version=transformers.__version__,
-            accumulation=accumulated, clip=self._trainer.args.max_grad_norm or None,
+            "framework",
+            step=guard.number,
+            name="transformers.Trainer",
+            version=transformers.__version__,
+            accumulation=accumulated,
+            clip=self._trainer.args.max_grad_norm or None,
         )
         if self.advice is None:
             guard.watch.note("preflight-failed", step=guard.number, reason=self._why_no_advice)
@@ -231,7 +235,9 @@ def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
     if trainer.args.auto_find_batch_size:
         raise ConfigError("auto_find_batch_size=True: it begins the run anew, over and over; find the size first")
     if "lomo" in str(trainer.args.optim).lower():
-        raise ConfigError(f"optim={trainer.args.optim}: it updates during the backward pass, which nobody can judge first")
+        raise ConfigError(
+            f"optim={trainer.args.optim}: it updates during the backward pass, which nobody can judge first"
+        )
     if trainer.args.n_gpu > 1:
         raise ConfigError(f"{trainer.args.n_gpu} GPUs in one process (DataParallel): start it with torchrun")
 
@@ -257,7 +263,8 @@ def _steps(trainer: Any) -> int | None:
         batches = math.ceil(len(trainer.train_dataset) / (args.train_batch_size * args.world_size))
     except TypeError:
         return None
-    return math.ceil(args.num_train_epochs * max(math.ceil(batches / args.gradient_accumulation_steps), 1))
+    steps = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
+    return math.ceil(float(args.num_train_epochs) * steps)
 
 
 def _settings(trainer: Any) -> dict[str, Any]:

@@ -166,9 +166,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
     def _is_update(self, more: int) -> bool:
         handed = self._handed + more
-        return more > 0 and (
-            handed == self._in_epoch or handed % self._trainer.args.gradient_accumulation_steps == 0
-        )
+        return more > 0 and (handed == self._in_epoch or handed % self._trainer.args.gradient_accumulation_steps == 0)
 
     def _training_step(self, train: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -208,7 +206,9 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         number = guard.number
         trainer.current_gradient_accumulation_steps = 1
         trainer.accelerator.gradient_state._set_sync_gradients(True)
-        trainer.training_step(trainer.model_wrapped, batch, trainer._get_num_items_in_batch([batch], trainer.args.device))
+        trainer.training_step(
+            trainer.model_wrapped, batch, trainer._get_num_items_in_batch([batch], trainer.args.device)
+        )
         loss, self._loss, self._tokens = self._loss, None, 0
         assert loss is not None
         guard.step(loss)

@@ -54,6 +54,6 @@ def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:
 def _tell_epoch(loader: Any, epoch: int) -> None:
     loader.set_epoch(epoch)
     # which Accelerate does not hand on to a batch sampler that it has divided among the ranks
-    inner = getattr(loader.batch_sampler, "batch_sampler", None)
+    inner: Any = getattr(loader.batch_sampler, "batch_sampler", None)
     if hasattr(inner, "set_epoch"):
         inner.set_epoch(epoch)
