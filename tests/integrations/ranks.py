@@ -1,11 +1,13 @@
 """A Trainer and a loop of Accelerate on several ranks, with and without a guard: run by test_ranks.py on each of them.
 
-Writes what each rank saw to OUT/<rank>.json.
+Writes what each rank saw to OUT/<rank>.json. Then it runs the examples that need ranks, whose words it leaves to them.
 """
 
 import json
 import os
+import runpy
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import sealegs
 from sealegs.integrations import accelerate
 
 STEPS, DAMAGED = 110, 70
+EXAMPLES = ("torchrun_ddp", "fsdp2")
 FAULTS = ("nan-gradient:rank=1@12", "gradient-scale:factor=1000,rank=1@20")
 
 
@@ -58,7 +61,15 @@ def of_loop(out: Path, name: str, *, guarded: bool, **options: Any) -> dict[str,
     return {"end": small.digest(model, optimizer.optimizer), "lr": scheduler.get_last_lr(), "numbers": numbers}
 
 
-def main(out: Path) -> None:
+def example(out: Path, name: str, port: str) -> None:
+    """As under torchrun; what it prints goes to OUT/<name>.txt."""
+    os.environ["MASTER_PORT"] = port
+    sys.argv = [name, "--steps", "30", "--run", str(out / name)]
+    with (out / f"{name}-{os.environ['RANK']}.txt").open("w") as file, redirect_stdout(file):
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / f"{name}.py"), run_name="__main__")
+
+
+def main(out: Path, *ports: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost"}  # as torchrun would have it
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
@@ -73,7 +84,9 @@ def main(out: Path) -> None:
     }
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.destroy_process_group()
+    for name, port in zip(EXAMPLES, ports, strict=True):
+        example(out, name, port)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

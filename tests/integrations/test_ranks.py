@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,21 @@ import sealegs
 pytestmark = pytest.mark.xdist_group("transformers")
 
 
+def free_ports(count: int) -> list[str]:
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    try:
+        return [str(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     out = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # for what the tests share
-        launch(Path(__file__).with_name("ranks.py"), 2, str(out))
+        launch(Path(__file__).with_name("ranks.py"), 2, str(out), *free_ports(2))
     return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -48,3 +58,20 @@ def test_ranks_go_back_together(launched: tuple[Path, list[dict[str, Any]]]) -> 
     assert any(after < before for before, after in pairwise(numbers))
     assert numbers[-1] == 110
     assert first["loop damaged"]["lr"] == pytest.approx([1e-2 * 0.99 ** (2 * 110)])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torchrun_ddp", "step 20  SKIP  grad_norm is not finite: nan  in 0.weight on rank 1"),
+        ("fsdp2", "step 20  SKIP  grad_norm spike: "),
+    ],
+)
+def test_the_examples_that_need_ranks(name: str, says: str, launched: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, _ = launched
+    told, silent = ((out / f"{name}-{rank}.txt").read_text() for rank in range(2))
+    skip, end = told.splitlines()
+    assert skip.startswith(says)
+    assert " on rank 1 " in skip
+    assert end.endswith(f"after {len(sealegs.open_run(out / name).steps)} steps, recorded in {out / name}")
+    assert silent == ""

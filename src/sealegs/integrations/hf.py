@@ -35,6 +35,7 @@ from sealegs.guard import Guard
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.prepared import goes_back
 from sealegs.prevention.live import preflight
+from sealegs.prevention.plan import plan_from
 from sealegs.prevention.reading import of_model_config, of_training_arguments
 from sealegs.record.files import whole_file, writing
 from sealegs.recovery.books import read_books
@@ -249,7 +250,8 @@ def _advice(trainer: Any) -> tuple[Advised | None, str]:
         reads = [of_training_arguments(values, "TrainingArguments")]
         if isinstance(trainer.model, PreTrainedModel):
             reads.append(of_model_config(trainer.model.config.to_dict(), "the model's config"))
-        return preflight(trainer.model, trainer.optimizer, plan=reads), ""
+        # whatever the Trainer logs, the guard records every step
+        return preflight(trainer.model, trainer.optimizer, plan=[*reads, plan_from({"log_steps": 1})]), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 
