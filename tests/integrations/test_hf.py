@@ -193,10 +193,10 @@ def test_a_checkpoint_without_a_guard_is_gone_on_with(plain: Any, tmp_path: Path
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     """Over the ends of epochs; every step that was planned is made, and the Trainer's numbers are the guard's."""
     steps, damaged = 120, 70
-    trainer = small.trainer(tmp_path / "out", max_steps=steps, learning_rate=3e-3, save_strategy="steps", save_steps=40)
-    attached = small.attached(
-        trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"], snapshot_every=20, checkpoint_every=40
-    )
+    settings: dict[str, Any] = {"max_steps": steps, "learning_rate": 3e-3, "save_strategy": "steps", "save_steps": 40}
+    options: dict[str, Any] = {"playbook": PLAYBOOKS["standard"], "snapshot_every": 20, "checkpoint_every": 40}
+    trainer = small.trainer(tmp_path / "out", **settings)
+    attached = small.attached(trainer, tmp_path / "run", **options)
     found: Digests = []
     numbers: list[int] = []
 
@@ -226,6 +226,12 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
     assert last["loss"] == pytest.approx(float(run.column("loss")[-5:].mean()), rel=1e-4)
     assert last["step"] == steps
+
+    # a checkpoint from after the rollback: batches that were left out are not where the Trainer would look for them
+    resumed = small.trainer(tmp_path / "out", **settings)
+    small.attached(resumed, tmp_path / "run", **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-80"))
+    assert small.digest(resumed.model, resumed.optimizer.optimizer) == found[-1][2]
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # of CPUs that have no bf16

@@ -125,7 +125,8 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
-        return self._has_gone_back and is_last and has_ended and state.global_step < state.max_steps
+        may_be_short = goes_back(self._guard) or bool(self._guard.data.skipped)
+        return may_be_short and is_last and has_ended and state.global_step < state.max_steps
 
     def _get_batch_samples(self, get: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(epoch_iterator: Any, num_batches: int, device: Any) -> Any:

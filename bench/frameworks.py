@@ -1,0 +1,239 @@
+"""What a guard costs within the step of a framework, side by side in one run with that framework alone.
+
+    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf accelerate] [--blocks 60] [--width 128] [--out FILE.json]
+
+For each framework three loops train at once, in three threads of which one has the word at a time: the framework alone,
+with a guard, and alone once more as a control. After a block of steps the word goes round, so that whatever else the
+machine does strikes all of them. Each block is compared with the first loop's of the same round; the median of these
+ratios is printed, with the interval that it lies in with 95 % confidence (from its rank among the rounds). Times are
+those of the thread on its core, and by the clock: the first are what a shared machine can tell, the second hold waits.
+
+Another framework is one more function in FRAMEWORKS: it trains, and calls ``tick`` at the end of each step.
+"""
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+Tick = Callable[[], None]
+Framework = Callable[[int, int, Path | None, Tick], None]
+WARM = 2
+"""Rounds that do not count."""
+
+
+class Spent(NamedTuple):
+    """Seconds of a step, on the core and by the clock."""
+
+    core: float
+    clock: float
+
+
+class Round:
+    """Gives the word to one loop after the other, for a block of steps each, and keeps what each block took."""
+
+    def __init__(self, loops: int, block: int) -> None:
+        self.steps: list[list[list[Spent]]] = [[] for _ in range(loops)]
+        self._block = block
+        self._turn = 0
+        self._here = set(range(loops))
+        self._changed = threading.Condition()
+
+    def take_word(self, loop: int) -> None:
+        """Wait for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn == loop)
+        self.steps[loop].append([])
+
+    def ticker(self, loop: int) -> Tick:
+        """What a loop calls at the end of each step."""
+        last: Spent | None = None
+
+        def tick() -> None:
+            nonlocal last
+            now = Spent(time.thread_time(), time.perf_counter())
+            if last is not None:
+                self.steps[loop][-1].append(Spent(now.core - last.core, now.clock - last.clock))
+            if len(self.steps[loop][-1]) >= self._block:
+                self.hand_on(loop)
+                self.take_word(loop)
+            last = Spent(time.thread_time(), time.perf_counter())
+
+        return tick
+
+    def hand_on(self, loop: int, *, ends: bool = False) -> None:
+        """To the next that still trains."""
+        with self._changed:
+            if ends:
+                self._here.discard(loop)
+            after = sorted(self._here, key=lambda other: (other <= loop, other))
+            self._turn = after[0] if after else -1
+            self._changed.notify_all()
+
+
+def side_by_side(train: Framework, width: int, steps: int, block: int, folder: Path) -> list[list[list[Spent]]]:
+    """Blocks of each loop: alone, guarded, alone."""
+    runs = (None, folder / "run", None)
+    rounds = Round(len(runs), block)
+    failed: list[BaseException] = []
+
+    def loop(number: int, run: Path | None) -> None:
+        rounds.take_word(number)
+        try:
+            train(width, steps, run, rounds.ticker(number))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            rounds.hand_on(number, ends=True)
+
+    threads = [threading.Thread(target=loop, args=each) for each in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return rounds.steps
+
+
+def llama(width: int) -> Any:
+    """Four layers, random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    size = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=1000, max_position_embeddings=128, **size))
+
+
+def rows() -> torch.Tensor:
+    """Of 128 tokens."""
+    return torch.randint(0, 1000, (64, 128), generator=torch.Generator().manual_seed(0))
+
+
+def hf(width: int, steps: int, run: Path | None, tick: Tick) -> None:
+    """The Trainer of transformers."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from sealegs.integrations.hf import PreflightWarning, attach
+
+    class Ticking(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            tick()
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=8,
+            learning_rate=1e-6,
+            logging_steps=10,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+        )
+        data = [{"input_ids": row, "labels": row} for row in rows()]
+        trainer = Trainer(model=llama(width), args=arguments, train_dataset=data, callbacks=[Ticking()])
+        trainer.log = lambda *_, **__: None  # which prints
+        if run is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PreflightWarning)
+                attach(trainer, run=run)
+        trainer.train()
+
+
+def accelerate(width: int, steps: int, run: Path | None, tick: Tick) -> None:
+    """A loop of Accelerate's."""
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    from sealegs.integrations.accelerate import guard as guarded
+
+    accelerator = Accelerator(cpu=True)
+    model = llama(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    loader: Any = DataLoader(rows(), batch_size=8)  # type: ignore[arg-type]
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    guard = None if run is None else guarded(accelerator, model, optimizer, scheduler=scheduler, run=run)
+    for _ in range(math.ceil(steps / len(loader))):
+        for ids in loader if guard is None else guard.batches(loader):
+            with accelerator.accumulate(model):
+                loss = model(input_ids=ids, labels=ids).loss
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                if guard is None:
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+                else:
+                    guard.step(loss)
+            tick()
+    if guard is not None:
+        guard.close()
+
+
+FRAMEWORKS: dict[str, Framework] = {"hf": hf, "accelerate": accelerate}
+
+
+def compared(blocks: list[list[Spent]], base: list[list[Spent]], field: str) -> dict[str, Any]:
+    """The median ratio of a loop's blocks to the base's of the same round, less one, and where it lies."""
+    pairs = [
+        tuple(statistics.median(getattr(step, field) for step in block) for block in pair)
+        for pair in zip(blocks, base, strict=False)
+        if all(pair)
+    ][WARM:]
+    ratios = sorted(mine / theirs - 1 for mine, theirs in pairs)
+    half = 0.98 * math.sqrt(len(ratios))  # ranks on either side of the median: 1.96 deviations of a coin's
+    low, high = max(0, math.floor(len(ratios) / 2 - half)), min(len(ratios) - 1, math.ceil(len(ratios) / 2 + half))
+    return {
+        "step_ms": 1e3 * statistics.median(mine for mine, _ in pairs),
+        "more": statistics.median(ratios),
+        "more_ms": 1e3 * statistics.median(mine - theirs for mine, theirs in pairs),
+        "interval": (ratios[low], ratios[high]),
+        "rounds": len(ratios),
+    }
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    words.add_argument("--blocks", type=int, default=60)
+    words.add_argument("--block", type=int, default=5)
+    words.add_argument("--width", type=int, default=128)
+    words.add_argument("--out", type=Path)
+    chosen = words.parse_args()
+    found: dict[str, Any] = {}
+    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for name in chosen.only:
+        with tempfile.TemporaryDirectory() as folder:
+            steps = chosen.blocks * chosen.block + 1
+            alone, guarded, control = side_by_side(FRAMEWORKS[name], chosen.width, steps, chosen.block, Path(folder))
+        print(f"\n{name}: {chosen.blocks} rounds of {chosen.block} steps, width {chosen.width}")
+        print("| loop | time | ms a step | ms more | more than alone | 95 % interval |\n|---|---|---|---|---|---|")
+        for label, blocks in (("alone", alone), ("guarded", guarded), ("alone again (control)", control)):
+            for field in Spent._fields:
+                told = found.setdefault(name, {}).setdefault(label, {})[field] = compared(blocks, alone, field)
+                low, high = told["interval"]
+                print(
+                    f"| {label} | {field} | {told['step_ms']:.2f} | {told['more_ms']:+.2f} "
+                    f"| {told['more']:+.2%} | {low:+.2%} to {high:+.2%} |"
+                )
+    if chosen.out:
+        chosen.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
