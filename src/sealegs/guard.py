@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from sealegs.recovery.reading import Reading
 from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.recovery.state import Trainee
-from sealegs.recovery.update import Update, not_undone
+from sealegs.recovery.update import Call, Update, not_undone
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.agree import MERGED, Ranks
 from sealegs.signals.collect import Signal
@@ -39,6 +39,15 @@ RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", *ROW, *MER
 """Names in a row that are the guard's own."""
 
 T = TypeVar("T")
+
+
+class _Ended(NamedTuple):
+    """What is still to be known of a step after its update."""
+
+    tokens: int = 0
+    loop_clips: bool = False
+    probe: tuple[float, float | None] | None = None
+    """Loss and gradient norm of a batch that was only tried again."""
 
 
 class Guard:
@@ -166,6 +175,8 @@ class Guard:
         """What is known of the batch that the step trains on."""
         self._gradients: Gradients | None = None
         """As they were before the loop clipped them."""
+        self._ended: _Ended | None = None
+        """A step that was ended, and about which nothing has been done yet."""
         self._is_finished = False
         self._knows_its_step = not resume
         self.resumed: Resumed | None = None
@@ -246,7 +257,8 @@ class Guard:
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         before, self._gradients = self._gradients, None
         if self._batches.is_probe:
-            return self._probe(loss, grad_norm, before)
+            self._probe(loss, grad_norm, before)
+            return self._settled_here()
         if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
             raise ConfigError(
                 f"playbook={self.recovery.playbook.name}: it goes back in the data too; use guard.batches(loader)"
@@ -266,12 +278,30 @@ class Guard:
             elif self.checkpoints is not None:
                 self.checkpoints.before_update()
             self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)
-            self._meter.updated(self.number)
         self._batch = {}
         self.number += 1
+        self._ended = _Ended(tokens or 0, loop_clips)
+        return self._settled_here()
+
+    def settle(self) -> Verdict:
+        """Act on what ``step`` has found: recovery, checkpoints, a halt. Of use after ``let_call``; else done already.
+
+        Nothing of a step may still be under way: weights, schedules and the place in the data may go back.
+        """
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return self.watch.verdict
+        if ended.probe is not None:
+            assert self.recovery is not None
+            self._go_on_at(self.recovery.probed(*ended.probe, self.number))
+            return self.watch.verdict
+        with torch.no_grad():
+            self._meter.updated(self.number - 1)
         went_back = False
         if self.recovery is not None:
-            step = self.recovery.after_step(self.number, tokens=tokens or 0, clip=self._clip_now, loop_clips=loop_clips)
+            step = self.recovery.after_step(
+                self.number, tokens=ended.tokens, clip=self._clip_now, loop_clips=ended.loop_clips
+            )
             went_back = self._go_on_at(step)
         if self._saving is not None:
             self._saving.tell(self.number)
@@ -282,6 +312,14 @@ class Guard:
             if self._saving.is_due:  # at the next step, where one is still being written
                 self._saving.is_due = not self.checkpoint()
         return self.watch.verdict
+
+    def let_call(self, call: Call) -> None:
+        """For a framework that calls the optimizers in its own way: ``call`` gets an optimizer and what updates it.
+
+        It is called where there is an update, and zeroes no gradients: that is the framework's, too. ``step`` then ends
+        with the update, and ``settle`` is to be called when the framework's own step is over.
+        """
+        self._update.call = call
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -399,15 +437,16 @@ class Guard:
             self.fail(error)
         self.close()
 
-    def _probe(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> Verdict:
+    def _probe(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> None:
         """A step on a batch that was healthy before: it is looked at, and nothing is learned or updated."""
-        assert self.recovery is not None
         with torch.no_grad():
-            found, norm = self._reading.probed(loss, grad_norm, before)
+            found = self._reading.probed(loss, grad_norm, before)
         self._update.discard()
         self._meter.get_ready(self.number)
-        self._go_on_at(self.recovery.probed(found, norm, self.number))
-        return self.watch.verdict
+        self._ended = _Ended(probe=found)
+
+    def _settled_here(self) -> Verdict:
+        return self.settle() if self._update.call is None else self.watch.verdict
 
     def _go_on_at(self, step: int | None) -> bool:
         """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""

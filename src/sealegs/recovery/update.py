@@ -7,9 +7,10 @@ schedule counts the attempt: a skip on the device cannot hold it back without th
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -21,6 +22,9 @@ from sealegs.errors import ConfigError
 READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
 """Whose fused kernels read ``found_inf``. Not their subclasses, which may do anything; not RMSprop, NAdam or Muon,
 which ignore it silently."""
+
+Call: TypeAlias = Callable[[Optimizer, Callable[[], None]], None]
+"""An optimizer, and what updates its weights: to be called once, with whatever is to come before it."""
 
 
 class Update:
@@ -45,6 +49,8 @@ class Update:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.factors: Mapping[str, float] = {}
         """By name, what a setting of the optimizers is multiplied with during an update: ``lr``, ``weight_decay``."""
+        self.call: Call | None = None
+        """A framework's way to call an optimizer, with its hooks and its clipping; it zeroes the gradients itself."""
         self._has_updated = False
 
     def unscale(self) -> None:
@@ -73,8 +79,7 @@ class Update:
         """Update the weights, or not, as the host decided."""
         if go:
             for optimizer in self.optimizers:
-                with self._factored(optimizer):
-                    optimizer.step()
+                self._call(optimizer, optimizer.step)
         self._finish(updated=go)
 
     def discard(self) -> None:
@@ -86,7 +91,7 @@ class Update:
 
     def has_step_hooks(self) -> bool:
         """Whether someone looks at the gradients when an optimizer is called."""
-        return any(optimizer._optimizer_step_pre_hooks for optimizer in self.optimizers)
+        return self.call is not None or any(optimizer._optimizer_step_pre_hooks for optimizer in self.optimizers)
 
     def apply_unless(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
         """Update the weights unless the tensor says 1 when the device comes to it.
@@ -94,39 +99,26 @@ class Update:
         ``grad_scale`` is what gradients are divided by on the way, each once: where none belongs to two parameters.
         """
         for optimizer in self.optimizers:
-            readable: Any = optimizer
-            readable.found_inf, readable.grad_scale = found_inf, grad_scale
-            try:
-                with self._factored(optimizer):
-                    optimizer.step()
-            finally:
-                del readable.found_inf, readable.grad_scale  # a step of the user's own must not read them
+            self._call(optimizer, partial(_step_unless, optimizer, found_inf, grad_scale))
         self._finish(updated=True)
 
     def apply_as_ever(self) -> None:
         """Update the weights as they would be without Sealegs: only the scaler skips, and only for itself."""
         for optimizer in self.optimizers:
-            with self._factored(optimizer):
-                if self.scaler is not None:
-                    self.scaler.step(optimizer)
-                else:
-                    optimizer.step()
+            self._call(optimizer, optimizer.step if self.scaler is None else partial(self.scaler.step, optimizer))
         self._finish(updated=True)
 
-    @contextmanager
-    def _factored(self, optimizer: Optimizer) -> Iterator[None]:
-        """An optimizer with the factors; afterwards its settings are the user's again, and so is the schedule."""
-        kept: list[tuple[dict[str, Any], str, Any]] = []
-        for name, factor in self.factors.items():
-            for group in optimizer.param_groups:
-                if name in group:
-                    kept.append((group, name, group[name]))
-                    group[name] = group[name] * factor
-        try:
-            yield
-        finally:
-            for group, name, value in kept:
-                group[name] = value
+    def _call(self, optimizer: Optimizer, step: Callable[[], Any]) -> None:
+        factors = dict(self.factors)
+
+        def update() -> None:
+            with _factored(optimizer, factors):
+                step()
+
+        if self.call is None:
+            update()
+        else:
+            self.call(optimizer, update)
 
     def _finish(self, *, updated: bool) -> None:
         if self.scaler is not None:
@@ -137,8 +129,34 @@ class Update:
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             for scheduler in self.schedulers:
                 scheduler.step()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        if self.call is None:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+
+
+@contextmanager
+def _factored(optimizer: Optimizer, factors: Mapping[str, float]) -> Iterator[None]:
+    """An optimizer with the factors; afterwards its settings are the user's again, and so is the schedule."""
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    for name, factor in factors.items():
+        for group in optimizer.param_groups:
+            if name in group:
+                kept.append((group, name, group[name]))
+                group[name] = group[name] * factor
+    try:
+        yield
+    finally:
+        for group, name, value in kept:
+            group[name] = value
+
+
+def _step_unless(optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | None) -> None:
+    readable: Any = optimizer
+    readable.found_inf, readable.grad_scale = found_inf, grad_scale
+    try:
+        optimizer.step()
+    finally:
+        del readable.found_inf, readable.grad_scale  # a step of the user's own must not read them
 
 
 def reads_found_inf(optimizer: Optimizer) -> bool:
