@@ -175,6 +175,16 @@ class Batches:
         self._next, self._begins = number, (epoch, into)
 
     @property
+    def following(self) -> int:
+        """The number of the batch that comes next, if it is not left out."""
+        return self._next if self._target is None else int(self._target["next"])
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the last batch was of."""
+        return 0 if self._epoch is None else self._epoch["number"]
+
+    @property
     def is_last(self) -> bool:
         """Whether no batch of its epoch comes after the one under way, as far as the loader says how many it has."""
         length = None if self._loader is None else self._loader.identity.get("length")

@@ -1,0 +1,300 @@
+"""A Lightning callback: the trainer's own loop, with a guard in it.
+
+    from sealegs.integrations.lightning import Guarded
+
+    trainer = Trainer(callbacks=[Guarded(run="experiments/a1", playbook=sealegs.Playbook.standard())])
+    trainer.fit(model, loader)
+
+It works with ``lightning`` and with ``pytorch_lightning``, whichever the program has imported.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+from sealegs.errors import ConfigError, MissingExtra, RunHalted, SealegsError
+
+try:
+    from sealegs.guard import Guard
+    from sealegs.integrations.lightning_loop import Loop, refuse
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
+
+from sealegs.integrations.advice import advise
+from sealegs.integrations.lightning_progress import lacking
+from sealegs.integrations.patches import Patches
+from sealegs.prevention.live import preflight
+from sealegs.recovery.books import read_books
+from sealegs.recovery.options import has_begun
+from sealegs.recovery.rng import restore_rng, rng_now
+from sealegs.recovery.together import Together
+from sealegs.report.advised import Advised
+from sealegs.watch import Watch
+
+HOMES = ("lightning.pytorch", "pytorch_lightning")
+OWN = {
+    "model": "the trainer has it",
+    "optimizer": "configure_optimizers gives them",
+    "scheduler": "configure_optimizers gives them",
+    "steps_scheduler": "Lightning steps them",
+    "scaler": "it is the precision plugin's: set Trainer(precision='16-mixed')",
+    "clip": "Lightning clips: set Trainer(gradient_clip_val=...)",
+    "resume": "call trainer.fit(..., ckpt_path=...)",
+}
+"""Options of a guard that are Lightning's to say, and how."""
+PRECISIONS = {"32": "fp32", "64": "fp32", "bf16": "bf16", "16": "fp16"}
+
+
+class Guarded:
+    """Lets a guard decide about every update of ``Trainer.fit``; the options are those of ``sealegs.Guard``.
+
+    ``run`` is the folder to record into. Its state is in the checkpoints that Lightning writes: a fit with
+    ``ckpt_path`` goes on with it, in the same folder, from the very batch.
+    """
+
+    state_key = "sealegs.Guarded"
+
+    def __new__(cls, **options: Any) -> Self:
+        """Of a class that is a ``Callback`` to the Lightning which the program has imported."""
+        return object.__new__(_made_for(cls, _homes()))
+
+    def __init__(self, *, run: str | Path | Watch | None, **options: Any) -> None:
+        for name, cure in OWN.items():
+            if name in options:
+                raise ConfigError(f"{name}={options[name]!r}: {cure}")
+        known = inspect.signature(Guard.__init__).parameters
+        if strange := sorted(options.keys() - known.keys()):
+            raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
+        self.guard: Guard | None = None
+        """Of the fit that is under way, or was last."""
+        self.advice: Advised | None = None
+        """What the pre-flight check had to say."""
+        self._run = run
+        self._options = options
+        self._state: Mapping[str, Any] = {}
+        """Of a checkpoint, or of the fit before; empty, where there was none."""
+        self._is_loaded = False
+        self._patches = Patches()
+        self._loop: Loop | None = None
+        self._ranks: Together | None = None
+        self._pause = ExitStack()
+
+    def __reduce__(self) -> Any:  # its class has no name of its own to be found by
+        return partial(Guarded, run=self._run, **self._options), ()
+
+    # Lightning's hooks.
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The model is on its device, the optimizers are made."""
+        if missing := lacking(trainer):
+            raise ConfigError(f"{_version(trainer)}: its trainer has no {missing}; pip install 'sealegs[lightning]'")
+        refuse(trainer, pl_module)
+        if not self._is_loaded and self._state and self._state["updates"] != trainer.global_step:
+            self._state = {}  # of another training
+        watch = self._run
+        if not isinstance(watch, Watch):
+            is_there = bool(self._state) and watch is not None and has_begun(watch)
+            watch = Watch(watch, resume=is_there, settings=_settings(trainer))
+        try:
+            self.guard = guard = Guard(
+                trainer.strategy.model,
+                list(trainer.optimizers),
+                run=watch,
+                scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
+                steps_scheduler=False,
+                scaler=getattr(trainer.precision_plugin, "scaler", None),
+                **self._options,
+            )
+        except BaseException:
+            watch.close()
+            raise
+        self._ranks = Together()
+        self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer))
+        loop.join(self._patches)
+        guard.watch.note("framework", step=guard.number, **_framework(trainer))
+        if self._state:
+            self._go_on()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Its update is done, the schedules are stepped."""
+        if self._loop is not None:
+            self._loop.batch_ended()
+
+    def on_validation_start(self, *_: Any) -> None:
+        """Its time is not that of a step."""
+        if self.guard is not None and self._loop is not None:
+            self._pause.enter_context(self.guard.paused())
+
+    def on_validation_end(self, *_: Any) -> None:
+        """Back to training."""
+        self._pause.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The fit ends here, whatever it was."""
+        if isinstance(exception, RunHalted):
+            self._end(trainer, reason="halted", error=f"{type(exception).__name__}: {exception}")
+        elif isinstance(exception, KeyboardInterrupt):
+            self._end(trainer, reason="interrupted", by="SIGINT")
+        elif type(exception).__name__ == "SIGTERMException":
+            self._end(trainer, reason="interrupted", by="SIGTERM")
+        else:
+            self._end(trainer, reason="failed", error=f"{type(exception).__name__}: {exception}")
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """A fit that ended well."""
+        self._end(trainer, reason="finished")
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning's checkpoints. On several ranks call it on all of them, as Lightning does."""
+        if self._loop is None:
+            return dict(self._state)
+        assert self.guard is not None
+        assert self._ranks is not None
+        of_torch, of_host = rng_now()
+        mine = {"data": self.guard.data.position(), "torch": of_torch, "host": of_host}
+        return {
+            "guard": json.dumps(self.guard.state_dict()),
+            "ranks": [
+                {"data": json.dumps(each["data"]), "torch": dict(each["torch"]), "host": json.dumps(each["host"])}
+                for each in self._ranks.gather(mine)
+            ],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From a checkpoint: taken up when the fit starts."""
+        self._state, self._is_loaded = state_dict, True
+        if self._loop is not None:  # some strategies load late
+            self._go_on()
+
+    # What they are made of.
+
+    def _go_on(self) -> None:
+        """Where the state was saved: detectors, numbers, the place in the data, and the random state with it."""
+        guard, loop, ranks = self.guard, self._loop, self._ranks
+        assert guard is not None
+        assert loop is not None
+        assert ranks is not None
+        if guard.recovery is not None and guard.watch.folder is not None:
+            books = read_books(guard.watch.folder)
+            if books is not None:
+                guard.recovery.take_over(books)
+        guard.load_state_dict(json.loads(self._state["guard"]))
+        if guard.checkpoints is not None:
+            guard.checkpoints.discard_after(guard.number, "Lightning went back to a checkpoint")
+        of_ranks = self._state["ranks"]
+        is_same_world = len(of_ranks) == ranks.world
+        if is_same_world:
+            mine = of_ranks[ranks.rank]
+            guard.data.go_to(json.loads(mine["data"]))
+            if self._is_loaded:
+                loop.before_first = partial(restore_rng, (mine["torch"], json.loads(mine["host"])))
+        guard.watch.note("resumed", step=guard.number, with_place_in_data=is_same_world, ranks_then=len(of_ranks))
+        self._state, self._is_loaded = {}, False
+
+    def _before_data(self, trainer: Any, loader: Any) -> None:
+        """The trainer is what it will be at the first step: its checkpoint is restored."""
+        guard = self.guard
+        assert guard is not None
+        per_step = len(trainer.optimizers)
+        if not guard.number and trainer.global_step:  # from a checkpoint without a guard
+            guard.go_on(trainer.global_step // per_step)
+        self.advice = advise(partial(_advice, trainer, loader), guard.watch, step=guard.number, stacklevel=4)
+
+    def _end(self, trainer: Any, **told: Any) -> None:
+        guard, loop = self.guard, self._loop
+        self._patches.undo()
+        self._pause.close()
+        if guard is None or loop is None:
+            return
+        state = {} if told["reason"] == "failed" else self._kept(trainer)
+        self._loop = self._ranks = None
+        self._state = state
+        loop.leave()
+        with suppress(SealegsError):  # the disk may be what failed; Lightning raises that itself
+            guard.finish()
+            guard.watch.note("end", step=guard.number, skips=guard.watch.skips, **told)
+        guard.close()
+
+    def _kept(self, trainer: Any) -> dict[str, Any]:
+        """For a fit that goes on in this process."""
+        if trainer.world_size > 1 and trainer.state.status != "finished" and not trainer.state.finished:
+            return {}  # other ranks may not come
+        return self.state_dict() | {"updates": trainer.global_step}
+
+
+def _homes() -> tuple[str, ...]:
+    """The Lightnings that are imported; if none is, the first that is installed."""
+    if imported := tuple(home for home in HOMES if sys.modules.get(home) is not None):
+        return imported
+    for home in HOMES:
+        with suppress(ModuleNotFoundError):
+            import_module(home)
+            return (home,)
+    raise MissingExtra("sealegs.integrations.lightning", "Lightning", "lightning")
+
+
+@cache
+def _made_for(cls: type[Guarded], homes: tuple[str, ...]) -> type[Guarded]:
+    """A class of one's own is what Lightning looks for in a single callback, and in little else."""
+    callbacks = tuple(import_module(home).Callback for home in homes)
+    return type(cls.__name__, (cls, *callbacks), {"__module__": cls.__module__})
+
+
+def _advice(trainer: Any, loader: Any) -> Advised:
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
+    precision = str(trainer.precision)
+    clip = trainer.gradient_clip_val
+    known: dict[str, Any] = {"dtype": PRECISIONS.get(precision.split("-")[0])}
+    if trainer.lightning_module.automatic_optimization:
+        known["clip"] = float(clip or 0.0)
+        if clip and trainer.gradient_clip_algorithm is not None:
+            known["clip_by"] = str(trainer.gradient_clip_algorithm)
+    return preflight(
+        trainer.lightning_module,
+        list(trainer.optimizers),
+        schedulers[0] if schedulers else None,
+        loader=loader,
+        scaler=getattr(trainer.precision_plugin, "scaler", None),
+        steps=_steps(trainer),
+        **{name: value for name, value in known.items() if value is not None},
+    )
+
+
+def _steps(trainer: Any) -> int | None:
+    """Of the whole run, where it can be told."""
+    if trainer.max_steps > 0:
+        return int(trainer.max_steps)
+    batches = max(trainer.fit_loop._combined_loader.limits)
+    if batches == float("inf") or not trainer.max_epochs or trainer.max_epochs < 0:
+        return None
+    return int(trainer.max_epochs * -(-batches // trainer.accumulate_grad_batches))
+
+
+def _settings(trainer: Any) -> dict[str, Any]:
+    return {"lightning": {name: value for name, value in _framework(trainer).items() if value is not None}}
+
+
+def _framework(trainer: Any) -> dict[str, Any]:
+    return {
+        "name": type(trainer).__module__.partition(".")[0],
+        "version": _version(trainer),
+        "precision": str(trainer.precision),
+        "accumulation": trainer.accumulate_grad_batches,
+        "clip": trainer.gradient_clip_val,
+        "strategy": type(trainer.strategy).__name__,
+        "automatic_optimization": trainer.lightning_module.automatic_optimization,
+        "max_steps": trainer.max_steps,
+        "max_epochs": trainer.max_epochs,
+    }
+
+
+def _version(trainer: Any) -> str:
+    return str(import_module(type(trainer).__module__.partition(".")[0]).__version__)

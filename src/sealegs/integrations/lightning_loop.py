@@ -1,0 +1,270 @@
+"""A Lightning trainer and a guard in, one loop out: Lightning's own, in which the guard decides about every update.
+
+Four seams, on the objects of this trainer alone, and closed when the fit is over:
+
+- the strategy's ``backward`` says what the loss of a step is, before anyone scales it;
+- the precision plugin's ``optimizer_step`` is where an update happens. The closure has run, gradients are there and
+  whole: the guard measures, Lightning's hooks and clipping follow, the guard decides, the optimizer is called or not;
+- its ``clip_gradients`` is where manual optimization clips: the guard measures before it;
+- the train loader hands out its batches by way of ``guard.batches``.
+
+When Lightning's own step is over, its schedules stepped, the guard settles: it may go back, and Lightning's counters
+with it.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sealegs.errors import ConfigError
+from sealegs.guard import Guard
+from sealegs.integrations.lightning_progress import Progress
+from sealegs.integrations.patches import Patches
+from sealegs.recovery.schedules import Schedules
+
+PROBE = -1
+"""The step under which schedules are kept during a probe."""
+
+
+class Loop:
+    """A trainer's loop with a guard in it."""
+
+    def __init__(self, trainer: Any, guard: Guard, begin: Callable[[Any], None]) -> None:
+        """``begin`` is told of the loader before the first batch: None, where there are several."""
+        self._trainer = trainer
+        self._guard = guard
+        self._begin: Callable[[Any], None] | None = begin
+        self._progress = Progress(trainer)
+        self._optimizers: list[Optimizer] = list(trainer.optimizers)
+        self._schedules = Schedules(self._optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
+        self._goes_back = guard.recovery is not None and bool(guard.recovery.playbook.rungs)
+        self._loss: Tensor | None = None
+        """Of what was backpropagated since the last decision."""
+        self._is_measured = False
+        self._stepping: Optimizer | None = None
+        self._others: dict[Optimizer, Callable[[], None] | None] = {}
+        """Optimizers that the last decision holds for and that have not been called since: what updates them, if so."""
+        self._steps = self._calls = 0
+        """In this batch."""
+        self._expected: int | None = None
+        """The number of the batch that comes next, if none is left out."""
+        self.before_first: Callable[[], None] | None = None
+        """What is to be done when the first batch is asked for."""
+
+    def join(self, patches: Patches) -> None:
+        """Open the seams."""
+        trainer = self._trainer
+        patches.put(trainer.strategy, "backward", self._backward)
+        patches.put(trainer.precision_plugin, "optimizer_step", self._optimizer_step)
+        patches.put(trainer.precision_plugin, "clip_gradients", self._clip_gradients)
+        patches.put(trainer.fit_loop, "_load_combined_loader_states", self._load_loader_states)
+        patches.put(trainer.fit_loop.epoch_loop, "reset", self._reset)
+        self._guard.let_call(self._call)
+
+    def leave(self) -> None:
+        """Give the loaders back; the seams are closed by whoever opened them."""
+        combined = self._trainer.fit_loop._combined_loader
+        if combined is not None:
+            combined.flattened = [each.loader if isinstance(each, Handed) else each for each in combined.flattened]
+
+    # A step.
+
+    def _backward(self, backward: Any) -> Any:
+        def backward_and_note(closure_loss: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._others:
+                raise ConfigError(
+                    f"{len(self._optimizers)} optimizers with losses of their own: a guard decides about all of them by "
+                    "one loss; step them all after one manual_backward, or train without the guard"
+                )
+            loss = closure_loss.detach()
+            self._loss = loss.clone() if self._loss is None else self._loss + loss
+            return backward(closure_loss, *args, **kwargs)
+
+        return backward_and_note
+
+    def _clip_gradients(self, clip: Any) -> Any:
+        def measure_and_clip(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._loss is not None:  # else of gradients that have been decided about
+                self._measure()
+            return clip(optimizer, *args, **kwargs)
+
+        return measure_and_clip
+
+    def _optimizer_step(self, step: Any) -> Any:
+        plugin = self._trainer.precision_plugin
+
+        def guarded_step(optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+            if kwargs:
+                raise ConfigError(f"optimizer.step({', '.join(kwargs)}=...): the guard calls it without arguments")
+            result = closure()
+            self._calls += 1
+            if self._loss is None and optimizer in self._others:
+                if (update := self._others.pop(optimizer)) is not None:
+                    plugin._after_closure(model, optimizer)
+                    update()
+            elif self._loss is None and model.automatic_optimization:  # the training step gave None
+                step(optimizer, model=model, closure=lambda: result)
+            elif self._loss is None:
+                raise ConfigError("optimizer.step(): no loss is known; call self.manual_backward(loss) before it")
+            else:
+                self._decide(optimizer, model, self._loss)
+            return result
+
+        return guarded_step
+
+    def _decide(self, optimizer: Optimizer, model: Any, loss: Tensor) -> None:
+        if self._steps and self._goes_back:
+            raise ConfigError(
+                "training_step: it makes several updates of one batch, and no state between them can be gone back to; "
+                "give a playbook without rungs, or none"
+            )
+        self._steps += 1
+        self._measure()
+        self._trainer.precision_plugin._after_closure(model, optimizer)
+        self._others = {each: None for each in self._optimizers if each is not optimizer}
+        self._stepping = optimizer
+        self._loss, self._is_measured = None, False
+        self._guard.step(loss)
+
+    def _measure(self) -> None:
+        """Before anyone clips."""
+        if not self._is_measured:
+            self._is_measured = True
+            self._guard.before_clipping()
+
+    def _call(self, optimizer: Optimizer, update: Callable[[], None]) -> None:
+        if optimizer is self._stepping:
+            update()
+        else:
+            self._others[optimizer] = update
+
+    def batch_ended(self) -> None:
+        """Lightning's step is over: settle, and let its counters follow."""
+        guard, steps, calls = self._guard, self._steps, self._calls
+        self._steps = self._calls = 0
+        if not steps:
+            return  # more micro-batches come
+        if guard.data.is_probe:
+            self._progress.uncount_updates(calls, steps=1)
+            self._schedules.go_to(PROBE)
+        number, epoch = guard.number, guard.data.epoch
+        guard.settle()
+        if back := number - guard.number:
+            self._progress.uncount_updates(back * len(self._optimizers), steps=back)
+            self._follow_data(epoch)
+
+    def _follow_data(self, epoch: int) -> None:
+        """To where the guard's data are now."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()  # of weights that are gone
+        position = self._guard.data.position()
+        following, there = position["next"], position["epoch"]
+        if self._expected is None or following == self._expected:
+            return
+        self._progress.go_back(
+            batches=self._expected - following, epochs=epoch - there["number"], place=following - there["first"]
+        )
+        self._expected = following
+
+    # The data.
+
+    def _load_loader_states(self, load: Any) -> Any:
+        """The moment at which Lightning has made its loaders what they will be, and has not begun them."""
+
+        def load_and_hand_out() -> None:
+            load()
+            combined = self._trainer.fit_loop._combined_loader
+            loaders = combined.flattened
+            if self._goes_back and len(loaders) > 1:
+                raise ConfigError(
+                    f"{len(loaders)} train loaders at once: they cannot be brought back to an earlier batch together; "
+                    "give one, or a playbook without rungs"
+                )
+            if self._begin is not None:
+                begin, self._begin = self._begin, None
+                begin(loaders[0] if len(loaders) == 1 else None)
+            if len(loaders) == 1:
+                combined.flattened = [Handed(loaders[0], self._hand_out)]
+            elif self.before_first is not None:
+                self.before_first()
+
+        return load_and_hand_out
+
+    def _hand_out(self, loader: Any) -> Iterator[Any]:
+        # Lightning reads a batch ahead where a loader has no length; a guard has to know which one is trained on
+        self._trainer.fit_loop._data_fetcher.prefetch_batches = 0
+        return self._batches(loader)
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        if self.before_first is not None:
+            before_first, self.before_first = self.before_first, None
+            before_first()
+        data = self._guard.data
+        if self._expected is None:
+            self._expected = data.following
+        for batch in self._guard.batches(loader):
+            if data.is_probe:
+                self._schedules.note(PROBE)
+                self._progress.repeat_batch()
+            elif data.number is not None:
+                if data.number != self._expected and not data.deferred:
+                    self._progress.move_batch(data.number - self._expected)
+                self._expected = data.number + 1
+            yield batch
+        self._progress.end_epoch()
+
+    def _reset(self, reset: Any) -> Any:
+        """Lightning says of a plain loader that it does not go on where it was; by way of a guard it does."""
+
+        def reset_quietly() -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
+                reset()
+
+        return reset_quietly
+
+
+class Handed:
+    """A train loader whose batches come by way of a guard; in all else the loader itself."""
+
+    def __init__(self, loader: Any, hand_out: Callable[[Any], Iterator[Any]]) -> None:
+        self.loader = loader
+        self._hand_out = hand_out
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._hand_out(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not made yet, as when it is copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+def refuse(trainer: Any, module: Any) -> None:
+    """What cannot be guarded, before anything is changed."""
+    kinds = {each.__name__ for each in type(trainer.strategy).__mro__}
+    if not kinds & {"SingleDeviceStrategy", "DDPStrategy"}:
+        raise ConfigError(
+            f"strategy={type(trainer.strategy).__name__}: a guard joins one device and DDP; use strategy='ddp'"
+        )
+    updates = type(trainer.precision_plugin).optimizer_step.__qualname__
+    if updates not in ("Precision.optimizer_step", "MixedPrecision.optimizer_step"):
+        raise ConfigError(
+            f"precision={type(trainer.precision_plugin).__name__}: it updates in a way of its own ({updates})"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise ConfigError("training_step(dataloader_iter): batches are taken past the guard; take (batch, batch_idx)")
+    if any(type(optimizer).__name__ == "_MockOptimizer" for optimizer in trainer.optimizers) or not trainer.optimizers:
+        raise ConfigError("configure_optimizers: it gives no optimizer, so there is nothing to guard")
+    if len(trainer.optimizers) > 1 and getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise ConfigError(f"{len(trainer.optimizers)} optimizers with a loss scale: use precision='bf16-mixed'")
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers):
+        raise ConfigError("optimizer=LBFGS: it evaluates the model several times a step, which nobody can judge first")

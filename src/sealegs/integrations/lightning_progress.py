@@ -1,0 +1,104 @@
+"""A Lightning trainer in, its counters moved out: the loop goes on where the guard has gone.
+
+Lightning counts batches in the epoch and in all, updates, and epochs; it validates, steps schedules and ends by these
+counts. They are its own, so everything that knows their names is here.
+"""
+
+from typing import Any
+
+NEEDED = (
+    "_combined_loader",
+    "_load_combined_loader_states",
+    "epoch_loop._batches_that_stepped",
+    "epoch_loop._skip_next_val",
+    "epoch_loop.automatic_optimization.optim_progress.optimizer.step",
+    "epoch_loop.batch_progress.is_last_batch",
+    "epoch_loop.manual_optimization.optim_step_progress",
+    "epoch_loop.reset",
+    "epoch_progress",
+)
+"""What a fit loop must have for a guard to join it."""
+
+
+class Progress:
+    """Where a trainer is in its batches, updates and epochs."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._fit = trainer.fit_loop
+        self._loop = trainer.fit_loop.epoch_loop
+
+    @property
+    def updates(self) -> int:
+        """As ``trainer.global_step`` says."""
+        return int(self._loop.global_step)
+
+    def move_batch(self, by: int) -> None:
+        """The next batch is another than the one after the last."""
+        self._shift(by, by)
+
+    def repeat_batch(self) -> None:
+        """The next batch counts for nothing: it has the place of the last, and no validation comes after it."""
+        self._shift(-1, -1)
+        self._loop._skip_next_val = True
+
+    def go_back(self, *, batches: int, epochs: int, place: int) -> None:
+        """To an earlier batch, which may be in an earlier epoch; ``place`` is the one it has there."""
+        counted = self._loop.batch_progress.current.ready
+        self._shift(place - counted if epochs else -batches, -batches)
+        for count in _trackers(self._fit.epoch_progress):
+            _add(count, -epochs)
+        self._loop.batch_progress.is_last_batch = self._fit._data_fetcher.done = False
+        self._loop._skip_next_val = True
+
+    def uncount_updates(self, count: int, *, steps: int) -> None:
+        """So many calls of an optimizer, in so many steps, were none."""
+        if self._trainer.lightning_module.automatic_optimization:
+            calls = self._loop.automatic_optimization.optim_progress.optimizer.step
+        else:
+            calls = self._loop.manual_optimization.optim_step_progress
+        for tracker in _trackers(calls):
+            _add(tracker, -count)
+        self._loop._batches_that_stepped -= steps
+
+    def end_epoch(self) -> None:
+        """The data have ended before the count: do what Lightning does about the last batch of an epoch."""
+        progress, batches = self._loop.batch_progress, self._trainer.num_training_batches
+        if progress.is_last_batch or progress.current.ready in (0, batches):
+            return
+        progress.is_last_batch = True
+        validates = self._trainer.val_check_batch == float("inf")
+        if batches != float("inf"):
+            self._shift(batches - progress.current.ready, batches - progress.current.ready)
+            validates = True
+        self._loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self._loop._skip_next_val = not validates
+        self._loop.on_advance_end(self._fit._data_fetcher)
+        self._loop._batches_that_stepped -= 1  # which no batch has
+
+    def _shift(self, in_epoch: int, in_all: int) -> None:
+        progress = self._loop.batch_progress
+        _add(progress.current, in_epoch)
+        _add(progress.total, in_all)
+        self._fit._data_fetcher.fetched += in_epoch
+
+
+def lacking(trainer: Any) -> str | None:
+    """The first thing that a trainer's loop does not have of what a guard needs."""
+    for path in NEEDED:
+        found = trainer.fit_loop
+        for name in path.split("."):
+            if not hasattr(found, name):
+                return f"fit_loop.{path}"
+            found = getattr(found, name)
+    return None
+
+
+def _trackers(progress: Any) -> tuple[Any, Any]:
+    return progress.current, progress.total
+
+
+def _add(tracker: Any, count: int) -> None:
+    """To all stages that a thing goes through: ready, started, processed, completed."""
+    for stage in vars(tracker):
+        setattr(tracker, stage, getattr(tracker, stage) + count)
