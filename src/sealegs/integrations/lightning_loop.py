@@ -78,8 +78,8 @@ class Loop:
         def backward_and_note(closure_loss: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._others:
                 raise ConfigError(
-                    f"{len(self._optimizers)} optimizers with losses of their own: a guard decides about all of them by "
-                    "one loss; step them all after one manual_backward, or train without the guard"
+                    f"{len(self._optimizers)} optimizers with losses of their own: a guard decides about all of them "
+                    "by one loss; step them all after one manual_backward, or train without the guard"
                 )
             loss = closure_loss.detach()
             self._loss = loss.clone() if self._loss is None else self._loss + loss
@@ -216,6 +216,7 @@ class Loop:
                     self._progress.move_batch(data.number - self._expected)
                 self._expected = data.number + 1
             yield batch
+        self._expected = data.following
         self._progress.end_epoch()
 
     def _reset(self, reset: Any) -> Any:

@@ -1,0 +1,293 @@
+"""Lightning itself, of both names, with a guard in its loop."""
+
+import json
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations import lightning_small as small
+from tests.integrations.lightning_small import BROKEN, NAN, PER_EPOCH, SPIKE, STEPS, fitted
+
+import sealegs
+from sealegs.cli.main import main
+from sealegs.errors import MissingExtra, RunExists, RunHalted
+from sealegs.integrations.advice import PreflightWarning
+from sealegs.integrations.lightning import HOMES, Guarded, _made_for
+
+pytestmark = [
+    pytest.mark.xdist_group("lightning"),  # importing it takes some seconds
+    # of Lightning's own: it asks torch in a way that is going away, and advises on loaders that a test does not need
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .*dataloader.* does not have many workers"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:sealegs preflight"),  # is right: thirty steps have no warm-up to speak of
+]
+HOME = HOMES[0]
+SKIPS = [("skip", NAN), ("skip", SPIKE)]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def told(folder: Path, *kinds: str) -> list[tuple[str, int]]:
+    return [(event.kind, event.step) for event in sealegs.open_run(folder).events if event.kind in kinds]
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_bad_update_is_left_out_bit_for_bit(home: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = small.module_class(home)(BROKEN)
+    guarded = Guarded(run=tmp_path / "a")
+    trainer = fitted(module, guarded, home=home)
+    assert trainer.global_step == STEPS, "a step that is skipped counts, as it does for the schedule"
+    unchanged = [step for step in range(STEPS - 1) if module.digests[step] == module.digests[step + 1]]
+    assert unchanged == [NAN, SPIKE]
+    assert told(tmp_path / "a", "skip", "alarm", "end") == [*SKIPS, ("end", STEPS)]
+    rows = rows_of(tmp_path / "a")
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    assert [row["batch_index"] for row in rows] == list(range(STEPS))
+    assert [row["lr"] for row in rows] == [1e-2 * small.rate(step) for step in range(STEPS)]
+    assert all(row["batch_hash"] for row in rows)
+    kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+    assert kinds[:3] == ["guard", "framework", "preflight"]
+    assert main(["check", str(tmp_path / "a")]) in (0, 1)
+    assert "30 rows, steps 0 to 29" in capsys.readouterr().out
+    for owner in (trainer.strategy, trainer.precision_plugin, trainer.fit_loop, trainer.fit_loop.epoch_loop):
+        assert not [
+            name for name, value in vars(owner).items() if getattr(value, "__module__", "").startswith("sealegs")
+        ]
+
+
+def test_verdicts_are_those_of_a_plain_loop_on_the_same_numbers(tmp_path: Path) -> None:
+    module = small.module_class(HOME)(BROKEN)
+    fitted(module, Guarded(run=tmp_path / "a"), home=HOME, limit_val_batches=0)
+    torch.manual_seed(0)
+    net = small.network()
+    torch.manual_seed(1)
+    optimizer = small.optimizer_of(net)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, small.rate)
+    batches, stopped = small.loader(), False
+    with sealegs.Guard(net, optimizer, run=tmp_path / "b", scheduler=schedule) as guard:
+        while not stopped:
+            for batch in guard.batches(batches):
+                loss = small.loss_of(net, batch)
+                loss.backward()
+                if guard.number in BROKEN:
+                    small.spoil(net, BROKEN[guard.number])
+                guard.step(loss)
+                if stopped := guard.number == STEPS:
+                    break
+    assert all(map(torch.equal, net.state_dict().values(), module.net.state_dict().values()))
+    names = ("step", "loss", "grad_norm", "lr", "batch_index", "batch_hash")
+    one, other = ([{name: row[name] for name in names} for row in rows_of(tmp_path / run)] for run in "ab")
+    assert one == other
+    texts = [
+        [
+            event.detail["text"].replace("net.", "")
+            for event in sealegs.open_run(tmp_path / run).events
+            if event.kind == "skip"
+        ]
+        for run in "ab"
+    ]
+    assert len(texts[0]) == 2
+    assert texts[0] == texts[1]
+
+
+def scaled() -> Any:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    return import_module(HOME).plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
+
+
+WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "clipped": lambda: (small.module_class(HOME)(), {"gradient_clip_val": 0.5}),
+    "clipped by value": lambda: (
+        small.module_class(HOME)(),
+        {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
+    ),
+    "accumulated": lambda: (small.module_class(HOME)(), {"accumulate_grad_batches": 5, "max_steps": 9}),
+    "bf16": lambda: (small.module_class(HOME)(), {"precision": "bf16-mixed", "gradient_clip_val": 0.5}),
+    "fp16": lambda: (small.module_class(HOME)(), {"plugins": [scaled()], "gradient_clip_val": 0.5}),
+    "manual": lambda: (small.manual_class(HOME)(), {}),
+    "several": lambda: (small.manual_class(HOME)(several=True), {"max_steps": 2 * STEPS}),
+    "validated": lambda: (
+        small.module_class(HOME)(),
+        {"loaders": small.loader(), "val_check_interval": 0.5, "max_steps": -1, "max_epochs": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_where_nothing_happens_everything_is_as_without_the_guard(way: str, tmp_path: Path) -> None:
+    found = []
+    for callbacks in ((), (Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard()),)):
+        module, options = WAYS[way]()
+        trainer = fitted(module, *callbacks, home=HOME, **options)
+        found.append((small.digest(module.net, *trainer.optimizers), trainer.global_step, module.seen, module.told))
+    assert found[0] == found[1]
+    rows = rows_of(tmp_path / "a")
+    assert len(rows) == (len(module.seen) if way != "accumulated" else 9)
+
+
+def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(tmp_path: Path) -> None:
+    """12 batches an epoch, five a step: the last step of an epoch has two, each of which counts a fifth."""
+    given: list[float] = []
+
+    class Telling(small.module_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            given.append(loss.item() / 5)
+            return loss
+
+    fitted(Telling(), Guarded(run=tmp_path / "a"), home=HOME, accumulate_grad_batches=5, max_steps=3)
+    sums = [sum(given[:5]), sum(given[5:10]), sum(given[10:12])]
+    assert [row["loss"] for row in rows_of(tmp_path / "a")] == pytest.approx(sums, rel=1e-6)
+
+
+def test_a_loss_scale_falls_as_it_would_and_the_step_is_left_out(tmp_path: Path) -> None:
+    scales = []
+    for callbacks in ((), (Guarded(run=tmp_path / "a"),)):
+        module = small.module_class(HOME)({NAN: float("inf")})
+        trainer = fitted(module, *callbacks, home=HOME, plugins=[scaled()])
+        scales.append((trainer.precision_plugin.scaler.get_scale(), small.digest(module.net, *trainer.optimizers)))
+    assert scales[0] == scales[1]
+    assert scales[0][0] == 2.0**9
+    assert module.digests[NAN] == module.digests[NAN + 1]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_manual_optimization_is_guarded_all_optimizers_at_once(several: bool, tmp_path: Path) -> None:
+    module = small.manual_class(HOME)(BROKEN, several=several)
+    calls = 2 if several else 1
+    fitted(module, Guarded(run=tmp_path / "a"), home=HOME, max_steps=STEPS * calls)
+    unchanged = [
+        step for step in range(STEPS - 1) if module.digests[step * calls] == module.digests[(step + 1) * calls]
+    ]
+    assert unchanged == [NAN, SPIKE]
+    rows = rows_of(tmp_path / "a")
+    assert rows[SPIKE]["grad_norm"] > 1000, "before it was clipped"
+    assert [row["step"] for row in rows] == list(range(STEPS))
+
+
+def saving(folder: Path, every: int) -> Any:
+    return import_module(HOME).callbacks.ModelCheckpoint(dirpath=folder, every_n_train_steps=every, save_top_k=-1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A run that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    module = small.module_class(HOME)(BROKEN)
+    fitted(module, Guarded(run=folder), home=HOME, limit_val_batches=0)
+    return module, folder
+
+
+@pytest.mark.parametrize("last", [7, PER_EPOCH, 22], ids=["within an epoch", "at its end", "after a skip"])
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(last: int, whole: tuple[Any, Path], tmp_path: Path) -> None:
+    kept, run, options = tmp_path / "kept", tmp_path / "run", {"limit_val_batches": 0}
+    fitted(small.module_class(HOME)(BROKEN), Guarded(run=run), saving(kept, last), home=HOME, max_steps=last, **options)
+    (checkpoint,) = kept.glob("*.ckpt")
+    module = small.module_class(HOME)(BROKEN)
+    trainer = small.trainer(HOME, Guarded(run=run), saving(kept, last), **options)
+    torch.manual_seed(99)
+    trainer.fit(module, small.loader(), ckpt_path=checkpoint)
+    assert module.digests[STEPS - 1] == whole[0].digests[STEPS - 1]
+    assert module.seen == whole[0].seen[last:]
+    names = ("step", "loss", "grad_norm", "lr", "batch_index", "batch_hash")
+    one, other = ([[row[name] for name in names] for row in rows_of(folder)] for folder in (whole[1], run))
+    assert one == other
+    assert told(run, "resumed", "skip") == [*(("skip", NAN),) * (last > NAN), ("resumed", last), *SKIPS[last > NAN :]]
+
+
+def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path: Path) -> None:
+    for callbacks, name in (((Guarded(run=tmp_path / "a"),), "with"), ((), "without")):
+        keep = saving(tmp_path / name, PER_EPOCH)
+        fitted(small.module_class(HOME)(), *callbacks, keep, home=HOME, max_steps=PER_EPOCH)
+    kept, module = next((tmp_path / "with").glob("*.ckpt")), small.module_class(HOME)()
+    with pytest.warns(UserWarning, match="callbacks used to create the checkpoint need to be provided"):
+        left = fitted(module, saving(tmp_path / "with", PER_EPOCH), home=HOME, ckpt_path=kept)
+    kept, module = next((tmp_path / "without").glob("*.ckpt")), small.module_class(HOME)()
+    keep = saving(tmp_path / "without", PER_EPOCH)
+    taken = fitted(module, Guarded(run=tmp_path / "b"), keep, home=HOME, ckpt_path=kept)
+    assert left.global_step == taken.global_step == STEPS
+    assert [row["step"] for row in rows_of(tmp_path / "b")] == list(range(PER_EPOCH, STEPS))
+
+
+def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(tmp_path: Path) -> None:
+    module, guarded = small.module_class(HOME)(), Guarded(run=tmp_path / "a")
+    trainer = fitted(module, guarded, home=HOME, max_steps=10)
+    trainer.fit_loop.epoch_loop.max_steps = 20
+    trainer.fit(module, small.loader())
+    assert [row["step"] for row in rows_of(tmp_path / "a")] == list(range(20))
+    with pytest.raises(RunExists):
+        fitted(small.module_class(HOME)(), guarded, home=HOME)
+    with pytest.raises(RunExists):
+        fitted(small.module_class(HOME)(), Guarded(run=tmp_path / "a"), home=HOME)
+
+
+def test_a_run_that_is_halted_ends_the_fit_and_its_folder(tmp_path: Path) -> None:
+    module = small.module_class(HOME)(dict.fromkeys(range(10, STEPS), float("nan")))
+    with pytest.raises(RunHalted, match="the run is halted"):
+        fitted(module, Guarded(run=tmp_path / "a"), home=HOME)
+    (end,) = (event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "end")
+    assert end.detail["reason"] == "halted"
+    assert module.digests[10] == small.digest(module.net, *module.trainer.optimizers)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends", "reason"), [(KeyboardInterrupt, SystemExit, "interrupted"), (ValueError, ValueError, "failed")]
+)
+def test_however_a_fit_ends_the_folder_says_so(
+    error: type[BaseException], ends: type[BaseException], reason: str, tmp_path: Path
+) -> None:
+    class Stopped(small.module_class(HOME)):  # type: ignore[misc]
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.trainer.global_step == 5:
+                raise error
+
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(ends):
+            fitted(Stopped(), Guarded(run=tmp_path / "a"), home=HOME)
+    finally:
+        signal.signal(signal.SIGINT, on_interrupt)  # which Lightning has turned off
+    (end,) = (event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "end")
+    assert (end.step, end.detail["reason"]) == (5, reason)
+
+
+def test_the_settings_are_looked_at_before_the_first_step(tmp_path: Path) -> None:
+    class Frozen(small.module_class(HOME)):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.net[0].parameters(), lr=1e-2)
+
+    guarded = Guarded(run=tmp_path / "a")
+    with pytest.warns(PreflightWarning, match="STA1") as warned:
+        fitted(Frozen(), guarded, home=HOME, max_steps=2)
+    assert len([each for each in warned if each.category is PreflightWarning]) == 1
+    (event,) = (event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "preflight")
+    assert guarded.advice is not None
+    assert len(event.detail["findings"]) == len(guarded.advice.findings)
+
+
+def test_both_lightnings_know_the_callback_for_one_of_theirs() -> None:
+    for home in HOMES:
+        made = object.__new__(_made_for(Guarded, (home,)))
+        assert isinstance(made, import_module(home).Callback)
+    guarded = Guarded(run=None, snapshot_every=7)
+    copy = pickle.loads(pickle.dumps(guarded))  # noqa: S301 - as strategies do that spawn their processes
+    assert (type(copy), copy._options) == (type(guarded), {"snapshot_every": 7})
+
+
+def test_without_lightning_there_is_one_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for home in HOMES:
+        monkeypatch.setitem(sys.modules, home, None)
+    with pytest.raises(
+        MissingExtra, match=r"needs Lightning, which is not installed: pip install 'sealegs\[lightning\]'"
+    ):
+        Guarded(run=None)

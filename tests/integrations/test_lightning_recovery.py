@@ -1,0 +1,222 @@
+"""Lightning's loop when the guard goes back in it, tries a batch again, leaves batches out; and what it refuses."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations import lightning_small as small
+from tests.integrations.lightning_small import PER_EPOCH, fitted
+from tests.ranks.launch import launch
+from torch.utils.data import DataLoader, IterableDataset
+
+import sealegs
+from sealegs.errors import ConfigError
+from sealegs.integrations.lightning import HOMES, Guarded
+
+pytestmark = [
+    pytest.mark.xdist_group("lightning"),  # importing it takes some seconds
+    # of Lightning's own: it asks torch in a way that is going away, and advises on loaders that a test does not need
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .*dataloader.* does not have many workers"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used"),
+    pytest.mark.filterwarnings("ignore:sealegs preflight"),  # is right: so few steps have no warm-up to speak of
+]
+HOME = HOMES[0]
+DAMAGED, LAST = 62, 90
+"""Two steps into an epoch, of which the newest healthy state is in the one before."""
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def events_of(folder: Path, kind: str) -> list[Any]:
+    return [event for event in sealegs.open_run(folder).events if event.kind == kind]
+
+
+@pytest.mark.parametrize("way", ["automatic", "manual"])
+def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, tmp_path: Path) -> None:
+    module = (small.module_class if way == "automatic" else small.manual_class)(HOME)()
+    module.damaged = {DAMAGED}
+    guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
+    trainer = fitted(module, guarded, home=HOME, max_steps=LAST)
+    (done,) = events_of(tmp_path / "a", "intervention")
+    (probe,) = events_of(tmp_path / "a", "probe")
+    assert probe.step == done.step
+    assert probe.detail["is_condemned"]
+    back = done.detail["to_step"]
+    assert back < 5 * PER_EPOCH < DAMAGED <= done.step, "an epoch ends in between"
+    rows = rows_of(tmp_path / "a")
+    turn = next(place for place, row in enumerate(rows) if place and row["step"] != rows[place - 1]["step"] + 1)
+    before, after = rows[:turn], rows[turn:]
+    assert (before[-1]["step"], after[0]["step"]) == (done.step - 1, back)
+    assert [row["step"] for row in after] == list(range(back, LAST))
+    # exactly as it was until the batches that are left out
+    names = ("step", "loss", "grad_norm", "lr", "batch_index", "batch_hash")
+    again = [row for row in after if row["batch_index"] < DAMAGED - 8]
+    assert len(again) >= 2
+    then = {row["step"]: row for row in before}
+    assert [[row[name] for name in names] for row in again] == [
+        [then[row["step"]][name] for name in names] for row in again
+    ]
+    # the schedule, which Lightning or the module steps, follows the steps, not the batches
+    assert [row["lr"] for row in rows] == [1e-2 * small.rate(row["step"]) for row in rows]
+    assert trainer.global_step == LAST
+    # Lightning's batch_idx is the place in the data
+    places = iter(module.seen)
+    for place, row in enumerate(rows):
+        if place == turn:
+            assert next(places)[0] == done.step, "the probe"
+        step, epoch, in_epoch = next(places)
+        assert (step, epoch * PER_EPOCH + in_epoch) == (row["step"], row["batch_index"])
+    ends = [epoch for kind, _, epoch in module.told if kind == "end"]
+    validated = [epoch for kind, _, epoch in module.told if kind == "validation"]
+    assert validated == [*range(DAMAGED // PER_EPOCH), *range(back // PER_EPOCH, ends[-1])]
+    assert ends[:-1] == validated, "the last epoch is cut off by max_steps"
+
+
+def test_a_batch_that_is_left_out_takes_its_place_in_the_epoch(tmp_path: Path) -> None:
+    """Two in the middle of an epoch; then the last three of one, after which everything that ends an epoch is done."""
+    stepped: list[int] = []
+
+    class EpochSchedule(small.module_class(HOME)):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = small.optimizer_of(self.net)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            stepped.append(self.trainer.global_step)
+            scheduler.step()
+
+    module = EpochSchedule()
+    guarded = Guarded(run=tmp_path / "a", skip=((3, 5), (2 * PER_EPOCH - 3, 2 * PER_EPOCH)))
+    trainer = fitted(module, guarded, home=HOME, max_steps=-1, max_epochs=3)
+    places = [epoch * PER_EPOCH + place for _, epoch, place in module.seen]
+    assert places == [each for each in range(3 * PER_EPOCH) if each not in (3, 4, 21, 22, 23)]
+    assert [row["batch_index"] for row in rows_of(tmp_path / "a")] == places
+    steps = [PER_EPOCH - 2, 2 * PER_EPOCH - 5, 3 * PER_EPOCH - 5]
+    assert module.told == [(kind, step, epoch) for epoch, step in enumerate(steps) for kind in ("validation", "end")]
+    assert stepped == steps
+    assert trainer.global_step == steps[-1]
+    assert trainer.current_epoch == 3
+
+
+class Streamed(IterableDataset[Any]):
+    """Of which nobody knows how long it is."""
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(3)
+        for _ in range(80):
+            yield torch.randn(8, generator=generator), torch.randn((), generator=generator)
+
+
+def test_a_loader_without_a_length_is_not_read_ahead(tmp_path: Path) -> None:
+    found = []
+    for callbacks in ((), (Guarded(run=tmp_path / "a"),)):
+        module = small.module_class(HOME)()
+        loader = DataLoader(Streamed(), small.BATCH)
+        trainer = fitted(module, *callbacks, home=HOME, loaders=loader, max_steps=-1, max_epochs=2)
+        found.append((small.digest(module.net, *trainer.optimizers), module.seen, module.told, trainer.current_epoch))
+    assert found[0] == found[1]
+    assert len(found[0][2]) == 4
+    rows = rows_of(tmp_path / "a")
+    assert [row["batch_hash"] for row in rows[:10]] == [row["batch_hash"] for row in rows[10:]], (
+        "an epoch after the other"
+    )
+
+
+def test_several_loaders_at_once_are_only_not_gone_back_in(tmp_path: Path) -> None:
+    class Paired(small.module_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch["a"], batch_idx)
+
+    both = {"a": small.loader(), "b": small.loader()}
+    fitted(Paired(), Guarded(run=tmp_path / "a"), home=HOME, loaders=both, max_steps=3)
+    assert len(rows_of(tmp_path / "a")) == 3
+    guarded = Guarded(run=tmp_path / "b", playbook=sealegs.Playbook.standard())
+    with pytest.raises(ConfigError, match="2 train loaders at once"):
+        fitted(Paired(), guarded, home=HOME, loaders=both)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One launch of two ranks, which train, go back and resume."""
+    out = tmp_path_factory.mktemp("ranks")
+    launch(Path(__file__).with_name("lightning_ranks.py"), 2, str(out))
+    return out
+
+
+def test_two_ranks_decide_alike_go_back_together_and_resume(ranks: Path) -> None:
+    one, other = (json.loads((ranks / f"{rank}.json").read_text()) for rank in range(2))
+    assert one["unchanged"] == other["unchanged"] == [small.NAN, small.SPIKE]
+    assert one["weights"] == other["weights"] == one["resumed"] == other["resumed"]
+    assert one["losses"] != other["losses"], "each has data of its own"
+    rows = rows_of(ranks / "run")
+    assert [row["step"] for row in rows] == list(range(small.STEPS))
+    (spike,) = (event for event in events_of(ranks / "run", "skip") if event.step == small.SPIKE)
+    assert "on rank 1" in spike.detail["culprit"]
+    assert one["went back"] == other["went back"]
+    (done,) = events_of(ranks / "back", "intervention")
+    assert done.detail["to_step"] < DAMAGED
+    assert one["steps"] == other["steps"] == LAST
+
+
+def test_optimizers_with_losses_of_their_own_are_refused(tmp_path: Path) -> None:
+    class Adversarial(small.manual_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers():
+                self.manual_backward(small.loss_of(self.net, batch))
+                optimizer.step()
+
+    with pytest.raises(ConfigError, match="2 optimizers with losses of their own"):
+        fitted(Adversarial(several=True), Guarded(run=tmp_path / "a"), home=HOME)
+
+
+def test_several_updates_of_a_batch_are_guarded_and_not_gone_back_in(tmp_path: Path) -> None:
+    class Again(small.manual_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)
+            super().training_step(batch, batch_idx)
+
+    fitted(Again(), Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.observe()), home=HOME, max_steps=8)
+    assert [row["step"] for row in rows_of(tmp_path / "a")] == list(range(8))
+    with pytest.raises(ConfigError, match="several updates of one batch"):
+        fitted(Again(), Guarded(run=tmp_path / "b", playbook=sealegs.Playbook.standard()), home=HOME)
+
+
+def test_what_lightning_has_to_say_is_not_an_option() -> None:
+    for option, cure in {"clip": "gradient_clip_val", "resume": "ckpt_path", "scaler": "precision"}.items():
+        with pytest.raises(ConfigError, match=cure):
+            Guarded(run=None, **{option: 1})
+    with pytest.raises(ConfigError, match="snapshots: a guard has no such option"):
+        Guarded(run=None, snapshots=3)
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")  # which is refused
+def test_what_cannot_be_guarded_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    class Iterating(small.module_class(HOME)):  # type: ignore[misc]
+        def training_step(self, dataloader_iter: Any) -> Any:
+            return small.loss_of(self.net, next(dataloader_iter)[0])
+
+    class Unscored(small.manual_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            small.loss_of(self.net, batch).backward()
+            self.optimizers().step()
+
+    class Unoptimized(small.module_class(HOME)):  # type: ignore[misc]
+        def configure_optimizers(self) -> None:
+            return None
+
+    with pytest.raises(ConfigError, match=r"training_step\(dataloader_iter\)"):
+        fitted(Iterating(), Guarded(run=tmp_path / "a"), home=HOME)
+    with (
+        pytest.warns(UserWarning, match="returned `None`"),
+        pytest.raises(ConfigError, match="configure_optimizers: it gives no optimizer"),
+    ):
+        fitted(Unoptimized(), Guarded(run=tmp_path / "a"), home=HOME)
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ConfigError, match=r"no loss is known; call self\.manual_backward"):
+        fitted(Unscored(), Guarded(run=tmp_path / "a"), home=HOME)
