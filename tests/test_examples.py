@@ -59,3 +59,12 @@ def test_what_is_wrong_is_one_sentence(example: Example, tmp_path: Path) -> None
     assert err.startswith("three_ways.py: ")
     assert len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.xdist_group("lightning")  # importing it takes some seconds
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # Lightning's own
+def test_lightning_module(example: Example, tmp_path: Path) -> None:
+    code, out, err = example("lightning_module.py", str(tmp_path / "run"))
+    assert (code, err) == (0, "")
+    assert len(re.findall(r"step \d+  SKIP  loss is not finite: nan  in network", out)) == 2, "once an epoch"
+    assert (tmp_path / "run" / "manifest.json").exists()

@@ -1,4 +1,4 @@
-"""Lightning with two ranks of DDP, guarded: skips, a resume, a rollback. Writes what each rank saw to OUT/<rank>.json."""
+"""Lightning on two ranks of DDP, guarded: skips, a resume, a rollback. What each saw is written to OUT/<rank>.json."""
 
 import importlib.util
 import json

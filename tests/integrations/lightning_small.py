@@ -62,7 +62,7 @@ def digest(net: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
 @cache
 def module_class(home: str) -> Any:
     """Of ``lightning.pytorch`` or ``pytorch_lightning``, which have a base class each."""
-    base = import_module(home).LightningModule
+    base: Any = import_module(home).LightningModule
 
     class Small(base):  # type: ignore[misc]
         def __init__(self, broken: dict[int, float] | None = None) -> None:
@@ -115,7 +115,7 @@ def module_class(home: str) -> Any:
 @cache
 def manual_class(home: str) -> Any:
     """The same by manual optimization, with as many optimizers as there are layers, or one."""
-    base = module_class(home)
+    base: Any = module_class(home)
 
     class Manual(base):  # type: ignore[misc]
         def __init__(self, broken: dict[int, float] | None = None, several: bool = False) -> None:
