@@ -78,6 +78,34 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     assert ends[:-1] == validated, "the last epoch is cut off by max_steps"
 
 
+def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(tmp_path: Path) -> None:
+    """Two micro-batches a step, six steps an epoch: from step 20 to the very beginning, since nothing is proven yet."""
+
+    class Asking(small.module_class(HOME)):  # type: ignore[misc]
+        has_asked = False
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.trainer.global_step == 20 and not self.has_asked:
+                self.has_asked = True
+                guarded.guard.ask("rollback", "10")
+
+    guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
+    module = Asking()
+    trainer = fitted(module, guarded, home=HOME, max_steps=25, accumulate_grad_batches=2)
+    (done,) = events_of(tmp_path / "a", "intervention")
+    assert done.detail["to_step"] == 0
+    steps = [*range(20), *range(25)]
+    rows = rows_of(tmp_path / "a")
+    assert [row["step"] for row in rows] == steps
+    assert [(step, epoch * PER_EPOCH + place) for step, epoch, place in module.seen] == [
+        (step, batch) for step in steps for batch in (2 * step, 2 * step + 1)
+    ]
+    assert [row["batch_hash"] for row in rows[20:40]] == [row["batch_hash"] for row in rows[:20]]
+    assert rows[20]["loss"] == rows[0]["loss"]
+    assert [row["lr"] for row in rows[20:]] == [0.5 * 1e-2 * small.rate(step) for step in range(25)], "as the books say"
+    assert trainer.global_step == 25
+
+
 def test_a_batch_that_is_left_out_takes_its_place_in_the_epoch(tmp_path: Path) -> None:
     """Two in the middle of an epoch; then the last three of one, after which everything that ends an epoch is done."""
     stepped: list[int] = []

@@ -64,7 +64,9 @@ class Guarded:
 
     def __new__(cls, **options: Any) -> Self:
         """Of a class that is a ``Callback`` to the Lightning which the program has imported."""
-        return object.__new__(_made_for(cls, _homes()))
+        kind: Any = cls
+        made: Any = _made_for(kind, _homes())
+        return object.__new__(made)  # type: ignore[no-any-return]
 
     def __init__(self, *, run: str | Path | Watch | None, **options: Any) -> None:
         for name, cure in OWN.items():
@@ -113,15 +115,20 @@ class Guarded:
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
                 **self._options,
             )
+            self._ranks = Together()
+            self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer))
         except BaseException:
             watch.close()
             raise
-        self._ranks = Together()
-        self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer))
         loop.join(self._patches)
         guard.watch.note("framework", step=guard.number, **_framework(trainer))
         if self._state:
             self._go_on()
+
+    def on_before_zero_grad(self, *_: Any) -> None:
+        """A step begins."""
+        if self._loop is not None:
+            self._loop.zeroed()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Its update is done, the schedules are stepped."""
@@ -159,7 +166,7 @@ class Guarded:
         assert self.guard is not None
         assert self._ranks is not None
         of_torch, of_host = rng_now()
-        mine = {"data": self.guard.data.position(), "torch": of_torch, "host": of_host}
+        mine: dict[str, Any] = {"data": self.guard.data.position(), "torch": of_torch, "host": of_host}
         return {
             "guard": json.dumps(self.guard.state_dict()),
             "ranks": [
@@ -214,20 +221,15 @@ class Guarded:
         self._pause.close()
         if guard is None or loop is None:
             return
-        state = {} if told["reason"] == "failed" else self._kept(trainer)
+        # a fit that comes after it in this process goes on from there; ranks that have failed cannot be asked
+        is_finished = told["reason"] == "finished"
+        self._state = self.state_dict() | {"updates": trainer.global_step} if is_finished else {}
         self._loop = self._ranks = None
-        self._state = state
         loop.leave()
         with suppress(SealegsError):  # the disk may be what failed; Lightning raises that itself
             guard.finish()
             guard.watch.note("end", step=guard.number, skips=guard.watch.skips, **told)
         guard.close()
-
-    def _kept(self, trainer: Any) -> dict[str, Any]:
-        """For a fit that goes on in this process."""
-        if trainer.world_size > 1 and trainer.state.status != "finished" and not trainer.state.finished:
-            return {}  # other ranks may not come
-        return self.state_dict() | {"updates": trainer.global_step}
 
 
 def _homes() -> tuple[str, ...]:
@@ -242,7 +244,7 @@ def _homes() -> tuple[str, ...]:
 
 
 @cache
-def _made_for(cls: type[Guarded], homes: tuple[str, ...]) -> type[Guarded]:
+def _made_for(cls: Any, homes: tuple[str, ...]) -> Any:
     """A class of one's own is what Lightning looks for in a single callback, and in little else."""
     callbacks = tuple(import_module(home).Callback for home in homes)
     return type(cls.__name__, (cls, *callbacks), {"__module__": cls.__module__})

@@ -25,6 +25,7 @@ from sealegs.errors import ConfigError
 from sealegs.guard import Guard
 from sealegs.integrations.lightning_progress import Progress
 from sealegs.integrations.patches import Patches
+from sealegs.recovery.epochs import NOTHING
 from sealegs.recovery.schedules import Schedules
 
 PROBE = -1
@@ -51,8 +52,10 @@ class Loop:
         """Optimizers that the last decision holds for and that have not been called since: what updates them, if so."""
         self._steps = self._calls = 0
         """In this batch."""
+        self._number = 0
+        """Of the next step, as far as Lightning's counters know."""
         self._expected: int | None = None
-        """The number of the batch that comes next, if none is left out."""
+        """The number of the batch that comes next, if none is left out; None before the first."""
         self.before_first: Callable[[], None] | None = None
         """What is to be done when the first batch is asked for."""
 
@@ -143,31 +146,39 @@ class Loop:
         else:
             self._others[optimizer] = update
 
+    def zeroed(self) -> None:
+        """Gradients were thrown away: what was backpropagated before is no part of a step."""
+        self._loss, self._is_measured = None, False
+
     def batch_ended(self) -> None:
         """Lightning's step is over: settle, and let its counters follow."""
-        guard, steps, calls = self._guard, self._steps, self._calls
+        steps, calls = self._steps, self._calls
         self._steps = self._calls = 0
         if not steps:
             return  # more micro-batches come
-        if guard.data.is_probe:
+        if self._guard.data.is_probe:
             self._progress.uncount_updates(calls, steps=1)
             self._schedules.go_to(PROBE)
-        number, epoch = guard.number, guard.data.epoch
-        guard.settle()
-        if back := number - guard.number:
-            self._progress.uncount_updates(back * len(self._optimizers), steps=back)
-            self._follow_data(epoch)
+        else:
+            self._number += steps
+        self._guard.settle()
+        self._follow()
 
-    def _follow_data(self, epoch: int) -> None:
-        """To where the guard's data are now."""
+    def _follow(self) -> None:
+        """Where the guard has gone, if it has: the playbook's doing, or somebody's who asked for it."""
+        back, self._number = self._number - self._guard.number, self._guard.number
+        if not back:
+            return
         for optimizer in self._optimizers:
             optimizer.zero_grad()  # of weights that are gone
-        position = self._guard.data.position()
+        self._progress.uncount_updates(back * len(self._optimizers), steps=back)
+        data = self._guard.data
+        position = data.position()
         following, there = position["next"], position["epoch"]
-        if self._expected is None or following == self._expected:
+        if self._expected is None or following == self._expected:  # steps were counted back, the data go on
             return
         self._progress.go_back(
-            batches=self._expected - following, epochs=epoch - there["number"], place=following - there["first"]
+            batches=self._expected - following, epochs=data.epoch - there["number"], place=following - there["first"]
         )
         self._expected = following
 
@@ -206,8 +217,13 @@ class Loop:
             before_first()
         data = self._guard.data
         if self._expected is None:
-            self._expected = data.following
-        for batch in self._guard.batches(loader):
+            self._expected, self._number = data.following, self._guard.number
+        batches = self._guard.batches(loader)
+        while True:
+            self._follow()
+            batch = next(batches, NOTHING)
+            if batch is NOTHING:
+                break
             if data.is_probe:
                 self._schedules.note(PROBE)
                 self._progress.repeat_batch()
