@@ -647,3 +647,31 @@ def test_an_evaluation_is_no_stall(tmp_path: Path) -> None:
         with guard.paused():
             time.sleep(0.5)
     assert "stalled" not in [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+
+
+def test_a_loop_that_clips_by_itself_has_its_gradients_seen_before(tmp_path: Path) -> None:
+    """The norm and the tensor at fault are those of the whole gradient, also where clipping has made all of it NaN."""
+    model, optimizer = small()
+    *_, (name, bias) = model.named_parameters()
+    norms = []
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1e-9) as guard:
+        for loss in losses(model, 4):
+            assert bias.grad is not None
+            bias.grad.mul_(math.nan if guard.number == 3 else 1.0)
+            norms.append(
+                float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+            )
+            guard.before_clipping()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            gradient = bias.grad.clone()
+            optimizer.register_step_pre_hook(lambda *_, was=gradient: check_equal(was, bias.grad))
+            verdict = guard.step(loss)
+            optimizer._optimizer_step_pre_hooks.clear()
+    assert sealegs.open_run(tmp_path / "a").column("grad_norm").tolist() == pytest.approx(norms, rel=1e-5, nan_ok=True)
+    assert (verdict.go, verdict.culprit) == (False, name)
+
+
+def check_equal(one: Tensor, other: Tensor | None) -> None:
+    """The guard has clipped nothing."""
+    assert other is not None
+    assert torch.equal(one, other)

@@ -783,3 +783,28 @@ def test_ranges_are_sets_of_numbers(added: list[tuple[int, int]]) -> None:
     assert {number for number in range(-1, 40) if number in ranges} == expected
     flat = [bound for each in ranges.as_list() for bound in each]
     assert flat == sorted(set(flat)), "sorted, and none touching another"
+
+
+def test_the_last_batch_of_an_epoch_is_known_and_epochs_are_announced() -> None:
+    told: list[int] = []
+    batches = Batches(skipped=[(8, 10)])
+    batches.on_epoch = told.append
+    loader = list(range(5))
+    last = []
+    for _ in range(2):
+        for _ in batches.over(loader):
+            if batches.is_last:
+                last.append(batches.number)
+    assert last == [4, 7], "what is left out does not come"
+    assert told == [0, 1]
+
+
+def test_a_loader_is_begun_in_the_middle_of_an_epoch() -> None:
+    told: list[int] = []
+    batches = Batches()
+    batches.on_epoch = told.append
+    batches.count_from(13, epoch=2, into=3)
+    loader = list("abcde")
+    found = [(batches.number, batch) for _ in range(2) for batch in batches.over(loader)]
+    assert found == [(13, "d"), (14, "e"), *zip(range(15, 20), loader, strict=True)]
+    assert told == [2, 3]
