@@ -174,7 +174,7 @@ def refuse_foreign(accelerator: Accelerator) -> None:
 
 
 def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
-    """Let a guard see gradients before the accelerator clips them. That takes the loss scale out of them, once."""
+    """Let a guard see gradients before the accelerator clips them."""
 
     def seen(clip: Any) -> Any:
         def seen_first(*args: Any, **kwargs: Any) -> Any:
@@ -183,6 +183,14 @@ def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -
             return clip(*args, **kwargs)
 
         return seen_first
+
+    for name in _CLIPPING:
+        patches.put(accelerator, name, seen)
+    unscale_once(patches, accelerator, of)
+
+
+def unscale_once(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
+    """A guard that has looked at gradients has taken the loss scale out of them: once is enough."""
 
     def once(unscale: Any) -> Any:
         def unscaled(optimizer: Any = None) -> None:
@@ -193,8 +201,6 @@ def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -
 
         return unscaled
 
-    for name in _CLIPPING:
-        patches.put(accelerator, name, seen)
     patches.put(accelerator, "unscale_gradients", once)
 
 

@@ -53,7 +53,17 @@ OWN = {
     "resume": "call trainer.train(resume_from_checkpoint=...)",
 }
 """Options of a guard that are the Trainer's to say, and how."""
-NEEDED = ("_inner_training_loop", "_prepare_for_training", "_run_epoch", "get_batch_samples", "training_step")
+NEEDED = (
+    "_clip_grad_norm",
+    "_get_grad_norm",
+    "_inner_training_loop",
+    "_maybe_log_save_evaluate",
+    "_prepare_for_training",
+    "_run_epoch",
+    "get_batch_samples",
+    "training_step",
+)
+"""Methods of the Trainer in whose places the guard's stand."""
 
 
 class PreflightWarning(UserWarning):
@@ -116,6 +126,8 @@ class Attached:
 
     def _begin(self, model: Any, loader: Any, checkpoint: str | None) -> None:
         trainer = self._trainer
+        if trainer.hp_search_backend is not None:
+            raise ConfigError("hyperparameter_search: a guard records one run; attach one to a Trainer of each trial")
         watch = self._run
         if not isinstance(watch, Watch):
             is_there = checkpoint is not None and watch is not None and has_begun(watch)
@@ -265,7 +277,7 @@ def _steps(trainer: Any) -> int | None:
         batches = math.ceil(len(trainer.train_dataset) / (args.train_batch_size * args.world_size))
     except TypeError:
         return None
-    steps = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
+    steps: int = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
     return math.ceil(float(args.num_train_epochs) * steps)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sealegs.guard import Guard
-from sealegs.integrations.accelerate import is_skipped, see_before_clipping, tell_skipped
+from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.prepared import goes_back, handed_out
 
@@ -87,7 +87,9 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def join(self, patches: Patches) -> None:
         """Take the places of the Trainer's methods."""
         trainer = self._trainer
-        see_before_clipping(patches, trainer.accelerator, self._guard)
+        unscale_once(patches, trainer.accelerator, self._guard)
+        patches.put(trainer, "_clip_grad_norm", self._clip_grad_norm)
+        patches.put(trainer, "_get_grad_norm", self._get_grad_norm)
         patches.put(trainer, "training_step", self._training_step)
         patches.put(trainer, "get_batch_samples", self._get_batch_samples)
         patches.put(trainer, "_run_epoch", self._run_epoch)
@@ -179,6 +181,21 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             return loss
 
         return training_step
+
+    def _clip_grad_norm(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_norm(model: Any) -> Any:
+            self._guard.before_clipping()
+            return clip(model)
+
+        return clip_grad_norm
+
+    def _get_grad_norm(self, get: Callable[..., Any]) -> Callable[..., Any]:
+        def get_grad_norm(model: Any, grad_norm: Any = None) -> Any:
+            if grad_norm is None:  # nobody has clipped; to measure, the Trainer clips at infinity
+                self._guard.before_clipping()
+            return get(model, grad_norm)
+
+        return get_grad_norm
 
     def _step(self, _: Callable[..., Any]) -> Callable[..., None]:
         """The end of a step: the guard's, instead of that of Accelerate's optimizer."""
