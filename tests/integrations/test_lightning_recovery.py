@@ -78,6 +78,54 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     assert ends[:-1] == validated, "the last epoch is cut off by max_steps"
 
 
+@pytest.mark.parametrize("way", ["automatic", "manual"])
+def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, tmp_path: Path) -> None:
+    """Seven batches over the end of an epoch: one from before is tried, the weights are sound, and nothing is undone."""
+    bad = range(5 * PER_EPOCH - 3, 5 * PER_EPOCH + 4)
+
+    class BadData((small.module_class if way == "automatic" else small.manual_class)(HOME)):  # type: ignore[misc]
+        def on_after_backward(self) -> None:
+            _, epoch, place = self.seen[-1]
+            if epoch * PER_EPOCH + place in bad and not guarded.guard.data.is_probe:
+                small.spoil(self.net, 1e4)
+
+    module = BadData()
+    guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
+    trainer = fitted(module, guarded, home=HOME, max_steps=80)
+    (probe,) = events_of(tmp_path / "a", "probe")
+    assert probe.step == bad[5], "after five"
+    assert not probe.detail["is_condemned"]
+    (counted,) = events_of(tmp_path / "a", "counted-back")
+    assert counted.detail["steps"] == 7
+    rows = rows_of(tmp_path / "a")
+    assert [row["batch_index"] for row in rows] == list(range(87)), "all of the data, in their order"
+    turn = counted.step
+    assert [row["step"] for row in rows] == [*range(turn), *range(turn - 7, 80)]
+    assert [row["lr"] for row in rows] == [1e-2 * small.rate(row["step"]) for row in rows]
+    assert trainer.global_step == 80
+    ends = [(step, epoch) for kind, step, epoch in module.told if kind == "validation"]
+    assert ends == [(12, 0), (24, 1), (36, 2), (48, 3), (60, 4), (72 - 7, 5), (84 - 7, 6)]
+
+
+def test_gradients_that_are_thrown_away_are_no_part_of_a_step(tmp_path: Path) -> None:
+    given = []
+
+    class Choosy(small.module_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            given.append(loss.item())
+            return loss
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            if batch_idx == 2:
+                optimizer_closure()
+            else:
+                super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    fitted(Choosy(), Guarded(run=tmp_path / "a"), home=HOME, max_steps=6)
+    assert [row["loss"] for row in rows_of(tmp_path / "a")] == [*given[:2], *given[3:6]]
+
+
 def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(tmp_path: Path) -> None:
     """Two micro-batches a step, six steps an epoch: from step 20 to the very beginning, since nothing is proven yet."""
 
