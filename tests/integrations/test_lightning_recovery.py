@@ -80,7 +80,7 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
 
 @pytest.mark.parametrize("way", ["automatic", "manual"])
 def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, tmp_path: Path) -> None:
-    """Seven batches over the end of an epoch: one from before is tried, the weights are sound, and nothing is undone."""
+    """Seven batches over the end of an epoch: one from before is tried, the weights are sound, nothing is undone."""
     bad = range(5 * PER_EPOCH - 3, 5 * PER_EPOCH + 4)
 
     class BadData((small.module_class if way == "automatic" else small.manual_class)(HOME)):  # type: ignore[misc]
