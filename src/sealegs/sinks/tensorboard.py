@@ -36,7 +36,7 @@ class TensorboardSink:
         except ModuleNotFoundError as error:
             raise MissingExtra("the tracker tensorboard", "tensorboard", "tensorboard") from error
         run = str(manifest["run_id"])
-        logdir = Path(manifest["folder"]).parent / FOLDER / run
+        logdir = Path(manifest["folder"]).absolute().parent / FOLDER / run
         logdir.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._file = (logdir / name).open("xb")

@@ -41,7 +41,7 @@ class WandbSink:
             import wandb
         except ModuleNotFoundError as error:
             raise MissingExtra("the tracker wandb", "wandb", "wandb") from error
-        folder = Path(manifest["folder"])
+        folder = Path(manifest["folder"]).absolute()  # W&B's process may have begun in another folder than we are in
         folder.parent.mkdir(parents=True, exist_ok=True)
         before = marks.earlier(manifest, self.name)
         is_online = os.environ.get("WANDB_MODE", "online" if _is_logged_in() else "offline") == "online"
