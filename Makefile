@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format bench drills clean chromium
+.PHONY: help demo test test-product test-frameworks format bench drills clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,12 +12,17 @@ help:  ## this list
 demo: .venv/demo.stamp  ## one run, three endings; then the post-mortem of the fault and a dashboard (about two minutes)
 	@$(BIN)/python examples/three_ways.py
 
-test: .venv/test.stamp chromium  ## everything: format, lint, types, import contracts, tests, doctests, README snippets
+test: test-product test-frameworks  ## everything: the two that follow
+
+test-product: .venv/test.stamp chromium  ## format, lint, types, import contracts, tests, doctests, README snippets
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/integrations
+
+test-frameworks: .venv/test.stamp  ## the guard in the loops of Hugging Face, Accelerate and Lightning, and every example
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/integrations
 
 format: .venv/test.stamp  ## mend what can be mended by machine
 	$(BIN)/ruff format .
