@@ -1,6 +1,6 @@
 """What a guard costs within the step of a framework, side by side in one run with that framework alone.
 
-    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf accelerate] [--blocks 60] [--width 128] [--out FILE.json]
+    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf lightning] [--blocks 60] [--width 128] [--out FILE.json]
 
 For each framework three loops train at once, in three threads of which one has the word at a time: the framework alone,
 with a guard, and alone once more as a control. After a block of steps the word goes round, so that whatever else the
@@ -184,7 +184,45 @@ def accelerate(width: int, steps: int, run: Path | None, tick: Tick) -> None:
         guard.close()
 
 
-FRAMEWORKS: dict[str, Framework] = {"hf": hf, "accelerate": accelerate}
+def lightning(width: int, steps: int, run: Path | None, tick: Tick) -> None:
+    """``Trainer.fit`` of Lightning."""
+    import lightning.pytorch as L
+    from torch.utils.data import DataLoader
+
+    from sealegs.integrations.lightning import Guarded
+
+    class Pretraining(L.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = llama(width)
+
+        def training_step(self, ids: torch.Tensor, batch_idx: int) -> Any:
+            return self.model(input_ids=ids, labels=ids).loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-6)
+
+    class Ticking(L.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, *_: Any) -> None:
+            tick()  # between the steps, when all that the last one caused is done
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = L.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            gradient_clip_val=1.0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            callbacks=[Ticking(), *([] if run is None else [Guarded(run=run)])],
+        )
+        trainer.fit(Pretraining(), DataLoader(rows(), batch_size=8))  # type: ignore[arg-type]
+
+
+FRAMEWORKS: dict[str, Framework] = {"hf": hf, "accelerate": accelerate, "lightning": lightning}
 
 
 def compared(blocks: list[list[Spent]], base: list[list[Spent]], field: str) -> dict[str, Any]:
