@@ -1,6 +1,7 @@
-"""What the tests share: an own cache, a file of tokens."""
+"""What the tests share: an own cache, a file of tokens, a short standard library."""
 
 import os
+from itertools import islice
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +26,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
     os.environ |= {"WANDB_MODE": "offline", "WANDB_CACHE_DIR": str(folder), "WANDB_CONFIG_DIR": str(folder)}
     return folder
+
+
+@pytest.fixture
+def little_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a source, `stdlib` is its first sixty modules: all of it takes a quarter of a minute to tokenise.
+
+    For every test that has it as its only source: they share what is in the cache.
+    """
+    from sealegs.lab import corpus  # not before the number of threads is set
+
+    whole = corpus.stdlib_documents
+    monkeypatch.setattr(corpus, "stdlib_documents", lambda: islice(whole(), 60))
 
 
 @pytest.fixture(scope="session")

@@ -50,10 +50,12 @@ def drilled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, 
     return code, card, {each["name"]: each for each in card["drills"]}
 
 
+@pytest.mark.usefixtures("little_of_the_library")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loops, "LEAD", 10)
     kept = tmp_path / "kept"
     code, card, drills = drilled(
         capsys, "nan-gradient", "nan-gradient:placebo=yes", "hard-batch", "--at", "150", "--after", "60",
