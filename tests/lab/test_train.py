@@ -1,11 +1,12 @@
 """Settings and data in, a trained model and its run folder out."""
 
 import math
+import os
 import random
+import select
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -315,12 +316,26 @@ def test_a_failure_is_written_down(tmp_path: Path, tokens_file: Path) -> None:
     assert (last.kind, dict(last.detail)) == ("end", {"reason": "failed", "error": "RuntimeError: the roof fell in"})
 
 
+FORKING = """
+import os, sys
+import sealegs.lab.train
+from sealegs.cli.main import main
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        os._exit(main(line.split()))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process for each line of words, in which torch need not be imported again."""
+
+
 def test_killed_three_times_at_random_steps_and_resumed(
     tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole promise, with the real command and SIGKILL: bit for bit the run that nobody touched."""
+    """The whole promise, with the command, its processes and SIGKILL: bit for bit the run that nobody touched."""
     monkeypatch.chdir(tmp_path)
-    program = str(Path(sys.executable).with_name("sealegs"))
     words = [
         *("train", "--size", "nano", "--steps", "90", "--threads", "1"),
         *("--data.sources", str(tokens_file), "--cadence.checkpoint-steps", "10", "--cadence.evaluate-steps", "20"),
@@ -331,15 +346,21 @@ def test_killed_three_times_at_random_steps_and_resumed(
     print(f"kill seed {seed}")
     chance = random.Random(seed)  # noqa: S311
     resume: list[str] = []
-    for kill in range(3):
-        child = subprocess.Popen([program, *words, "--run", "cut", *resume], stderr=subprocess.DEVNULL)
-        target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 25)
-        while not metrics.exists() or metrics.read_bytes().count(b"\n") < target:
-            assert child.poll() is None, f"ended before kill {kill}"
-            time.sleep(0.01)
-        child.kill()
-        assert child.wait() == -signal.SIGKILL
-        resume = ["--resume"]
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as starter:  # fmt: skip
+        assert starter.stdin
+        assert starter.stdout
+        for kill in range(3):
+            print(*words, "--run", "cut", *resume, file=starter.stdin, flush=True)
+            child = int(starter.stdout.readline())
+            target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 25)
+            while not metrics.exists() or metrics.read_bytes().count(b"\n") < target:
+                assert not select.select([starter.stdout], [], [], 0.01)[0], f"ended before kill {kill}"
+            os.kill(child, signal.SIGKILL)
+            assert int(starter.stdout.readline()) == -signal.SIGKILL
+            resume = ["--resume"]
     assert main([*words, "--run", "cut", *resume]) == 0
     whole, cut = (open_run(tmp_path / "experiments" / name) for name in ("whole", "cut"))
     assert cut.segments[-1] >= 1
