@@ -124,7 +124,8 @@ def hf(width: int, steps: int, run: Path | None, tick: Tick) -> None:
     """The Trainer of transformers."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from sealegs.integrations.hf import PreflightWarning, attach
+    from sealegs.integrations.advice import PreflightWarning
+    from sealegs.integrations.hf import attach
 
     class Ticking(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:

@@ -194,8 +194,7 @@ class Guard:
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
         batches = self._batches.over(loader)
-        goes_back = self.recovery is not None and bool(self.recovery.playbook.rungs)
-        if goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
+        if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
             self.checkpoint()  # so that it can go back to the beginning
         for batch in batches:
             number = self._batches.number
@@ -215,6 +214,11 @@ class Guard:
     def acts(self) -> bool:
         """Whether updates are left out, or only said to be bad."""
         return self._act
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the playbook may bring the run back to an earlier state, and an earlier batch."""
+        return self.recovery is not None and bool(self.recovery.playbook.rungs)
 
     def unscale(self) -> None:
         """Take the loss scale out of the gradients, if there is one and it is still in them."""

@@ -77,9 +77,10 @@ def trainer(folder: Path, *, data: Any = None, model: Any = None, **settings: An
 def attached(trainer: Any, run: Path | None, **options: Any) -> Any:
     """A Trainer with a guard; what the pre-flight check says of these settings is another test's."""
     from sealegs.integrations import hf
+    from sealegs.integrations.advice import PreflightWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hf.PreflightWarning)
+        warnings.simplefilter("ignore", PreflightWarning)
         return hf.attach(trainer, run=run, **options)
 
 

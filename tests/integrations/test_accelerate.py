@@ -185,7 +185,7 @@ def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
     for odd, options, says in (
         (optimizer.optimizer, {}, "optimizer=AdamW: give what accelerator.prepare made of it"),
         (optimizer, {"scheduler": scheduler.scheduler}, "scheduler=StepLR: give what accelerator.prepare"),
-        (optimizer, {"scaler": None}, "scaler: it is the accelerator's"),
+        (optimizer, {"scaler": None}, "scaler=None: it is the accelerator's"),
         (optimizer, {"checkpoint_every": -1}, "checkpoint_every=-1"),
     ):
         with pytest.raises(ConfigError, match=says):

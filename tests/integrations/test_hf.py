@@ -312,10 +312,11 @@ def test_a_stream_is_guarded_and_not_gone_back_in(tmp_path: Path) -> None:
 
 def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
     from sealegs.integrations import hf
+    from sealegs.integrations.advice import PreflightWarning
 
     risky = {"logging_nan_inf_filter": True, "warmup_steps": 0, "max_grad_norm": 0.0}
     trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=7, **risky)
-    with pytest.warns(hf.PreflightWarning) as warned:
+    with pytest.warns(PreflightWarning) as warned:
         attached: Any = hf.attach(trainer, run=tmp_path / "run")
     (told,) = [str(each.message) for each in warned]
     for knob in ("logging_nan_inf_filter to false", "warmup_steps to", "max_grad_norm to"):

@@ -34,11 +34,15 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.accelerate", "Accelerate", "accelerate") from None
 
 from sealegs.guard import Guard
+from sealegs.integrations.joining import refuse_options
 from sealegs.signals.collect import Signal
 
 T = TypeVar("T")
-OWN = frozenset({"scaler", "steps_scheduler"})
-"""Options of a guard that are Accelerate's to say."""
+OWN = {
+    "scaler": "it is the accelerator's: set Accelerator(mixed_precision='fp16')",
+    "steps_scheduler": "the schedule is stepped as Accelerate does it",
+}
+"""Options of a guard that are Accelerate's to say, and how."""
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 
 
@@ -65,8 +69,7 @@ class AcceleratedGuard:
         self, accelerator: Accelerator, model: nn.Module, optimizer: Any, *, run: Any, scheduler: Any, **options: Any
     ) -> None:
         refuse_foreign(accelerator)
-        if taken := OWN.intersection(options):
-            raise ConfigError(f"{sorted(taken)[0]}: it is the accelerator's; leave it out")
+        refuse_options(options, OWN)
         self._accelerator = accelerator
         self._optimizers = [_prepared(each, AcceleratedOptimizer, "optimizer") for each in _several(optimizer)]
         schedulers = [_prepared(each, AcceleratedScheduler, "scheduler") for each in _several(scheduler)]

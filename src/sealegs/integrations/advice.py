@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sealegs.report.advised import Advised
 from sealegs.watch import Watch
@@ -11,17 +12,34 @@ class PreflightWarning(UserWarning):
     """What is likely to go wrong in a run that is about to begin."""
 
 
-def advise(ask: Callable[[], Advised], watch: Watch, *, step: int, stacklevel: int = 2) -> Advised | None:
-    """Ask, warn of what is more than a note, and put all of it into the record. A look fails open, and says why."""
+class Advice(NamedTuple):
+    """What the check said, or why it could not: a look fails open, and says so."""
+
+    advised: Advised | None
+    failure: str = ""
+
+    def warn(self, *, stacklevel: int) -> None:
+        """Of what is more than a note, in one warning. Call it on one rank."""
+        grave = [each for each in self.advised.findings if each.grade != "note"] if self.advised is not None else []
+        if grave:
+            lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in grave]
+            text = "\n  ".join(["sealegs preflight:", *lines])
+            warnings.warn(
+                f"{text}\n(the attribute 'advice' has the reasons)", PreflightWarning, stacklevel=stacklevel + 1
+            )
+
+    def note(self, watch: Watch, *, step: int) -> None:
+        """All of it, into the record."""
+        if self.advised is None:
+            watch.note("preflight-failed", step=step, reason=self.failure)
+        else:
+            findings = [f"{each.code} {each.grade}: {each.title}; {each.found}" for each in self.advised.findings]
+            watch.note("preflight", step=step, asked=self.advised.asked, findings=findings)
+
+
+def advice(ask: Callable[[], Advised]) -> Advice:
+    """Ask the check about a run."""
     try:
-        advised = ask()
+        return Advice(ask())
     except Exception as error:
-        watch.note("preflight-failed", step=step, reason=f"{type(error).__name__}: {error}")
-        return None
-    findings = [f"{each.code} {each.grade}: {each.title}; {each.found}" for each in advised.findings]
-    watch.note("preflight", step=step, asked=advised.asked, findings=findings)
-    grave = [each for each in advised.findings if each.grade != "note"]
-    if grave and watch.record is not None:  # on one rank
-        lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in grave]
-        warnings.warn("\n  ".join(["sealegs preflight:", *lines]), PreflightWarning, stacklevel=stacklevel + 1)
-    return advised
+        return Advice(None, f"{type(error).__name__}: {error}")

@@ -6,11 +6,10 @@ hf.attach(trainer, run="experiments/a1", playbook=sealegs.Playbook.standard())
 trainer.train()
 """
 
-import inspect
 import json
 import math
-import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,13 @@ except MissingExtra:  # of what transformers' Trainer needs in turn
     raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
 
 from sealegs.guard import Guard
+from sealegs.integrations.advice import advice
+from sealegs.integrations.joining import forget_checkpoints, refuse_options, take_over_books, watch_of
 from sealegs.integrations.patches import Patches
-from sealegs.integrations.prepared import goes_back
 from sealegs.prevention.live import preflight
 from sealegs.prevention.plan import plan_from
 from sealegs.prevention.reading import of_model_config, of_training_arguments
 from sealegs.record.files import whole_file, writing
-from sealegs.recovery.books import read_books
-from sealegs.recovery.options import has_begun
 from sealegs.report.advised import Advised
 from sealegs.watch import Watch
 
@@ -66,10 +64,6 @@ NEEDED = (
 """Methods of the Trainer in whose places the guard's stand."""
 
 
-class PreflightWarning(UserWarning):
-    """What is likely to go wrong in a run that is about to begin."""
-
-
 def attach(trainer: Trainer, *, run: str | Path | Watch | None, **options: Any) -> "Attached":
     """Let a guard decide about every update of a Trainer; ``options`` are those of ``sealegs.Guard``.
 
@@ -94,9 +88,11 @@ class Attached:
         """In place from here on, and ..."""
         self._patches = Patches()
         """... during a training."""
-        self.advice, self._why_no_advice = _advice(trainer)
-        """What the pre-flight check has to say."""
-        self._warn()
+        self._advice = advice(partial(_asked, trainer))
+        self.advice = self._advice.advised
+        """What the pre-flight check has to say; None, where it could not be asked."""
+        if trainer.is_world_process_zero():
+            self._advice.warn(stacklevel=3)
         self._entry.put(trainer, "_prepare_for_training", self._prepare)
         self._entry.put(trainer, "_inner_training_loop", self._inner_loop)
         trainer._sealegs = self
@@ -128,10 +124,7 @@ class Attached:
         trainer = self._trainer
         if trainer.hp_search_backend is not None:
             raise ConfigError("hyperparameter_search: a guard records one run; attach one to a Trainer of each trial")
-        watch = self._run
-        if not isinstance(watch, Watch):
-            is_there = checkpoint is not None and watch is not None and has_begun(watch)
-            watch = Watch(watch, resume=is_there, settings=_settings(trainer))
+        watch = watch_of(self._run, goes_on=checkpoint is not None, settings=_settings(trainer))
         schedule = trainer.lr_scheduler
         waits_for_metric = isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR"
         try:
@@ -175,11 +168,7 @@ class Attached:
             accumulation=accumulated,
             clip=self._trainer.args.max_grad_norm or None,
         )
-        if self.advice is None:
-            guard.watch.note("preflight-failed", step=guard.number, reason=self._why_no_advice)
-        else:
-            findings = [f"{each.code} {each.grade}: {each.title}; {each.found}" for each in self.advice.findings]
-            guard.watch.note("preflight", step=guard.number, asked=self.advice.asked, findings=findings)
+        self._advice.note(guard.watch, step=guard.number)
 
     # Checkpoints of the Trainer's.
 
@@ -187,7 +176,7 @@ class Attached:
         """Beside what the Trainer has just written."""
         trainer, guard = self._trainer, self.guard
         assert guard is not None
-        state = {"guard": guard.state_dict(), "data": guard.data.position() if goes_back(guard) else None}
+        state = {"guard": guard.state_dict(), "data": guard.data.position() if guard.goes_back else None}
         if not trainer.args.should_save:
             return
         path = Path(trainer._get_output_dir(None)) / f"checkpoint-{trainer.state.global_step}" / STATE
@@ -198,33 +187,20 @@ class Attached:
         """As the checkpoint says; the data as the Trainer counts them, where it does not."""
         trainer = self._trainer
         step = trainer.state.global_step
-        if guard.recovery is not None and guard.watch.folder is not None:
-            books = read_books(guard.watch.folder)
-            if books is not None:
-                guard.recovery.take_over(books)
+        take_over_books(guard)
         state = _read(checkpoint / STATE)
         position = None if state is None else state["data"]
         guard.go_on(step, None if state is None else state["guard"])
-        if guard.checkpoints is not None:
-            guard.checkpoints.discard_after(step, f"the Trainer went back to {checkpoint.name}")
-        if goes_back(guard) and position:
+        forget_checkpoints(guard, f"the Trainer went back to {checkpoint.name}")
+        if guard.goes_back and position:
             guard.data.go_to(position)
-        elif goes_back(guard):
+        elif guard.goes_back:
             batches = len(trainer.callback_handler.train_dataloader)
             every = trainer.args.gradient_accumulation_steps
             epoch, into = divmod(step, max(-(-batches // every), 1))
             into = 0 if trainer.args.ignore_data_skip else into * every
             guard.data.count_from(epoch * batches + into, epoch=epoch, into=into)
         guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)
-
-    def _warn(self) -> None:
-        if self.advice is None or not self._trainer.is_world_process_zero():
-            return
-        grave = [each for each in self.advice.findings if each.grade != "note"]
-        if grave:
-            lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in grave]
-            text = "\n  ".join(["sealegs preflight:", *lines])
-            warnings.warn(f"{text}\n(attach(...).advice has the reasons)", PreflightWarning, stacklevel=4)
 
 
 def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
@@ -238,12 +214,7 @@ def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
         )
     if hasattr(trainer, "_sealegs"):
         raise ConfigError("trainer: a guard is attached to it already; call detach() on what attach gave")
-    for name, cure in OWN.items():
-        if name in options:
-            raise ConfigError(f"{name}={options[name]!r}: {cure}")
-    known = inspect.signature(Guard.__init__).parameters
-    if strange := sorted(options.keys() - known.keys()):
-        raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
+    refuse_options(options, OWN)
     refuse_foreign(trainer.accelerator)
     if trainer.args.auto_find_batch_size:
         raise ConfigError("auto_find_batch_size=True: it begins the run anew, over and over; find the size first")
@@ -255,17 +226,14 @@ def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"{trainer.args.n_gpu} GPUs in one process (DataParallel): start it with torchrun")
 
 
-def _advice(trainer: Any) -> tuple[Advised | None, str]:
-    """What the rules say of the settings; a look fails open, and then why is told."""
-    try:
-        values = trainer.args.to_dict() | {"max_steps": _steps(trainer)}
-        reads = [of_training_arguments(values, "TrainingArguments")]
-        if isinstance(trainer.model, PreTrainedModel):
-            reads.append(of_model_config(trainer.model.config.to_dict(), "the model's config"))
-        # whatever the Trainer logs, the guard records every step
-        return preflight(trainer.model, trainer.optimizer, plan=[*reads, plan_from({"log_steps": 1})]), ""
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
+def _asked(trainer: Any) -> Advised:
+    """What the rules say of the settings."""
+    values = trainer.args.to_dict() | {"max_steps": _steps(trainer)}
+    reads = [of_training_arguments(values, "TrainingArguments")]
+    if isinstance(trainer.model, PreTrainedModel):
+        reads.append(of_model_config(trainer.model.config.to_dict(), "the model's config"))
+    # whatever the Trainer logs, the guard records every step
+    return preflight(trainer.model, trainer.optimizer, plan=[*reads, plan_from({"log_steps": 1})])
 
 
 def _steps(trainer: Any) -> int | None:

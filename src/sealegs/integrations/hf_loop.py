@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from sealegs.guard import Guard
 from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
 from sealegs.integrations.patches import Patches
-from sealegs.integrations.prepared import goes_back, handed_out
+from sealegs.integrations.prepared import handed_out
 
 KEPT = 512
 """Steps back from which the Trainer's averages of the loss can be what they were."""
@@ -127,7 +127,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
-        may_be_short = goes_back(self._guard) or bool(self._guard.data.skipped)
+        may_be_short = self._guard.goes_back or bool(self._guard.data.skipped)
         return may_be_short and is_last and has_ended and state.global_step < state.max_steps
 
     def _get_batch_samples(self, get: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +138,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._keep_averages()
             wanted = self._until_update()
             batches, items = get(self._batches, wanted, device)
-            if len(batches) < wanted and goes_back(self._guard) and not self._is_update(len(batches)):
+            if len(batches) < wanted and self._guard.goes_back and not self._is_update(len(batches)):
                 if batches:  # the Trainer would take them for the beginning of the next epoch's first step
                     self._guard.watch.note("step-incomplete", left_out=len(batches), of=wanted)
                 batches, items = [], None
@@ -153,7 +153,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def _of_epoch(self, epoch_iterator: Any) -> Iterator[Any]:
         """The batches to train on; one that is tried again is tried here, and no step of the Trainer's."""
         guard = self._guard
-        batches = handed_out(guard, self._loader) if goes_back(guard) else guard.batches(epoch_iterator)
+        batches = handed_out(guard, self._loader) if guard.goes_back else guard.batches(epoch_iterator)
         for batch in batches:
             if guard.data.is_probe:
                 self._probe(batch)
@@ -240,7 +240,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
     def _keep_averages(self) -> None:
         trainer = self._trainer
-        if goes_back(self._guard):
+        if self._guard.goes_back:
             since_log = trainer._tr_loss.detach().clone()
             self._kept.append(
                 _Averages(self._guard.number, since_log, trainer._total_loss_scalar, trainer._globalstep_last_logged)

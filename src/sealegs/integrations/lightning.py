@@ -8,7 +8,6 @@
 It works with ``lightning`` and with ``pytorch_lightning``, whichever the program has imported.
 """
 
-import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -28,12 +27,11 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
-from sealegs.integrations.advice import advise
+from sealegs.integrations.advice import advice
+from sealegs.integrations.joining import forget_checkpoints, refuse_options, take_over_books, watch_of
 from sealegs.integrations.lightning_progress import lacking
 from sealegs.integrations.patches import Patches
 from sealegs.prevention.live import preflight
-from sealegs.recovery.books import read_books
-from sealegs.recovery.options import has_begun
 from sealegs.recovery.rng import restore_rng, rng_now
 from sealegs.recovery.together import Together
 from sealegs.report.advised import Advised
@@ -69,12 +67,7 @@ class Guarded:
         return object.__new__(made)  # type: ignore[no-any-return]
 
     def __init__(self, *, run: str | Path | Watch | None, **options: Any) -> None:
-        for name, cure in OWN.items():
-            if name in options:
-                raise ConfigError(f"{name}={options[name]!r}: {cure}")
-        known = inspect.signature(Guard.__init__).parameters
-        if strange := sorted(options.keys() - known.keys()):
-            raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
+        refuse_options(options, OWN)
         self.guard: Guard | None = None
         """Of the fit that is under way, or was last."""
         self.advice: Advised | None = None
@@ -101,10 +94,7 @@ class Guarded:
         refuse(trainer, pl_module)
         if not self._is_loaded and self._state and self._state["updates"] != trainer.global_step:
             self._state = {}  # of another training
-        watch = self._run
-        if not isinstance(watch, Watch):
-            is_there = bool(self._state) and watch is not None and has_begun(watch)
-            watch = Watch(watch, resume=is_there, settings=_settings(trainer))
+        watch = watch_of(self._run, goes_on=bool(self._state), settings=_settings(trainer))
         try:
             self.guard = guard = Guard(
                 trainer.strategy.model,
@@ -189,13 +179,9 @@ class Guarded:
         assert guard is not None
         assert loop is not None
         assert ranks is not None
-        if guard.recovery is not None and guard.watch.folder is not None:
-            books = read_books(guard.watch.folder)
-            if books is not None:
-                guard.recovery.take_over(books)
+        take_over_books(guard)
         guard.load_state_dict(json.loads(self._state["guard"]))
-        if guard.checkpoints is not None:
-            guard.checkpoints.discard_after(guard.number, "Lightning went back to a checkpoint")
+        forget_checkpoints(guard, "Lightning went back to a checkpoint")
         of_ranks = self._state["ranks"]
         is_same_world = len(of_ranks) == ranks.world
         if is_same_world:
@@ -213,7 +199,11 @@ class Guarded:
         per_step = len(trainer.optimizers)
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
             guard.go_on(trainer.global_step // per_step)
-        self.advice = advise(partial(_advice, trainer, loader), guard.watch, step=guard.number, stacklevel=4)
+        told = advice(partial(_asked, trainer, loader))
+        told.note(guard.watch, step=guard.number)
+        self.advice = told.advised
+        if trainer.is_global_zero:
+            told.warn(stacklevel=4)
 
     def _end(self, trainer: Any, **told: Any) -> None:
         guard, loop = self.guard, self._loop
@@ -250,7 +240,7 @@ def _made_for(cls: Any, homes: tuple[str, ...]) -> Any:
     return type(cls.__name__, (cls, *callbacks), {"__module__": cls.__module__})
 
 
-def _advice(trainer: Any, loader: Any) -> Advised:
+def _asked(trainer: Any, loader: Any) -> Advised:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
     precision = str(trainer.precision)
     clip = trainer.gradient_clip_val

@@ -43,7 +43,6 @@ class Loop:
         self._progress = Progress(trainer)
         self._optimizers: list[Optimizer] = list(trainer.optimizers)
         self._schedules = Schedules(self._optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
-        self._goes_back = guard.recovery is not None and bool(guard.recovery.playbook.rungs)
         self._loss: Tensor | None = None
         """Of what was backpropagated since the last decision."""
         self._is_measured = False
@@ -121,7 +120,7 @@ class Loop:
         return guarded_step
 
     def _decide(self, optimizer: Optimizer, model: Any, loss: Tensor) -> None:
-        if self._steps and self._goes_back:
+        if self._steps and self._guard.goes_back:
             raise ConfigError(
                 "training_step: it makes several updates of one batch, and no state between them can be gone back to; "
                 "give a playbook without rungs, or none"
@@ -191,7 +190,7 @@ class Loop:
             load()
             combined = self._trainer.fit_loop._combined_loader
             loaders = combined.flattened
-            if self._goes_back and len(loaders) > 1:
+            if self._guard.goes_back and len(loaders) > 1:
                 raise ConfigError(
                     f"{len(loaders)} train loaders at once: they cannot be brought back to an earlier batch together; "
                     "give one, or a playbook without rungs"

@@ -14,14 +14,9 @@ from sealegs.errors import ConfigError
 from sealegs.guard import Guard
 
 
-def goes_back(guard: Guard) -> bool:
-    """Whether the guard may have to go back in the data."""
-    return guard.recovery is not None and bool(guard.recovery.playbook.rungs)
-
-
 def handed_out(guard: Guard, loader: Any) -> Iterator[Any]:
     """The batches of an epoch. A loader that need not be gone back in is gone through as Accelerate does it."""
-    if not goes_back(guard) and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
+    if not guard.goes_back and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
         yield from guard.batches(iter(loader))
     elif isinstance(loader, DataLoaderDispatcher):
         raise ConfigError(
