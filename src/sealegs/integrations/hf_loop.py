@@ -135,6 +135,10 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             if epoch_iterator is not self._epoch:
                 self._epoch, self._is_exhausted = epoch_iterator, False
                 self._batches = self._of_epoch(epoch_iterator)
+            if self._was_asked_back():
+                self._went_back()
+                self._trainer.state.global_step = self._guard.number
+                self._is_elsewhere = False
             self._keep_averages()
             wanted = self._until_update()
             batches, items = get(self._batches, wanted, device)
@@ -259,9 +263,15 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             trainer._tr_loss.copy_(then.since_log)
             trainer._total_loss_scalar, trainer._globalstep_last_logged = then.in_all, then.last_log
 
+    def _was_asked_back(self) -> bool:
+        """Whether somebody's code has taken the run back between two steps, with ``guard.ask``."""
+        return bool(self._guard.number != self._trainer.state.global_step)
+
     def _maybe_log_save_evaluate(self, do: Callable[..., None]) -> Callable[..., None]:
         def log_save_evaluate(*args: Any, **kwargs: Any) -> None:
             control = self._trainer.control
+            if self._was_asked_back():
+                control.should_log = control.should_evaluate = control.should_save = False
             if control.should_evaluate or control.should_save:
                 with self._guard.paused():
                     do(*args, **kwargs)
