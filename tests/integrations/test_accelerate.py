@@ -122,6 +122,7 @@ def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     with guarded(whole, made, tmp_path / "run", playbook=STANDARD) as guard:
         whole.register_for_checkpointing(guard)
         trained(whole, made, guard, steps=at)
+        kept = guard.guard.watch.state_dict()
         whole.save_state(str(tmp_path / "saved"))
     half = accelerator(project_dir=str(tmp_path))
     again = parts(half)
@@ -129,6 +130,7 @@ def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
         half.register_for_checkpointing(guard)
         half.load_state(str(tmp_path / "saved"))
         assert guard.guard.number == at
+        assert guard.guard.watch.state_dict() == kept, "the memory of the detectors too"
         trained(half, again, guard, done=at)
     uninterrupted = accelerator()
     alone = parts(uninterrupted)

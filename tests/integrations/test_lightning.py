@@ -4,6 +4,7 @@ import json
 import pickle
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -133,6 +134,8 @@ def test_where_nothing_happens_everything_is_as_without_the_guard(way: str, tmp_
     assert found[0] == found[1]
     rows = rows_of(tmp_path / "a")
     assert len(rows) == (len(module.seen) if way != "accumulated" else 9)
+    if way.startswith("clipped"):
+        assert max(row["grad_norm"] for row in rows) > 1, "before it was clipped"
 
 
 def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(tmp_path: Path) -> None:
@@ -148,6 +151,15 @@ def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(tmp_path: Path) -> 
     fitted(Telling(), Guarded(run=tmp_path / "a"), home=HOME, accumulate_grad_batches=5, max_steps=3)
     sums = [sum(given[:5]), sum(given[5:10]), sum(given[10:12])]
     assert [row["loss"] for row in rows_of(tmp_path / "a")] == pytest.approx(sums, rel=1e-6)
+
+
+def test_the_time_of_a_validation_is_not_that_of_a_step(tmp_path: Path) -> None:
+    class Slow(small.module_class(HOME)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            time.sleep(0.5)
+
+    fitted(Slow(), Guarded(run=tmp_path / "a"), home=HOME, max_steps=PER_EPOCH + 1)
+    assert rows_of(tmp_path / "a")[PER_EPOCH]["step_s"] < 0.5
 
 
 def test_a_loss_scale_falls_as_it_would_and_the_step_is_left_out(tmp_path: Path) -> None:

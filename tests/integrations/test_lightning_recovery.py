@@ -65,6 +65,7 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     # the schedule, which Lightning or the module steps, follows the steps, not the batches
     assert [row["lr"] for row in rows] == [1e-2 * small.rate(row["step"]) for row in rows]
     assert trainer.global_step == LAST
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == LAST, "by which loggers count"
     # Lightning's batch_idx is the place in the data
     places = iter(module.seen)
     for place, row in enumerate(rows):
