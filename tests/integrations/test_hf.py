@@ -369,11 +369,18 @@ def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
         assert f"set {knob}" in told
     assert warned[0].filename == __file__
     trainer.args.max_steps = 8
-    with small.broken(trainer.model, lambda: attached.guard.number, ("nan-gradient:tensor=lm_head@5",)):
+    with small.broken(
+        trainer.model, lambda: attached.guard.number, ("nan-gradient:tensor=*.1.mlp.down_proj.weight@5",)
+    ):
         trainer.train()
-    event = next(event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "preflight")
+    events = sealegs.open_run(tmp_path / "run").events
+    event = next(event for event in events if event.kind == "preflight")
     assert len(event.detail["findings"]) == len(attached.advice.findings)
-    assert trainer.state.global_step == 8, "what nobody clips is trained all the same"
+    (skipped,) = (event for event in events if event.kind == "skip")
+    assert "in model.layers.1.mlp.down_proj.weight" in skipped.detail["text"], (
+        "what nobody clips is measured all the same"
+    )
+    assert trainer.state.global_step == 8
 
 
 @pytest.mark.parametrize(
