@@ -96,8 +96,8 @@ class Guard:
 
         Several optimizers are updated together or not at all. ``scheduler`` is stepped with them; under
         ``steps_scheduler=False`` the loop does that itself, after ``step``, and the guard only stores it and brings it
-        back. ``clip`` is the largest global gradient norm; leave it
-        out to clip yourself, and hand the norm to ``step``. ``act=False`` is shadow mode: everything is decided and
+        back. ``clip`` is the largest global gradient norm; leave it out to clip yourself, and hand the norm to
+        ``step``. ``act=False`` is shadow mode: everything is decided and
         written down, nothing is skipped or halted. Every ``sample_every`` steps weights, moments, updates and
         activations are measured too; 0 never does; ``activations`` is a sampler with other options. In a process group
         make a guard on every rank; ``ranks`` has the timeout for those that do not come.
