@@ -1,12 +1,14 @@
 """What a guard costs within the step of a framework, side by side in one run with that framework alone.
 
-    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf lightning] [--blocks 60] [--width 128] [--out FILE.json]
+    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf lightning] [--blocks 40] [--width 128] [--out FILE.json]
+    python bench/frameworks.py --device cuda --width 512 --layers 12 --rows 32 --length 1024
 
 For each framework three loops train at once, in three threads of which one has the word at a time: the framework alone,
 with a guard, and alone once more as a control. After a block of steps the word goes round, so that whatever else the
-machine does strikes all of them. Each block is compared with the first loop's of the same round; the median of these
-ratios is printed, with the interval that it lies in with 95 % confidence (from its rank among the rounds). Times are
-those of the thread on its core, and by the clock: the first are what a shared machine can tell, the second hold waits.
+machine does strikes all of them. A block has ten steps, one of which is looked at closely. Each is compared with the
+first loop's of the same round; the median of these ratios is printed, with the interval that it lies in with 95 %
+confidence (from its rank among the rounds). Times are those of the thread on its core, and by the clock: the first are
+what a shared machine can tell, the second hold waits, and those for a GPU, which is waited for after each block.
 
 Another framework is one more function in FRAMEWORKS: it trains, and calls ``tick`` at the end of each step.
 """
@@ -27,9 +29,21 @@ from typing import Any, NamedTuple
 import torch
 
 Tick = Callable[[], None]
-Framework = Callable[[int, int, Path | None, Tick], None]
 WARM = 2
 """Rounds that do not count."""
+
+
+class Size(NamedTuple):
+    """Of what is trained, and where."""
+
+    width: int
+    layers: int
+    rows: int
+    length: int
+    device: str
+
+
+Framework = Callable[[Size, int, Path | None, Tick], None]
 
 
 class Spent(NamedTuple):
@@ -39,11 +53,18 @@ class Spent(NamedTuple):
     clock: float
 
 
+def now() -> Spent:
+    """When all that was asked of a GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return Spent(time.thread_time(), time.perf_counter())
+
+
 class Round:
     """Gives the word to one loop after the other, for a block of steps each, and keeps what each block took."""
 
     def __init__(self, loops: int, block: int) -> None:
-        self.steps: list[list[list[Spent]]] = [[] for _ in range(loops)]
+        self.blocks: list[list[Spent]] = [[] for _ in range(loops)]
         self._block = block
         self._turn = 0
         self._here = set(range(loops))
@@ -53,21 +74,20 @@ class Round:
         """Wait for it."""
         with self._changed:
             self._changed.wait_for(lambda: self._turn == loop)
-        self.steps[loop].append([])
 
     def ticker(self, loop: int) -> Tick:
         """What a loop calls at the end of each step."""
-        last: Spent | None = None
+        done, began = 0, now()
 
         def tick() -> None:
-            nonlocal last
-            now = Spent(time.thread_time(), time.perf_counter())
-            if last is not None:
-                self.steps[loop][-1].append(Spent(now.core - last.core, now.clock - last.clock))
-            if len(self.steps[loop][-1]) >= self._block:
+            nonlocal done, began
+            done += 1
+            if done % self._block == 0:
+                ended = now()
+                self.blocks[loop].append(Spent(*((b - a) / self._block for a, b in zip(began, ended, strict=True))))
                 self.hand_on(loop)
                 self.take_word(loop)
-            last = Spent(time.thread_time(), time.perf_counter())
+                began = now()
 
         return tick
 
@@ -81,7 +101,7 @@ class Round:
             self._changed.notify_all()
 
 
-def side_by_side(train: Framework, width: int, steps: int, block: int, folder: Path) -> list[list[list[Spent]]]:
+def side_by_side(train: Framework, size: Size, steps: int, block: int, folder: Path) -> list[list[Spent]]:
     """Blocks of each loop: alone, guarded, alone."""
     runs = (None, folder / "run", None)
     rounds = Round(len(runs), block)
@@ -90,7 +110,7 @@ def side_by_side(train: Framework, width: int, steps: int, block: int, folder: P
     def loop(number: int, run: Path | None) -> None:
         rounds.take_word(number)
         try:
-            train(width, steps, run, rounds.ticker(number))
+            train(size, steps, run, rounds.ticker(number))
         except BaseException as error:
             failed.append(error)
         finally:
@@ -103,24 +123,27 @@ def side_by_side(train: Framework, width: int, steps: int, block: int, folder: P
         thread.join()
     if failed:
         raise failed[0]
-    return rounds.steps
+    return rounds.blocks
 
 
-def llama(width: int) -> Any:
-    """Four layers, random weights."""
+def llama(size: Size) -> Any:
+    """Random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    size = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 4, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=1000, max_position_embeddings=128, **size))
+    shape = {"hidden_size": size.width, "intermediate_size": 3 * size.width, "num_hidden_layers": size.layers}
+    heads = max(4, size.width // 64)
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=1000, max_position_embeddings=size.length, num_attention_heads=heads, **shape)
+    )
 
 
-def rows() -> torch.Tensor:
-    """Of 128 tokens."""
-    return torch.randint(0, 1000, (64, 128), generator=torch.Generator().manual_seed(0))
+def tokens(size: Size) -> torch.Tensor:
+    """Eight batches of them."""
+    return torch.randint(0, 1000, (8 * size.rows, size.length), generator=torch.Generator().manual_seed(0))
 
 
-def hf(width: int, steps: int, run: Path | None, tick: Tick) -> None:
+def hf(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
     """The Trainer of transformers."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -135,17 +158,18 @@ def hf(width: int, steps: int, run: Path | None, tick: Tick) -> None:
         arguments = TrainingArguments(
             output_dir=folder,
             max_steps=steps,
-            per_device_train_batch_size=8,
+            per_device_train_batch_size=size.rows,
             learning_rate=1e-6,
+            bf16=size.device == "cuda",
             logging_steps=10,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            use_cpu=True,
+            use_cpu=size.device == "cpu",
             dataloader_pin_memory=False,
         )
-        data = [{"input_ids": row, "labels": row} for row in rows()]
-        trainer = Trainer(model=llama(width), args=arguments, train_dataset=data, callbacks=[Ticking()])
+        data = [{"input_ids": row, "labels": row} for row in tokens(size)]
+        trainer = Trainer(model=llama(size), args=arguments, train_dataset=data, callbacks=[Ticking()])
         trainer.log = lambda *_, **__: None  # which prints
         if run is not None:
             with warnings.catch_warnings():
@@ -154,18 +178,18 @@ def hf(width: int, steps: int, run: Path | None, tick: Tick) -> None:
         trainer.train()
 
 
-def accelerate(width: int, steps: int, run: Path | None, tick: Tick) -> None:
+def accelerate(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
     """A loop of Accelerate's."""
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
     from sealegs.integrations.accelerate import guard as guarded
 
-    accelerator = Accelerator(cpu=True)
-    model = llama(width)
+    accelerator = Accelerator(cpu=size.device == "cpu", mixed_precision="bf16" if size.device == "cuda" else "no")
+    model = llama(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    loader: Any = DataLoader(rows(), batch_size=8)  # type: ignore[arg-type]
+    loader: Any = DataLoader(tokens(size), batch_size=size.rows)  # type: ignore[arg-type]
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     guard = None if run is None else guarded(accelerator, model, optimizer, scheduler=scheduler, run=run)
     for _ in range(math.ceil(steps / len(loader))):
@@ -185,7 +209,7 @@ def accelerate(width: int, steps: int, run: Path | None, tick: Tick) -> None:
         guard.close()
 
 
-def lightning(width: int, steps: int, run: Path | None, tick: Tick) -> None:
+def lightning(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
     """``Trainer.fit`` of Lightning."""
     import lightning.pytorch as L
     from torch.utils.data import DataLoader
@@ -195,7 +219,7 @@ def lightning(width: int, steps: int, run: Path | None, tick: Tick) -> None:
     class Pretraining(L.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.model = llama(width)
+            self.model = llama(size)
 
         def training_step(self, ids: torch.Tensor, batch_idx: int) -> Any:
             return self.model(input_ids=ids, labels=ids).loss
@@ -211,7 +235,8 @@ def lightning(width: int, steps: int, run: Path | None, tick: Tick) -> None:
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
             max_steps=steps,
-            accelerator="cpu",
+            accelerator=size.device,
+            precision="bf16-mixed" if size.device == "cuda" else "32-true",
             gradient_clip_val=1.0,
             logger=False,
             enable_checkpointing=False,
@@ -220,19 +245,15 @@ def lightning(width: int, steps: int, run: Path | None, tick: Tick) -> None:
             default_root_dir=folder,
             callbacks=[Ticking(), *([] if run is None else [Guarded(run=run)])],
         )
-        trainer.fit(Pretraining(), DataLoader(rows(), batch_size=8))  # type: ignore[arg-type]
+        trainer.fit(Pretraining(), DataLoader(tokens(size), batch_size=size.rows))  # type: ignore[arg-type]
 
 
 FRAMEWORKS: dict[str, Framework] = {"hf": hf, "accelerate": accelerate, "lightning": lightning}
 
 
-def compared(blocks: list[list[Spent]], base: list[list[Spent]], field: str) -> dict[str, Any]:
+def compared(blocks: list[Spent], base: list[Spent], field: str) -> dict[str, Any]:
     """The median ratio of a loop's blocks to the base's of the same round, less one, and where it lies."""
-    pairs = [
-        tuple(statistics.median(getattr(step, field) for step in block) for block in pair)
-        for pair in zip(blocks, base, strict=False)
-        if all(pair)
-    ][WARM:]
+    pairs = [(getattr(mine, field), getattr(theirs, field)) for mine, theirs in zip(blocks, base, strict=False)][WARM:]
     ratios = sorted(mine / theirs - 1 for mine, theirs in pairs)
     half = 0.98 * math.sqrt(len(ratios))  # ranks on either side of the median: 1.96 deviations of a coin's
     low, high = max(0, math.floor(len(ratios) / 2 - half)), min(len(ratios) - 1, math.ceil(len(ratios) / 2 + half))
@@ -249,18 +270,26 @@ def main() -> None:
     """Measure, print, keep."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
-    words.add_argument("--blocks", type=int, default=60)
-    words.add_argument("--block", type=int, default=5)
+    words.add_argument("--blocks", type=int, default=40)
+    words.add_argument("--block", type=int, default=10)
     words.add_argument("--width", type=int, default=128)
+    words.add_argument("--layers", type=int, default=4)
+    words.add_argument("--rows", type=int, default=8)
+    words.add_argument("--length", type=int, default=128, help="tokens of a row")
+    words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     words.add_argument("--out", type=Path)
     chosen = words.parse_args()
+    size = Size(chosen.width, chosen.layers, chosen.rows, chosen.length, chosen.device)
     found: dict[str, Any] = {}
-    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    where = torch.cuda.get_device_name() if size.device == "cuda" else f"{torch.get_num_threads()} threads"
+    parameters = sum(parameter.numel() for parameter in llama(size).parameters())
+    print(f"{platform.machine()}, torch {torch.__version__}, {where}")
+    print(f"{parameters / 1e6:.1f}M parameters, {size.rows} x {size.length} tokens a step")
     for name in chosen.only:
         with tempfile.TemporaryDirectory() as folder:
             steps = chosen.blocks * chosen.block + 1
-            alone, guarded, control = side_by_side(FRAMEWORKS[name], chosen.width, steps, chosen.block, Path(folder))
-        print(f"\n{name}: {chosen.blocks} rounds of {chosen.block} steps, width {chosen.width}")
+            alone, guarded, control = side_by_side(FRAMEWORKS[name], size, steps, chosen.block, Path(folder))
+        print(f"\n{name}: {chosen.blocks} rounds of {chosen.block} steps")
         print("| loop | time | ms a step | ms more | more than alone | 95 % interval |\n|---|---|---|---|---|---|")
         for label, blocks in (("alone", alone), ("guarded", guarded), ("alone again (control)", control)):
             for field in Spent._fields:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sealegs.signals import replayed
-from sealegs.signals.norms import GradientReader, norms_of
+from sealegs.signals.lengths import lengths
+from sealegs.signals.norms import GradientReader
 from sealegs.signals.replayed import EAGER_USES, Recorder, Replayed, layout
 from sealegs.signals.weights import WeightSampler
 
@@ -297,7 +298,7 @@ def test_norms_of_gradients_are_the_same_bits_wherever_the_gradients_lie() -> No
         for _ in range(steps):
             model(torch.randn(8, 64, device="cuda")).square().mean().backward()
             read = reader.read()
-            assert read.norms.equal(norms_of(read.tensors, reader.device))
+            assert read.norms.equal(lengths(read.tensors, reader.device))
             assert read.norms.all()
             done.append(reader._norms._replay is not None)
             torch._foreach_zero_(read.tensors)

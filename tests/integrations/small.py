@@ -90,7 +90,7 @@ def digest(model: nn.Module, optimizer: Optimizer | None = None) -> str:
     for parameter in model.parameters():
         state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
         for tensor in (parameter, *(state[name] for name in sorted(state))):
-            found.update(tensor.detach().double().numpy().tobytes())
+            found.update(tensor.detach().double().cpu().numpy().tobytes())
     return found.hexdigest()
 
 

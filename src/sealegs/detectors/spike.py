@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -211,8 +212,7 @@ class Spike:
     def _coarse_limit(self, state: State) -> float:
         if len(state.recent) < FIRST_JUDGED:
             return math.inf
-        middle = median(state.recent)
-        deviation = median(abs(value - middle) for value in state.recent)
+        middle, deviation = _middle(state.recent)
         return max(self.young_factor * middle, middle + self.young_deviations * deviation)
 
     def _finding(
@@ -229,6 +229,13 @@ class Spike:
             spoils_update=severity > Severity.WATCH,
             note=note or f"{self.signal} spike",
         )
+
+
+@lru_cache(maxsize=8)  # asked three times a step by each of the signals
+def _middle(values: tuple[float, ...]) -> tuple[float, float]:
+    """Their median, and the median of their deviations from it."""
+    middle = median(values)
+    return middle, median(abs(value - middle) for value in values)
 
 
 def _exp(logarithm: float) -> float:

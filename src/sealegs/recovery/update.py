@@ -8,7 +8,7 @@ schedule counts the attempt: a skip on the device cannot hold it back without th
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -124,7 +124,7 @@ class Update:
         if self.scaler is not None:
             self.scaler.update()
         self._has_updated |= updated
-        with warnings.catch_warnings():
+        with nullcontext() if self._has_updated else warnings.catch_warnings():
             if not self._has_updated:  # torch takes it for a mistake that the schedule begins before the optimizer
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             for scheduler in self.schedulers:

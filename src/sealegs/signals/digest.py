@@ -20,10 +20,9 @@ def digest_of(batch: object) -> str:
     found = False
     for tensor in _tensors_in(batch):
         if tensor.device.type == "cpu" and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
-            flat = tensor.detach().reshape(-1)
-            stride = max(1, math.ceil(flat.numel() / ELEMENTS))
+            stride = max(1, math.ceil(tensor.numel() / ELEMENTS))
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-            digest.update(flat[::stride].contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().reshape(-1)[::stride].contiguous().view(torch.uint8).numpy().data)
             found = True
     return digest.hexdigest() if found else ""
 

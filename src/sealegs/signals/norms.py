@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.signals.groups import plain_name
+from sealegs.signals.lengths import alike, lengths
 from sealegs.signals.replayed import Recorder, Replayed, addresses
 from sealegs.signals.weights import local
 
@@ -17,7 +18,7 @@ from sealegs.signals.weights import local
 class Gradients:
     """The gradients of one step, where they are, and their L2 norms.
 
-    Norms are accumulated in float64: a finite gradient of 1e25 has a finite norm then, so a norm that is not finite
+    Norms are exact: a finite gradient of 1e25 has a finite norm then, so a norm that is not finite
     means a gradient that is not. To ``argmax`` NaN is the largest of all, then infinity: the worst is the culprit.
     """
 
@@ -41,9 +42,8 @@ class Gradients:
     def clip(self, largest: float, total: Tensor) -> None:
         """Scale them so that their norm, which is ``total``, is at most ``largest``."""
         factor = torch.clamp(largest / (total + 1e-6), max=1.0)
-        if not self.tensors:
-            return
-        for tensors in [self.tensors] if _are_alike(self.tensors) else _alike(self.tensors):
+        for places in alike(self.tensors):
+            tensors = [self.tensors[place] for place in places]
             torch._foreach_mul_(tensors, factor.to(tensors[0].device, tensors[0].dtype))
 
 
@@ -78,7 +78,7 @@ class GradientReader:
     def _norms_of(self, tensors: list[Tensor]) -> Tensor:
         """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
         device = self.device
-        measure = partial(norms_of, tensors, device)
+        measure = partial(lengths, tensors, device)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return measure()
         return self._norms(measure, (addresses(tensors), self._owners), device)
@@ -92,32 +92,6 @@ class GradientReader:
     def parameters(self) -> Iterable[Tensor]:
         """All that the optimizers hold."""
         return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
-
-
-def norms_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The L2 norm of each, as one float64 vector on a device."""
-    exact = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    if not tensors:
-        return torch.zeros(0, dtype=exact, device=device)
-    if _are_alike(tensors):
-        return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=exact))
-    norms: dict[int, Tensor] = {}
-    for alike in _alike(tensors):
-        norms.update(zip(map(id, alike), torch._foreach_norm(alike, 2, dtype=exact), strict=True))
-    return torch.stack([norms[id(tensor)].to(device) for tensor in tensors])
-
-
-def _are_alike(tensors: Sequence[Tensor]) -> bool:
-    dtype, device = tensors[0].dtype, tensors[0].device
-    return all(tensor.dtype == dtype and tensor.device == device for tensor in tensors)
-
-
-def _alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """By device and dtype: foreach operations are quick only on tensors that are alike."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return list(kinds.values())
 
 
 def _elements(parameter: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, Sums, sent
+from sealegs.signals.lengths import alike, exact_dtype, lengths
 from sealegs.signals.replayed import Recorder, Replayed, layout
 
 MOST_SAMPLED = 16_384
@@ -243,7 +244,7 @@ class _SpacedElements:
         self._counts = [len(range(0, count, spacing(count))) for count in elements]
         shares = zip(parameters, elements, self._counts, strict=True)
         scales = [math.sqrt(all_ / (count or 1) / replicas(parameter, world)) for parameter, all_, count in shares]
-        self.scales = sent(torch.tensor(scales, dtype=_exact(device)), device)
+        self.scales = sent(torch.tensor(scales, dtype=exact_dtype(device)), device)
         """Norm of a whole over that of its sample, shared among those that hold it."""
         self._places: list[list[int]] = []
         self._views: list[Tensor | None] = []
@@ -254,7 +255,7 @@ class _SpacedElements:
         tensors = [local(parameter) for parameter in self._parameters]
         pointers = [tensor.data_ptr() for tensor in tensors]
         if pointers != self._pointers:  # made, or moved
-            self._places, self._pointers = _by_dtype(tensors), pointers
+            self._places, self._pointers = alike(tensors), pointers
             self._views = [view if _is_view(view := _spaced(tensor), tensor) else None for tensor in tensors]
         samples = []
         for places in self._places:
@@ -280,11 +281,11 @@ def _measured(plan: _Plan, moments: _Moments, world: int) -> _Before:
     """What the step begins with."""
     weights = ((parameter, local(parameter)) for parameter in plan.parameters)
     owned = [*weights, *moments.first, *moments.second]
-    norms = _norms([tensor for _, tensor in owned], plan.device)
-    if world > 1 and norms:
+    norms = lengths([tensor for _, tensor in owned], plan.device)
+    if world > 1 and owned:
         shares = [1 / math.sqrt(replicas(owner, world)) for owner, _ in owned]
-        norms = list(torch._foreach_mul(norms, shares))
-    squares = _stacked(norms, plan.device).square()
+        norms = torch.stack(torch._foreach_mul(norms.unbind(), shares))
+    squares = norms.square()
     counts = len(moments.first), len(moments.second)
     if counts not in plan.norm_sums:
         plan.norm_sums[counts] = Sums(_norm_members(plan, counts))
@@ -296,7 +297,7 @@ def _compared(before: _Before) -> Tensor:
     """Squares of the trained weights and of what has become of them since."""
     plan = before.plan
     changes = [now - earlier for now, earlier in zip(plan.spaced.copied(), before.sample, strict=True)]
-    norms = _stacked(_norms(plan.spaced.split(changes), plan.device), plan.device) * plan.spaced.scales
+    norms = lengths(plan.spaced.split(changes), plan.device) * plan.spaced.scales
     return plan.change_sums(torch.cat((before.trained_squares, norms.square())))
 
 
@@ -407,31 +408,6 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _states_of(optimizers: Sequence[Optimizer]) -> list[object]:
     return [state for optimizer in optimizers for state in optimizer.state.values()]
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-
-
-def _norms(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The L2 norm of each tensor, in one pass a dtype."""
-    norms: dict[int, Tensor] = {}
-    for places in _by_dtype(tensors):
-        found = torch._foreach_norm([tensors[place] for place in places], dtype=_exact(device))
-        norms.update(zip(places, found, strict=True))
-    return [norms[place] for place in range(len(tensors))]
-
-
-def _stacked(norms: list[Tensor], device: torch.device) -> Tensor:
-    return torch.stack(norms) if norms else torch.zeros(0, dtype=_exact(device), device=device)
-
-
-def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of the tensors of each dtype: foreach passes take one dtype at a time."""
-    places: dict[torch.dtype, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(place)
-    return list(places.values())
 
 
 def _spaced(tensor: Tensor) -> Tensor:
