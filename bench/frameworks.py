@@ -41,6 +41,8 @@ class Size(NamedTuple):
     rows: int
     length: int
     device: str
+    fused: bool
+    """Whether the optimizer is, so that a device can decide about its updates."""
 
 
 Framework = Callable[[Size, int, Path | None, Tick], None]
@@ -161,6 +163,7 @@ def hf(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
             per_device_train_batch_size=size.rows,
             learning_rate=1e-6,
             bf16=size.device == "cuda",
+            optim="adamw_torch_fused" if size.fused else "adamw_torch",
             logging_steps=10,
             save_strategy="no",
             report_to="none",
@@ -187,7 +190,7 @@ def accelerate(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
 
     accelerator = Accelerator(cpu=size.device == "cpu", mixed_precision="bf16" if size.device == "cuda" else "no")
     model = llama(size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=size.fused)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     loader: Any = DataLoader(tokens(size), batch_size=size.rows)  # type: ignore[arg-type]
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -225,7 +228,7 @@ def lightning(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
             return self.model(input_ids=ids, labels=ids).loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-6)
+            return torch.optim.AdamW(self.parameters(), lr=1e-6, fused=size.fused)
 
     class Ticking(L.Callback):  # type: ignore[misc]
         def on_train_batch_start(self, *_: Any) -> None:
@@ -237,7 +240,7 @@ def lightning(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
             max_steps=steps,
             accelerator=size.device,
             precision="bf16-mixed" if size.device == "cuda" else "32-true",
-            gradient_clip_val=1.0,
+            gradient_clip_val=None if size.fused and size.device == "cuda" else 1.0,  # which it refuses
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -277,9 +280,10 @@ def main() -> None:
     words.add_argument("--rows", type=int, default=8)
     words.add_argument("--length", type=int, default=128, help="tokens of a row")
     words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    words.add_argument("--not-fused", action="store_true", help="an optimizer as torch makes it by default")
     words.add_argument("--out", type=Path)
     chosen = words.parse_args()
-    size = Size(chosen.width, chosen.layers, chosen.rows, chosen.length, chosen.device)
+    size = Size(chosen.width, chosen.layers, chosen.rows, chosen.length, chosen.device, not chosen.not_fused)
     found: dict[str, Any] = {}
     where = torch.cuda.get_device_name() if size.device == "cuda" else f"{torch.get_num_threads()} threads"
     parameters = sum(parameter.numel() for parameter in llama(size).parameters())

@@ -243,6 +243,10 @@ class Watch:
         self._state = self._state._replace(tally=tally)
         self.halted = None
 
+    def judge_arrived(self) -> None:
+        """Judge the rows that are there by now, without waiting: where a device is busy, the host has time."""
+        self._write(self._collector.ready())
+
     def catch_up(self) -> None:
         """Wait for every row so far, and judge it."""
         self._write(self._collector.drain())

@@ -17,7 +17,7 @@ from tests.integrations.lightning_small import BROKEN, NAN, PER_EPOCH, SPIKE, ST
 
 import sealegs
 from sealegs.cli.main import main
-from sealegs.errors import MissingExtra, RunExists, RunHalted
+from sealegs.errors import ConfigError, MissingExtra, RunExists, RunHalted
 from sealegs.integrations.advice import PreflightWarning
 from sealegs.integrations.lightning import HOMES, Guarded, _made_for
 
@@ -303,3 +303,30 @@ def test_without_lightning_there_is_one_line_that_says_how_to_get_it(monkeypatch
         MissingExtra, match=r"needs Lightning, which is not installed: pip install 'sealegs\[lightning\]'"
     ):
         Guarded(run=None)
+
+
+def test_the_guard_clips_where_lightning_does_not(tmp_path: Path) -> None:
+    """Which it refuses to for fused optimizers in mixed precision."""
+    ends = []
+    for run, options, clip in (("a", {"gradient_clip_val": 0.5}, {}), ("b", {}, {"clip": 0.5})):
+        module = small.module_class(HOME)()
+        fitted(module, Guarded(run=tmp_path / run, **clip), home=HOME, limit_val_batches=0, **options)
+        ends.append((module.net[0].weight, [row["grad_norm"] for row in rows_of(tmp_path / run)]))
+    assert torch.allclose(ends[0][0], ends[1][0], atol=1e-6)
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4), "before it was clipped"
+    assert max(ends[0][1]) > 1
+    unclipped = small.module_class(HOME)()
+    fitted(unclipped, Guarded(run=None), home=HOME, limit_val_batches=0)
+    assert not torch.allclose(unclipped.net[0].weight, ends[1][0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "told"),
+    [
+        (small.module_class, {"gradient_clip_val": 1.0}, "leave out one of it and Trainer"),
+        (small.manual_class, {}, "the module clips already"),
+    ],
+)
+def test_two_do_not_clip(module: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        fitted(module(HOME)(), Guarded(run=None, clip=0.5), home=HOME, **options)

@@ -265,7 +265,7 @@ def test_several_updates_of_a_batch_are_guarded_and_not_gone_back_in(tmp_path: P
 
 
 def test_what_lightning_has_to_say_is_not_an_option() -> None:
-    for option, cure in {"clip": "gradient_clip_val", "resume": "ckpt_path", "scaler": "precision"}.items():
+    for option, cure in {"resume": "ckpt_path", "scaler": "precision"}.items():
         with pytest.raises(ConfigError, match=cure):
             Guarded(run=None, **{option: 1})
     with pytest.raises(ConfigError, match="snapshots: a guard has no such option"):

@@ -88,8 +88,6 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         """Take the places of the Trainer's methods."""
         trainer = self._trainer
         unscale_once(patches, trainer.accelerator, self._guard)
-        patches.put(trainer, "_clip_grad_norm", self._clip_grad_norm)
-        patches.put(trainer, "_get_grad_norm", self._get_grad_norm)
         patches.put(trainer, "training_step", self._training_step)
         patches.put(trainer, "get_batch_samples", self._get_batch_samples)
         patches.put(trainer, "_run_epoch", self._run_epoch)
@@ -182,24 +180,12 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._loss = share if self._loss is None else self._loss + share
             ids = inputs.get("input_ids") if hasattr(inputs, "get") else None
             self._tokens += ids.numel() if isinstance(ids, Tensor) else 0
+            if self._trainer.accelerator.sync_gradients:
+                # before it clips, and before it waits for the loss: all the while a device is busy anyway
+                self._guard.before_clipping()
             return loss
 
         return training_step
-
-    def _clip_grad_norm(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_norm(model: Any) -> Any:
-            self._guard.before_clipping()
-            return clip(model)
-
-        return clip_grad_norm
-
-    def _get_grad_norm(self, get: Callable[..., Any]) -> Callable[..., Any]:
-        def get_grad_norm(model: Any, grad_norm: Any = None) -> Any:
-            if grad_norm is None:  # nobody has clipped; to measure, the Trainer clips at infinity
-                self._guard.before_clipping()
-            return get(model, grad_norm)
-
-        return get_grad_norm
 
     def _step(self, _: Callable[..., Any]) -> Callable[..., None]:
         """The end of a step: the guard's, instead of that of Accelerate's optimizer."""

@@ -44,7 +44,6 @@ OWN = {
     "scheduler": "configure_optimizers gives them",
     "steps_scheduler": "Lightning steps them",
     "scaler": "it is the precision plugin's: set Trainer(precision='16-mixed')",
-    "clip": "Lightning clips: set Trainer(gradient_clip_val=...)",
     "resume": "call trainer.fit(..., ckpt_path=...)",
 }
 """Options of a guard that are Lightning's to say, and how."""
@@ -54,7 +53,8 @@ PRECISIONS = {"32": "fp32", "64": "fp32", "bf16": "bf16", "16": "fp16"}
 class Guarded:
     """Lets a guard decide about every update of ``Trainer.fit``; the options are those of ``sealegs.Guard``.
 
-    ``run`` is the folder to record into. Its state is in the checkpoints that Lightning writes: a fit with
+    ``run`` is the folder to record into. ``clip`` is for those who do not let Lightning clip, which refuses to for fused
+    optimizers in mixed precision. The guard's state is in the checkpoints that Lightning writes: a fit with
     ``ckpt_path`` goes on with it, in the same folder, from the very batch.
     """
 
@@ -92,6 +92,12 @@ class Guarded:
         if missing := lacking(trainer):
             raise ConfigError(f"{_version(trainer)}: its trainer has no {missing}; pip install 'sealegs[lightning]'")
         refuse(trainer, pl_module)
+        clip = self._options.get("clip")
+        if clip is not None and trainer.gradient_clip_val:
+            raise ConfigError(
+                f"clip={clip}: Lightning clips already; leave out one of it and "
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val})"
+            )
         if not self._is_loaded and self._state and self._state["updates"] != trainer.global_step:
             self._state = {}  # of another training
         watch = watch_of(self._run, goes_on=bool(self._state), settings=_settings(trainer))
@@ -106,7 +112,7 @@ class Guarded:
                 **self._options,
             )
             self._ranks = Together()
-            self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer))
+            self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
         except BaseException:
             watch.close()
             raise
@@ -199,7 +205,7 @@ class Guarded:
         per_step = len(trainer.optimizers)
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
             guard.go_on(trainer.global_step // per_step)
-        told = advice(partial(_asked, trainer, loader))
+        told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
         told.note(guard.watch, step=guard.number)
         self.advice = told.advised
         if trainer.is_global_zero:
@@ -240,14 +246,13 @@ def _made_for(cls: Any, homes: tuple[str, ...]) -> Any:
     return type(cls.__name__, (cls, *callbacks), {"__module__": cls.__module__})
 
 
-def _asked(trainer: Any, loader: Any) -> Advised:
+def _asked(trainer: Any, loader: Any, clip: float | None) -> Advised:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs if config.interval == "step"]
     precision = str(trainer.precision)
-    clip = trainer.gradient_clip_val
     known: dict[str, Any] = {"dtype": PRECISIONS.get(precision.split("-")[0])}
-    if trainer.lightning_module.automatic_optimization:
-        known["clip"] = float(clip or 0.0)
-        if clip and trainer.gradient_clip_algorithm is not None:
+    if trainer.lightning_module.automatic_optimization or clip is not None:
+        known["clip"] = float(clip or trainer.gradient_clip_val or 0.0)
+        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm is not None:
             known["clip_by"] = str(trainer.gradient_clip_algorithm)
     return preflight(
         trainer.lightning_module,

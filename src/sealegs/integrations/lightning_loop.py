@@ -35,11 +35,13 @@ PROBE = -1
 class Loop:
     """A trainer's loop with a guard in it."""
 
-    def __init__(self, trainer: Any, guard: Guard, begin: Callable[[Any], None]) -> None:
-        """``begin`` is told of the loader before the first batch: None, where there are several."""
+    def __init__(self, trainer: Any, guard: Guard, begin: Callable[[Any], None], *, clips: bool) -> None:
+        """``begin`` is told of the loader before the first batch: None, where there are several. ``clips``: whether
+        Lightning does, or the module, and not the guard."""
         self._trainer = trainer
         self._guard = guard
         self._begin: Callable[[Any], None] | None = begin
+        self._clips = clips
         self._progress = Progress(trainer)
         self._optimizers: list[Optimizer] = list(trainer.optimizers)
         self._schedules = Schedules(self._optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
@@ -90,10 +92,12 @@ class Loop:
         return backward_and_note
 
     def _clip_gradients(self, clip: Any) -> Any:
-        def measure_and_clip(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def measure_and_clip(optimizer: Any, clip_val: float = 0.0, *args: Any, **kwargs: Any) -> Any:
+            if clip_val > 0 and not self._clips:
+                raise ConfigError("clip=...: the module clips already, with self.clip_gradients; leave out one of them")
             if self._loss is not None:  # else of gradients that have been decided about
                 self._measure()
-            return clip(optimizer, *args, **kwargs)
+            return clip(optimizer, clip_val, *args, **kwargs)
 
         return measure_and_clip
 
@@ -135,7 +139,7 @@ class Loop:
 
     def _measure(self) -> None:
         """Before anyone clips."""
-        if not self._is_measured:
+        if self._clips and not self._is_measured:
             self._is_measured = True
             self._guard.before_clipping()
 
