@@ -190,7 +190,7 @@ def accelerate(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
 
     accelerator = Accelerator(cpu=size.device == "cpu", mixed_precision="bf16" if size.device == "cuda" else "no")
     model = llama(size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=size.fused)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=size.fused or None)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     loader: Any = DataLoader(tokens(size), batch_size=size.rows)  # type: ignore[arg-type]
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -228,7 +228,7 @@ def lightning(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
             return self.model(input_ids=ids, labels=ids).loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-6, fused=size.fused)
+            return torch.optim.AdamW(self.parameters(), lr=1e-6, fused=size.fused or None)
 
     class Ticking(L.Callback):  # type: ignore[misc]
         def on_train_batch_start(self, *_: Any) -> None:

@@ -53,8 +53,8 @@ PRECISIONS = {"32": "fp32", "64": "fp32", "bf16": "bf16", "16": "fp16"}
 class Guarded:
     """Lets a guard decide about every update of ``Trainer.fit``; the options are those of ``sealegs.Guard``.
 
-    ``run`` is the folder to record into. ``clip`` is for those who do not let Lightning clip, which refuses to for fused
-    optimizers in mixed precision. The guard's state is in the checkpoints that Lightning writes: a fit with
+    ``run`` is the folder to record into. ``clip`` is for those who do not let Lightning clip, which it refuses for
+    fused optimizers in mixed precision. The guard's state is in the checkpoints that Lightning writes: a fit with
     ``ckpt_path`` goes on with it, in the same folder, from the very batch.
     """
 
