@@ -4,7 +4,7 @@ An injection takes a healthy run and a step of it, and gives what the run shows 
 something is wrong with. Everything else of what it gives is the healthy run, untouched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,6 +31,11 @@ class Stream:
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    @property
+    def seen(self) -> tuple[bytes, bytes]:
+        """All that it shows, to compare by."""
+        return self.loss.tobytes(), b"" if self.grad_norm is None else self.grad_norm.tobytes()
 
     def part(self, start: int, end: int) -> "Stream":
         """A copy of some of its steps, said to be healthy."""
@@ -210,3 +215,10 @@ EVENTS: dict[str, Injection] = {NOTHING: partial(nothing, reach=REACH), **FAULTS
 NAN_THEN: Injection = partial(nan_then_shocks, at={20: (2.0, 10.0), 500: (2.0, 10.0)}, reach=501)
 SHIFT: Injection = partial(burst, steps=1500, factor=1.4)
 DRIFT: Injection = partial(drift, steps=1000, factor=1.4)
+
+
+def different(faults: Iterable[str], delay: int) -> int:
+    """Of how many of the faults a rule has seen anything different, so many steps after their onset."""
+    base = healthy("Gaussian", "flat", 500, np.random.default_rng(0), with_norm=True)
+    injected = (FAULTS[fault](base, 100) for fault in faults)
+    return len({stream.part(0, stream.onset + delay + 1).seen for stream in injected})

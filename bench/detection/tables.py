@@ -1,7 +1,7 @@
 """Measured cells in, Markdown and plain numbers out."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ def higher_words(recalls: Recalls, setting: str, healthy: Mapping[str, Any]) -> 
     lines = [f"### Where a peer finds more, at {setting[1:]} per 100k", "", HIGHER, ""]
     for ours in (TURNED, STATISTIC):
         beaten = higher(recalls, setting, ours)
-        counts = ", ".join(f"{len(faults)} within {delay}" for delay, faults in beaten.items())
+        counts = ", ".join(f"{counted(faults, delay)} within {delay}" for delay, faults in beaten.items())
         lines.append(f"- than {ours}: of {len(streams.FAULTS)} faults {counts} steps;")
     for delay, faults in higher(recalls, setting, TURNED).items():
         for fault, above in faults.items():
@@ -129,6 +129,12 @@ def higher_words(recalls: Recalls, setting: str, healthy: Mapping[str, Any]) -> 
                 f"{with_as_many(recalls, fault, delay, healthy[best]['turned'][setting]['flags_here'])}"
             )
     return "\n".join(lines)
+
+
+def counted(faults: Collection[str], delay: int) -> str:
+    """``4 (2 different)``: what lasts and what does not is one and the same until it has lasted."""
+    different = streams.different(faults, delay)
+    return f"{len(faults)}" + (f" ({different} different)" if different < len(faults) else "")
 
 
 def with_as_many(recalls: Recalls, fault: str, delay: int, count: int) -> str:
@@ -358,7 +364,8 @@ where all are the same; after the semicolon the median latency in steps, and for
 loss peak and by how many steps in the median. The first column is the control: the same steps with nothing injected."""
 HIGHER = """Higher beyond the interval: the lower end of the peer's Wilson interval is above the upper end of ours, at
 the same delay. Where the rates are equal over all runs, the false flags in the run that faults are put into are not:
-the last figure is of Sealegs with as many as the peer has there."""
+the last figure is of Sealegs with as many as the peer has there. Different: a step of +10 % is the same step whether or
+not it goes on after it, and is missed once, not three times."""
 FLAGGED = """The last of them sets the threshold: one more would be too many. Usual: the median of the 32 steps before.
 In the first 1000 steps of a run one signal alone counts for a factor of ten less, here too."""
 LONG = """At 40 places. Bursts: share of their steps that is flagged. Accepted: steps until 50 in a row are not

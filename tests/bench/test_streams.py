@@ -138,3 +138,10 @@ def test_the_same_seed_is_the_same_stream() -> None:
     make = partial(streams.healthy, "t3", "flat", 100)
     assert (make(np.random.default_rng(4)).loss == make(np.random.default_rng(4)).loss).all()
     assert not (make(np.random.default_rng(4)).loss == make(np.random.default_rng(5)).loss).any()
+
+
+def test_what_lasts_differs_from_what_does_not_once_it_has_lasted() -> None:
+    ten = ("loss +10 %, 1 step", "loss +10 %, 30 steps", "loss +10 % for good")
+    counts = [streams.different(ten, delay) for delay in (0, 1, 8, 32, 200)]
+    assert counts == [1, 2, 2, 3, 3]
+    assert [streams.different(streams.FAULTS, delay) for delay in (0, 200)] == [len(streams.FAULTS) - 2, 15]
