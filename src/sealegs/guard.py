@@ -46,8 +46,8 @@ class _Ended(NamedTuple):
 
     tokens: int = 0
     loop_clips: bool = False
-    probe: tuple[float, float | None] | None = None
-    """Loss and gradient norm of a batch that was only tried again."""
+    probe: tuple[float, float | None, list[float]] | None = None
+    """Loss and gradient norm of a batch that was only tried again, and the norm of each gradient."""
 
 
 class Guard:
@@ -280,7 +280,7 @@ class Guard:
             known = self._reading.known(self.number, tokens) | self._batch | signals
             seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
             if self.recovery is not None:
-                self.recovery.before_update()
+                self.recovery.before_update(seen.norms)
             elif self.checkpoints is not None:
                 self.checkpoints.before_update()
             self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)

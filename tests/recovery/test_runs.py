@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sealegs import Playbook
 from sealegs.errors import RunHalted
 from sealegs.faults.checkpoint import corrupt_checkpoint
 from sealegs.faults.practice import disturbed
@@ -159,6 +160,30 @@ def test_bad_data_are_told_from_damage(branch: Branch, clean: float) -> None:
     assert run.column("lr")[STEPS - 1] == pytest.approx(last.lr * lr_share(last, STEPS, STEPS - 1))
     unguarded, _ = branch("random-shard:batches=40@230", shadow=True)
     assert loss_of(unguarded) > clean + 2 * SPREAD
+
+
+def test_gradients_that_are_summed_are_not_damage(branch: Branch, clean: float) -> None:
+    """Eight times what they should be from step 230 on, which AdamW and clipping do not mind: the run goes on so."""
+    result, run = branch("gradient-scale:factor=8,steps=100@230")
+    assert abs(loss_of(result) - clean) < 2 * SPREAD
+    assert not events(run, "intervention")
+    (probe,) = events(run, "probe")
+    assert not probe.detail["is_condemned"]
+    assert probe.detail["factor"] == pytest.approx(8.0, rel=0.3)
+    (announced,) = events(run, "announced")
+    assert "times what they were, in every tensor alike" in announced.detail["change"]
+    assert len(events(run, "skip", "alarm")) == Playbook.standard().probe_after
+
+
+def test_one_tensor_with_other_gradients_is_damage(branch: Branch) -> None:
+    """The loss of a batch from before is as it was here, too, and nearly all of the norm is this tensor's."""
+    _, run = branch("gradient-scale:factor=8,tensor=embedding.weight,steps=100@230")
+    probe = events(run, "probe")[0].detail
+    assert probe["loss"] < probe["loss_limit"]
+    assert probe["grad_norm"] > probe["grad_norm_limit"]
+    assert (probe["factor"], probe["is_condemned"]) == (None, True)
+    assert interventions(run.events)[0].decided.detail["trigger"] == "damaged"
+    assert not events(run, "announced")
 
 
 def test_rare_tokens_where_margins_are_gone(branch: Branch) -> None:

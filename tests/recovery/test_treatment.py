@@ -1,6 +1,7 @@
 """Going back, in a small loop with a real guard: what comes back, what stays, what is refused, and what is written."""
 
 import copy
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -347,6 +348,42 @@ def test_a_probe_leaves_the_scaler_as_it_was(tmp_path: Path) -> None:
     (probe,) = events(tmp_path / "a", "probe")
     assert probe["grad_norm"] is not None
     assert not probe["is_condemned"]
+
+
+def layered() -> nn.Module:
+    """Eight tensors."""
+    torch.manual_seed(0)
+    widths = (4, 16, 16, 16)
+    hidden = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*hidden, nn.Linear(widths[-1], 1))
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_damage"), [("by the guard", False), ("before clipping", False), ("by the loop", True)]
+)
+def test_summed_gradients_are_told_where_each_tensor_is_measured(
+    measured: str, is_damage: bool, tmp_path: Path
+) -> None:
+    model = layered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, clip=1.0) as guard:
+        for batch in guard.batches(torch.randn(400, 256, 4)):
+            is_probe = guard.data.is_probe
+            loss = loss_of(model, batch)
+            (loss * (8.0 if guard.number >= 220 else 1.0)).backward()
+            norm = None
+            if measured == "before clipping":
+                guard.before_clipping()
+            if measured != "by the guard":
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            guard.step(loss, grad_norm=norm if measured == "by the loop" else None)
+            if is_probe:
+                break
+    (probe,) = events(tmp_path / "a", "probe")
+    assert probe["loss"] < probe["loss_limit"]
+    assert probe["is_condemned"] == is_damage
+    assert len(events(tmp_path / "a", "announced")) == (not is_damage)
+    assert len(events(tmp_path / "a", "intervention")) == is_damage
 
 
 def test_a_last_checkpoint_with_a_bad_weight_is_not_healthy(tmp_path: Path) -> None:

@@ -2,9 +2,14 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
+from torch import Tensor
+
+from sealegs.signals.collect import waited_for
 from sealegs.vocabulary import Row
 
 PROVEN_AFTER = 16
@@ -13,6 +18,15 @@ SCALES, SMALLEST_RISE = 2.0, math.log(1.03)
 """By how much the loss of a batch must have risen for the weights to be damaged: in scales of noise, and at least."""
 GROWN_NORM = 1.5
 """By what factor the norm of its gradients."""
+SAME_LOSS = 1.01
+"""Up to so many times what it was the loss is as it was, and grown gradients may be gradients computed otherwise."""
+FEWEST_TENSORS = 8
+"""Of which it can be said that the gradients of all have grown alike ..."""
+ALIKE = math.log(2.0)
+"""... by how much, as a logarithm, the norm of one may have grown otherwise. Healthy weights move by 0.63 at most while
+a batch waits to be tried again; where queries and keys are damaged, and the loss is as it was, one is 1.07 off or more
+(three seeds of the lab's nano). And none may be nearer to what it was than to that factor: what comes after the damage
+in the model keeps the gradients it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +39,8 @@ class Kept:
     """That it had then ..."""
     grad_norm: float = math.nan
     """... and the norm of its gradients."""
+    norms: Tensor | None = None
+    """That of each of them, on the device: nobody waits for it before it is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,9 @@ class Found:
     loss_limit: float
     grad_norm: float | None
     grad_norm_limit: float
+    factor: float | None
+    """By which the gradients of every tensor have grown alike, while the loss is what it was; None where not all have.
+    Damaged weights do not do that, a sum instead of a mean does."""
 
     @property
     def rise(self) -> float:
@@ -47,7 +66,18 @@ class Found:
     def is_condemned(self) -> bool:
         """Whether the weights are not what they were."""
         has_grown = self.grad_norm is not None and not self.grad_norm <= self.grad_norm_limit
-        return has_grown or not self.loss <= self.loss_limit
+        return (has_grown and self.factor is None) or not self.loss <= self.loss_limit
+
+    @property
+    def change(self) -> str:
+        """Of how gradients are computed, in words; empty where that is not what is found."""
+        if self.factor is None:
+            return ""
+        return (
+            f"the gradients of a batch are {self.factor:.1f} times what they were, in every tensor alike, and its loss "
+            "is what it was: how gradients are computed has changed (accumulation, loss scale, world size), not the "
+            "weights"
+        )
 
     def __str__(self) -> str:
         text = f"a loss of {self.loss:.4g}, expected below {self.loss_limit:.4g}"
@@ -62,6 +92,8 @@ class Probe:
     def __init__(self) -> None:
         self.why_none = ""
         """Why there will be none."""
+        self.norms: Tensor | None = None
+        """Of each gradient of the step that is being done; one number where nobody has them all."""
         self._ready = Kept()
         self._next = Kept()
         """The one that takes its place, once it is proven."""
@@ -92,7 +124,8 @@ class Probe:
         if self._next.batch is None and is_healthy:
             is_known = self._newest.step == number - 1  # on a device the row is still under way
             newest = self._newest if is_known else Kept()
-            self._next = replace(newest, step=number - 1, batch=self._batch)
+            norms = None if self.norms is None else self.norms.clone()  # the next step may write over it
+            self._next = replace(newest, step=number - 1, batch=self._batch, norms=norms)
 
     def follow(self, row: Row, *, is_calm: bool, is_doubtful: bool) -> None:
         """A row has been judged."""
@@ -105,17 +138,39 @@ class Probe:
         loss = float(row["loss"]) if is_calm else math.inf
         self._newest = Kept(step, None, loss, float(row.get("grad_norm", math.nan)))
         if step == self._next.step:
-            self._next = replace(self._newest, batch=self._next.batch)
+            self._next = replace(self._newest, batch=self._next.batch, norms=self._next.norms)
 
-    def compared(self, loss: float, grad_norm: float | None, scale: float) -> Found:
-        """What the batch shows now, beside what it showed then.
+    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], scale: float) -> Found:
+        """What the batch shows now, beside what it showed then; ``norms`` are those of each gradient.
 
         Between batches losses differ by a ``scale`` or more, but one batch has much the same loss a few steps later: so
         little is needed to tell that the weights are not what they were.
         """
         then = self._ready
         loss_limit = then.loss * math.exp(max(SCALES * scale, SMALLEST_RISE))
-        return Found(loss, then.loss, loss_limit, grad_norm, then.grad_norm * GROWN_NORM)
+        grad_norm_limit = then.grad_norm * GROWN_NORM
+        has_grown = grad_norm is not None and grad_norm > grad_norm_limit
+        factor = None
+        if then.norms is not None and has_grown and loss <= then.loss * SAME_LOSS:
+            factor = factor_of(waited_for(then.norms), norms)
+        return Found(loss, then.loss, loss_limit, grad_norm, grad_norm_limit, factor)
+
+
+def factor_of(then: Sequence[float], now: Sequence[float]) -> float | None:
+    """By which the norms of all tensors have grown alike; None where they have not, or nobody can say.
+
+    >>> round(factor_of([1.0, 2.0, 0.5, 4.0] * 2, [8.0, 16.0, 4.0, 30.0] * 2), 6)
+    8.0
+    >>> factor_of([1.0, 2.0, 0.5, 4.0] * 2, [8.0, 16.0, 4.0, 4.0] * 2)
+    """
+    pairs = [pair for pair in zip(then, now, strict=False) if any(pair)]  # no gradient, then and now: says nothing
+    are_known = len(then) == len(now) and all(0 < norm < math.inf for pair in pairs for norm in pair)
+    if not are_known or len(pairs) < FEWEST_TENSORS:
+        return None
+    grown = [math.log(after) - math.log(before) for before, after in pairs]
+    middle = median(grown)
+    are_alike = max(abs(each - middle) for each in grown) < min(ALIKE, middle / 2)
+    return math.exp(middle) if are_alike else None
 
 
 def _copied(batch: Any) -> Any:

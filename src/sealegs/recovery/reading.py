@@ -69,8 +69,8 @@ class Reading:
 
     def probed(
         self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None
-    ) -> tuple[float, float | None]:
-        """Loss and gradient norm of a batch that is tried again."""
+    ) -> tuple[float, float | None, list[float]]:
+        """Loss and gradient norm of a batch that is tried again, and the norm of each gradient where it is known."""
         # to unscale is to count as a step for the scaler; gradients that are scaled have no norm to compare
         is_scaled = grad_norm is None and before is None and self._update.scaler is not None
         given = 0.0 if is_scaled else grad_norm
@@ -78,7 +78,7 @@ class Reading:
         norm = None if given is None else self._number(given, "grad_norm").double()
         seen = self._meter.see(NO_STEP, number, norm, before, token_losses=None, loss_scale=None)
         found = waited_for(torch.stack((seen.loss.double(), seen.grad_norm().double())))
-        return found[0], None if is_scaled else found[1]
+        return found[0], None if is_scaled else found[1], waited_for(seen.norms)
 
     def _number(self, value: Tensor | float, name: str) -> Tensor:
         """A loss or norm as a tensor of one number."""

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.recovery.books import Books
@@ -95,8 +97,12 @@ class Recovery:
             self._probe.handed_out(batch)
         self.recorder.handed_out(step, self._batches.number, batch)
 
-    def before_update(self) -> None:
-        """The weights are about to change: copies of them that are under way come first. The host does not wait."""
+    def before_update(self, norms: Tensor) -> None:
+        """The weights are about to change: copies of them that are under way come first. The host does not wait.
+
+        ``norms`` are those of each gradient, or one number, that of all.
+        """
+        self._probe.norms = norms
         self._retreat.before_update()
 
     def after_step(self, number: int, *, tokens: int, clip: float | None, loop_clips: bool) -> int | None:
@@ -125,14 +131,16 @@ class Recovery:
         self._retreat.take_snapshot(number)
         return self._heed_people(number)
 
-    def probed(self, loss: float, grad_norm: float | None, number: int) -> int | None:
+    def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
         """Act on what a batch shows now which was healthy before."""
         (_, state), *_ = self._watch.states_of(Spike)
-        found = self._probe.compared(loss, grad_norm, state.stream.scale)
+        found = self._probe.compared(loss, grad_norm, norms, state.stream.scale)
         evidence = self._following.evidence
         is_condemned = found.is_condemned and not evidence.is_of_the_data(found.rise)
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
-        source = None if is_condemned else self._following.suspect()
+        if found.change:
+            self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
+        source = None if is_condemned or found.change else self._following.suspect()
         trouble = evidence.probed(str(found), is_condemned=is_condemned, source=source)
         return None if trouble is None else self._interventions.treat(trouble, number)
 
