@@ -14,7 +14,7 @@ from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
 
 Run = dict[str, Any]
-one_launch = pytest.mark.xdist_group("two ranks")
+one_launch = pytest.mark.xdist_group("ranks")
 
 
 # Gradients that nobody clears.

@@ -5,7 +5,6 @@ Run as a program, this file is one rank of the two-process runs: see ``ranks``.
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.ranks.launch import launch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -600,13 +600,7 @@ def rank_main(rank: int, folder: Path) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw, in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, __file__]
-    both = [subprocess.Popen([*command, str(rank), str(folder)], env=os.environ) for rank in range(RANKS)]
-    try:
-        assert [process.wait(timeout=600) for process in both] == [0, 0]
-    finally:
-        for process in both:
-            process.kill()
+    launch(Path(__file__), RANKS, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
@@ -748,4 +742,4 @@ def test_no_wrapper_changes_a_name(ranks: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), Path(sys.argv[2]))
+    rank_main(int(os.environ["RANK"]), Path(sys.argv[1]))

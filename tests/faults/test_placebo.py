@@ -75,7 +75,7 @@ def test_the_fault_itself_changes_them(fault: str) -> None:
     assert not any("placebo" in line for line in struck.lines())
 
 
-@pytest.mark.xdist_group("two ranks")
+@pytest.mark.xdist_group("ranks")
 def test_on_two_ranks_too(two_ranks: list[dict[str, Any]]) -> None:
     for rank in two_ranks:
         clean, placebo, struck = (rank[f"ddp{which}"]["weights"] for which in ("", " skipped placebo", " skipped"))

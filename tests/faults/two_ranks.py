@@ -1,5 +1,6 @@
 """One rank of two, in runs with and without faults. Started by the fixture in conftest.py."""
 
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -114,4 +115,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(os.environ["RANK"]), Path(sys.argv[1]))

@@ -1,7 +1,6 @@
 """Two real processes: a Trainer and a loop of Accelerate, each with a guard on every rank."""
 
 import json
-import os
 import socket
 from itertools import pairwise
 from pathlib import Path
@@ -27,9 +26,7 @@ def free_ports(count: int) -> list[str]:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     out = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # for what the tests share
-        launch(Path(__file__).with_name("ranks.py"), 2, str(out), *free_ports(2))
+    launch(Path(__file__).with_name("ranks.py"), 2, str(out), *free_ports(2))
     return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

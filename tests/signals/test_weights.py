@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.ranks.launch import launch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop, Rprop
 
@@ -474,14 +473,14 @@ def test_a_plain_tensor_lies_on_every_rank() -> None:
 
 
 RANK = """
-import json, sys
+import json, os, sys
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from sealegs.signals.weights import WeightSampler
 
-rank, folder = int(sys.argv[1]), sys.argv[2]
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1), nn.Linear(1, 3))
@@ -499,22 +498,21 @@ for _ in range(3):
     dist.all_reduce(after)
 if rank == 0:
     blocks = sampler.norms(before), sampler.changes(after)
-    print(json.dumps({name: value for finish, squares in blocks for name, value in finish(squares.tolist()).items()}))
+    whole = {name: value for finish, squares in blocks for name, value in finish(squares.tolist()).items()}
+    with open(folder + "/whole.json", "w") as file:
+        json.dump(whole, file)
 dist.destroy_process_group()
 """
 
 
+@pytest.mark.xdist_group("ranks")
 def test_ranks_add_up_to_the_whole_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True) for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0]
+    (tmp_path / "rank.py").write_text(RANK)
+    launch(tmp_path / "rank.py", 2, str(tmp_path))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 1), nn.Linear(1, 3))
     optimizer = AdamW(model.parameters(), lr=0.1)
     sampler = WeightSampler(model, [optimizer])
     for _ in range(3):
         alone = sampled_update(sampler, optimizer, lambda: model(torch.ones(2, 7)).sum())
-    assert json.loads(outputs[0]) == pytest.approx(alone, rel=1e-5)
+    assert json.loads((tmp_path / "whole.json").read_text()) == pytest.approx(alone, rel=1e-5)

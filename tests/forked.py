@@ -1,0 +1,19 @@
+"""A function in, a process of its own out, forked from one that has imported torch and done nothing else.
+
+For tests that need what only a process has, and not the way in which a program begins or ends: to import torch costs
+more than most of them do.
+"""
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
+
+
+def start(function: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Begin it; it dies with this one. Of this process it has the path and the folder, and no other state."""
+    process = _FORKED.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
