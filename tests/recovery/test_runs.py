@@ -1,17 +1,18 @@
 """Real training, real faults: a run with a playbook ends where it would have ended, and without one it does not."""
 
 import json
-import subprocess
-import sys
-import textwrap
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import start
 
 from sealegs import Playbook
 from sealegs.errors import RunHalted
@@ -246,34 +247,31 @@ def test_a_damaged_checkpoint_is_passed_over(branch: Branch, tmp_path: Path) -> 
     assert "70" in resume.detail["passed_over"]
 
 
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    sys.path.insert(0, {tests!r})
-    import test_runs
-    import {module} as module
+def train_and_be_killed(folder: Path, inside: str) -> None:
+    """In a process of its own, which ends inside of a function as long as ``armed`` is there."""
+    module_name, _, name = inside.rpartition(".")
+    module = import_module(module_name)
+    before = getattr(module, name)
 
-    before = module.{name}
-    def killed(*args, **kwargs):
-        if Path("armed").exists():
+    def killed(*args: Any, **how: Any) -> Any:
+        if (folder / "armed").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return before(*args, **kwargs)
-    module.{name} = killed
-    cadence = test_runs.replace(test_runs.settings_of().cadence, checkpoint_steps=20)
-    settings = test_runs.settings_of(steps=120, cadence=cadence)
-    test_runs.trained(settings, Path("a"), ["bit-flip:in=weight@70"], resume=Path("a").exists())
-"""
+        return before(*args, **how)
+
+    setattr(module, name, killed)
+    settings = settings_of(steps=120, cadence=replace(settings_of().cadence, checkpoint_steps=20))
+    trained(settings, folder / "a", ["bit-flip:in=weight@70"], resume=(folder / "a").exists())
 
 
 @pytest.mark.parametrize("inside", ["sealegs.recovery.room.copy_all", "sealegs.recovery.contents.write_tensors"])
 def test_a_kill_in_the_middle_loses_nothing(inside: str, tmp_path: Path) -> None:
     """SIGKILL while a snapshot is restored, and while a checkpoint is written: the resumed run ends well."""
-    module, _, name = inside.rpartition(".")
-    program = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent), module=module, name=name))
     (tmp_path / "armed").touch()
 
-    def run() -> int:
-        return subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True).returncode
+    def run() -> int | None:
+        process = start(train_and_be_killed, tmp_path, inside)
+        process.join()
+        return process.exitcode
 
     assert run() == -9
     (tmp_path / "armed").unlink()
