@@ -1,7 +1,7 @@
 """A function in, a process of its own out, forked from one that has imported torch and done nothing else.
 
 For tests that need what only a process has, and not the way in which a program begins or ends: to import torch costs
-more than most of them do.
+more than most of them do. Tests in the group "ranks" share the one that it is done in.
 """
 
 import multiprocessing
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
+_FORKED.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
 
 
 def start(function: Callable[..., None], *arguments: object) -> BaseProcess:

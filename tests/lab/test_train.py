@@ -3,10 +3,9 @@
 import math
 import os
 import random
-import select
 import signal
-import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.forked import start
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -316,21 +316,13 @@ def test_a_failure_is_written_down(tmp_path: Path, tokens_file: Path) -> None:
     assert (last.kind, dict(last.detail)) == ("end", {"reason": "failed", "error": "RuntimeError: the roof fell in"})
 
 
-FORKING = """
-import os, sys
-import sealegs.lab.train
-from sealegs.cli.main import main
-
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        os._exit(main(line.split()))
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""A process for each line of words, in which torch need not be imported again."""
+def command(folder: Path, words: list[str]) -> None:
+    """In a process of its own."""
+    os.chdir(folder)
+    sys.exit(main(words))
 
 
+@pytest.mark.xdist_group("ranks")
 def test_killed_three_times_at_random_steps_and_resumed(
     tmp_path: Path, tokens_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,21 +338,16 @@ def test_killed_three_times_at_random_steps_and_resumed(
     print(f"kill seed {seed}")
     chance = random.Random(seed)  # noqa: S311
     resume: list[str] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as starter:  # fmt: skip
-        assert starter.stdin
-        assert starter.stdout
-        for kill in range(3):
-            print(*words, "--run", "cut", *resume, file=starter.stdin, flush=True)
-            child = int(starter.stdout.readline())
-            target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 25)
-            while not metrics.exists() or metrics.read_bytes().count(b"\n") < target:
-                assert not select.select([starter.stdout], [], [], 0.01)[0], f"ended before kill {kill}"
-            os.kill(child, signal.SIGKILL)
-            assert int(starter.stdout.readline()) == -signal.SIGKILL
-            resume = ["--resume"]
+    for kill in range(3):
+        process = start(command, tmp_path, [*words, "--run", "cut", *resume])
+        target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 25)
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < target:
+            assert process.is_alive(), f"ended before kill {kill}"
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        resume = ["--resume"]
     assert main([*words, "--run", "cut", *resume]) == 0
     whole, cut = (open_run(tmp_path / "experiments" / name) for name in ("whole", "cut"))
     assert cut.segments[-1] >= 1

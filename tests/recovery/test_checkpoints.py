@@ -2,18 +2,21 @@
 
 import json
 import pickle
+import random
 import resource
-import subprocess
-import sys
-import textwrap
+import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
 from sealegs.recovery import contents
@@ -158,57 +161,46 @@ def test_a_state_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
 KILLS = 10
 
 
+def go_on_saving(folder: Path, by_thread: bool, told: Connection) -> None:
+    """In a process of its own, until it is killed."""
+    torch.set_num_threads(1)
+    checkpoints = Checkpoints(folder, keep=2)
+    for step in range(max(checkpoints.steps(), default=0) + 1, 10**6):
+        content = State({"w": torch.full((2000, 100), float(step))}, {"step": step})
+        if by_thread:
+            assert checkpoints.save_soon(step, content)
+            checkpoints.wait()
+            assert checkpoints.trouble() is None
+        else:
+            checkpoints.save(step, content)
+        told.send(step)
+
+
+@pytest.mark.xdist_group("ranks")
 def test_killed_while_saving_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
     """Kills at many moments of a save, by the thread and without: what has a checkpoint's name is always intact."""
-    program = textwrap.dedent("""
-        import os, random, signal, sys, time, torch
-        from pathlib import Path
-        from sealegs.recovery.checkpoints import Checkpoints, State
-
-        def go_on_saving(by_thread, told):
-            checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
-            for step in range(max(checkpoints.steps(), default=0) + 1, 10**6):
-                state = State({"w": torch.full((2000, 100), float(step))}, {"step": step})
-                if by_thread:
-                    assert checkpoints.save_soon(step, state)
-                    checkpoints.wait()
-                    assert checkpoints.trouble() is None
-                else:
-                    checkpoints.save(step, state)
-                os.write(told, step.to_bytes(8, "big"))
-
-        torch.set_num_threads(1)
-        moments = random.Random(0)
-        for attempt in range(int(sys.argv[2])):
-            told, tell = os.pipe()
-            child = os.fork()
-            if child == 0:
-                go_on_saving(attempt % 2 == 0, tell)
-            os.close(tell)
-            os.read(told, 8)
-            time.sleep(moments.uniform(0, 0.03))  # a save takes some 10 ms
-            os.kill(child, signal.SIGKILL)
-            assert os.waitpid(child, 0)[1] == signal.SIGKILL
-            steps_told = b""
-            while more := os.read(told, 1 << 16):
-                steps_told += more
-            os.close(told)
-            checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
-            assert [checkpoints.check(step) for step in checkpoints.steps()] == [None] * len(checkpoints.steps())
-            newest, passed_over = checkpoints.newest_intact()
-            assert not passed_over
-            if steps_told:
-                assert newest >= int.from_bytes(steps_told[-8:], "big")
-            loaded = checkpoints.load(newest)
-            assert loaded.plain == {"step": newest}
-            assert torch.equal(loaded.tensors["w"], torch.full((2000, 100), float(newest)))
-            print("killed at", newest)
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path, str(KILLS)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("killed at") == KILLS
+    moments = random.Random(0)  # noqa: S311
+    for attempt in range(KILLS):
+        told, tell = Pipe(duplex=False)
+        process = start(go_on_saving, tmp_path, attempt % 2 == 0, tell)
+        tell.close()
+        last_told = told.recv()
+        time.sleep(moments.uniform(0, 0.03))  # a save takes some 10 ms
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        with told, suppress(EOFError):
+            while True:
+                last_told = told.recv()
+        checkpoints = Checkpoints(tmp_path, keep=2)
+        assert [checkpoints.check(step) for step in checkpoints.steps()] == [None] * len(checkpoints.steps())
+        newest, passed_over = checkpoints.newest_intact()
+        assert not passed_over
+        assert newest is not None
+        assert newest >= last_told
+        loaded = checkpoints.load(newest)
+        assert loaded.plain == {"step": newest}
+        assert torch.equal(loaded.tensors["w"], torch.full((2000, 100), float(newest)))
 
 
 class Exploit:
