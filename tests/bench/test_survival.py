@@ -20,6 +20,8 @@ from bench.survival import Cell, all_done, cells_of, known, write_runs
 
 from sealegs.lab.data import Batch
 
+pytestmark = pytest.mark.xdist_group("survival")  # one beginning serves all
+
 PLAN = Plan(fork=50, after=20)
 LATER = Plan(fork=200, after=40)
 """The guard's statistic is in force from step 150 on."""

@@ -17,6 +17,7 @@ from sealegs.record import requests
 from sealegs.record.run import open_run
 
 PROGRAM = str(Path(sys.executable).with_name("sealegs"))
+under_way = pytest.mark.xdist_group("a run under way")  # one run serves all
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, "s
     child.communicate()
 
 
+@under_way
 def test_words_are_carried_out_and_logged(
     running: tuple[Path, "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +72,7 @@ def test_words_are_carried_out_and_logged(
     assert list((folder / "a" / requests.FOLDER).iterdir()) == []
 
 
+@under_way
 @pytest.mark.parametrize(
     ("words", "part"),
     [
