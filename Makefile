@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-product test-frameworks format bench drills clean chromium
+.PHONY: help demo test test-product test-frameworks style types tests format bench drills clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,17 +15,26 @@ help:  ## this list
 demo: .venv/demo.stamp  ## one run, three endings; then the post-mortem of the fault and a dashboard (about two minutes)
 	@$(BIN)/python examples/three_ways.py
 
-test: test-product test-frameworks  ## everything: the two that follow
+test: style  ## everything: format, lint, import contracts, types, tests, doctests, README snippets
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-test-product: .venv/test.stamp chromium  ## format, lint, types, import contracts, tests, doctests, README snippets
+test-product: style  ## the same without the frameworks
+	@$(MAKE) --no-print-directory --jobs 2 types tests TESTS=--ignore=tests/integrations
+
+test-frameworks:  ## the guard in the loops of Hugging Face, Accelerate and Lightning, and every example
+	@$(MAKE) --no-print-directory tests TESTS=tests/integrations
+
+style: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/integrations
 
-test-frameworks: .venv/test.stamp  ## the guard in the loops of Hugging Face, Accelerate and Lightning, and every example
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/integrations
+# One thread of a minute, so that it runs beside the tests.
+types: .venv/test.stamp
+	$(BIN)/mypy
+
+tests: .venv/test.stamp chromium
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
 
 format: .venv/test.stamp  ## mend what can be mended by machine
 	$(BIN)/ruff format .
