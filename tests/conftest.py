@@ -16,6 +16,14 @@ hypothesis.settings.register_profile("sealegs", deadline=None)
 hypothesis.settings.load_profile("sealegs")
 
 
+LONGEST = ("test_examples.py", "test_readme.py")
+"""Half a minute in one piece: first of all, or at the end one worker would wait for the other."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """No test reads or writes the user's cache. The workers of one test run share theirs."""
