@@ -199,6 +199,7 @@ def test_what_is_logged_most_is_kept_where_all_is_too_much(
     assert log.run.column("loss")[:100].tolist() == [row["loss"] for row in rows(range(100))]
 
 
+@pytest.mark.xdist_group("mlflow")  # which has imported it already
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
 def test_mlflow_by_its_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
