@@ -87,7 +87,8 @@ def main(wrapper: str, out: Path) -> None:
                 with torch.no_grad():
                     next(model.parameters()).view(-1)[0].mul_(1 + 1e-6)
             if step == MISSING and rank == 1:
-                time.sleep(2 * TIMEOUT_S + 2)  # alive, and elsewhere
+                while not all((out / f"{other}.json").exists() for other in range(world) if other != rank):
+                    time.sleep(0.1)  # alive, and elsewhere, until all others have gone
                 break
             saw["before"][step] = digest(model, optimizer)
             began = time.monotonic()
