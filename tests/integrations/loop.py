@@ -16,6 +16,7 @@ def parts(accelerator: Any, *, rows: int = 64, batch: int = 4, gamma: float = 0.
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=gamma)
+    torch.manual_seed(accelerator.process_index)  # as on ranks that nobody has seeded alike
     inputs = torch.randn(rows, 8, generator=torch.Generator().manual_seed(5))
     loader: DataLoader[Any] = DataLoader(inputs, batch_size=batch, shuffle=True)  # type: ignore[arg-type]
     prepared: tuple[Any, ...] = accelerator.prepare(model, optimizer, loader, scheduler)

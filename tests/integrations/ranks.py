@@ -37,8 +37,8 @@ def of_trainer(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] =
     return {"end": end, "steps": trainer.state.global_step, "lr": trainer.lr_scheduler.get_last_lr()}
 
 
-def of_loop(out: Path, name: str, *, guarded: bool, **options: Any) -> dict[str, Any]:
-    """The same of a loop of Accelerate's; one of rank 1's weights is damaged, and with it those of all ranks."""
+def of_loop(out: Path, name: str, *, guarded: bool, is_damaged: bool = False, **options: Any) -> dict[str, Any]:
+    """The same of a loop of Accelerate's, whose ranks draw random numbers of their own; it may be damaged midway."""
     accelerator = Accelerator(cpu=True)
     made = parts(accelerator, batch=2, gamma=0.99)
     model, optimizer, _, scheduler = made
@@ -49,7 +49,7 @@ def of_loop(out: Path, name: str, *, guarded: bool, **options: Any) -> dict[str,
 
     def damage() -> None:
         number = guard.guard.number
-        if options and number == DAMAGED and number not in numbers:
+        if is_damaged and number == DAMAGED and number not in numbers:
             for parameter in model.parameters():
                 parameter.data.mul_(30.0)
         numbers.append(number)
@@ -57,7 +57,7 @@ def of_loop(out: Path, name: str, *, guarded: bool, **options: Any) -> dict[str,
     with accelerate.guard(
         accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options
     ) as guard:
-        trained(accelerator, made, guard, steps=STEPS if options else 30, after=damage)
+        trained(accelerator, made, guard, steps=STEPS if is_damaged else 30, after=damage)
     return {"end": small.digest(model, optimizer.optimizer), "lr": scheduler.get_last_lr(), "numbers": numbers}
 
 
@@ -80,7 +80,10 @@ def main(out: Path, *ports: str) -> None:
         "trainer faulted": of_trainer(out, "trainer-faulted", guarded=True, faults=FAULTS),
         "loop": of_loop(out, "loop", guarded=False),
         "loop guarded": of_loop(out, "loop-guarded", guarded=True),
-        "loop damaged": of_loop(out, "loop-damaged", guarded=True, playbook=standard, snapshot_every=20),
+        "loop standard": of_loop(out, "loop-standard", guarded=True, playbook=standard),
+        "loop damaged": of_loop(
+            out, "loop-damaged", guarded=True, is_damaged=True, playbook=standard, snapshot_every=20
+        ),
     }
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.destroy_process_group()

@@ -1,6 +1,8 @@
 """Loops of Accelerate, with a guard in them."""
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from tests.integrations import small
 from tests.integrations.loop import STEPS, loss_of, parts, trained
 from tests.integrations.small import NAN, SPIKE
+from torch.utils.data import DataLoader
 
 import sealegs
 from sealegs.errors import ConfigError
@@ -119,24 +122,98 @@ def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     """In the middle of an epoch, and at its end."""
     whole = accelerator(project_dir=str(tmp_path))
     made = parts(whole)
-    with guarded(whole, made, tmp_path / "run", playbook=STANDARD) as guard:
+    kept: list[Any] = []
+
+    def save() -> None:
+        if guard.guard.number == at:
+            kept.append(guard.guard.watch.state_dict())
+            whole.save_state(str(tmp_path / "saved"))
+
+    options: dict[str, Any] = {"playbook": STANDARD, "checkpoint_every": at + 2}
+    with guarded(whole, made, tmp_path / "run", **options) as guard:
         whole.register_for_checkpointing(guard)
-        trained(whole, made, guard, steps=at)
-        kept = guard.guard.watch.state_dict()
-        whole.save_state(str(tmp_path / "saved"))
+        trained(whole, made, guard, steps=at + 4, after=save)
     half = accelerator(project_dir=str(tmp_path))
     again = parts(half)
-    with guarded(half, again, tmp_path / "run", playbook=STANDARD, resume=True) as guard:
+    with guarded(half, again, tmp_path / "run", resume=True, **options) as guard:
         half.register_for_checkpointing(guard)
         half.load_state(str(tmp_path / "saved"))
         assert guard.guard.number == at
-        assert guard.guard.watch.state_dict() == kept, "the memory of the detectors too"
+        assert guard.guard.watch.state_dict() == kept[0], "the memory of the detectors too"
+        assert guard.guard.checkpoints.tags()[at + 2] == "suspect", "of another line"
         trained(half, again, guard, done=at)
     uninterrupted = accelerator()
     alone = parts(uninterrupted)
     trained(uninterrupted, alone)
     assert end_of(again) == end_of(alone)
     assert sealegs.open_run(tmp_path / "run").column("batch_index").tolist() == list(range(STEPS))
+
+
+class Counting:
+    """A batch sampler that has another order each epoch, counts them by itself, and can be told them."""
+
+    batch_size, drop_last = 4, False
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(self.epoch))
+        yield from (indices.tolist() for indices in order.split(4))
+        self.epoch += 1
+
+
+def ordered(kind: str) -> Any:
+    """Rows by number, in a loader that Accelerate has prepared; a divided one has half of them, as the second rank."""
+    from accelerate.data_loader import prepare_data_loader
+
+    rows: Any = torch.arange(64)
+    torch.manual_seed(0)
+    if kind == "divided":
+        return prepare_data_loader(DataLoader(rows, batch_sampler=Counting()), num_processes=2, process_index=1)
+    return prepare_data_loader(DataLoader(rows, 4, shuffle=True), use_seedable_sampler=True)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("kind", ["seeded", "divided"])
+def test_a_sampler_that_counts_epochs_is_told_where_a_resume_is(kind: str) -> None:
+    """From the second epoch: the third has the order that it would have had."""
+    ours = accelerator()
+    made = parts(ours)
+    alone = ordered(kind)
+    epochs = [numbers(alone) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    with guarded(ours, made, None, playbook=STANDARD) as guard:
+        loader = ordered(kind)
+        assert numbers(guard.batches(loader)) == epochs[0]
+        assert numbers(islice(guard.batches(loader), 3)) == epochs[1][:3]
+        state = guard.state_dict()
+    with guarded(ours, made, None, playbook=STANDARD) as guard:
+        guard.load_state_dict(state)
+        loader = ordered(kind)
+        assert numbers(guard.batches(loader)) == epochs[1][3:]
+        assert numbers(guard.batches(loader)) == epochs[2]
+
+
+def test_a_loader_that_was_told_its_epoch_goes_on_from_there() -> None:
+    """As by those who resume without the guard's state."""
+    ours = accelerator()
+    alone, loader = ordered("seeded"), ordered("seeded")
+    alone.set_epoch(3)
+    loader.set_epoch(3)
+    with guarded(ours, parts(ours), None, playbook=STANDARD) as guard:
+        for _ in range(2):
+            assert numbers(guard.batches(loader)) == numbers(alone)
+    assert loader.iteration == alone.iteration == 5
 
 
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
@@ -161,6 +238,7 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     assert run.steps[-1] == 109
     assert run.column("loss")[-1] < run.column("loss")[0]
     assert made[3].get_last_lr() == pytest.approx([1e-2 * 0.98**110]), "the schedule went back, too"
+    assert ours.gradient_state.active_dataloader is None, "no loader is gone through any more"
 
 
 def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:

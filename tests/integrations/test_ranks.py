@@ -34,7 +34,7 @@ def test_ranks_agree_and_a_guard_changes_nothing(launched: tuple[Path, list[dict
     _, (first, second) = launched
     assert first == second, "weights, moments, schedules and steps"
     assert first["trainer guarded"] == first["trainer"]
-    assert first["loop guarded"]["end"] == first["loop"]["end"]
+    assert first["loop guarded"]["end"] == first["loop standard"]["end"] == first["loop"]["end"]
     assert first["loop guarded"]["lr"] == first["loop"]["lr"] == pytest.approx([1e-2 * 0.99 ** (2 * 30)]), "a rank each"
 
 

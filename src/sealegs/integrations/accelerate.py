@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.accelerate", "Accelerate", "accelerate") from None
 
 from sealegs.guard import Guard
-from sealegs.integrations.joining import refuse_options
+from sealegs.integrations.joining import forget_checkpoints, refuse_options
 from sealegs.signals.collect import Signal
 
 T = TypeVar("T")
@@ -133,6 +133,7 @@ class AcceleratedGuard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the data too, where they are gone through with ``batches``."""
         self.guard.load_state_dict(state["guard"])
+        forget_checkpoints(self.guard, "Accelerate went back to a checkpoint")
         if state["data"]:
             self.guard.data.go_to(state["data"])
 
