@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.integrations import lightning_small as small
 from tests.integrations.lightning_small import BROKEN, NAN, PER_EPOCH, SPIKE, STEPS, fitted
+from torch.utils.data import DataLoader
 
 import sealegs
 from sealegs.cli.main import main
@@ -64,6 +65,7 @@ def test_a_bad_update_is_left_out_bit_for_bit(home: str, tmp_path: Path, capsys:
         assert not [
             name for name, value in vars(owner).items() if getattr(value, "__module__", "").startswith("sealegs")
         ]
+    assert type(trainer.train_dataloader) is DataLoader, "given back"
 
 
 def test_verdicts_are_those_of_a_plain_loop_on_the_same_numbers(tmp_path: Path) -> None:

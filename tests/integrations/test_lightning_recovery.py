@@ -1,7 +1,9 @@
 """Lightning's loop when the guard goes back in it, tries a batch again, leaves batches out; and what it refuses."""
 
 import json
+import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset
 import sealegs
 from sealegs.errors import ConfigError
 from sealegs.integrations.lightning import HOMES, Guarded
+from sealegs.record.requests import leave
+from sealegs.recovery.books import read_books
+from sealegs.recovery.people import ASK_EVERY_S
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),  # importing it takes some seconds
@@ -25,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:sealegs preflight"),  # is right: so few steps have no warm-up to speak of
 ]
 HOME = HOMES[0]
-DAMAGED, LAST = 62, 90
+DAMAGED, SAVED, LAST = 62, 75, 90
 """Two steps into an epoch, of which the newest healthy state is in the one before."""
 
 
@@ -41,8 +46,21 @@ def events_of(folder: Path, kind: str) -> list[Any]:
 def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, tmp_path: Path) -> None:
     module = (small.module_class if way == "automatic" else small.manual_class)(HOME)()
     module.damaged = {DAMAGED}
-    guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
-    trainer = fitted(module, guarded, home=HOME, max_steps=LAST)
+    known: list[tuple[int, Any, list[int]]] = []
+
+    class Keeping(import_module(HOME).Callback):  # type: ignore[misc]
+        def on_train_start(self, *_: Any) -> None:
+            guard: Any = guarded.guard
+            suspect = [step for step, tag in guard.checkpoints.tags().items() if tag == "suspect"]
+            known.append((guard.number, guard.recovery.bookkeeping(), suspect))
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == SAVED:
+                trainer.save_checkpoint(tmp_path / "kept.ckpt")
+
+    options: dict[str, Any] = {"snapshot_every": 10, "sample_every": 0, "checkpoint_every": 30}
+    guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
+    trainer = fitted(module, guarded, Keeping(), home=HOME, max_steps=LAST)
     (done,) = events_of(tmp_path / "a", "intervention")
     (probe,) = events_of(tmp_path / "a", "probe")
     assert probe.step == done.step
@@ -66,6 +84,7 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     assert [row["lr"] for row in rows] == [1e-2 * small.rate(row["step"]) for row in rows]
     assert trainer.global_step == LAST
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == LAST, "by which loggers count"
+    assert trainer.fit_loop.total_batch_idx == rows[-1]["batch_index"]
     # Lightning's batch_idx is the place in the data
     places = iter(module.seen)
     for place, row in enumerate(rows):
@@ -78,11 +97,28 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     assert validated == [*range(DAMAGED // PER_EPOCH), *range(back // PER_EPOCH, ends[-1])]
     assert ends[:-1] == validated, "the last epoch is cut off by max_steps"
 
+    # a checkpoint from after the rollback: what was done is not forgotten, what comes after it is of another line
+    books = read_books(tmp_path / "a")
+    resumed = type(module)()
+    guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
+    fitted(resumed, guarded, Keeping(), home=HOME, max_steps=LAST, ckpt_path=tmp_path / "kept.ckpt")
+    assert known[1] == (SAVED, books, [LAST])
+    assert resumed.digests[LAST - 1] == module.digests[LAST - 1]
+    assert resumed.seen == module.seen[-(LAST - SAVED) :]
 
-@pytest.mark.parametrize("way", ["automatic", "manual"])
-def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, tmp_path: Path) -> None:
-    """Seven batches over the end of an epoch: one from before is tried, the weights are sound, nothing is undone."""
-    bad = range(5 * PER_EPOCH - 3, 5 * PER_EPOCH + 4)
+
+@pytest.mark.parametrize(
+    ("way", "first"),
+    [
+        pytest.param("automatic", 5 * PER_EPOCH - 3, id="automatic"),
+        pytest.param("manual", 5 * PER_EPOCH - 3, id="manual"),
+        pytest.param("automatic", 5 * PER_EPOCH - 5, id="tried at the end of an epoch"),
+        pytest.param("automatic", 5 * PER_EPOCH - 8, id="counted back at the end of an epoch"),
+    ],
+)
+def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, first: int, tmp_path: Path) -> None:
+    """Seven batches around the end of an epoch: one from before is tried, the weights are sound, nothing is undone."""
+    bad = range(first, first + 7)
 
     class BadData((small.module_class if way == "automatic" else small.manual_class)(HOME)):  # type: ignore[misc]
         def on_after_backward(self) -> None:
@@ -92,7 +128,7 @@ def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, tmp
 
     module = BadData()
     guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
-    trainer = fitted(module, guarded, home=HOME, max_steps=80)
+    trainer = fitted(module, guarded, home=HOME, max_steps=80, val_check_interval=2)
     (probe,) = events_of(tmp_path / "a", "probe")
     assert probe.step == bad[5], "after five"
     assert not probe.detail["is_condemned"]
@@ -104,8 +140,12 @@ def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, tmp
     assert [row["step"] for row in rows] == [*range(turn), *range(turn - 7, 80)]
     assert [row["lr"] for row in rows] == [1e-2 * small.rate(row["step"]) for row in rows]
     assert trainer.global_step == 80
-    ends = [(step, epoch) for kind, step, epoch in module.told if kind == "validation"]
-    assert ends == [(12, 0), (24, 1), (36, 2), (48, 3), (60, 4), (72 - 7, 5), (84 - 7, 6)]
+    told = [(step, epoch) for kind, step, epoch in module.told if kind == "validation"]
+    following = [*(row["step"] for row in rows[1:]), 80]
+    assert told == [(following[batch], batch // PER_EPOCH) for batch in range(87) if batch % 2], (
+        "every other batch, once"
+    )
+    assert trainer.fit_loop.total_batch_idx == 86
 
 
 def test_gradients_that_are_thrown_away_are_no_part_of_a_step(tmp_path: Path) -> None:
@@ -127,36 +167,82 @@ def test_gradients_that_are_thrown_away_are_no_part_of_a_step(tmp_path: Path) ->
     assert [row["loss"] for row in rows_of(tmp_path / "a")] == [*given[:2], *given[3:6]]
 
 
-def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(tmp_path: Path) -> None:
-    """Two micro-batches a step, six steps an epoch: from step 20 to the very beginning, since nothing is proven yet."""
+class Accumulating(small.manual_class(HOME)):  # type: ignore[misc]
+    """Two micro-batches a step, by manual optimization."""
 
-    class Asking(small.module_class(HOME)):  # type: ignore[misc]
-        has_asked = False
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(small.module_class(HOME).training_step(self, batch, batch_idx) / 2)
+        if batch_idx % 2:
+            optimizers = self.optimizers()
+            for optimizer in optimizers if self.several else [optimizers]:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.lr_schedulers().step()
+
+
+ASKED: dict[str, tuple[int, dict[str, Any]]] = {
+    "code": (40, {}),
+    "code, within a step of manual optimization": (41, {}),
+    "code, with two optimizers": (41, {"several": True}),
+    "code, where every batch is validated": (40, {"val_check_interval": 1}),
+    "code, at the end of an epoch": (36, {}),
+    "a person, at the end of an epoch": (36, {}),
+}
+"""After how many batches, and what else is special."""
+
+
+@pytest.mark.parametrize("who", ASKED)
+def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(who: str, tmp_path: Path) -> None:
+    """Two micro-batches a step, six steps an epoch: to the very beginning, since nothing is proven yet."""
+    after, special = ASKED[who]
+    is_manual, calls = after == 41, 1 + ("several" in special)
+    interval = special.get("val_check_interval", PER_EPOCH)
+
+    class Asking(Accumulating if is_manual else small.module_class(HOME)):  # type: ignore[misc]
+        def on_train_batch_start(self, *_: Any) -> None:
+            if "person" in who and len(self.seen) == after - 1:
+                leave(tmp_path / "a", ("rollback", "10"))
+                time.sleep(ASK_EVERY_S)  # after which the folder is looked at
 
         def on_train_batch_end(self, *_: Any) -> None:
-            if self.trainer.global_step == 20 and not self.has_asked:
-                self.has_asked = True
+            if "code" in who and len(self.seen) == after:
                 guarded.guard.ask("rollback", "10")
 
     guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
-    module = Asking()
-    trainer = fitted(module, guarded, home=HOME, max_steps=25, accumulate_grad_batches=2)
+    module = Asking(several=True) if calls == 2 else Asking()
+    options = {
+        "max_steps": 25 * calls,
+        "accumulate_grad_batches": 1 if is_manual else 2,
+        "val_check_interval": interval,
+    }
+    trainer = fitted(module, guarded, home=HOME, **options)
     (done,) = events_of(tmp_path / "a", "intervention")
     assert done.detail["to_step"] == 0
-    steps = [*range(20), *range(25)]
+    ended = after // 2
     rows = rows_of(tmp_path / "a")
-    assert [row["step"] for row in rows] == steps
-    assert [(step, epoch * PER_EPOCH + place) for step, epoch, place in module.seen] == [
-        (step, batch) for step in steps for batch in (2 * step, 2 * step + 1)
+    assert [row["step"] for row in rows] == [*range(ended), *range(25)]
+    batches = [*range(after), *range(50)]
+    assert [(step // calls, epoch * PER_EPOCH + place) for step, epoch, place in module.seen] == [
+        (batch // 2, batch) for batch in batches
     ]
-    assert [row["batch_hash"] for row in rows[20:40]] == [row["batch_hash"] for row in rows[:20]]
-    assert rows[20]["loss"] == rows[0]["loss"]
-    assert [row["lr"] for row in rows[20:]] == [0.5 * 1e-2 * small.rate(step) for step in range(25)], "as the books say"
-    assert trainer.global_step == 25
+    assert [row["lr"] for row in rows[ended : 2 * ended]] == [0.5 * row["lr"] for row in rows[:ended]], (
+        "as the books say"
+    )
+    if after % interval or "person" in who:  # else a validation has drawn random numbers in between
+        assert [row["batch_hash"] for row in rows[ended : 2 * ended]] == [row["batch_hash"] for row in rows[:ended]]
+        assert (rows[ended]["loss"], rows[ended]["grad_norm"]) == (rows[0]["loss"], rows[0]["grad_norm"])
+    at = [batch + 1 for batch in batches if (batch % PER_EPOCH + 1) % interval == 0]
+    if "person" in who:
+        at.remove(after)  # of what is given up
+    assert [(step // calls, epoch) for kind, step, epoch in module.told if kind == "validation"] == [
+        (batch // 2, (batch - 1) // PER_EPOCH) for batch in at
+    ]
+    assert trainer.global_step == 25 * calls
+    assert trainer.fit_loop.total_batch_idx == 49
 
 
 def test_a_batch_that_is_left_out_takes_its_place_in_the_epoch(tmp_path: Path) -> None:
-    """Two in the middle of an epoch; then the last three of one, after which everything that ends an epoch is done."""
+    """Two within an epoch; then the last three of one, and all of the next: what ends an epoch is done all the same."""
     stepped: list[int] = []
 
     class EpochSchedule(small.module_class(HOME)):  # type: ignore[misc]
@@ -169,16 +255,17 @@ def test_a_batch_that_is_left_out_takes_its_place_in_the_epoch(tmp_path: Path) -
             scheduler.step()
 
     module = EpochSchedule()
-    guarded = Guarded(run=tmp_path / "a", skip=((3, 5), (2 * PER_EPOCH - 3, 2 * PER_EPOCH)))
-    trainer = fitted(module, guarded, home=HOME, max_steps=-1, max_epochs=3)
+    guarded = Guarded(run=tmp_path / "a", skip=((3, 5), (2 * PER_EPOCH - 3, 3 * PER_EPOCH)))
+    trainer = fitted(module, guarded, home=HOME, max_steps=-1, max_epochs=4)
     places = [epoch * PER_EPOCH + place for _, epoch, place in module.seen]
-    assert places == [each for each in range(3 * PER_EPOCH) if each not in (3, 4, 21, 22, 23)]
+    assert places == [each for each in range(4 * PER_EPOCH) if each not in (3, 4, *range(21, 36))]
     assert [row["batch_index"] for row in rows_of(tmp_path / "a")] == places
-    steps = [PER_EPOCH - 2, 2 * PER_EPOCH - 5, 3 * PER_EPOCH - 5]
+    steps = [PER_EPOCH - 2, 2 * PER_EPOCH - 5, 2 * PER_EPOCH - 5, 3 * PER_EPOCH - 5]
     assert module.told == [(kind, step, epoch) for epoch, step in enumerate(steps) for kind in ("validation", "end")]
     assert stepped == steps
-    assert trainer.global_step == steps[-1]
-    assert trainer.current_epoch == 3
+    loop = trainer.fit_loop.epoch_loop
+    assert (trainer.global_step, trainer.current_epoch, loop.total_batch_idx) == (steps[-1], 4, 4 * PER_EPOCH - 1)
+    assert loop._batches_that_stepped == steps[-1], "by which loggers count"
 
 
 class Streamed(IterableDataset[Any]):
@@ -190,15 +277,22 @@ class Streamed(IterableDataset[Any]):
             yield torch.randn(8, generator=generator), torch.randn((), generator=generator)
 
 
-def test_a_loader_without_a_length_is_not_read_ahead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interval", [None, 4])
+def test_a_loader_without_a_length_is_not_read_ahead(interval: int | None, tmp_path: Path) -> None:
     found = []
-    for callbacks in ((), (Guarded(run=tmp_path / "a"),)):
+    for callbacks in ((), (Guarded(run=tmp_path / "a", act=False),)):  # noise may have a spike
         module = small.module_class(HOME)()
         loader = DataLoader(Streamed(), small.BATCH)
-        trainer = fitted(module, *callbacks, home=HOME, loaders=loader, max_steps=-1, max_epochs=2)
-        found.append((small.digest(module.net, *trainer.optimizers), module.seen, module.told, trainer.current_epoch))
+        options = {"max_steps": -1, "max_epochs": 2, "val_check_interval": interval}
+        trainer = fitted(module, *callbacks, home=HOME, loaders=loader, **options)
+        counted = (
+            trainer.current_epoch,
+            trainer.fit_loop.total_batch_idx,
+            trainer.fit_loop.epoch_loop._batches_that_stepped,
+        )
+        found.append((small.digest(module.net, *trainer.optimizers), module.seen, module.told, counted))
     assert found[0] == found[1]
-    assert len(found[0][2]) == 4
+    assert len(found[0][2]) == (4 if interval is None else 6)
     rows = rows_of(tmp_path / "a")
     assert [row["batch_hash"] for row in rows[:10]] == [row["batch_hash"] for row in rows[10:]], (
         "an epoch after the other"

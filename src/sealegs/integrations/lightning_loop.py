@@ -165,15 +165,19 @@ class Loop:
         else:
             self._number += steps
         self._guard.settle()
-        self._follow()
+        self._follow(is_batch_end=True)
 
-    def _follow(self) -> None:
-        """Where the guard has gone, if it has: the playbook's doing, or somebody's who asked for it."""
+    def _follow(self, *, is_batch_end: bool = False, is_epoch_begin: bool = False) -> None:
+        """Where the guard has gone, if it has: the playbook's doing, or somebody's who asked for it.
+
+        At the end of a batch Lightning may be about to validate; at the begin of an epoch it has counted that already.
+        """
         back, self._number = self._number - self._guard.number, self._guard.number
         if not back:
             return
         for optimizer in self._optimizers:
             optimizer.zero_grad()  # of weights that are gone
+        self.zeroed()
         self._progress.uncount_updates(back * len(self._optimizers), steps=back)
         data = self._guard.data
         position = data.position()
@@ -181,8 +185,12 @@ class Loop:
         if self._expected is None or following == self._expected:  # steps were counted back, the data go on
             return
         self._progress.go_back(
-            batches=self._expected - following, epochs=data.epoch - there["number"], place=following - there["first"]
+            batches=self._expected - following,
+            epochs=data.epoch + is_epoch_begin - there["number"],
+            place=following - there["first"],
         )
+        if is_batch_end:
+            self._progress.skip_validation()
         self._expected = following
 
     # The data.
@@ -222,6 +230,7 @@ class Loop:
         if self._expected is None:
             self._expected, self._number = data.following, self._guard.number
         batches = self._guard.batches(loader)
+        self._follow(is_epoch_begin=True)
         while True:
             self._follow()
             batch = next(batches, NOTHING)

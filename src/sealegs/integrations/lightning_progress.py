@@ -28,11 +28,6 @@ class Progress:
         self._fit = trainer.fit_loop
         self._loop = trainer.fit_loop.epoch_loop
 
-    @property
-    def updates(self) -> int:
-        """As ``trainer.global_step`` says."""
-        return int(self._loop.global_step)
-
     def move_batch(self, by: int) -> None:
         """The next batch is another than the one after the last."""
         self._shift(by, by)
@@ -40,16 +35,18 @@ class Progress:
     def repeat_batch(self) -> None:
         """The next batch counts for nothing: it has the place of the last, and no validation comes after it."""
         self._shift(-1, -1)
+        self.skip_validation()
+
+    def skip_validation(self) -> None:
+        """None comes at the end of the batch that is next, or under way."""
         self._loop._skip_next_val = True
 
     def go_back(self, *, batches: int, epochs: int, place: int) -> None:
         """To an earlier batch, which may be in an earlier epoch; ``place`` is the one it has there."""
         counted = self._loop.batch_progress.current.ready
         self._shift(place - counted if epochs else -batches, -batches)
-        for count in _trackers(self._fit.epoch_progress):
-            _add(count, -epochs)
+        _add(self._fit.epoch_progress.current, -epochs)
         self._loop.batch_progress.is_last_batch = self._fit._data_fetcher.done = False
-        self._loop._skip_next_val = True
 
     def uncount_updates(self, count: int, *, steps: int) -> None:
         """So many calls of an optimizer, in so many steps, were none."""
@@ -57,15 +54,12 @@ class Progress:
             calls = self._loop.automatic_optimization.optim_progress.optimizer.step
         else:
             calls = self._loop.manual_optimization.optim_step_progress
-        for tracker in _trackers(calls):
-            _add(tracker, -count)
+        _add(calls.total, -count)
         self._loop._batches_that_stepped -= steps
 
     def end_epoch(self) -> None:
         """The data have ended before the count: do what Lightning does about the last batch of an epoch."""
         progress, batches = self._loop.batch_progress, self._trainer.num_training_batches
-        if progress.is_last_batch or progress.current.ready in (0, batches):
-            return
         progress.is_last_batch = True
         validates = self._trainer.val_check_batch == float("inf")
         if batches != float("inf"):
@@ -92,10 +86,6 @@ def lacking(trainer: Any) -> str | None:
                 return f"fit_loop.{path}"
             found = getattr(found, name)
     return None
-
-
-def _trackers(progress: Any) -> tuple[Any, Any]:
-    return progress.current, progress.total
 
 
 def _add(tracker: Any, count: int) -> None:
