@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,7 +18,9 @@ from tests.integrations.small import NAN, SPIKE, STEPS
 import sealegs
 from sealegs.cli import check
 from sealegs.errors import ConfigError, RunHalted, SourceError
+from sealegs.record.requests import waiting
 from sealegs.recovery.books import read_books
+from sealegs.recovery.people import ASK_EVERY_S
 
 pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes ten seconds
 PLAYBOOKS = {"none": None, "standard": sealegs.Playbook.standard()}
@@ -193,10 +197,17 @@ def test_a_checkpoint_without_a_guard_is_gone_on_with(plain: Any, tmp_path: Path
         again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
 
 
+def stale(guard: sealegs.Guard) -> list[int]:
+    """Checkpoints of the guard's own that it would not go back to."""
+    assert guard.checkpoints is not None
+    return [step for step, tag in guard.checkpoints.tags().items() if tag == "suspect"]
+
+
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     """Over the ends of epochs; every step that was planned is made, and the Trainer's numbers are the guard's."""
     steps, damaged = 120, 70
     settings: dict[str, Any] = {"max_steps": steps, "learning_rate": 3e-3, "save_strategy": "steps", "save_steps": 40}
+    settings["logging_steps"] = 7
     options: dict[str, Any] = {"playbook": PLAYBOOKS["standard"], "snapshot_every": 20, "checkpoint_every": 40}
     trainer = small.trainer(tmp_path / "out", **settings)
     attached = small.attached(trainer, tmp_path / "run", **options)
@@ -226,47 +237,68 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     assert found[first][1] == found[second][1]
     assert trainer.lr_scheduler.last_epoch == steps
     assert run.column("loss")[-10:].mean() < run.column("loss")[:10].mean()
-    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    assert last["loss"] == pytest.approx(float(run.column("loss")[-5:].mean()), rel=1e-4)
-    assert last["step"] == steps
+    told = [entry for entry in trainer.state.log_history if "loss" in entry]
+    turn = next(at for at, (one, other) in enumerate(pairwise(told), 1) if other["step"] <= one["step"])
+    assert back % 7, "in the middle of what is averaged"
+    assert [entry["step"] for entry in told[turn:]] == [*range(back - back % 7 + 7, steps, 7)]
+    means = [float(run.column("loss")[entry["step"] - 7 : entry["step"]].mean()) for entry in told[turn:]]
+    assert [entry["loss"] for entry in told[turn:]] == pytest.approx(means, rel=1e-4)
 
     # a checkpoint from after the rollback: batches that were left out are not where the Trainer would look for them
-    resumed = small.trainer(tmp_path / "out", **settings)
-    small.attached(resumed, tmp_path / "run", **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-80"))
-    assert small.digest(resumed.model, resumed.optimizer.optimizer) == found[-1][2]
     books = read_books(tmp_path / "run")
     assert books is not None
-    assert books["interventions"] == 1, "what was done is not forgotten"
+    assert books["interventions"] == 1
+    resumed = small.trainer(tmp_path / "out", **settings)
+    going_on = small.attached(resumed, tmp_path / "run", **options)
+    known: list[Any] = []
+    watching(resumed, [], lambda step: known.append((going_on.guard.recovery.bookkeeping(), *stale(going_on.guard))))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-80"))
+    assert small.digest(resumed.model, resumed.optimizer.optimizer) == found[-1][2]
+    assert known[0] == (books, steps), "what was done is not forgotten, and what comes after step 80 is of another line"
 
 
-def test_what_the_trainer_counts_and_logs_goes_back_with_it(tmp_path: Path) -> None:
-    """Somebody asks in the middle of what is averaged for the log; nothing is proven yet, so it begins again."""
+@pytest.mark.parametrize(("who", "at"), [("code", 12), ("a person", 19)])
+def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, tmp_path: Path) -> None:
+    """Code asks in the middle of what is averaged for the log, a person at the last step; nothing is proven yet, so it
+    begins again."""
     from transformers import TrainerCallback
 
+    persons: list[subprocess.Popen[bytes]] = []
+    begun: list[int] = []
+
     class Asking(TrainerCallback):  # type: ignore[misc]
-        has_asked = False
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            begun.append(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step != 12 or self.has_asked:
+            if len(begun) != at:
                 return
-            self.has_asked = True
-            attached.guard.ask("rollback", "10")
+            if who == "code":
+                attached.guard.ask("rollback", "10")
+                return
+            program = str(Path(sys.executable).with_name("sealegs"))
+            persons.append(subprocess.Popen([program, "do", str(tmp_path / "run"), "rollback", "10"]))
+            while not waiting(tmp_path / "run") and persons[0].poll() is None:
+                time.sleep(0.01)
+            time.sleep(ASK_EVERY_S)  # after which the folder is looked at
 
     trainer = small.trainer(tmp_path / "out", max_steps=20, save_strategy="steps", save_steps=20)
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
     trainer.add_callback(Asking())
     trainer.train()
-    assert trainer.state.global_step == 20
+    assert [person.wait() for person in persons] == [0] * (who == "a person")
+    turn = at if who == "code" else at + 1
+    assert begun == [*range(turn), *range(20)]
+    assert (trainer.state.global_step, trainer.state.epoch) == (20, 20 / 16)
     assert [each.name for each in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-20"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    turn = len(rows) - 20
-    assert [row["step"] for row in rows] == [*range(turn), *range(20)]
-    assert 12 <= turn < 15
-    told = {at: entry["loss"] for at, entry in enumerate(trainer.state.log_history) if "loss" in entry}
-    assert [trainer.state.log_history[at]["step"] for at in told] == [5, 10, 5, 10, 15, 20]
-    means = [sum(row["loss"] for row in rows[first : first + 5]) / 5 for first in (0, 5, *range(turn, turn + 20, 5))]
-    assert list(told.values()) == pytest.approx(means, rel=1e-4)
+    assert [row["step"] for row in rows] == begun
+    told = [entry for entry in trainer.state.log_history if "loss" in entry]
+    before = range(5, at + 1, 5)  # what is given up is not logged
+    assert [entry["step"] for entry in told] == [*before, 5, 10, 15, 20]
+    ends = [*before, *range(turn + 5, turn + 21, 5)]
+    means = [sum(row["loss"] for row in rows[end - 5 : end]) / 5 for end in ends]
+    assert [entry["loss"] for entry in told] == pytest.approx(means, rel=1e-4)
     in_all = sum(row["loss"] for row in rows[turn:]) / 20
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(in_all, rel=1e-4)
 
