@@ -49,10 +49,25 @@ def watching(trainer: Any, found: Digests, act: Callable[[int], None] = lambda s
     trainer.add_callback(Looking())
 
 
+def noting_rates(trainer: Any) -> list[float]:
+    """The learning rate, as it is told before each step."""
+    from transformers import TrainerCallback
+
+    rates: list[float] = []
+
+    class Asking(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            rates.extend(trainer.lr_scheduler.get_last_lr()[:1])
+
+    trainer.add_callback(Asking())
+    return rates
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the Trainer does by itself."""
     trainer = small.trainer(tmp_path_factory.mktemp("plain"))
+    trainer.rates = noting_rates(trainer)
     trainer.train()
     return trainer
 
@@ -62,11 +77,13 @@ def test_where_nothing_happens_nothing_is_changed(playbook: str, plain: Any, tmp
     trainer = small.trainer(tmp_path / "out")
     before = set(vars(trainer))
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
+    rates = noting_rates(trainer)
     trainer.train()
     assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(
         plain.model, plain.optimizer.optimizer
     )
     assert small.logged(trainer) == small.logged(plain)
+    assert rates == plain.rates
     assert trainer.state.epoch == plain.state.epoch
     assert trainer.lr_scheduler.state_dict() == plain.lr_scheduler.state_dict()
     attached.detach()
@@ -303,6 +320,29 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(in_all, rel=1e-4)
 
 
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_batches_that_are_left_out_cost_no_step(playbook: str, tmp_path: Path) -> None:
+    """Sixteen micro-batches an epoch, four a step, one left out: three that make no whole step are no part of the next.
+    Two epochs are one step short of what was planned, for which there is a third, in an order of its own."""
+    runs = []
+    for name, skip in (("whole", ()), ("short", ((1, 2),))):
+        trainer = small.trainer(tmp_path / "out", max_steps=8 if skip else 9, gradient_accumulation_steps=4)
+        small.attached(trainer, tmp_path / name, playbook=PLAYBOOKS[playbook], skip=skip)
+        trainer.train()
+        runs.append(sealegs.open_run(tmp_path / name))
+    short = runs[1]
+    assert short.column("batch_index").tolist() == [4, 8, 12, 19, 23, 27, 31, 35]
+    (left,) = (event.detail for event in short.events if event.kind == "step-incomplete")
+    assert (left["left_out"], left["of"]) == (3, 4)
+    assert max(short.column("loss")) < 1.1 * short.column("loss")[0], "the loss of four"
+    hashes = [
+        [json.loads(line)["batch_hash"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        for run in runs
+    ]
+    assert hashes[1][3:] == hashes[0][4:], "from the second epoch on the batches are those of a run without"
+    assert (trainer.state.global_step, trainer.state.epoch) == (8, 2.25)
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # of CPUs that have no bf16
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_accumulated_micro_batches_are_one_step(playbook: str, tmp_path: Path) -> None:
@@ -312,16 +352,33 @@ def test_accumulated_micro_batches_are_one_step(playbook: str, tmp_path: Path) -
     settings["bf16"] = playbook == "none"  # is slow on CPUs that have none
     alone = small.trainer(tmp_path / "alone", data=data, **settings)
     alone.train()
-    trainer = small.trainer(tmp_path / "out", data=data, **settings)
-    small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
-    trainer.train()
-    assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(
-        alone.model, alone.optimizer.optimizer
-    )
+    settings |= {"save_strategy": "steps", "save_steps": 2}
+    for checkpoint in (None, str(tmp_path / "out" / "checkpoint-2")):
+        trainer = small.trainer(tmp_path / "out", data=data, **settings)
+        small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert small.digest(trainer.model, trainer.optimizer.optimizer) == small.digest(
+            alone.model, alone.optimizer.optimizer
+        )
+        run = sealegs.open_run(tmp_path / "run")
+        told = [entry["loss"] for entry in alone.state.log_history if "loss" in entry]
+        assert run.column("loss").tolist() == pytest.approx(told, rel=1e-5), "their sum, as the Trainer scales them"
+        assert run.column("batch_index").tolist() == [3, 7, 11, 14, 18, 22, 26, 29, 33, 37]
+
+
+def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
+    """There is no scaler on a CPU: this is torch's own, put where Accelerate would have put it."""
+    trainer = small.trainer(tmp_path / "out", max_steps=10)
+    accelerator = trainer.accelerator
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
+    accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
+    attached = small.attached(trainer, tmp_path / "run")
+    with small.broken(trainer.model, lambda: attached.guard.number, ("gradient-scale:factor=1e38@6",)):
+        trainer.train()
     run = sealegs.open_run(tmp_path / "run")
-    told = [entry["loss"] for entry in alone.state.log_history if "loss" in entry]
-    assert run.column("loss").tolist() == pytest.approx(told, rel=1e-5), "their sum, as the Trainer scales them"
-    assert run.column("batch_index").tolist() == [3, 7, 11, 14, 18, 22, 26, 29, 33, 37]
+    assert run.column("loss_scale")[[0, 6, 7]].tolist() == [2.0**16, 2.0**16, 2.0**15]
+    assert max(run.column("grad_norm")[:6]) < 100, "unscaled"
+    assert "unscale_gradients" not in vars(accelerator)
 
 
 def test_a_run_that_is_halted_ends_with_its_reason(tmp_path: Path) -> None:

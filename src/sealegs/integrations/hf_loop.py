@@ -113,7 +113,6 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
                 began = self._guard.number
                 given = given | {"epoch": given["epoch"] + 1}
                 self._handed = 0
-                self._trainer.control.should_epoch_stop = False
                 run(**given | {"num_update_steps_per_epoch": sys.maxsize})
                 if self._guard.number == began:
                     return
@@ -125,8 +124,11 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
-        may_be_short = self._guard.goes_back or bool(self._guard.data.skipped)
-        return may_be_short and is_last and has_ended and state.global_step < state.max_steps
+        return self._may_be_short() and is_last and has_ended and state.global_step < state.max_steps
+
+    def _may_be_short(self) -> bool:
+        """Whether an epoch may have fewer batches than the Trainer has counted."""
+        return self._guard.goes_back or bool(self._guard.data.skipped)
 
     def _get_batch_samples(self, get: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -140,7 +142,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._keep_averages()
             wanted = self._until_update()
             batches, items = get(self._batches, wanted, device)
-            if len(batches) < wanted and self._guard.goes_back and not self._is_update(len(batches)):
+            if len(batches) < wanted and self._may_be_short() and not self._is_update(len(batches)):
                 if batches:  # the Trainer would take them for the beginning of the next epoch's first step
                     self._guard.watch.note("step-incomplete", left_out=len(batches), of=wanted)
                 batches, items = [], None
