@@ -77,6 +77,8 @@ def module_class(home: str) -> Any:
             self.seen: list[tuple[int, int, int]] = []
             """Step, epoch and place in it, of each batch."""
             self.told: list[tuple[str, int, int]] = []
+            self.updated: list[str] = []
+            """The optimizers whose updates Lightning has announced."""
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             step = self.trainer.global_step
@@ -92,6 +94,9 @@ def module_class(home: str) -> Any:
         def on_after_backward(self) -> None:
             if (step := self.trainer.global_step) in self.broken:
                 spoil(self.net, self.broken[step])
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.updated.append(type(optimizer).__name__)
 
         def on_validation_start(self) -> None:
             self.told.append(("validation", self.trainer.global_step, self.trainer.current_epoch))

@@ -108,12 +108,36 @@ def scaled() -> Any:
     return import_module(HOME).plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
 
 
+def clipping() -> Any:
+    """A module that clips by itself."""
+
+    class Clipping(small.module_class(HOME)):  # type: ignore[misc]
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            super().on_before_optimizer_step(optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5)
+
+    return Clipping()
+
+
+def choosy() -> Any:
+    """A module that gives no loss for one batch of each epoch."""
+
+    class Choosy(small.module_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 5 else loss
+
+    return Choosy()
+
+
 WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "clipped": lambda: (small.module_class(HOME)(), {"gradient_clip_val": 0.5}),
     "clipped by value": lambda: (
         small.module_class(HOME)(),
         {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
     ),
+    "clipped by hand": lambda: (clipping(), {}),
+    "choosy": lambda: (choosy(), {}),
     "accumulated": lambda: (small.module_class(HOME)(), {"accumulate_grad_batches": 5, "max_steps": 9}),
     "bf16": lambda: (small.module_class(HOME)(), {"precision": "bf16-mixed", "gradient_clip_val": 0.5}),
     "fp16": lambda: (small.module_class(HOME)(), {"plugins": [scaled()], "gradient_clip_val": 0.5}),
@@ -126,16 +150,18 @@ WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("way", WAYS)
 def test_where_nothing_happens_everything_is_as_without_the_guard(way: str, tmp_path: Path) -> None:
     found = []
     for callbacks in ((), (Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard()),)):
         module, options = WAYS[way]()
         trainer = fitted(module, *callbacks, home=HOME, **options)
-        found.append((small.digest(module.net, *trainer.optimizers), trainer.global_step, module.seen, module.told))
+        hooks = module.seen, module.told, module.updated
+        found.append((small.digest(module.net, *trainer.optimizers), trainer.global_step, hooks))
     assert found[0] == found[1]
     rows = rows_of(tmp_path / "a")
-    assert len(rows) == (len(module.seen) if way != "accumulated" else 9)
+    assert len(rows) == {"accumulated": 9, "choosy": STEPS - 3}.get(way, len(module.seen))
     if way.startswith("clipped"):
         assert max(row["grad_norm"] for row in rows) > 1, "before it was clipped"
 

@@ -167,17 +167,20 @@ def test_gradients_that_are_thrown_away_are_no_part_of_a_step(tmp_path: Path) ->
     assert [row["loss"] for row in rows_of(tmp_path / "a")] == [*given[:2], *given[3:6]]
 
 
-class Accumulating(small.manual_class(HOME)):  # type: ignore[misc]
-    """Two micro-batches a step, by manual optimization."""
+def accumulating() -> Any:
+    """A class of modules with two micro-batches a step, by manual optimization."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(small.module_class(HOME).training_step(self, batch, batch_idx) / 2)
-        if batch_idx % 2:
-            optimizers = self.optimizers()
-            for optimizer in optimizers if self.several else [optimizers]:
-                optimizer.step()
-                optimizer.zero_grad()
-            self.lr_schedulers().step()
+    class Accumulating(small.manual_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(small.module_class(HOME).training_step(self, batch, batch_idx) / 2)
+            if batch_idx % 2:
+                optimizers = self.optimizers()
+                for optimizer in optimizers if self.several else [optimizers]:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                self.lr_schedulers().step()
+
+    return Accumulating
 
 
 ASKED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -198,7 +201,7 @@ def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(who: str, t
     is_manual, calls = after == 41, 1 + ("several" in special)
     interval = special.get("val_check_interval", PER_EPOCH)
 
-    class Asking(Accumulating if is_manual else small.module_class(HOME)):  # type: ignore[misc]
+    class Asking(accumulating() if is_manual else small.module_class(HOME)):  # type: ignore[misc]
         def on_train_batch_start(self, *_: Any) -> None:
             if "person" in who and len(self.seen) == after - 1:
                 leave(tmp_path / "a", ("rollback", "10"))
@@ -304,9 +307,18 @@ def test_several_loaders_at_once_are_only_not_gone_back_in(tmp_path: Path) -> No
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch["a"], batch_idx)
 
+        def on_train_batch_end(self, *_: Any) -> None:
+            if len(self.seen) == 40:
+                watched.guard.ask("rollback", "2")
+
     both = {"a": small.loader(), "b": small.loader()}
-    fitted(Paired(), Guarded(run=tmp_path / "a"), home=HOME, loaders=both, max_steps=3)
-    assert len(rows_of(tmp_path / "a")) == 3
+    watched: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.observe(), checkpoint_every=10)
+    trainer = fitted(Paired(), watched, home=HOME, loaders=both, max_steps=45)
+    (done,) = events_of(tmp_path / "a", "intervention")
+    back = done.detail["to_step"]
+    assert 0 < back < 40
+    assert [row["step"] for row in rows_of(tmp_path / "a")] == [*range(40), *range(back, 45)], "the weights went back"
+    assert (trainer.global_step, trainer.fit_loop.total_batch_idx) == (45, 84 - back), "the data went on"
     guarded = Guarded(run=tmp_path / "b", playbook=sealegs.Playbook.standard())
     with pytest.raises(ConfigError, match="2 train loaders at once"):
         fitted(Paired(), guarded, home=HOME, loaders=both)
@@ -377,6 +389,11 @@ def test_what_cannot_be_guarded_is_refused_before_there_is_a_folder(tmp_path: Pa
             small.loss_of(self.net, batch).backward()
             self.optimizers().step()
 
+    class Speaking(small.manual_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(small.loss_of(self.net, batch))
+            self.optimizers().step(gently=True)
+
     class Unoptimized(small.module_class(HOME)):  # type: ignore[misc]
         def configure_optimizers(self) -> None:
             return None
@@ -391,3 +408,5 @@ def test_what_cannot_be_guarded_is_refused_before_there_is_a_folder(tmp_path: Pa
     assert not (tmp_path / "a").exists()
     with pytest.raises(ConfigError, match=r"no loss is known; call self\.manual_backward"):
         fitted(Unscored(), Guarded(run=tmp_path / "a"), home=HOME)
+    with pytest.raises(ConfigError, match=r"optimizer\.step\(gently=\.\.\.\): the guard calls it without arguments"):
+        fitted(Speaking(), Guarded(run=tmp_path / "b"), home=HOME)

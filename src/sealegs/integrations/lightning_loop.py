@@ -157,8 +157,6 @@ class Loop:
         """Lightning's step is over: settle, and let its counters follow."""
         steps, calls = self._steps, self._calls
         self._steps = self._calls = 0
-        if not steps:
-            return  # more micro-batches come
         if self._guard.data.is_probe:
             self._progress.uncount_updates(calls, steps=1)
             self._schedules.go_to(PROBE)
@@ -179,10 +177,12 @@ class Loop:
             optimizer.zero_grad()  # of weights that are gone
         self.zeroed()
         self._progress.uncount_updates(back * len(self._optimizers), steps=back)
+        if self._expected is None:  # of several loaders nobody knows where they were
+            return
         data = self._guard.data
         position = data.position()
         following, there = position["next"], position["epoch"]
-        if self._expected is None or following == self._expected:  # steps were counted back, the data go on
+        if following == self._expected:  # steps were counted back, the data go on
             return
         self._progress.go_back(
             batches=self._expected - following,
