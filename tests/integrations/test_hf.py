@@ -322,25 +322,41 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_batches_that_are_left_out_cost_no_step(playbook: str, tmp_path: Path) -> None:
-    """Sixteen micro-batches an epoch, four a step, one left out: three that make no whole step are no part of the next.
+    """Fifteen micro-batches an epoch, four a step, one left out: two that make no whole step are no part of the next.
     Two epochs are one step short of what was planned, for which there is a third, in an order of its own."""
+    data = [{"input_ids": row, "labels": row} for row in small.rows(60)]
     runs = []
     for name, skip in (("whole", ()), ("short", ((1, 2),))):
-        trainer = small.trainer(tmp_path / "out", max_steps=8 if skip else 9, gradient_accumulation_steps=4)
+        trainer = small.trainer(tmp_path / "out", data=data, max_steps=8 if skip else 9, gradient_accumulation_steps=4)
         small.attached(trainer, tmp_path / name, playbook=PLAYBOOKS[playbook], skip=skip)
         trainer.train()
         runs.append(sealegs.open_run(tmp_path / name))
     short = runs[1]
-    assert short.column("batch_index").tolist() == [4, 8, 12, 19, 23, 27, 31, 35]
+    assert short.column("batch_index").tolist() == [4, 8, 12, 18, 22, 26, 29, 33]
     (left,) = (event.detail for event in short.events if event.kind == "step-incomplete")
-    assert (left["left_out"], left["of"]) == (3, 4)
-    assert max(short.column("loss")) < 1.1 * short.column("loss")[0], "the loss of four"
+    assert (left["left_out"], left["of"]) == (2, 3)
+    assert max(short.column("loss")) < 1.1 * short.column("loss")[0], "of its own micro-batches alone"
     hashes = [
         [json.loads(line)["batch_hash"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         for run in runs
     ]
     assert hashes[1][3:] == hashes[0][4:], "from the second epoch on the batches are those of a run without"
-    assert (trainer.state.global_step, trainer.state.epoch) == (8, 2.25)
+    assert trainer.state.global_step == 8
+
+
+def test_steps_that_are_counted_back_are_made_after_all(tmp_path: Path) -> None:
+    """Seven bad batches: one from before is tried, the weights are sound, and a fifth epoch has what is missing."""
+    trainer = small.trainer(tmp_path / "out", max_steps=64, learning_rate=3e-3)
+    attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
+    batch = lambda: -1 if attached.guard.data.is_probe else attached.guard.data.number  # noqa: E731
+    with small.broken(trainer.model, batch, ("gradient-scale:factor=1e4,steps=7@50",)):
+        trainer.train()
+    (counted,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "counted-back")
+    assert counted.detail["steps"] == 7
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["batch_index"] for row in rows] == list(range(64 + 7)), "all of the data, in their order"
+    assert [row["step"] for row in rows] == [*range(counted.step), *range(counted.step - 7, 64)]
+    assert trainer.state.global_step == trainer.lr_scheduler.last_epoch == 64
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # of CPUs that have no bf16

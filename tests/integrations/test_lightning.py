@@ -234,7 +234,8 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(last: int, whole: tup
     fitted(small.module_class(HOME)(BROKEN), Guarded(run=run), saving(kept, last), home=HOME, max_steps=last, **options)
     (checkpoint,) = kept.glob("*.ckpt")
     module = small.module_class(HOME)(BROKEN)
-    trainer = small.trainer(HOME, Guarded(run=run), saving(kept, last), **options)
+    guarded = Guarded(run=run)
+    trainer = small.trainer(HOME, guarded, saving(kept, last), **options)
     torch.manual_seed(99)
     trainer.fit(module, small.loader(), ckpt_path=checkpoint)
     assert module.digests[STEPS - 1] == whole[0].digests[STEPS - 1]
@@ -243,6 +244,8 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(last: int, whole: tup
     one, other = ([[row[name] for name in names] for row in rows_of(folder)] for folder in (whole[1], run))
     assert one == other
     assert told(run, "resumed", "skip") == [*(("skip", NAN),) * (last > NAN), ("resumed", last), *SKIPS[last > NAN :]]
+    with pytest.raises(RunExists):  # another training does not go on from there
+        fitted(small.module_class(HOME)(), guarded, home=HOME)
 
 
 def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path: Path) -> None:
@@ -257,6 +260,11 @@ def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path:
     taken = fitted(module, Guarded(run=tmp_path / "b"), keep, home=HOME, ckpt_path=kept)
     assert left.global_step == taken.global_step == STEPS
     assert [row["step"] for row in rows_of(tmp_path / "b")] == list(range(PER_EPOCH, STEPS))
+    several = fitted(small.manual_class(HOME)(several=True), home=HOME, max_steps=2 * 5)
+    several.save_checkpoint(tmp_path / "several.ckpt")
+    module, kept = small.manual_class(HOME)(several=True), tmp_path / "several.ckpt"
+    fitted(module, Guarded(run=tmp_path / "c"), home=HOME, ckpt_path=kept, max_steps=2 * 8)
+    assert [row["step"] for row in rows_of(tmp_path / "c")] == [5, 6, 7], "steps, not calls of optimizers"
 
 
 def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ class Streamed(IterableDataset[Any]):
             yield torch.randn(8, generator=generator), torch.randn((), generator=generator)
 
 
-@pytest.mark.parametrize("interval", [None, 4])
+@pytest.mark.parametrize("interval", [None, 5])
 def test_a_loader_without_a_length_is_not_read_ahead(interval: int | None, tmp_path: Path) -> None:
     found = []
     for callbacks in ((), (Guarded(run=tmp_path / "a", act=False),)):  # noise may have a spike
