@@ -1,5 +1,6 @@
 """Loops of Accelerate, with a guard in them."""
 
+import json
 import math
 from collections.abc import Iterator
 from itertools import islice
@@ -98,7 +99,7 @@ def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> None:
     ours = accelerator(gradient_accumulation_steps=2)
     made = parts(ours)
-    with guarded(ours, made, tmp_path / "run", clip=0.5) as guard:
+    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
         means = []
         losses: list[float] = []
         for batch in guard.batches(made[2]):
@@ -107,7 +108,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
                 ours.backward(loss)
                 losses.append(loss.item())
                 before = guard.guard.number
-                guard.step(loss, tokens=4)
+                guard.step(loss, tokens=4, grad_norm=2.0, token_losses=torch.full((4,), 0.5))
                 assert guard.guard.number == before + ours.sync_gradients
             if ours.sync_gradients:
                 means.append(sum(losses) / 2)
@@ -115,6 +116,10 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
     run = sealegs.open_run(tmp_path / "run")
     assert run.column("loss").tolist() == pytest.approx(means, rel=1e-6)
     assert len(means) == 8
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["grad_norm"] for row in rows} == {2.0}
+    assert sum(map(int, rows[0]["token_loss_histogram"].split())) == 4
+    assert guard.guard._reading.pace.tokens == 8 * 8, "of all micro-batches"
 
 
 @pytest.mark.parametrize("at", [10, 16])

@@ -282,10 +282,14 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
 
     persons: list[subprocess.Popen[bytes]] = []
     begun: list[int] = []
+    saved: list[int] = []
 
     class Asking(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             begun.append(state.global_step)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            saved.append(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if len(begun) != at:
@@ -299,7 +303,7 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
                 time.sleep(0.01)
             time.sleep(ASK_EVERY_S)  # after which the folder is looked at
 
-    trainer = small.trainer(tmp_path / "out", max_steps=20, save_strategy="steps", save_steps=20)
+    trainer = small.trainer(tmp_path / "out", max_steps=20, save_strategy="steps", save_steps=4)
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
     trainer.add_callback(Asking())
     trainer.train()
@@ -307,12 +311,12 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
     turn = at if who == "code" else at + 1
     assert begun == [*range(turn), *range(20)]
     assert (trainer.state.global_step, trainer.state.epoch) == (20, 20 / 16)
-    assert [each.name for each in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-20"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == begun
     told = [entry for entry in trainer.state.log_history if "loss" in entry]
-    before = range(5, at + 1, 5)  # what is given up is not logged
+    before = range(5, turn, 5)  # what is given up is neither logged nor saved
     assert [entry["step"] for entry in told] == [*before, 5, 10, 15, 20]
+    assert saved == [*range(4, turn, 4), 4, 8, 12, 16, 20]
     ends = [*before, *range(turn + 5, turn + 21, 5)]
     means = [sum(row["loss"] for row in rows[end - 5 : end]) / 5 for end in ends]
     assert [entry["loss"] for entry in told] == pytest.approx(means, rel=1e-4)
@@ -417,10 +421,13 @@ def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:
         number = lambda: trainer.state.global_step  # noqa: B023, E731
         if options is not None:
             small.attached(trainer, tmp_path / "run", **options)
+        found: Digests = []
+        watching(trainer, found)
         with small.broken(trainer.model, number, FAULT_OF_SCALE):
             trainer.train()
         ends.append(small.digest(trainer.model, trainer.optimizer.optimizer))
     assert ends[0] == ends[1]
+    assert not any(is_skipped for *_, is_skipped in found)
     events = sealegs.open_run(tmp_path / "run").events
     assert [event.detail["acted"] for event in events if event.kind == "skip"] == [False]
 
