@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
@@ -57,6 +58,15 @@ def test_a_rank_that_hangs_is_not_waited_for() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Which a job in the background does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_takes_them_along() -> None:
     threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
     with Crew(1) as crew, pytest.raises(KeyboardInterrupt):

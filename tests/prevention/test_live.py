@@ -456,6 +456,7 @@ def test_what_a_model_says_of_itself_is_read_as_well() -> None:
     model.config = Config()  # type: ignore[assignment]
     assert codes(sealegs.preflight(model)) == ["STA6", "ARC10"], "said to be tied, and is not; a cap that sdpa skips"
     tied = Own(tied=True)
+    tied.alike = nn.Parameter(torch.randn_like(tied.table.weight) / 10)
     nn.init.normal_(tied.table.weight, std=0.1)
     tied.config = Config()  # type: ignore[assignment]
     assert codes(sealegs.preflight(tied)) == ["ARC10"]

@@ -98,10 +98,11 @@ def _untied(model: nn.Module) -> Iterator[str]:
     """Pairs of an embedding and another matrix that are equal to the last bit, or said to be one, and are not."""
     config = getattr(model, "config", None)
     said = getattr(config, "tie_word_embeddings", None)
+    owners = Counter(each for module in model.modules() for each in module._parameters.values())
     tables = {each.weight: name for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
     for name, each in model.named_parameters():
         for table, table_name in tables.items():
-            if each is table or each in tables or each.shape != table.shape:
+            if owners[table] > 1 or each in tables or each.shape != table.shape:  # tied; a table itself; no head
                 continue
             if said is True or (said is None and bool((each == table).all() and each.any())):
                 yield f"{name} and {table_name}.weight"
