@@ -98,7 +98,7 @@ def _untied(model: nn.Module) -> Iterator[str]:
     """Pairs of an embedding and another matrix that are equal to the last bit, or said to be one, and are not."""
     config = getattr(model, "config", None)
     said = getattr(config, "tie_word_embeddings", None)
-    owners = Counter(each for module in model.modules() for each in module._parameters.values())
+    owners: Counter[Tensor | None] = Counter(each for module in model.modules() for each in module._parameters.values())
     tables = {each.weight: name for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
     for name, each in model.named_parameters():
         for table, table_name in tables.items():
