@@ -397,8 +397,24 @@ def test_what_cannot_be_guarded_is_refused_before_there_is_a_folder(tmp_path: Pa
         def configure_optimizers(self) -> None:
             return None
 
-    with pytest.raises(ConfigError, match=r"training_step\(dataloader_iter\)"):
-        fitted(Iterating(), Guarded(run=tmp_path / "a"), home=HOME)
+    class Searching(small.module_class(HOME)):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.net.parameters())
+
+    class Updating(import_module(HOME).plugins.Precision):  # type: ignore[misc]
+        def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **_: Any) -> Any:
+            return optimizer.step(closure=closure)
+
+    several = small.manual_class(HOME)(several=True)
+    scaled = import_module(HOME).plugins.MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    for module, options, says in (
+        (Iterating(), {}, r"training_step\(dataloader_iter\)"),
+        (Searching(), {}, "optimizer=LBFGS: it evaluates the model several times"),
+        (small.module_class(HOME)(), {"plugins": [Updating()]}, "precision=Updating: it updates in a way of its own"),
+        (several, {"plugins": [scaled]}, "2 optimizers with a loss scale: use precision='bf16-mixed'"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            fitted(module, Guarded(run=tmp_path / "a"), home=HOME, **options)
     with (
         pytest.warns(UserWarning, match="returned `None`"),
         pytest.raises(ConfigError, match="configure_optimizers: it gives no optimizer"),
