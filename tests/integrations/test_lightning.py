@@ -130,6 +130,19 @@ def choosy() -> Any:
     return Choosy()
 
 
+def reloaded() -> Any:
+    """Data of a module of their own, made anew for every epoch."""
+
+    class Reloaded(import_module(HOME).LightningDataModule):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return small.loader()
+
+        def val_dataloader(self) -> Any:
+            return small.held_out()
+
+    return Reloaded()
+
+
 WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "clipped": lambda: (small.module_class(HOME)(), {"gradient_clip_val": 0.5}),
     "clipped by value": lambda: (
@@ -146,6 +159,10 @@ WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "validated": lambda: (
         small.module_class(HOME)(),
         {"loaders": small.loader(), "val_check_interval": 0.5, "max_steps": -1, "max_epochs": 2},
+    ),
+    "reloaded": lambda: (
+        small.module_class(HOME)(),
+        {"loaders": reloaded(), "reload_dataloaders_every_n_epochs": 1},
     ),
 }
 

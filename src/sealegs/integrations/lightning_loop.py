@@ -59,6 +59,8 @@ class Loop:
         """The number of the batch that comes next, if none is left out; None before the first."""
         self.before_first: Callable[[], None] | None = None
         """What is to be done when the first batch is asked for."""
+        self._unused: Any = None
+        """The loader, if it was begun and no batch was asked for since."""
 
     def join(self, patches: Patches) -> None:
         """Open the seams."""
@@ -220,9 +222,13 @@ class Loop:
     def _hand_out(self, loader: Any) -> Iterator[Any]:
         # Lightning reads a batch ahead where a loader has no length; a guard has to know which one is trained on
         self._trainer.fit_loop._data_fetcher.prefetch_batches = 0
+        if self._unused is loader:  # one that Lightning has reloaded is begun twice, and draws a seed each time
+            iter(loader)
+        self._unused = loader
         return self._batches(loader)
 
     def _batches(self, loader: Any) -> Iterator[Any]:
+        self._unused = None
         if self.before_first is not None:
             before_first, self.before_first = self.before_first, None
             before_first()
