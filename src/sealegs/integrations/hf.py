@@ -52,8 +52,6 @@ OWN = {
 }
 """Options of a guard that are the Trainer's to say, and how."""
 NEEDED = (
-    "_clip_grad_norm",
-    "_get_grad_norm",
     "_inner_training_loop",
     "_maybe_log_save_evaluate",
     "_prepare_for_training",

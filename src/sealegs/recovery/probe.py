@@ -42,6 +42,20 @@ class Kept:
     norms: Tensor | None = None
     """That of each of them, on the device: nobody waits for it before it is compared."""
 
+    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], scale: float) -> "Found":
+        """What the batch shows now, beside what it showed then; ``norms`` are those of each gradient.
+
+        Between batches losses differ by a ``scale`` or more, but one batch has much the same loss a few steps later: so
+        little is needed to tell that the weights are not what they were.
+        """
+        loss_limit = self.loss * math.exp(max(SCALES * scale, SMALLEST_RISE))
+        grad_norm_limit = self.grad_norm * GROWN_NORM
+        has_grown = grad_norm is not None and grad_norm > grad_norm_limit
+        factor = None
+        if self.norms is not None and has_grown and loss <= self.loss * SAME_LOSS:
+            factor = factor_of(waited_for(self.norms), norms)
+        return Found(loss, self.loss, loss_limit, grad_norm, grad_norm_limit, factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -141,19 +155,8 @@ class Probe:
             self._next = replace(self._newest, batch=self._next.batch, norms=self._next.norms)
 
     def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], scale: float) -> Found:
-        """What the batch shows now, beside what it showed then; ``norms`` are those of each gradient.
-
-        Between batches losses differ by a ``scale`` or more, but one batch has much the same loss a few steps later: so
-        little is needed to tell that the weights are not what they were.
-        """
-        then = self._ready
-        loss_limit = then.loss * math.exp(max(SCALES * scale, SMALLEST_RISE))
-        grad_norm_limit = then.grad_norm * GROWN_NORM
-        has_grown = grad_norm is not None and grad_norm > grad_norm_limit
-        factor = None
-        if then.norms is not None and has_grown and loss <= then.loss * SAME_LOSS:
-            factor = factor_of(waited_for(then.norms), norms)
-        return Found(loss, then.loss, loss_limit, grad_norm, grad_norm_limit, factor)
+        """What the batch shows now, beside what it showed then."""
+        return self._ready.compared(loss, grad_norm, norms, scale)
 
 
 def factor_of(then: Sequence[float], now: Sequence[float]) -> float | None:
