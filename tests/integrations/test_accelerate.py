@@ -122,6 +122,22 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
     assert guard.guard._reading.pace.tokens == 8 * 8, "of all micro-batches"
 
 
+def test_the_norm_is_that_of_gradients_before_they_are_clipped_by_value(tmp_path: Path) -> None:
+    ours = accelerator()
+    made = parts(ours)
+    norms = []
+    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
+        for batch in guard.batches(made[2]):
+            with ours.accumulate(made[0]):
+                loss = loss_of(made[0], batch)
+                ours.backward(loss)
+                norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
+                ours.clip_grad_value_(made[0].parameters(), 1e-4)
+                guard.step(loss)
+    assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
+    assert "clip_grad_value_" not in vars(ours)
+
+
 @pytest.mark.parametrize("at", [10, 16])
 def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     """In the middle of an epoch, and at its end."""
@@ -279,3 +295,18 @@ def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
     plateau = ours.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer.optimizer))
     with pytest.raises(ConfigError, match="scheduler=ReduceLROnPlateau: it waits for a metric"):
         accelerate.guard(ours, model, optimizer, run=None, scheduler=plateau)
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "MEGATRON_LM", "XLA"])
+def test_engines_that_update_by_themselves_are_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not installed: what an accelerator of theirs says of itself is all that is looked at."""
+    from accelerate import DistributedType
+
+    ours = accelerator()
+    made = parts(ours)
+    monkeypatch.setattr(ours.state, "distributed_type", DistributedType[kind])
+    with pytest.raises(ConfigError, match="its engine updates the weights out of a guard's reach"):
+        guarded(ours, made, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
