@@ -297,6 +297,22 @@ def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
         accelerate.guard(ours, model, optimizer, run=None, scheduler=plateau)
 
 
+def test_a_loop_that_fails_leaves_its_error_in_the_folder(tmp_path: Path) -> None:
+    ours = accelerator()
+    made = parts(ours)
+
+    def stop() -> None:
+        if guard.guard.number == 3:
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"), guarded(ours, made, tmp_path / "run") as guard:
+        trained(ours, made, guard, before=stop)
+    end = sealegs.open_run(tmp_path / "run").events[-1]
+    assert (end.kind, end.step, end.detail["reason"]) == ("end", 2, "failed")
+    assert end.detail["error"] == "ValueError: no more"
+    assert "clip_grad_norm_" not in vars(ours)
+
+
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "MEGATRON_LM", "XLA"])
 def test_engines_that_update_by_themselves_are_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -408,9 +409,38 @@ def test_a_run_that_is_halted_ends_with_its_reason(tmp_path: Path) -> None:
     with small.broken(trainer.model, lambda: attached.guard.number, faults), halts:
         trainer.train()
     assert trainer.state.global_step < STEPS
-    assert sealegs.open_run(tmp_path / "run").events[-1].kind == "halt"
+    halt, end = sealegs.open_run(tmp_path / "run").events[-2:]
+    assert (halt.kind, end.kind, end.detail["reason"]) == ("halt", "end", "halted")
     attached.detach()
     assert "Loop" not in repr(vars(trainer.optimizer).get("step"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed"), (None, "finished")]
+)
+def test_however_a_training_ends_the_folder_says_so(
+    error: type[BaseException] | None, reason: str, tmp_path: Path
+) -> None:
+    trainer = small.trainer(tmp_path / "out", max_steps=7)
+    attached = small.attached(trainer, tmp_path / "run")
+
+    def stop(*_: Any) -> None:
+        if error is not None and attached.guard.number == 5:
+            raise error
+
+    with trainer.model.register_forward_pre_hook(stop), pytest.raises(error) if error else nullcontext():
+        trainer.train()
+    (end,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "end")
+    assert (end.step, end.detail["reason"]) == (4 if error else 7, reason)
+
+
+def test_a_training_ends_where_all_that_is_left_of_the_data_is_left_out(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path / "out")
+    small.attached(trainer, tmp_path / "run", skip=((20, 10**6),))
+    trainer.train()
+    assert trainer.state.global_step == 20 < STEPS
+    (end,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "end")
+    assert end.detail["reason"] == "finished"
 
 
 def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:

@@ -149,7 +149,9 @@ class AcceleratedGuard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self.guard.fail(error)
         self.close()
 
 

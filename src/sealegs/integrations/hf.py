@@ -112,9 +112,17 @@ class Attached:
     def _inner_loop(self, run: Any) -> Any:
         def inner_training_loop(*args: Any, **kwargs: Any) -> Any:
             try:
-                return run(*args, **kwargs)
+                found = run(*args, **kwargs)
+                if (guard := self.guard) is not None:
+                    guard.finish()
+                    guard.watch.note("end", step=guard.number, reason="finished", skips=guard.watch.skips)
+            except BaseException as error:
+                if self.guard is not None:
+                    self.guard.fail(error)
+                raise
             finally:
                 self._end()
+            return found
 
         return inner_training_loop
 
