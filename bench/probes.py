@@ -55,14 +55,14 @@ class Damage:
     strike: Callable[[dict[str, Tensor]], None]
 
 
-def scaled(name: str, factor: float, share: slice) -> Callable[[dict[str, Tensor]], None]:
-    """Rows of the tensors that end so."""
+def scaled(name: str, factor: float, thirds: tuple[int, int] = (0, 3)) -> Callable[[dict[str, Tensor]], None]:
+    """The rows between two thirds of the tensors that end so."""
 
     def strike(weights: dict[str, Tensor]) -> None:
         for full_name, weight in weights.items():
             if full_name.endswith(name):
-                rows = weight.shape[0] // 3 if share != slice(None) else 1
-                weight[slice(share.start and share.start * rows, share.stop and share.stop * rows)] *= factor
+                first, end = (third * len(weight) // 3 for third in thirds)
+                weight[first:end] *= factor
 
     return strike
 
@@ -91,33 +91,34 @@ def flipped(name: str) -> Callable[[dict[str, Tensor]], None]:
 
 
 def damages(layers: int) -> Iterator[Damage]:
-    """All that are tried."""
-    everywhere = slice(None)
-    blocks = ["", *(f"blocks.{layer}." for layer in sorted({0, layers // 2, layers - 1}))]
+    """All that are tried: in every block, in the first, one in the middle and the last."""
+    attention = "attention.query_key_value.weight"
     parts = {
-        "queries and keys": ("attention.query_key_value.weight", slice(None, 2)),
-        "queries": ("attention.query_key_value.weight", slice(None, 1)),
-        "values": ("attention.query_key_value.weight", slice(2, None)),
-        "attention out": ("attention.out.weight", everywhere),
-        "mlp up": ("mlp.up.weight", everywhere),
-        "mlp down": ("mlp.down.weight", everywhere),
-        "norms before attention": ("attention_norm.weight", everywhere),
-        "norms before the mlp": ("mlp_norm.weight", everywhere),
+        "queries and keys": (attention, (0, 2)),
+        "queries": (attention, (0, 1)),
+        "values": (attention, (2, 3)),
+        "attention out": ("attention.out.weight", (0, 3)),
+        "mlp up": ("mlp.up.weight", (0, 3)),
+        "mlp down": ("mlp.down.weight", (0, 3)),
+        "norms before attention": ("attention_norm.weight", (0, 3)),
+        "norms before the mlp": ("mlp_norm.weight", (0, 3)),
     }
-    for kind, (part, share) in parts.items():
-        for block in blocks:
-            where = f"{block or 'all blocks '}{kind}"
+    blocks = [f"blocks.{layer}." for layer in sorted({0, layers // 2, layers - 1})]
+    for kind, (part, thirds) in parts.items():
+        for block in ("", *blocks):
             for factor in FACTORS:
-                yield Damage(kind, f"{where} x{factor:g}", scaled(f"{block}{part}", factor, share))
-            if share in (everywhere, slice(None, 2)):
-                for size in NOISE:
-                    yield Damage("noise", f"{where} + noise {size:g}", noisy(f"{block}{part}", size))
-            if block:
-                yield Damage("one bit", f"{where}, one bit", flipped(f"{block}{part}"))
+                name = f"{block or 'all blocks '}{kind} x{factor:g}"
+                yield Damage(kind, name, scaled(f"{block}{part}", factor, thirds))
+    for part in dict.fromkeys(part for part, _ in parts.values()):
+        for block in ("", *blocks):
+            for size in NOISE:
+                yield Damage("noise", f"{block or 'all blocks '}{part} + {size:g}", noisy(f"{block}{part}", size))
+        for block in blocks:
+            yield Damage("one bit", f"{block}{part}", flipped(f"{block}{part}"))
     for name in ("embedding.weight", "final_norm.weight"):
         for factor in FACTORS:
-            yield Damage("embedding and last norm", f"{name} x{factor:g}", scaled(name, factor, everywhere))
-        yield Damage("one bit", f"{name}, one bit", flipped(name))
+            yield Damage("embedding and last norm", f"{name} x{factor:g}", scaled(name, factor))
+        yield Damage("one bit", name, flipped(name))
 
 
 def measured(model: Transformer, batch: Batch, settings: Settings) -> tuple[float, Tensor]:
