@@ -3,6 +3,7 @@
 Writes what each rank saw to OUT/<rank>.json. Then it runs the examples that need ranks, whose words it leaves to them.
 """
 
+import hashlib
 import json
 import os
 import runpy
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from tests.integrations import small
 from tests.integrations.loop import parts, trained
 
@@ -61,6 +62,28 @@ def of_loop(out: Path, name: str, *, guarded: bool, is_damaged: bool = False, **
     return {"end": small.digest(model, optimizer.optimizer), "lr": scheduler.get_last_lr(), "numbers": numbers}
 
 
+def of_shards(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] = (), **options: Any) -> str:
+    """Weights at the end of a loop of Accelerate's whose model is sharded (FSDP2)."""
+    accelerator = Accelerator(cpu=True)
+    shard_on_cpus(accelerator)
+    made = model, optimizer, _, scheduler = parts(accelerator, batch=2, gamma=0.99)
+    shard_on_cpus(accelerator)
+    if guarded:
+        guard = accelerate.guard(accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options)
+        with guard, small.broken(model, lambda: guard.guard.number, faults):
+            trained(accelerator, made, guard)
+    else:
+        trained(accelerator, made)
+    weights = [parameter.full_tensor().detach().numpy().tobytes() for parameter in model.parameters()]
+    return hashlib.sha256(b"".join(weights)).hexdigest()
+
+
+def shard_on_cpus(accelerator: Accelerator) -> None:
+    """Which Accelerate does on GPUs alone, and forgets after ``prepare``."""
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+
+
 def example(out: Path, name: str, port: str) -> None:
     """As under torchrun; what it prints goes to OUT/<name>.txt."""
     os.environ["MASTER_PORT"] = port
@@ -84,6 +107,9 @@ def main(out: Path, *ports: str) -> None:
         "loop damaged": of_loop(
             out, "loop-damaged", guarded=True, is_damaged=True, playbook=standard, snapshot_every=20
         ),
+        "shards": of_shards(out, "shards", guarded=False),
+        "shards guarded": of_shards(out, "shards-guarded", guarded=True, playbook=standard),
+        "shards faulted": of_shards(out, "shards-faulted", guarded=True, faults=FAULTS),
     }
     (out / f"{rank}.json").write_text(json.dumps(saw))
     dist.destroy_process_group()

@@ -35,15 +35,18 @@ def test_ranks_agree_and_a_guard_changes_nothing(launched: tuple[Path, list[dict
     assert first == second, "weights, moments, schedules and steps"
     assert first["trainer guarded"] == first["trainer"]
     assert first["loop guarded"]["end"] == first["loop standard"]["end"] == first["loop"]["end"]
+    assert first["shards guarded"] == first["shards"]
     assert first["loop guarded"]["lr"] == first["loop"]["lr"] == pytest.approx([1e-2 * 0.99 ** (2 * 30)]), "a rank each"
 
 
-def test_the_rank_at_fault_is_named(launched: tuple[Path, list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("loop", ["trainer", "shards"])
+def test_the_rank_at_fault_is_named(loop: str, launched: tuple[Path, list[dict[str, Any]]]) -> None:
     out, (first, _) = launched
-    run = sealegs.open_run(out / "trainer-faulted-run")
+    run = sealegs.open_run(out / f"{loop}-faulted-run")
     texts = [event.detail["text"] for event in run.events if event.kind == "skip"]
     assert [text.split()[1] for text in texts] == ["12", "20"]
     assert all("on rank 1" in text for text in texts)
+    assert run.steps.tolist() == list(range(30))
     assert first["trainer faulted"]["steps"] == 30
 
 
