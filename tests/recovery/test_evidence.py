@@ -84,14 +84,50 @@ def test_many_in_a_hundred_ask_for_a_probe_too() -> None:
     assert asked.index(True) == 29, "at the twentieth skip"
 
 
-def test_a_source_is_named_where_the_loss_goes_with_its_share() -> None:
+def mixed(evidence: Evidence, steps: range, verdict: str, *, rise: float = 0.0, of_web: float = 0.0) -> None:
+    """Steps whose batches are of two sources, of which books are the harder by nature."""
+    for step in steps:
+        web = step * 5 % 8
+        noise = 0.05 * (step * 7 % 5 - 2)
+        loss = 2.0 + (8 - web) / 8 + noise + rise + of_web * web / 8
+        seen(evidence, step, verdict, loss=loss, sources=f"web={web} books={8 - web}")
+
+
+def test_a_source_is_named_where_the_loss_has_risen_with_its_share() -> None:
     evidence = Evidence(Playbook.standard())
-    for step in range(12):
-        share = step % 4
-        seen(evidence, step, "skip" if share else "go", loss=2.0 + share, sources=f"web={share} books={8 - share}")
+    mixed(evidence, range(30), "go")
+    mixed(evidence, range(30, 42), "skip", of_web=3.0)
     trouble = evidence.probed("a loss of 2", is_condemned=False, source=evidence.suspect())
     assert trouble is not None
-    assert (trouble.trigger, trouble.source) == (Trigger.BAD_DATA, "web")
+    assert (trouble.trigger, trouble.source, trouble.onset) == (Trigger.BAD_DATA, "web", 30)
+
+
+def test_a_source_that_is_hard_by_nature_is_not_blamed() -> None:
+    for before in (0, 30):
+        evidence = Evidence(Playbook.standard())
+        mixed(evidence, range(before), "go")
+        mixed(evidence, range(before, before + 40), "skip", rise=1.0)
+        assert evidence.suspect() is None
+
+
+def test_many_batches_tell_what_few_did_not() -> None:
+    evidence = Evidence(Playbook.standard())
+    mixed(evidence, range(30), "go")
+    mixed(evidence, range(30, 36), "skip", of_web=2.0)
+    assert evidence.probed("a loss of 2", is_condemned=False, source=evidence.suspect()) is None
+    asked = []
+    for step in range(36, 100):
+        mixed(evidence, range(step, step + 1), "go", of_web=2.0)
+        if evidence.wants_suspect:
+            asked.append((step, evidence.suspect()))
+    assert [step for step, _ in asked] == list(range(40, 90, 5)), "not for ever"
+    assert asked[0][1] == "web"
+    evidence = Evidence(Playbook.standard())
+    mixed(evidence, range(30), "go")
+    mixed(evidence, range(30, 50), "skip", of_web=2.0)
+    trouble = evidence.explained("web")
+    assert (trouble.trigger, trouble.source, trouble.onset) == (Trigger.BAD_DATA, "web", 30)
+    assert trouble.text.startswith("in 20 steps the loss went with the share of web")
 
 
 def test_not_finite_in_a_row_or_too_often() -> None:

@@ -208,6 +208,7 @@ def without(source: str, at: int, model: Any, _: object, stream: Any, clock: Any
     yield stream
 
 
+@pytest.mark.usefixtures("little_of_the_library")
 def test_a_poisoned_source_is_taken_out(branch: Branch) -> None:
     """Found though two batches in three have little of it, named, and taken out; beside a twin that lost it healthy."""
     fault = "poisoned-source:source=stdlib@230"
@@ -218,7 +219,7 @@ def test_a_poisoned_source_is_taken_out(branch: Branch) -> None:
     assert done.decided.step < 250
     assert set(run.column("sources")[done.decided.step + 1 : STEPS]) == {"grammar=8"}
     twin = loss_of(branch(kind=TWO_SOURCES, disturb=partial(without, "stdlib", done.decided.step))[0])
-    assert abs(loss_of(result) - twin) < 2 * SPREAD
+    assert loss_of(result) < twin + 2 * SPREAD
     assert loss_of(branch(fault, kind=TWO_SOURCES, shadow=True)[0]) > twin + 2 * SPREAD
 
 

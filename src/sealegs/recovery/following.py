@@ -68,6 +68,9 @@ class Following:
             self._batch_of.append((int(row["step"]), int(batch)))
         self._incidents, news = incidents.follow(self._incidents, row, verdict, self._playbook.looks)
         trouble = self.evidence.take(row, verdict)
+        if trouble is None and self._incidents.is_open and self.evidence.wants_suspect:
+            source = self.suspect()
+            trouble = None if source is None else self.evidence.explained(source)
         is_calm = verdict.go and not self._incidents.is_open
         is_doubtful = self._incidents.is_open or trouble is not None
         if not verdict.go:
