@@ -55,6 +55,7 @@ def drilled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, 
 def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(drill, "LEFT_OUT", (1, 20))
     monkeypatch.setattr(loops, "LEAD", 10)
     kept = tmp_path / "kept"
     code, card, drills = drilled(

@@ -75,7 +75,7 @@ def on_device(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_it_decides_as_the_detectors_do(seed: int) -> None:
-    values, announced = troubled(2500, seed)
+    values, announced = troubled(1500, seed)
     expected, states = on_host(values, announced)
     gate = Gate(CPU, DETECTORS)
     rows = on_device(gate, values, announced)
