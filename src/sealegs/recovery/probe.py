@@ -24,9 +24,9 @@ FEWEST_TENSORS = 8
 """Of which it can be said that the gradients of all have grown alike ..."""
 ALIKE = math.log(2.0)
 """... by how much, as a logarithm, the norm of one may have grown otherwise. Healthy weights of the lab's nano move by
-0.49 at most while a batch waits to be tried again; where queries and keys are damaged, and the loss is as it was, one is
-0.95 off or more (``bench/probes.py``). And none may be nearer to what it was than to that factor: what comes after the
-damage in the model keeps the gradients it had."""
+0.49 at most while a batch waits to be tried again; where queries and keys are damaged, and the loss is as it was, one
+is 0.95 off or more (``bench/probes.py``). And none may be nearer to what it was than to that factor: what comes after
+the damage in the model keeps the gradients it had."""
 
 
 @dataclass(frozen=True, slots=True)
