@@ -2,7 +2,7 @@
 
 import math
 
-from sealegs.recovery.evidence import OFTEN_WITHIN, PROBE_AGAIN, Evidence, Trouble
+from sealegs.recovery.evidence import OFTEN_WITHIN, PROBE_AGAIN, TAUGHT, Evidence, Trouble
 from sealegs.recovery.playbook import Playbook, Trigger
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
@@ -46,33 +46,45 @@ def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
 
 
-def after_a_leap(to: float) -> Evidence:
+def after_a_leap(to: float, *, taught: int = 0) -> Evidence:
     evidence = Evidence(Playbook.standard())
     for step in range(40):
         seen(evidence, step, loss=2.0)
     for step in range(40, 52):
-        seen(evidence, step, "skip", loss=to)
+        seen(evidence, step, "go" if 40 < step <= 40 + taught else "skip", loss=to)
     return evidence
+
+
+def is_of_the_data(evidence: Evidence, rise: float, *, norm_has_grown: bool = False) -> bool:
+    return evidence.is_of_the_data(rise, norm_has_grown=norm_has_grown)
+
+
+def test_weights_that_were_taught_nothing_since_have_not_forgotten_anything_either() -> None:
+    rise = 0.4 * math.log(2)
+    assert not is_of_the_data(after_a_leap(4.0), rise, norm_has_grown=True)
+    assert not is_of_the_data(after_a_leap(4.0, taught=TAUGHT - 1), rise, norm_has_grown=True)
+    assert is_of_the_data(after_a_leap(4.0, taught=TAUGHT), rise, norm_has_grown=True)
+    assert is_of_the_data(after_a_leap(4.0), rise), "one batch has not quite the same loss a few steps later"
 
 
 def test_other_data_are_told_from_damaged_weights_by_how_much_dearer_each_has_become() -> None:
     evidence, doubled = after_a_leap(4.0), math.log(2)
-    assert evidence.is_of_the_data(0.4 * doubled), "a batch from before has changed much less"
-    assert not evidence.is_of_the_data(0.9 * doubled), "it has changed as the new ones have"
-    assert not evidence.is_of_the_data(math.inf)
-    assert not after_a_leap(2.4).is_of_the_data(0.0), "no leap: a single batch does not tell such things apart"
+    assert is_of_the_data(evidence, 0.4 * doubled), "a batch from before has changed much less"
+    assert not is_of_the_data(evidence, 0.9 * doubled), "it has changed as the new ones have"
+    assert not is_of_the_data(evidence, math.inf)
+    assert not is_of_the_data(after_a_leap(2.4), 0.0), "no leap: a single batch does not tell such things apart"
 
 
 def test_what_was_usual_before_a_leap_is_remembered_as_long_as_it_lasts() -> None:
     evidence = after_a_leap(4.0)
-    assert evidence.is_of_the_data(0.0)
+    assert is_of_the_data(evidence, 0.0)
     for step in range(52, 200):
         seen(evidence, step, "skip", loss=3.9)
-    assert evidence.is_of_the_data(0.2)
+    assert is_of_the_data(evidence, 0.2)
     evidence.forget()
     for step in range(200, 205):
         seen(evidence, step, "skip", loss=4.0)
-    assert not evidence.is_of_the_data(0.0), "nothing is known of before"
+    assert not is_of_the_data(evidence, 0.0), "nothing is known of before"
 
 
 def test_many_in_a_hundred_ask_for_a_probe_too() -> None:

@@ -77,10 +77,15 @@ class Found:
         return math.log(self.loss / self.loss_then) if 0 < self.loss < math.inf else math.inf
 
     @property
+    def norm_has_grown(self) -> bool:
+        """Whether the gradients are larger than they were, not just computed otherwise."""
+        is_larger = self.grad_norm is not None and not self.grad_norm <= self.grad_norm_limit
+        return is_larger and self.factor is None
+
+    @property
     def is_condemned(self) -> bool:
         """Whether the weights are not what they were."""
-        has_grown = self.grad_norm is not None and not self.grad_norm <= self.grad_norm_limit
-        return (has_grown and self.factor is None) or not self.loss <= self.loss_limit
+        return self.norm_has_grown or not self.loss <= self.loss_limit
 
     @property
     def change(self) -> str:

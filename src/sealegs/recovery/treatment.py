@@ -136,7 +136,8 @@ class Recovery:
         (_, state), *_ = self._watch.states_of(Spike)
         found = self._probe.compared(loss, grad_norm, norms, state.stream.scale)
         evidence = self._following.evidence
-        is_condemned = found.is_condemned and not evidence.is_of_the_data(found.rise)
+        is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
+        is_condemned = found.is_condemned and not is_excused
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
         if found.change:
             self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
