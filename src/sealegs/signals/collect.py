@@ -115,7 +115,7 @@ class Collector:
 
 
 def waited_for(tensor: Tensor) -> list[float]:
-    """The numbers of a tensor, at once: for steps at which something is wrong, and waiting is the least of it."""
+    """The numbers of a tensor, at once: on a CPU, or where something is wrong and waiting is the least of it."""
     numbers: list[float] = tensor.detach().reshape(-1).double().tolist()
     return numbers
 

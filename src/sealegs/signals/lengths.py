@@ -4,21 +4,35 @@ In float64, in which no finite float32 has an infinite norm; torch sums a hundre
 3 % only on a CPU.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from sealegs.signals.collect import waited_for
 
-def lengths(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The norm of each as one float64 vector on a device; not finite only where the tensor is not."""
+MOST_ADDED = 2**18
+"""Numbers whose norm torch has to within 2.5e-5 on a CPU in float32 if they are drawn at random, and to within 4.3e-4
+if they are equal, and so rounded alike; the error grows with their number."""
+LEAST_NORM = 1e-15
+"""Below which float32 does not hold the squares."""
+
+
+def lengths(tensors: Sequence[Tensor], device: torch.device, *, roughly: bool = False) -> Tensor:
+    """The norm of each as one float64 vector on a device; not finite only where the tensor is not.
+
+    ``roughly``: to within what ``MOST_ADDED`` says, where that is quicker.
+    """
     exact = exact_dtype(device)
     kinds = alike(tensors)
     if not kinds:
         return torch.zeros(0, dtype=exact, device=device)
     norms: dict[int, Tensor] = {}
     for places in kinds:
-        found = torch.stack(torch._foreach_norm([tensors[place] for place in places], 2, dtype=exact)).to(device)
+        some = [tensors[place] for place in places]
+        is_quicker = roughly and some[0].device.type == "cpu" and some[0].dtype == torch.float32
+        found = (_rough_norms(some) if is_quicker else _norms(some, exact)).to(device)
         if len(kinds) == 1:
             return found
         norms.update(zip(places, found.unbind(), strict=True))
@@ -36,3 +50,17 @@ def alike(tensors: Iterable[Tensor]) -> list[list[int]]:
     for place, tensor in enumerate(tensors):
         places.setdefault((tensor.device, tensor.dtype), []).append(place)
     return list(places.values())
+
+
+def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
+
+
+def _rough_norms(tensors: list[Tensor]) -> Tensor:
+    """In float32, a third of the work on a CPU; in float64 those which that does not hold, or adds too many of."""
+    added = [tensor if tensor.numel() <= MOST_ADDED else tensor[:0] for tensor in tensors]
+    norms = _norms(added, torch.float32).double()
+    unsure = [place for place, norm in enumerate(waited_for(norms)) if not LEAST_NORM < norm < math.inf]
+    if unsure:
+        norms[unsure] = _norms([tensors[place] for place in unsure], torch.float64)
+    return norms

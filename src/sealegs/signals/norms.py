@@ -18,8 +18,8 @@ from sealegs.signals.weights import local
 class Gradients:
     """The gradients of one step, where they are, and their L2 norms.
 
-    Norms are exact: a finite gradient of 1e25 has a finite norm then, so a norm that is not finite
-    means a gradient that is not. To ``argmax`` NaN is the largest of all, then infinity: the worst is the culprit.
+    A finite gradient of 1e25 has a finite norm, so a norm that is not finite means a gradient that is not. To
+    ``argmax`` NaN is the largest of all, then infinity: the worst is the culprit.
     """
 
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ class GradientReader:
     def _norms_of(self, tensors: list[Tensor]) -> Tensor:
         """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
         device = self.device
-        measure = partial(lengths, tensors, device)
+        measure = partial(lengths, tensors, device, roughly=True)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return measure()
         return self._norms(measure, (addresses(tensors), self._owners), device)
