@@ -411,10 +411,12 @@ class Run:
     def probe(self) -> None:
         if self.model.target is None:
             number, position = self.batches.number, self.batches.position()
-            self.batches.repeat(self.handed_out)
-            assert next(self.iterator) is self.handed_out
-            assert self.batches.is_probe
-            assert (self.batches.number, self.batches.position()) == (number, position)
+            again = [object(), self.handed_out]
+            self.batches.repeat(again)
+            for each in again:
+                assert next(self.iterator) is each
+                assert self.batches.is_probe
+                assert (self.batches.number, self.batches.position()) == (number, position)
 
     def restart(self, which: int) -> None:
         """Another process goes on from what was saved."""
@@ -593,7 +595,7 @@ def test_a_probe_is_the_very_object_and_moves_nothing() -> None:
     assert next(iterator) == 1
     position = batches.position()
     probes = [batches.is_probe]
-    batches.repeat(kept)
+    batches.repeat([kept])
     probes.append(batches.is_probe)
     assert next(iterator) is kept
     probes.append(batches.is_probe)
@@ -602,9 +604,9 @@ def test_a_probe_is_the_very_object_and_moves_nothing() -> None:
     probes.append(batches.is_probe)
     assert probes == [False, False, True, False]
     next(iterator)
-    batches.repeat(kept)
+    batches.repeat([kept])
     assert next(iterator) is kept, "at the end of the data, too"
-    batches.repeat(kept)
+    batches.repeat([kept])
     batches.go_to(position)
     assert list(iterator) == [2, 3], "who goes elsewhere wants no probe any more"
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sealegs.recovery.probe import PROVEN_AFTER, Probe, factor_of
+from sealegs.recovery.probe import APART, MOST_TRIED, PROVEN_AFTER, Found, Probe, factor_of, together
 
 THEN = [1.0, 0.5, 3.0, 0.02, 1.0, 0.7, 2.0, 0.0, 5.0, 4.0]
 """One of them has no gradient."""
@@ -82,8 +82,14 @@ def probe(request: pytest.FixtureRequest) -> Probe:
         norms *= 1.5  # as a captured graph writes the next ones over them
         if 0 < request.param <= step:
             probe.follow(row | {"step": step - request.param}, is_calm=True, is_doubtful=False)
-    assert probe.batch == "batch 0"
+    assert probe.begin() == ["batch 0"]
     return probe
+
+
+def shown(probe: Probe, loss: float, norms: list[float]) -> Found:
+    found = probe.compared(loss, math.hypot(*norms), norms, 0.01)
+    assert found is not None, "the only batch"
+    return found
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,7 @@ def probe(request: pytest.FixtureRequest) -> Probe:
 def test_a_common_factor_acquits_weights_only_where_the_loss_is_as_it_was(
     probe: Probe, loss: float, norms: list[float], is_condemned: bool
 ) -> None:
-    found = probe.compared(loss, math.hypot(*norms), norms, 0.01)
+    found = shown(probe, loss, norms)
     assert loss < found.loss_limit
     assert found.is_condemned == is_condemned
     assert found.factor == (None if is_condemned else pytest.approx(8.0))
@@ -102,5 +108,70 @@ def test_a_common_factor_acquits_weights_only_where_the_loss_is_as_it_was(
 
 
 def test_a_norm_that_has_hardly_grown_is_no_change(probe: Probe) -> None:
-    found = probe.compared(3.0, math.hypot(*times(1.3)), times(1.3), 0.01)
+    found = shown(probe, 3.0, times(1.3))
     assert (found.factor, found.change, found.is_condemned) == (None, "", False)
+
+
+def after(steps: int, *, doubtful: range = range(0), infinite: range = range(0)) -> Probe:
+    """Batches that are numbers, and have a loss of 2 more than that."""
+    probe = Probe()
+    for step in range(steps):
+        probe.handed_out(step)
+        is_doubtful = step in doubtful
+        row = {"step": step, "loss": step + 2.0, "grad_norm": 1.0}
+        probe.follow(row, is_calm=step not in infinite, is_doubtful=is_doubtful)
+        probe.after_step(step + 1, is_healthy=not is_doubtful)
+    return probe
+
+
+def test_the_first_batches_are_near_each_other_and_later_ones_take_the_place_of_the_oldest() -> None:
+    assert after(PROVEN_AFTER).begin() == []
+    assert after(PROVEN_AFTER + 1).begin() == [0]
+    assert after(PROVEN_AFTER + 2 * APART + 1).begin() == [0, APART, 2 * APART]
+    late = after(500).begin()
+    assert len(late) == MOST_TRIED
+    assert all(PROVEN_AFTER <= 499 - batch <= (1 + MOST_TRIED) * PROVEN_AFTER for batch in late)
+
+
+def test_what_was_not_proven_before_doubt_never_is() -> None:
+    probe = after(100, doubtful=range(APART + PROVEN_AFTER, 100))
+    assert probe.begin() == [0], "the one that was"
+    assert after(100, doubtful=range(APART, 60)).begin() == [60, 60 + APART, 60 + 2 * APART]
+    assert 0 not in after(40, infinite=range(1)).begin(), "an incident was open"
+
+
+def test_a_trial_is_over_with_its_last_batch_and_each_is_compared_with_itself() -> None:
+    probe = after(PROVEN_AFTER + 2 * APART + 1)
+    batches = probe.begin()
+    found = [probe.compared(1.5 * (batch + 2.0), 3.0, [3.0], 0.01) for batch in batches]
+    assert found[:-1] == [None, None]
+    last = found[-1]
+    assert last is not None
+    assert last.tried == MOST_TRIED
+    assert (last.rise, last.grad_norm) == pytest.approx((math.log(1.5), 3.0))
+    assert last.is_condemned
+    assert str(last).startswith("3 batches from before have a mean loss of ")
+    assert probe.begin() == batches, "another trial begins anew"
+    assert probe.compared(2.0, 1.0, [1.0], 0.01) is None
+
+
+def found(loss: float, norm: float | None = 1.0, factor: float | None = None) -> Found:
+    return Found(loss, 3.0, 3.3, norm, 1.5, factor)
+
+
+def test_one_batch_of_three_does_not_condemn_and_one_that_is_not_finite_does() -> None:
+    assert not together([found(3.0), found(2.9), found(3.4)]).is_condemned
+    assert together([found(3.0), found(3.6), found(3.4)]).is_condemned
+    for loss in (math.nan, math.inf):
+        assert together([found(3.0), found(loss), found(3.0)]).is_condemned
+    assert together([found(3.0), found(3.0, 1e6)]).norm_has_grown
+    assert not together([found(3.0, 0.0), found(3.0, 0.0)]).norm_has_grown
+    assert together([found(3.0), found(3.0, None)]).grad_norm is None
+
+
+def test_most_batches_have_to_show_a_common_factor() -> None:
+    summed, other = found(3.0, 8.0, 8.0), found(3.0, 8.0)
+    assert together([summed, other, summed]).change
+    assert not together([summed, other, summed]).is_condemned
+    assert together([summed, other]).is_condemned
+    assert together([other, other, summed]).is_condemned

@@ -18,6 +18,7 @@ from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource
 from sealegs.recovery.playbook import Rung, Trigger
+from sealegs.recovery.probe import MOST_TRIED
 
 Bad = Callable[[Guard], float | None]
 
@@ -368,7 +369,6 @@ def test_summed_gradients_are_told_where_each_tensor_is_measured(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, clip=1.0) as guard:
         for batch in guard.batches(torch.randn(400, 256, 4)):
-            is_probe = guard.data.is_probe
             loss = loss_of(model, batch)
             (loss * (8.0 if guard.number >= 220 else 1.0)).backward()
             norm = None
@@ -377,9 +377,10 @@ def test_summed_gradients_are_told_where_each_tensor_is_measured(
             if measured != "by the guard":
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             guard.step(loss, grad_norm=norm if measured == "by the loop" else None)
-            if is_probe:
+            if events(tmp_path / "a", "probe"):
                 break
     (probe,) = events(tmp_path / "a", "probe")
+    assert probe["tried"] == MOST_TRIED
     assert probe["loss"] < probe["loss_limit"]
     assert probe["is_condemned"] == is_damage
     assert len(events(tmp_path / "a", "announced")) == (not is_damage)

@@ -6,7 +6,7 @@ next one comes from there, be it in an epoch before; what was begun after that i
 """
 
 import copy
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from sealegs.errors import ConfigError, SourceError
@@ -137,9 +137,9 @@ class Batches:
                 self._given_up.add(max(begin, first), min(end, first + count))
         self._skipped.add(first, first + count)
 
-    def repeat(self, batch: Any) -> None:
-        """Hand this very object out next, once, and go on from where the data is."""
-        self._probe[:] = [batch]
+    def repeat(self, batches: Sequence[Any]) -> None:
+        """Hand these very objects out next, once, and go on from where the data is."""
+        self._probe[:] = reversed(batches)
 
     def swap(self, source: str, weight: float) -> None:
         """Give a source of the data another weight, which holds after going back, too; 0 takes the source out."""

@@ -27,11 +27,11 @@ ASK_AGAIN = 5
 LEAP = math.log(1.25)
 """By how much the batches that come must have become dearer at once for that to be a change of the data ..."""
 FORGOTTEN = 0.5
-"""... and how much of it, at most, one from before has become dearer by: weights that learn other data forget what they
-knew, but slowly; where they are at fault themselves, both are as dear."""
+"""... and how much of it, at most, those from before have become dearer by: weights that learn other data forget what
+they knew, but slowly; where they are at fault themselves, both are as dear."""
 TAUGHT = 4
 """Updates with such batches before weights can have forgotten anything; until then they are not excused where the
-gradients of the batch from before have grown. In six runs at 49M parameters each: queries and keys x16, where all
+gradients of batches from before have grown. In six runs at 49M parameters each: queries and keys x16, where all
 updates were skipped and norms grew 40,000 times and more; half of the data in another language, where none were skipped
 and norms grew up to 5.4 times."""
 LATELY = 8
@@ -148,7 +148,7 @@ class Evidence:
         return self._trouble(Trigger.BAD_DATA, text, onset, source=source)
 
     def is_of_the_data(self, rise: float, *, norm_has_grown: bool) -> bool:
-        """Whether the batches that come became dearer by far more than one from before, whose loss has risen by so
+        """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
         much, as a logarithm, and the norm of whose gradients may have grown."""
         onset = self._onset(PROBE_AGAIN)
         losses = [
@@ -166,11 +166,11 @@ class Evidence:
         return self._leap >= LEAP and rise <= FORGOTTEN * self._leap and can_have_forgotten
 
     def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
-        """What a batch showed that was healthy before: bad now, and it is the weights; good, and it is the data."""
+        """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data."""
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
         self.is_sound = not is_condemned
         bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
-        found = f"{bad} of {len(self._recent)} steps were bad; a batch from before has {found}"
+        found = f"{bad} of {len(self._recent)} steps were bad; {found}"
         if is_condemned:
             return self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
         if source is None:  # bad data of no known origin, so far: skipping is all that can be done

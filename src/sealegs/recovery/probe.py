@@ -1,10 +1,11 @@
-"""Batches and judged rows in, a batch to try again out: is it the data that changed, or the weights?"""
+"""Batches and judged rows in, batches to try again out: is it the data that changed, or the weights?"""
 
 import copy
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,11 @@ from sealegs.vocabulary import Row
 
 PROVEN_AFTER = 16
 """Healthy steps after which a batch is one to compare with."""
+MOST_TRIED = 3
+"""Batches that are tried again, and together tell more than one: by how much each has become dearer differs by a sixth
+of it (49M parameters, queries and keys x16)."""
+APART = 6
+"""Steps between the first of them; later ones replace the oldest, and are as far apart as it takes to prove one."""
 SCALES, SMALLEST_RISE = 2.0, math.log(1.03)
 """By how much the loss of a batch must have risen for the weights to be damaged: in scales of noise, and at least."""
 GROWN_NORM = 1.5
@@ -59,17 +65,19 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a batch shows now."""
+    """What a batch shows now, or several of them."""
 
     loss: float
     loss_then: float
-    """When it was trained on."""
+    """When they were trained on."""
     loss_limit: float
     grad_norm: float | None
     grad_norm_limit: float
     factor: float | None
     """By which the gradients of every tensor have grown alike, while the loss is what it was; None where not all have.
     Damaged weights do not do that, a sum instead of a mean does."""
+    tried: int = 1
+    """How many batches it is of."""
 
     @property
     def rise(self) -> float:
@@ -99,38 +107,48 @@ class Found:
         )
 
     def __str__(self) -> str:
-        text = f"a loss of {self.loss:.4g}, expected below {self.loss_limit:.4g}"
+        subject = "a batch from before has a" if self.tried == 1 else f"{self.tried} batches from before have a mean"
+        text = f"{subject} loss of {self.loss:.4g}, expected below {self.loss_limit:.4g}"
         if self.grad_norm is None:
             return text
         return f"{text}, and a gradient norm of {self.grad_norm:.4g}, expected below {self.grad_norm_limit:.4g}"
 
 
 class Probe:
-    """Keeps a batch that was healthy when it was trained on. It is of use where each step takes one batch."""
+    """Keeps batches that were healthy when they were trained on. It is of use where each step takes one batch."""
 
     def __init__(self) -> None:
         self.why_none = ""
         """Why there will be none."""
         self.norms: Tensor | None = None
         """Of each gradient of the step that is being done; one number where nobody has them all."""
-        self._ready = Kept()
-        self._next = Kept()
-        """The one that takes its place, once it is proven."""
+        self._proven: deque[Kept] = deque(maxlen=MOST_TRIED)
+        self._waiting: deque[Kept] = deque()
+        """Those that are not proven yet."""
+        self._since_kept = APART
+        """Steps."""
         self._newest = Kept()
         """Of the row that was followed last; without its batch."""
         self._batch: Any = None
         self._ahead = 0
         """Batches that were handed out, less steps that were done."""
+        self._trial: list[Kept] = []
+        """Those that are being tried, and ..."""
+        self._found: list[Found] = []
+        """... what the first of them have shown."""
 
-    @property
-    def batch(self) -> Any:
-        """A copy of the one to try again; none yet, or none at all."""
-        return None if self.why_none else _copied(self._ready.batch)
+    def begin(self) -> list[Any]:
+        """Copies of the batches to try again, whose losses are to be told to ``compared`` in this order; none yet, or
+        none at all."""
+        self._trial, self._found = [] if self.why_none else list(self._proven), []
+        return [_copied(kept.batch) for kept in self._trial]
 
     def handed_out(self, batch: Any) -> None:
         """A batch is about to be handed out: the loop may change what it is given, so a copy is kept if one is due."""
         self._ahead += 1
-        self._batch = _copied(batch) if self._next.batch is None else None
+        are_enough = len(self._proven) + len(self._waiting) >= MOST_TRIED
+        is_due = self._since_kept >= (PROVEN_AFTER if are_enough else APART)
+        self._batch = _copied(batch) if is_due else None
 
     def after_step(self, number: int, *, is_healthy: bool) -> None:
         """The step before ``number`` is done."""
@@ -140,28 +158,53 @@ class Probe:
                 f"by step {number} the loop had taken {number + self._ahead} batches, and which one a step trained on "
                 "is known only where it takes one at a time"
             )
-        if self._next.batch is None and is_healthy:
+        self._since_kept += 1
+        if self._batch is not None and is_healthy:
             is_known = self._newest.step == number - 1  # on a device the row is still under way
             newest = self._newest if is_known else Kept()
             norms = None if self.norms is None else self.norms.clone()  # the next step may write over it
-            self._next = replace(newest, step=number - 1, batch=self._batch, norms=norms)
+            self._waiting.append(replace(newest, step=number - 1, batch=self._batch, norms=norms))
+            self._since_kept = 1
 
     def follow(self, row: Row, *, is_calm: bool, is_doubtful: bool) -> None:
         """A row has been judged."""
         step = int(row["step"])
         if is_doubtful:
-            self._next = Kept()
-        elif self._next.batch is not None and step >= self._next.step + PROVEN_AFTER:
-            self._ready = self._next if math.isfinite(self._next.loss) else self._ready
-            self._next = Kept()
+            self._waiting.clear()
+        while self._waiting and step >= self._waiting[0].step + PROVEN_AFTER:
+            kept = self._waiting.popleft()
+            if math.isfinite(kept.loss):
+                self._proven.append(kept)
         loss = float(row["loss"]) if is_calm else math.inf
         self._newest = Kept(step, None, loss, float(row.get("grad_norm", math.nan)))
-        if step == self._next.step:
-            self._next = replace(self._newest, batch=self._next.batch, norms=self._next.norms)
+        for place, kept in enumerate(self._waiting):
+            if kept.step == step:
+                self._waiting[place] = replace(self._newest, batch=kept.batch, norms=kept.norms)
 
-    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], scale: float) -> Found:
-        """What the batch shows now, beside what it showed then."""
-        return self._ready.compared(loss, grad_norm, norms, scale)
+    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], scale: float) -> Found | None:
+        """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""
+        self._found.append(self._trial[len(self._found)].compared(loss, grad_norm, norms, scale))
+        return together(self._found) if len(self._found) == len(self._trial) else None
+
+
+def together(founds: Sequence[Found]) -> Found:
+    """What several batches show: the means of what each does, by its logarithm."""
+    norms = [found.grad_norm for found in founds if found.grad_norm is not None]
+    factors = [found.factor for found in founds if found.factor is not None]
+    return Found(
+        loss=_mean([found.loss for found in founds]),
+        loss_then=_mean([found.loss_then for found in founds]),
+        loss_limit=_mean([found.loss_limit for found in founds]),
+        grad_norm=_mean(norms) if len(norms) == len(founds) else None,
+        grad_norm_limit=_mean([found.grad_norm_limit for found in founds]),
+        factor=median(factors) if 2 * len(factors) > len(founds) else None,
+        tried=len(founds),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    are_positive = all(0 < value < math.inf for value in values)
+    return math.exp(fmean(map(math.log, values))) if are_positive else fmean(values)
 
 
 def factor_of(then: Sequence[float], now: Sequence[float]) -> float | None:

@@ -120,8 +120,8 @@ class Recovery:
         self.recorder.after_step()
         if trouble is not None and not self._interventions.is_over:
             return self._interventions.treat(trouble, number)
-        if self._probes and self._following.evidence.wants_probe and (batch := self._probe.batch) is not None:
-            self._batches.repeat(batch)
+        if self._probes and self._following.evidence.wants_probe:
+            self._batches.repeat(self._probe.begin())
         if (count := self._following.row_of_skips()) and self._goes_back and self._retreat.count_back(number, count):
             self._following.forget_judged()
             self._following.cost += Cost(steps=count)
@@ -132,9 +132,11 @@ class Recovery:
         return self._heed_people(number)
 
     def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
-        """Act on what a batch shows now which was healthy before."""
+        """Act on what batches show now which were healthy before, once all of them have been tried."""
         (_, state), *_ = self._watch.states_of(Spike)
         found = self._probe.compared(loss, grad_norm, norms, state.stream.scale)
+        if found is None:
+            return None
         evidence = self._following.evidence
         is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
         is_condemned = found.is_condemned and not is_excused
@@ -195,7 +197,7 @@ class Recovery:
         return seen.trouble
 
     def _keep_probe(self, number: int) -> None:
-        """Keep a batch that can be tried again."""
+        """Keep batches that can be tried again."""
         if not self._probes:
             return
         self._probe.after_step(number, is_healthy=self._following.healthy > 0)

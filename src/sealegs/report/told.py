@@ -29,7 +29,9 @@ def remarkable(event: Event) -> str | None:
             return str(detail["text"])
         case "probe":
             found = "bad too" if detail["is_condemned"] else "as it should be"
-            return f"step {event.step}  a batch from before has a loss of {detail['loss']:.4g}: {found}"
+            tried = detail.get("tried", 1)
+            subject = "a batch from before has a" if tried == 1 else f"{tried} batches from before have a mean"
+            return f"step {event.step}  {subject} loss of {detail['loss']:.4g}: {found}"
         case "checkpoint-failed":
             return f"no checkpoint at step {event.step}, the run goes on: {detail['reason']}"
         case "stalled":
