@@ -2,7 +2,9 @@
 
 import math
 
-from sealegs.recovery.evidence import OFTEN_WITHIN, PROBE_AGAIN, TAUGHT, Evidence, Trouble
+import pytest
+
+from sealegs.recovery.evidence import LATELY, OFTEN_WITHIN, PROBE_AGAIN, TAUGHT, Evidence, Trouble
 from sealegs.recovery.playbook import Playbook, Trigger
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
@@ -73,6 +75,23 @@ def test_other_data_are_told_from_damaged_weights_by_how_much_dearer_each_has_be
     assert not is_of_the_data(evidence, 0.9 * doubled), "it has changed as the new ones have"
     assert not is_of_the_data(evidence, math.inf)
     assert not is_of_the_data(after_a_leap(2.4), 0.0), "no leap: a single batch does not tell such things apart"
+
+
+@pytest.mark.parametrize(("then", "asks_again"), [(3.9, False), (4.9, False), (5.1, True), (math.inf, True)])
+def test_weights_that_were_found_sound_are_asked_once_more_where_batches_become_dearer_again(
+    then: float, asks_again: bool
+) -> None:
+    evidence = after_a_leap(4.0)
+    assert evidence.probed("a loss of 2", is_condemned=False, source=None) is None
+    asked = []
+    for step in range(52, 72):
+        seen(evidence, step, loss=then)
+        asked.append(asks(evidence))
+    assert not any(asked[: LATELY - 1]), "a few batches tell nothing"
+    assert asked[LATELY - 1] == asked[-1] == asks_again
+    if asks_again:
+        evidence.probed("a loss of 2", is_condemned=False, source=None)
+        assert not asks(evidence)
 
 
 def test_what_was_usual_before_a_leap_is_remembered_as_long_as_it_lasts() -> None:

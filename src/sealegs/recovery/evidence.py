@@ -101,10 +101,13 @@ class Evidence:
         """The loss of batches before trouble began, as a logarithm, and by how much it leapt there."""
         self.is_sound = False
         """Whether the last probe found that it is the data, and not the weights: going back would change nothing."""
+        self._sound_until = math.inf
+        """What batches may cost, as a logarithm, before that is asked once more."""
         self._unexplained: int | None = None
         """The step that bad data of no known origin began with."""
         self._is_lasting = False
-        """Whether there was an alarm since that of what lasts, and was not all kept from the weights."""
+        """Whether there was an alarm since that of what lasts, and was not all kept from the weights, or batches have
+        become dearer again."""
 
     @property
     def wants_probe(self) -> bool:
@@ -150,10 +153,7 @@ class Evidence:
     def is_of_the_data(self, rise: float, *, norm_has_grown: bool) -> bool:
         """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
         much, as a logarithm, and the norm of whose gradients may have grown."""
-        onset = self._onset(PROBE_AGAIN)
-        losses = [
-            math.log(loss) if 0 < (loss := float(seen.row["loss"])) < math.inf else math.inf for seen in self._recent
-        ]
+        onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
         before, since = losses[:onset][-WINDOW // 2 :], losses[onset:]
         if len(before) >= LATELY:  # else it began before what is remembered, and is as it was found then
             # an onset may be dated too early, so the dearest stretch since then
@@ -169,6 +169,7 @@ class Evidence:
         """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data."""
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
         self.is_sound = not is_condemned
+        self._sound_until = median(self._losses(LATELY)) + LEAP if self.is_sound else math.inf
         bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         found = f"{bad} of {len(self._recent)} steps were bad; {found}"
         if is_condemned:
@@ -192,6 +193,8 @@ class Evidence:
         for place in late:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
+        if self._since_probe >= LATELY and self.is_sound and median(self._losses(LATELY)) > self._sound_until:
+            self._is_lasting = True  # updates may have done since what those before had not
         if self._since_probe > WINDOW // 2:
             self._unexplained = None
         if self._since_probe > WINDOW:
@@ -203,6 +206,12 @@ class Evidence:
             self._condemned += 1
             last = islice(reversed(self._recent), self._since_probe)
             self._unprobed = sum(seen.is_condemned for seen in last)
+
+    def _losses(self, count: int) -> list[float]:
+        """Of the last rows, as logarithms."""
+        rows = islice(self._recent, max(len(self._recent) - count, 0), None)
+        losses = (float(seen.row["loss"]) for seen in rows)
+        return [math.log(loss) if 0 < loss < math.inf else math.inf for loss in losses]
 
     def _onset(self, gap: int) -> int:
         """Which of the recent rows it began with, where so many good ones may lie between two bad ones."""
