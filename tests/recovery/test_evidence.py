@@ -94,6 +94,14 @@ def test_weights_that_were_found_sound_are_asked_once_more_where_batches_become_
         assert not asks(evidence)
 
 
+def test_sound_weights_that_nothing_was_taught_since_are_not_asked_again() -> None:
+    evidence = after_a_leap(4.0)
+    assert evidence.probed("a loss of 2", is_condemned=False, source=None) is None
+    for step in range(52, 52 + PROBE_AGAIN - 1):
+        seen(evidence, step, "skip", loss=9.0)
+        assert not asks(evidence)
+
+
 def test_what_was_usual_before_a_leap_is_remembered_as_long_as_it_lasts() -> None:
     evidence = after_a_leap(4.0)
     assert is_of_the_data(evidence, 0.0)

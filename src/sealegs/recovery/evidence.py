@@ -193,8 +193,8 @@ class Evidence:
         for place in late:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
-        if self._since_probe >= LATELY and self.is_sound and median(self._losses(LATELY)) > self._sound_until:
-            self._is_lasting = True  # updates may have done since what those before had not
+        if self.is_sound and self._since_probe >= LATELY and self._has_become_dearer():
+            self._is_lasting = True
         if self._since_probe > WINDOW // 2:
             self._unexplained = None
         if self._since_probe > WINDOW:
@@ -206,6 +206,11 @@ class Evidence:
             self._condemned += 1
             last = islice(reversed(self._recent), self._since_probe)
             self._unprobed = sum(seen.is_condemned for seen in last)
+
+    def _has_become_dearer(self) -> bool:
+        """Whether every batch has, after updates that were applied: where none was, the weights are still sound."""
+        learned = sum(seen.is_learned for seen in islice(reversed(self._recent), LATELY))
+        return learned >= TAUGHT and min(self._losses(LATELY)) > self._sound_until
 
     def _losses(self, count: int) -> list[float]:
         """Of the last rows, as logarithms."""
