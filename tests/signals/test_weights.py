@@ -257,7 +257,8 @@ def test_moments_are_those_that_the_optimizer_has(
     sampled_update(sampler, optimizer, loss)
     wanted = {name: size_of(state_of(optimizer, key)) for name, key in keys.items()}
     values = sampled_update(sampler, optimizer, loss)
-    assert {name: value for name, value in values.items() if name.startswith("moment")} == pytest.approx(wanted)
+    moments = {name: value for name, value in values.items() if name.startswith("moment")}
+    assert moments == pytest.approx(wanted, rel=1e-5)  # on a CPU they are added in float32
 
 
 def test_moments_that_are_loaded_or_begun_anew_are_those_that_are_measured() -> None:

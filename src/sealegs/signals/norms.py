@@ -78,7 +78,7 @@ class GradientReader:
     def _norms_of(self, tensors: list[Tensor]) -> Tensor:
         """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
         device = self.device
-        measure = partial(lengths, tensors, device, roughly=True)
+        measure = partial(lengths, tensors, device)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return measure()
         return self._norms(measure, (addresses(tensors), self._owners), device)
