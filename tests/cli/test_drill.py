@@ -147,19 +147,19 @@ CARD = Drilled(
         DrillShown(
             name="lr-x30", family="schedule", what="learning rate x30 for 10 steps", faults=["lr-spike@230"],
             settings=[], verdict="damaged", unguarded=659.7, guarded=4.3, prevented=0.99, seen=231, latency=1,
-            skipped=1, counted_back=40, done=["went back to step 200"], cause="lr-too-high",
+            skipped=1, done_again=40, done=["went back to step 200"], cause="lr-too-high",
             is_right=False, because="so", ranks=1, rank=None,
         ),
         DrillShown(
             name="nan-gradient", family="hardware", what="NaN", faults=["nan-gradient@230"], settings=[],
             verdict="survived", unguarded="NaN", guarded=0.5, prevented=1.0, seen=230, latency=0, skipped=1,
-            counted_back=0, done=[], cause="corrupt-gradient", is_right=True, because="so",
+            done_again=0, done=[], cause="corrupt-gradient", is_right=True, because="so",
             ranks=1, rank=None,
         ),
         DrillShown(
             name="rank-nan", family="hardware", what="NaN", faults=["nan-gradient:rank=1@230"], settings=[],
             verdict="survived", unguarded="NaN", guarded=0.5, prevented=1.0, seen=230, latency=0, skipped=1,
-            counted_back=0, done=[], cause="corrupt-gradient", is_right=True, because="so", ranks=2, rank=1,
+            done_again=0, done=[], cause="corrupt-gradient", is_right=True, because="so", ranks=2, rank=1,
         ),
     ],
 )  # fmt: skip

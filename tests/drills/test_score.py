@@ -7,9 +7,10 @@ import pytest
 
 from sealegs.drills.catalogue import DRILLS
 from sealegs.drills.score import Score, done_in
+from sealegs.report.postmortem_events import steps_spent
 from sealegs.vocabulary import Event
 
-NONE = {"seen": None, "latency": None, "skipped": 0, "counted_back": 0, "done": (), "halted": False, "struck": True}
+NONE = {"seen": None, "latency": None, "skipped": 0, "done_again": 0, "done": (), "halted": False, "struck": True}
 SEEN = NONE | {"seen": 231, "latency": 1, "skipped": 1}
 
 
@@ -72,3 +73,14 @@ def test_of_a_struck_rank_the_cause_is_right_if_the_rank_is() -> None:
     assert scored("rank-nan", **known, rank=0).is_right is False
     assert scored("rank-nan", **known, rank=None).is_right is False
     assert scored("nan-gradient", **known, rank=None).is_right
+
+
+def test_a_step_costs_once_also_where_it_was_skipped_and_done_again() -> None:
+    def skip(step: int, *, acted: bool = True) -> dict[str, Any]:
+        return {"kind": "skip", "step": step, "skipped_in_a_row": 1, "acted": acted}
+
+    back = {"kind": "intervention", "step": 240, "to_step": 200, "cost": {"steps": 40}, "acted": True}
+    counted_back = {"kind": "counted-back", "step": 232, "to_step": 230, "steps": 2}
+    assert steps_spent([skip(230), skip(231), counted_back]) == (2, 0)
+    assert steps_spent([skip(150), skip(239), back, skip(250)]) == (2, 40)
+    assert steps_spent([skip(230, acted=False), {**back, "acted": False}]) == (0, 0)

@@ -307,7 +307,7 @@ def _shown(each: "Score", loop: "Loop | RankedLoop") -> DrillShown:
         seen=each.seen,
         latency=each.latency,
         skipped=each.skipped,
-        counted_back=each.counted_back,
+        done_again=each.done_again,
         done=list(each.done),
         cause=each.cause,
         is_right=each.is_right,

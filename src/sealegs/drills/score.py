@@ -10,6 +10,7 @@ from sealegs.drills.catalogue import Drill
 from sealegs.record.run import Run, open_run
 from sealegs.report.drilled import Verdict
 from sealegs.report.interventions import interventions
+from sealegs.report.postmortem_events import steps_spent
 from sealegs.vocabulary import Event
 
 CLOSE = 2.0
@@ -30,8 +31,8 @@ class Score:
     """The step of the first skip or alarm from the fault on."""
     latency: int | None
     skipped: int
-    counted_back: int
-    """Steps that were done twice."""
+    done_again: int
+    """Steps that were done once more after going back."""
     done: tuple[str, ...]
     """The interventions, in words."""
     halted: bool
@@ -97,7 +98,7 @@ def score(
     seen = None if first is None else first.step
     reason = next((event.detail["reason"] for event in reversed(run.events) if event.kind == "end"), None)
     cause, why = explain(watched) if explain is not None else (None, "")
-    back = [event.detail["steps"] for event in run.events if event.kind == "counted-back"]
+    skipped, again = steps_spent({"kind": each.kind, "step": each.step, **each.detail} for each in run.events)
     return Score(
         drill=drill,
         struck=not drill.faults or any(event.kind == "fault" for event in run.events),
@@ -105,8 +106,8 @@ def score(
         guarded=gaps[1],
         seen=seen,
         latency=None if seen is None else seen - since,
-        skipped=sum("skipped_in_a_row" in event.detail for event in found),  # an alarm alone skips nothing
-        counted_back=sum(back),
+        skipped=skipped,
+        done_again=again,
         done=done_in(run.events),
         halted=reason == "halted",
         rank=None if first is None else _rank_in(first),

@@ -40,8 +40,8 @@ class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
     latency: int | None
     """Steps from the first strike to that."""
     skipped: int
-    counted_back: int
-    """Steps that were done again after going back."""
+    done_again: int
+    """Steps that were done once more after going back; what was skipped among them counts here."""
     done: list[str]
     """The interventions."""
     cause: str | None
@@ -151,7 +151,7 @@ def _line(each: DrillShown) -> str:
     cause = each.cause.replace("-", " ") if each.cause else "not known" if each.is_right is False else ""
     if cause and each.ranks > 1:
         cause += f", rank {'?' if each.rank is None else each.rank}"
-    steps = each.skipped + each.counted_back
+    steps = each.skipped + each.done_again
     return _row(
         f"  {each.name}",
         _gap(each.unguarded),

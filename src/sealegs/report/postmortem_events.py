@@ -2,11 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from sealegs.report.postmortem_numbers import BASELINE, Met, Plain, finite
 from sealegs.report.postmortem_values import Cost
+
+_SKIPPING = ("skip", "alarm", "halt")
+"""Kinds of events that may say of an update that it was left out."""
 
 
 def recovery(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
@@ -53,21 +56,12 @@ def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
 
 def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
     """Steps that were skipped or done once more; where nothing was done, those until the trajectory resumed."""
-    pending: list[int] = []
-    lost, downtime = 0, 0.0
-    ours = {id(event) for event in (*_skips(met, events), *_interventions(met, events)) if event.get("acted")}
-    for event in events:
-        if id(event) not in ours:
-            continue
-        if event["kind"] == "intervention":
-            back_to = int(event.get("to_step", event["step"]))
-            pending = [step for step in pending if step < back_to]  # they are among those done once more
-            lost += int((event.get("cost") or {}).get("steps", 0))
-            downtime += float(event.get("seconds", 0.0))
-        else:
-            pending.append(int(event["step"]))
-    counted = f"{len(pending)} skipped, {lost} done once more" if lost and pending else "done once more"
-    counted, lost = counted if lost else "skipped", lost + len(pending)
+    ours = {id(event) for event in (*_skips(met, events), *_interventions(met, events))}
+    done = [event for event in events if id(event) in ours]
+    skipped, again = steps_spent(done)
+    downtime = sum(float(event.get("seconds", 0.0)) for event in done if _is_done(event, "intervention"))
+    counted = f"{skipped} skipped, {again} done once more" if again and skipped else "done once more"
+    counted, lost = counted if again else "skipped", skipped + again
     if not lost:
         lost = (met.last if met.end is None else met.end) - met.start
         counted = f"from the onset to {'the last one' if met.recovery_loss is None else 'where it resumed'}"
@@ -78,6 +72,20 @@ def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
         price_per_hour=manifest.get("price_per_hour") or None,
         downtime_s=downtime + _stopped(met, events),
     )
+
+
+def steps_spent(events: Iterable[Plain]) -> tuple[int, int]:
+    """Steps that were skipped, and those that were done once more; one that was both is among the latter."""
+    skipped: list[int] = []
+    again = 0
+    for event in events:
+        if _is_done(event, "intervention"):
+            back_to = int(event.get("to_step", event["step"]))
+            skipped = [step for step in skipped if step < back_to]
+            again += int((event.get("cost") or {}).get("steps", 0))
+        elif _is_done(event, *_SKIPPING) and event.get("skipped_in_a_row"):
+            skipped.append(int(event["step"]))
+    return len(skipped), again
 
 
 def time_of(met: Met, events: Sequence[Plain]) -> float | None:
@@ -105,8 +113,12 @@ def during(met: Met, events: Sequence[Plain]) -> Sequence[Plain]:
 
 def _skips(met: Met, events: Sequence[Plain]) -> list[Plain]:
     """Updates that were left out, or would have been."""
-    kinds = ("skip", "alarm", "halt")
-    return [event for event in during(met, events) if event["kind"] in kinds and event.get("skipped_in_a_row")]
+    return [event for event in during(met, events) if event["kind"] in _SKIPPING and event.get("skipped_in_a_row")]
+
+
+def _is_done(event: Plain, *kinds: str) -> bool:
+    """Not only what would have been, in shadow mode."""
+    return event["kind"] in kinds and bool(event.get("acted"))
 
 
 def _interventions(met: Met, events: Sequence[Plain]) -> list[Plain]:
