@@ -1,14 +1,16 @@
 """What a guard costs within the step of a framework, side by side in one run with that framework alone.
 
-    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf lightning] [--blocks 40] [--width 128] [--out FILE.json]
+    OMP_NUM_THREADS=1 python bench/frameworks.py [--only hf lightning] [--blocks 14] [--width 128] [--out FILE.json]
     python bench/frameworks.py --device cuda --width 512 --layers 12 --rows 32 --length 1024
 
-For each framework three loops train at once, in three threads of which one has the word at a time: the framework alone,
-with a guard, and alone once more as a control. After a block of steps the word goes round, so that whatever else the
-machine does strikes all of them. A block has ten steps, one of which is looked at closely. Each is compared with the
-first loop's of the same round; the median of these ratios is printed, with the interval that it lies in with 95 %
-confidence (from its rank among the rounds). Times are those of the thread on its core, and by the clock: the first are
-what a shared machine can tell, the second hold waits, and those for a GPU, which is waited for after each block.
+For each framework three loops train at once, in three threads of which one has the word at a time: one with a guard,
+and the framework alone, twice. After a block of steps the word goes round, so that whatever else the machine does
+strikes all of them. A block has ten steps, one of which is looked at closely. The guarded one is compared with the mean
+of the two others of the same round, and these with each other as a control; the median of these ratios is printed, with
+the interval that it lies in with 95 % confidence (from its rank among the rounds). Where a model lies in memory is
+worth some percent on a CPU, for as long as it lies there: so everything is made anew three times, and each time another
+loop is the guarded one. Times are those of the thread on its core, and by the clock: the first are what a shared
+machine can tell, the second hold waits, and those for a GPU, which is waited for after each block.
 
 Another framework is one more function in FRAMEWORKS: it trains, and calls ``tick`` at the end of each step.
 """
@@ -103,9 +105,16 @@ class Round:
             self._changed.notify_all()
 
 
-def side_by_side(train: Framework, size: Size, steps: int, block: int, folder: Path) -> list[list[Spent]]:
-    """Blocks of each loop: alone, guarded, alone."""
-    runs = (None, folder / "run", None)
+def side_by_side(train: Framework, size: Size, steps: int, block: int, guarded: int) -> list[list[Spent]]:
+    """Blocks of three loops, of which one is guarded; those of it come second."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [Path(folder) / "run" if number == guarded else None for number in range(3)]
+        blocks = _blocks(train, size, steps, block, runs)
+    alone, again = (blocks[number][WARM:] for number in range(3) if number != guarded)
+    return [alone, blocks[guarded][WARM:], again]
+
+
+def _blocks(train: Framework, size: Size, steps: int, block: int, runs: list[Path | None]) -> list[list[Spent]]:
     rounds = Round(len(runs), block)
     failed: list[BaseException] = []
 
@@ -256,7 +265,7 @@ FRAMEWORKS: dict[str, Framework] = {"hf": hf, "accelerate": accelerate, "lightni
 
 def compared(blocks: list[Spent], base: list[Spent], field: str) -> dict[str, Any]:
     """The median ratio of a loop's blocks to the base's of the same round, less one, and where it lies."""
-    pairs = [(getattr(mine, field), getattr(theirs, field)) for mine, theirs in zip(blocks, base, strict=False)][WARM:]
+    pairs = [(getattr(mine, field), getattr(theirs, field)) for mine, theirs in zip(blocks, base, strict=True)]
     ratios = sorted(mine / theirs - 1 for mine, theirs in pairs)
     half = 0.98 * math.sqrt(len(ratios))  # ranks on either side of the median: 1.96 deviations of a coin's
     low, high = max(0, math.floor(len(ratios) / 2 - half)), min(len(ratios) - 1, math.ceil(len(ratios) / 2 + half))
@@ -273,7 +282,8 @@ def main() -> None:
     """Measure, print, keep."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--only", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
-    words.add_argument("--blocks", type=int, default=40)
+    words.add_argument("--blocks", type=int, default=14, help=f"rounds, of which the first {WARM} do not count")
+    words.add_argument("--times", type=int, default=3, help="how often everything is made anew")
     words.add_argument("--block", type=int, default=10)
     words.add_argument("--width", type=int, default=128)
     words.add_argument("--layers", type=int, default=4)
@@ -290,14 +300,15 @@ def main() -> None:
     print(f"{platform.machine()}, torch {torch.__version__}, {where}")
     print(f"{parameters / 1e6:.1f}M parameters, {size.rows} x {size.length} tokens a step")
     for name in chosen.only:
-        with tempfile.TemporaryDirectory() as folder:
-            steps = chosen.blocks * chosen.block + 1
-            alone, guarded, control = side_by_side(FRAMEWORKS[name], size, steps, chosen.block, Path(folder))
-        print(f"\n{name}: {chosen.blocks} rounds of {chosen.block} steps")
+        steps = chosen.blocks * chosen.block + 1
+        made = [side_by_side(FRAMEWORKS[name], size, steps, chosen.block, each % 3) for each in range(chosen.times)]
+        alone, guarded, control = ([block for loops in made for block in loops[role]] for role in range(3))
+        print(f"\n{name}: {chosen.times} times {chosen.blocks} rounds of {chosen.block} steps")
         print("| loop | time | ms a step | ms more | more than alone | 95 % interval |\n|---|---|---|---|---|---|")
-        for label, blocks in (("alone", alone), ("guarded", guarded), ("alone again (control)", control)):
+        both = [Spent(*map(statistics.mean, zip(*pair, strict=True))) for pair in zip(alone, control, strict=True)]
+        for label, blocks, base in (("guarded", guarded, both), ("alone again (control)", control, alone)):
             for field in Spent._fields:
-                told = found.setdefault(name, {}).setdefault(label, {})[field] = compared(blocks, alone, field)
+                told = found.setdefault(name, {}).setdefault(label, {})[field] = compared(blocks, base, field)
                 low, high = told["interval"]
                 print(
                     f"| {label} | {field} | {told['step_ms']:.2f} | {told['more_ms']:+.2f} "
