@@ -446,6 +446,8 @@ class Guard:
     def _probe(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> None:
         """A step on a batch that was healthy before: it is looked at, and nothing is learned or updated."""
         with torch.no_grad():
+            if before is None and self._update.scaler is None:
+                self._tighten()  # as in a step: its norms are what these are compared with
             found = self._reading.probed(loss, grad_norm, before)
         self._update.discard()
         self._meter.get_ready(self.number)
@@ -460,7 +462,7 @@ class Guard:
             return False
         self.number = step
         if self.recovery is not None:
-            self.recovery.recorder.forget_from(step)
+            self.recovery.went_to(step)
         self._gatekeeper.forget()
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)

@@ -1,5 +1,6 @@
 """What a run shows that no single step does."""
 
+import json
 import math
 
 import pytest
@@ -190,3 +191,70 @@ def test_weights_that_are_not_finite_and_a_spent_budget() -> None:
     spent = seen(evidence, 8, "halt")
     assert spent is not None
     assert spent.trigger == Trigger.BUDGET_SPENT
+
+
+def test_what_was_dear_before_the_trouble_has_taught_nothing_of_it() -> None:
+    evidence = Evidence(Playbook.standard())
+    for step in range(95):  # a young run, whose first losses are higher than what comes of the damage
+        seen(evidence, step, loss=4.0 + 7.0 * math.exp(-step / 30))
+    for step in range(95, 100):
+        seen(evidence, step, "skip", loss=8.0)
+    assert is_of_the_data(evidence, 0.0)
+    assert not is_of_the_data(evidence, 0.0, norm_has_grown=True)
+
+
+def acquitted(*, before: float = 3.0, then: float = 4.0) -> Evidence:
+    """Sound: batches cost more since step 100, and were trained on."""
+    evidence = Evidence(Playbook.standard())
+    for step in range(100):
+        seen(evidence, step, loss=before)
+    for step in range(100, 112):
+        seen(evidence, step, "skip" if step == 111 else "go", loss=then)
+    assert is_of_the_data(evidence, 0.1)
+    assert evidence.probed("a loss of 3", is_condemned=False, source=None) is None
+    return evidence
+
+
+@pytest.mark.parametrize("steps", [30, 70, 120])
+def test_a_second_change_of_the_data_is_measured_from_before_the_first(steps: int) -> None:
+    """As the batches that are tried again are."""
+    evidence = acquitted()
+    for step in range(112, 112 + steps):
+        seen(evidence, step, loss=4.0)
+        assert not asks(evidence)
+    losses = [6.0] * 7 + [5.1]  # the last of which is no more than the others
+    for step, loss in enumerate(losses, 112 + steps):
+        seen(evidence, step, loss=loss)
+    assert asks(evidence)
+    assert is_of_the_data(evidence, 0.25)
+    assert not is_of_the_data(evidence, 0.4)
+
+
+def test_what_was_dear_when_weights_were_found_sound_is_not_the_measure_for_ever() -> None:
+    evidence = acquitted(then=10.0)
+    for step in range(112, 300):
+        seen(evidence, step, loss=3.0)
+        assert not asks(evidence)
+    for step in range(300, 300 + LATELY):
+        seen(evidence, step, loss=9.0)
+    assert asks(evidence)
+
+
+def test_a_new_incident_long_after_a_probe_is_not_covered_by_it() -> None:
+    evidence = acquitted()
+    for step in range(112, 180):
+        seen(evidence, step, loss=4.0)
+    evidence.new_incident()
+    assert evidence.is_sound, "which may be the same change"
+    for step in range(180, 220):
+        seen(evidence, step, loss=4.0)
+    evidence.new_incident()
+    assert not evidence.is_sound
+
+
+@pytest.mark.parametrize("then", [4.0, math.inf])
+def test_what_a_probe_found_is_restored(then: float) -> None:
+    evidence, restored = acquitted(then=then), Evidence(Playbook.standard())
+    restored.load_state_dict(json.loads(json.dumps(evidence.state_dict())))
+    assert restored.is_sound
+    assert restored.state_dict() == evidence.state_dict()

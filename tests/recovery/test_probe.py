@@ -175,3 +175,35 @@ def test_most_batches_have_to_show_a_common_factor() -> None:
     assert not together([summed, other, summed]).is_condemned
     assert together([summed, other]).is_condemned
     assert together([other, other, summed]).is_condemned
+
+
+def test_a_batch_whose_loss_or_gradient_is_gone_tells_nothing_beside_others() -> None:
+    gone = Found(0.0, 0.01, 0.0103, 1.0, 1.5, None)
+    assert not together([gone, found(3.0), found(3.0)]).is_condemned
+    assert together([gone, found(30.0), found(30.0)]).is_condemned
+    without_gradient = Found(3.0, 3.0, 3.3, 0.0, 0.0015, None)
+    assert not together([without_gradient, found(3.0), found(3.0)]).is_condemned
+    assert together([without_gradient, found(3.0, 9.0), found(3.0, 9.0)]).is_condemned
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(0.0, 1.0), (-1.0, 1.0), (3.0, 0.0)])
+def test_a_batch_without_a_loss_or_a_gradient_is_none_to_compare_with(loss: float, norm: float) -> None:
+    probe = Probe()
+    for step in range(2 * PROVEN_AFTER):
+        probe.handed_out(step)
+        row = {"step": step, "loss": loss, "grad_norm": norm}
+        probe.follow(row, is_calm=True, is_doubtful=False)
+        probe.after_step(step + 1, is_healthy=True)
+    assert probe.begin() == []
+
+
+def test_batches_of_steps_that_are_to_be_done_again_are_forgotten() -> None:
+    probe = after(100)
+    kept = probe.begin()
+    probe.forget_from(kept[1])
+    assert probe.begin() == kept[:1]
+    for step in range(kept[1], kept[1] + 60):
+        probe.handed_out(f"again {step}")
+        probe.follow({"step": step, "loss": 2.0, "grad_norm": 1.0}, is_calm=True, is_doubtful=False)
+        probe.after_step(step + 1, is_healthy=True)
+    assert all(str(batch).startswith("again") for batch in probe.begin())

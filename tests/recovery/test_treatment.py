@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
-from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource
+from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource, Tighten
 from sealegs.recovery.playbook import Rung, Trigger
 from sealegs.recovery.probe import MOST_TRIED
 
@@ -498,3 +498,79 @@ def test_batches_are_copied_where_one_may_be_tried_again(playbook: Playbook, mos
             guard.step(loss)
     assert Counted.copies <= most
     assert (Counted.copies > 0) == (most > 0)
+
+
+def test_batches_of_weights_that_are_gone_are_not_tried_again(tmp_path: Path) -> None:
+    """They were learnt in steps that are to be done again, and cost the weights from before them more."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    nans, garbage = once(390, 391, 392), once(*range(205, 211), factor=9.0)
+    is_over = False
+
+    def bad(guard: Guard) -> float | None:
+        nonlocal is_over
+        factor = nans(guard)
+        is_over |= factor is not None
+        return garbage(guard) if is_over and factor is None and not guard._batches.is_probe else factor
+
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(256, 4, generator=generator) for _ in range(600)]
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=200) as guard:
+        train(guard, model, 400, bad, loader=batches)
+    assert len(events(tmp_path / "a", "skip", "alarm")) >= 6
+    assert [each["trigger"] for each in events(tmp_path / "a", "intervention")] == ["nonfinite-often"]
+
+
+@pytest.mark.parametrize("pending", [3, 2, 1])
+def test_a_request_in_the_middle_of_a_trial_ends_it(pending: int, tmp_path: Path) -> None:
+    model, optimizer = small()
+    asked = False
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        for batch in guard.batches(data(900)):
+            is_bad = 200 <= guard.number < 207 and not guard._batches.is_probe
+            loss = loss_of(model, batch) * (9.0 if is_bad else 1.0)
+            loss.backward()
+            guard.step(loss)
+            if not asked and guard.number > 200 and len(guard._batches._probe) == pending:
+                guard.ask("lr", "0.5")
+                asked = True
+            if guard.number >= 240:
+                break
+    assert asked
+    assert [each["decided_by"] for each in events(tmp_path / "a", "intervention")] == ["person code"]
+
+
+@pytest.mark.parametrize("limit", [None, 0.05])
+def test_a_batch_that_is_tried_again_is_clipped_as_it_was(limit: float | None, tmp_path: Path) -> None:
+    model, optimizer = small()
+    tightened = () if limit is None else (Tighten(clip_value=limit),)
+    rungs = (
+        Rung({Trigger.NONFINITE_OFTEN}, (Rollback(back=0, skip=10), *tightened)),
+        Rung({Trigger.DAMAGED}, (Rollback(),)),
+    )
+    words: dict[str, Any] = {"playbook": Playbook(name="mine", rungs=rungs), "sample_every": 0, "snapshot_every": 50}
+    nans, garbage = once(60, 61, 62), set(range(300, 306))
+    with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        for batch in guard.batches(data(900)):
+            noise = torch.sin(1e4 * batch.sum(1, keepdim=True))  # which nobody learns: gradients stay large
+            loss = (model(batch) - batch.sum(1, keepdim=True) - noise).square().mean() + 1
+            is_bad = guard.number in garbage and not guard._batches.is_probe
+            loss = loss * (9.0 if is_bad else 1.0 if (factor := nans(guard)) is None else factor)
+            loss.backward()
+            guard.step(loss)
+            if guard.number >= 330:
+                break
+    assert [each["is_condemned"] for each in events(tmp_path / "a", "probe")] == [False]
+
+
+def test_a_step_that_was_skipped_and_counted_back_costs_once(tmp_path: Path) -> None:
+    model, optimizer = small()
+    garbage = once(*range(220, 232), factor=9.0)
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        train(guard, model, 330, lambda guard: None if guard._batches.is_probe else garbage(guard), loader=data(900))
+        assert guard.recovery is not None
+        guard.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+        assert guard.recovery._following.evidence.is_sound, "what a probe has found survives a checkpoint"
+    (back,), (closed,) = events(tmp_path / "a", "counted-back"), events(tmp_path / "a", "incident-closed")
+    assert back["steps"] == closed["cost"]["steps"] == len(events(tmp_path / "a", "skip", "alarm"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,16 +154,36 @@ class Evidence:
         """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
         much, as a logarithm, and the norm of whose gradients may have grown."""
         onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
+        lately = max(len(losses) - LATELY, 0)
+        if not self._recent[onset].is_bad:  # asked because batches have become dearer
+            onset = lately
         before, since = losses[:onset][-WINDOW // 2 :], losses[onset:]
         if len(before) >= LATELY:  # else it began before what is remembered, and is as it was found then
             # an onset may be dated too early, so the dearest stretch since then
             stretches = [since[first : first + LATELY] for first in range(max(len(since) - LATELY + 1, 1))]
-            self._usual = median(before)
+            usual = median(before)
+            self._usual = min(self._usual, usual) if self.is_sound else usual  # batches were kept before the first leap
             self._leap = max(map(median, stretches)) - self._usual
         dear = self._usual + self._leap / 2
-        taught = sum(seen.is_learned and loss >= dear for seen, loss in zip(self._recent, losses, strict=True))
+        since_then = islice(zip(self._recent, losses, strict=True), min(onset, lately), None)
+        taught = sum(seen.is_learned and loss >= dear for seen, loss in since_then)
         can_have_forgotten = taught >= TAUGHT or not norm_has_grown
         return self._leap >= LEAP and rise <= FORGOTTEN * self._leap and can_have_forgotten
+
+    def new_incident(self) -> None:
+        """One was opened: what a probe found long before says nothing of it."""
+        if self._since_probe > WINDOW:
+            self.is_sound = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a probe has found, as JSON values; the rest is forgotten where a run begins anew."""
+        until = self._sound_until if math.isfinite(self._sound_until) else None
+        return {"is_sound": self.is_sound, "sound_until": until, "usual": self._usual, "leap": self._leap}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.is_sound, self._usual, self._leap = state["is_sound"], state["usual"], state["leap"]
+        self._sound_until = math.inf if state["sound_until"] is None else state["sound_until"]
 
     def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
         """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data."""
@@ -193,6 +213,8 @@ class Evidence:
         for place in late:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
+        if self.is_sound and self._since_probe >= WINDOW // 2:  # what was dear then may be long over
+            self._sound_until = min(self._sound_until, median(self._losses(WINDOW // 2)) + LEAP)
         if self.is_sound and self._since_probe >= LATELY and self._has_become_dearer():
             self._is_lasting = True
         if self._since_probe > WINDOW // 2:

@@ -118,6 +118,16 @@ class Following:
     def begin_anew(self) -> None:
         """Something was done about it: what comes then is judged for itself."""
         self.evidence.forget()
+        self._begin_counting()
+
+    def go_on(self) -> None:
+        """The run goes on elsewhere, and nothing was done about it: what a probe has found still holds."""
+        found = self.evidence.state_dict()
+        self.evidence.forget()
+        self.evidence.load_state_dict(found)
+        self._begin_counting()
+
+    def _begin_counting(self) -> None:
         self.healthy = self.good = self._skipped = self._row_of_skips = 0
 
     def went_back(self, cost: Cost) -> None:
@@ -132,15 +142,18 @@ class Following:
 
     def state_dict(self) -> dict[str, Any]:
         """What belongs to a step, as JSON values."""
-        return {"incidents": self._incidents}
+        return {"incidents": self._incidents, "evidence": self.evidence.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
+        if (found := state.get("evidence")) is not None:  # older states have none
+            self.evidence.load_state_dict(found)
 
     def _told(self, news: News, step: int, number: int) -> Trouble | None:
         incident = news.incident
         if news.kind == "opened":
+            self.evidence.new_incident()
             self._first_batch = next((batch for step, batch in self._batch_of if step >= incident.start), None)
             self._recorder.open(incident, number)
         elif news.kind == "closed":

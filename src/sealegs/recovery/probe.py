@@ -85,6 +85,11 @@ class Found:
         return math.log(self.loss / self.loss_then) if 0 < self.loss < math.inf else math.inf
 
     @property
+    def shows_something(self) -> bool:
+        """Not a loss or a gradient that is gone: of such a batch nobody can say by what factor it has changed."""
+        return not self.loss <= 0 and self.grad_norm != 0
+
+    @property
     def norm_has_grown(self) -> bool:
         """Whether the gradients are larger than they were, not just computed otherwise."""
         is_larger = self.grad_norm is not None and not self.grad_norm <= self.grad_norm_limit
@@ -173,7 +178,7 @@ class Probe:
             self._waiting.clear()
         while self._waiting and step >= self._waiting[0].step + PROVEN_AFTER:
             kept = self._waiting.popleft()
-            if math.isfinite(kept.loss):
+            if 0 < kept.loss < math.inf and kept.grad_norm != 0:
                 self._proven.append(kept)
         loss = float(row["loss"]) if is_calm else math.inf
         self._newest = Kept(step, None, loss, float(row.get("grad_norm", math.nan)))
@@ -181,14 +186,21 @@ class Probe:
             if kept.step == step:
                 self._waiting[place] = replace(self._newest, batch=kept.batch, norms=kept.norms)
 
+    def forget_from(self, step: int) -> None:
+        """The run goes on at a step: what later ones were trained on, or showed, belongs to another line."""
+        self._proven = deque((kept for kept in self._proven if kept.step < step), MOST_TRIED)
+        self._waiting = deque(kept for kept in self._waiting if kept.step < step)
+        self._newest = Kept()
+
     def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], scale: float) -> Found | None:
         """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""
         self._found.append(self._trial[len(self._found)].compared(loss, grad_norm, norms, scale))
         return together(self._found) if len(self._found) == len(self._trial) else None
 
 
-def together(founds: Sequence[Found]) -> Found:
+def together(tried: Sequence[Found]) -> Found:
     """What several batches show: the means of what each does, by its logarithm."""
+    founds = [found for found in tried if found.shows_something] or tried
     norms = [found.grad_norm for found in founds if found.grad_norm is not None]
     factors = [found.factor for found in founds if found.factor is not None]
     return Found(

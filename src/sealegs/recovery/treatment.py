@@ -15,7 +15,6 @@ from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.recovery.books import Books
 from sealegs.recovery.checkpoints import Checkpoints
-from sealegs.recovery.cost import Cost
 from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
@@ -124,7 +123,6 @@ class Recovery:
             self._batches.repeat(self._probe.begin())
         if (count := self._following.row_of_skips()) and self._goes_back and self._retreat.count_back(number, count):
             self._following.forget_judged()
-            self._following.cost += Cost(steps=count)
             return number - count
         if self._goes_back:
             self._retreat.schedules.note(number)
@@ -135,9 +133,9 @@ class Recovery:
         """Act on what batches show now which were healthy before, once all of them have been tried."""
         (_, state), *_ = self._watch.states_of(Spike)
         found = self._probe.compared(loss, grad_norm, norms, state.stream.scale)
-        if found is None:
-            return None
         evidence = self._following.evidence
+        if found is None or not evidence.wants_probe:  # something was done meanwhile
+            return None
         is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
         is_condemned = found.is_condemned and not is_excused
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
@@ -158,8 +156,14 @@ class Recovery:
     def forget_after(self, step: int) -> None:
         """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
         self._retreat.forget_after(step)
-        self._following.begin_anew()
+        self._probe.forget_from(step)
+        self._following.go_on()
         self._following.forget_judged()
+
+    def went_to(self, step: int) -> None:
+        """The run goes on at a step that it was at before: what was kept of later ones is of weights that are gone."""
+        self.recorder.forget_from(step)
+        self._probe.forget_from(step)
 
     def close(self) -> None:
         """Wait for what is being written of incidents; one that is open is written as it stands."""

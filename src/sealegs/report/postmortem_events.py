@@ -56,7 +56,8 @@ def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
 
 def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
     """Steps that were skipped or done once more; where nothing was done, those until the trajectory resumed."""
-    ours = {id(event) for event in (*_skips(met, events), *_interventions(met, events))}
+    back = (event for event in during(met, events) if event["kind"] == "counted-back")
+    ours = {id(event) for event in (*_skips(met, events), *_interventions(met, events), *back)}
     done = [event for event in events if id(event) in ours]
     skipped, again = steps_spent(done)
     downtime = sum(float(event.get("seconds", 0.0)) for event in done if _is_done(event, "intervention"))
@@ -77,15 +78,18 @@ def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
 def steps_spent(events: Iterable[Plain]) -> tuple[int, int]:
     """Steps that were skipped, and those that were done once more; one that was both is among the latter."""
     skipped: list[int] = []
-    again = 0
+    settled = again = 0
     for event in events:
         if _is_done(event, "intervention"):
             back_to = int(event.get("to_step", event["step"]))
             skipped = [step for step in skipped if step < back_to]
             again += int((event.get("cost") or {}).get("steps", 0))
+        elif event["kind"] == "counted-back":  # their numbers are given out once more, so no rollback holds them
+            row = skipped[-int(event["steps"]) :]
+            settled, skipped = settled + len(row), skipped[: len(skipped) - len(row)]
         elif _is_done(event, *_SKIPPING) and event.get("skipped_in_a_row"):
             skipped.append(int(event["step"]))
-    return len(skipped), again
+    return settled + len(skipped), again
 
 
 def time_of(met: Met, events: Sequence[Plain]) -> float | None:
