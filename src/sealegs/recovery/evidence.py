@@ -177,13 +177,13 @@ class Evidence:
 
     def state_dict(self) -> dict[str, Any]:
         """What a probe has found, as JSON values; the rest is forgotten where a run begins anew."""
-        until = self._sound_until if math.isfinite(self._sound_until) else None
-        return {"is_sound": self.is_sound, "sound_until": until, "usual": self._usual, "leap": self._leap}
+        found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until}
+        return found | {"is_sound": self.is_sound}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self.is_sound, self._usual, self._leap = state["is_sound"], state["usual"], state["leap"]
-        self._sound_until = math.inf if state["sound_until"] is None else state["sound_until"]
+        self._usual, self._leap, self._sound_until = state["usual"], state["leap"], state["sound_until"]
+        self.is_sound = state["is_sound"]
 
     def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
         """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data."""
