@@ -85,8 +85,8 @@ def steps_spent(events: Iterable[Plain]) -> tuple[int, int]:
             skipped = [step for step in skipped if step < back_to]
             again += int((event.get("cost") or {}).get("steps", 0))
         elif event["kind"] == "counted-back":  # their numbers are given out once more, so no rollback holds them
-            row = skipped[-int(event["steps"]) :]
-            settled, skipped = settled + len(row), skipped[: len(skipped) - len(row)]
+            last = max(len(skipped) - int(event.get("steps", 0)), 0)
+            settled, skipped = settled + len(skipped) - last, skipped[:last]
         elif _is_done(event, *_SKIPPING) and event.get("skipped_in_a_row"):
             skipped.append(int(event["step"]))
     return settled + len(skipped), again
