@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.errors import ConfigError, RunHalted, StorageError
+from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.data import Batches
@@ -227,8 +227,11 @@ class Guard:
     def before_clipping(self) -> None:
         """The loop is about to clip by itself: measure the gradients while they are whole.
 
-        The next ``step`` goes by that, names the tensor at fault, and clips nothing.
+        The next ``step`` goes by that, names the tensor at fault, and clips nothing. A loop that clips in several calls
+        may tell before each: they are whole before the first.
         """
+        if self._gradients is not None and self._meter.holds(self._gradients):
+            return
         with torch.no_grad():
             self._update.unscale()
             self._tighten()
@@ -419,7 +422,7 @@ class Guard:
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: finish, and say so in the record."""
-        with suppress(StorageError):  # the disk may be what failed; the error itself says more
+        with suppress(Exception):  # a disk or a device may be what failed; the error itself says more
             self.finish()
         self.watch.fail(error)
 

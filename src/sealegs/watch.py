@@ -142,6 +142,7 @@ class Watch:
         self._step = 0
         self._is_closed = False
         self._has_ended = False
+        self._has_failed = False
         self._sinks: list[Sink] = []
         self._tracked: list[Mapping[str, Any]] = []
         listening = (*sinks, *notifier) if self.record is not None else ()  # else nothing is recorded, and nothing told
@@ -297,6 +298,7 @@ class Watch:
         reason = "halted" if isinstance(error, RunHalted) else "failed"
         if isinstance(error, KeyboardInterrupt):
             reason = "interrupted"
+        self._has_failed = True
         with suppress(StorageError):  # the disk may be what failed; the error itself says more
             self.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
 
@@ -308,7 +310,8 @@ class Watch:
         if self._watchdog is not None:
             self._watchdog.close()
         try:
-            self.catch_up()
+            with suppress(*[Exception] * self._has_failed):  # what is under way may be on a device that is lost
+                self.catch_up()
             self._say_what_was_corrected()
             for sink in tuple(self._sinks):
                 self._tell(sink, sink.close)

@@ -138,6 +138,39 @@ def test_the_norm_is_that_of_gradients_before_they_are_clipped_by_value(tmp_path
     assert "clip_grad_value_" not in vars(ours)
 
 
+def test_gradients_that_are_clipped_in_several_calls_are_measured_before_the_first(tmp_path: Path) -> None:
+    ours = accelerator()
+    made = parts(ours)
+    norms = []
+    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
+        for batch in guard.batches(made[2]):
+            with ours.accumulate(made[0]):
+                loss = loss_of(made[0], batch)
+                ours.backward(loss)
+                norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
+                for parameter in made[0].parameters():
+                    ours.clip_grad_norm_([parameter], 1e-4)
+                guard.step(loss)
+    assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("playbook", [None, STANDARD], ids=["none", "standard"])
+def test_a_state_is_loaded_at_the_end_of_a_script(playbook: Any, tmp_path: Path) -> None:
+    """The best one, to be evaluated."""
+    ours = accelerator(project_dir=str(tmp_path))
+    made = parts(ours)
+    with guarded(ours, made, tmp_path / "run", playbook=playbook) as guard:
+        ours.register_for_checkpointing(guard)
+
+        def save() -> None:
+            if guard.guard.number == 10:
+                ours.save_state(str(tmp_path / "saved"))
+
+        trained(ours, made, guard, after=save)
+        ours.load_state(str(tmp_path / "saved"))
+        assert guard.guard.number == 10
+
+
 @pytest.mark.parametrize("at", [10, 16])
 def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     """In the middle of an epoch, and at its end."""

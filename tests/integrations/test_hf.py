@@ -443,6 +443,35 @@ def test_a_training_ends_where_all_that_is_left_of_the_data_is_left_out(tmp_path
     assert end.detail["reason"] == "finished"
 
 
+def test_a_loss_of_nan_is_in_the_log_once(tmp_path: Path) -> None:
+    """The Trainer takes what it has logged from its sum, and NaN less NaN is NaN."""
+    trainer = small.trainer(tmp_path / "out")
+    attached = small.attached(trainer, tmp_path / "run")
+    compute = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: (
+        compute(*args, **kwargs) * (math.nan if attached.guard.number == NAN else 1.0)
+    )
+    ended = trainer.train()
+    logged = {each["step"]: each["loss"] for each in trainer.state.log_history if "loss" in each}
+    assert [step for step, loss in logged.items() if not math.isfinite(loss)] == [15]
+    assert 1 < ended.training_loss < 5
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_an_epoch_that_somebody_stops_is_not_made_up_for(playbook: str, tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    class Stopping(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_epoch_stop = state.global_step == 6
+
+    trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=2)
+    trainer.add_callback(Stopping())
+    small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS[playbook])
+    trainer.train()
+    assert trainer.state.global_step == 6 + 16
+
+
 def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:
     ends = []
     for options in (None, {"act": False, "playbook": PLAYBOOKS["standard"]}):

@@ -296,6 +296,54 @@ def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(tmp_path: Path
         fitted(small.module_class(HOME)(), Guarded(run=tmp_path / "a"), home=HOME)
 
 
+def test_a_checkpoint_that_is_only_validated_is_not_gone_on_from(tmp_path: Path) -> None:
+    before = fitted(small.module_class(HOME)(), Guarded(run=tmp_path / "a"), home=HOME, max_steps=17)
+    before.save_checkpoint(tmp_path / "a.ckpt")
+    module, guarded = small.module_class(HOME)(), Guarded(run=tmp_path / "b")
+    trainer = small.trainer(HOME, guarded, max_steps=-1, max_epochs=1)
+    trainer.validate(module, small.held_out(), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    trainer.fit(module, small.loader())
+    assert [row["batch_index"] for row in rows_of(tmp_path / "b")] == list(range(PER_EPOCH))
+
+
+@pytest.mark.filterwarnings("ignore:.*fit.ckpt_path=")  # of which there is none at first
+def test_a_checkpoint_of_an_exception_is_gone_on_from_in_the_same_run(tmp_path: Path) -> None:
+    keep = import_module(HOME).callbacks.OnExceptionCheckpoint(tmp_path)
+
+    class Failing(small.module_class(HOME)):  # type: ignore[misc]
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.trainer.global_step == 5:
+                raise ValueError("five")
+
+    with pytest.raises(ValueError, match="five"):
+        fitted(Failing(), Guarded(run=tmp_path / "a"), keep, home=HOME)
+    (kept,) = tmp_path.glob("*.ckpt")
+    fitted(small.module_class(HOME)(), Guarded(run=tmp_path / "a"), home=HOME, ckpt_path=kept, max_steps=10)
+    assert [row["step"] for row in rows_of(tmp_path / "a")] == list(range(10))
+
+
+def test_whoever_is_to_be_told_is_told(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    command = [sys.executable, "-c", f"import sys; open({str(heard)!r}, 'a').write(sys.stdin.read())"]
+    module = small.module_class(HOME)(dict.fromkeys(range(10, STEPS), float("nan")))
+    with pytest.raises(RunHalted):
+        fitted(module, Guarded(run=tmp_path / "a", notify=command), home=HOME)
+    assert "halted" in heard.read_text()
+
+
+def test_gradients_that_are_thrown_away_by_hand_are_no_part_of_the_next_step(tmp_path: Path) -> None:
+    class Careful(small.manual_class(HOME)):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 6:
+                self.manual_backward(small.loss_of(self.net, batch) * float("nan"))
+                self.optimizers().zero_grad()
+            else:
+                super().training_step(batch, batch_idx)
+
+    fitted(Careful(), Guarded(run=tmp_path / "a"), home=HOME, max_steps=11)
+    assert told(tmp_path / "a", "skip") == []
+
+
 def test_a_run_that_is_halted_ends_the_fit_and_its_folder(tmp_path: Path) -> None:
     module = small.module_class(HOME)(dict.fromkeys(range(10, STEPS), float("nan")))
     with pytest.raises(RunHalted, match="the run is halted"):

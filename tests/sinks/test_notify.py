@@ -393,6 +393,11 @@ def test_a_command_that_fails_is_told_without_its_arguments(tmp_path: Path, monk
         ("https:///x7secret", r"no host, or a blank in it"),
         ("https://host/x7 secret", r"no host, or a blank in it"),
         ("no-such-program --token x7secret", r"notify=no-such-program \.\.\.: there is no such program"),
+        ("hooks.host.com/x7secret", r"notify= \.\.\.: there is no such program"),
+        ("//host/x7secret", r"notify= \.\.\.: there is no such program"),
+        ("https:/host/x7secret", r"notify= \.\.\.: there is no such program"),
+        ("TOKEN=x7secret curl -d @-", r"notify= \.\.\.: there is no such program"),
+        ("./no-such-program x7secret", r"notify=\./no-such-program \.\.\.: there is no such program"),
         ([], r"give the https:// address of a webhook, or a command"),
     ],
 )

@@ -59,6 +59,8 @@ EVENTS = [
         time=1.5,
         detail={"number": 1, "text": "go back", "evidence": "why", "changed": "all", "acted": True},
     ),
+    Event(kind="halt", step=2, time=1.5, detail={"text": "step 2  HALT", "incident": 1}),
+    Event(kind="halt", step=3, time=1.5, detail={"text": "step 3  HALT", "incident": 1}),  # nobody acts on it
 ]
 
 
@@ -151,7 +153,8 @@ def wandb_has_alerts_a_summary_and_the_config(written: Written) -> None:
     axes = [(record.metric.glob_name, record.metric.step_metric) for record in records if record.HasField("metric")]
     assert axes[0] == ("*", "step"), "W&B's own step only goes up"
     alerts = [(record.alert.level, record.alert.title) for record in records if record.HasField("alert")]
-    assert alerts == [("WARN", "alarm at step 2"), ("WARN", "intervention at step 2"), ("ERROR", "the run is failed")]
+    once = [("WARN", "alarm at step 2"), ("WARN", "intervention at step 2"), ("ERROR", "halt at step 2")]
+    assert alerts == [*once, ("ERROR", "the run is failed")]
     summary = {
         item.key or "/".join(item.nested_key): item.value_json
         for record in records
@@ -176,7 +179,7 @@ def tensorboard_has_texts_and_hparams(written: Written) -> None:
     seen = EventAccumulator(logdir)
     seen.Reload()
     texts = {tag: seen.Tensors(tag)[0] for tag in seen.PluginTagToContent("text")}
-    assert set(texts) == {"settings", "events/skip", "events/alarm", "events/intervention", "events/end"}
+    assert set(texts) == {"settings", "events/skip", "events/alarm", "events/halt", "events/intervention", "events/end"}
     assert (texts["events/skip"].step, texts["events/skip"].tensor_proto.string_val[0]) == (
         1,
         b"step 1  SKIP  loss is not finite",
@@ -197,10 +200,12 @@ def trackio_has_alerts_and_the_config(written: Written) -> None:
     alerts = SQLiteStorage.get_alerts("sealegs", run_name="a1-0123")
     assert sorted((alert["step"], alert["level"], alert["title"]) for alert in alerts) == [
         (1, "info", "skip at step 1"),
+        (2, "error", "halt at step 2"),
         (2, "error", "the run is failed"),
         (2, "error", "the run is failed"),
         (2, "warn", "alarm at step 2"),
         (2, "warn", "intervention at step 2"),
+        (3, "error", "halt at step 3"),
     ]
     settings = sealegs.open_run(written.started[1]["uri"]).manifest.settings
     assert (settings["model"], settings["lr"], settings["clip"]) == ({"width": 64, "tied": True}, 0.5, "Infinity")

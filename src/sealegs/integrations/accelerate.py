@@ -132,9 +132,10 @@ class AcceleratedGuard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the data too, where they are gone through with ``batches``."""
+        is_fresh = self.guard.data.number is None
         self.guard.load_state_dict(state["guard"])
         forget_checkpoints(self.guard, "Accelerate went back to a checkpoint")
-        if state["data"]:
+        if state["data"] and (is_fresh or self.guard.goes_back):
             self.guard.data.go_to(state["data"])
 
     def paused(self) -> AbstractContextManager[None]:

@@ -130,7 +130,8 @@ class Attached:
         trainer = self._trainer
         if trainer.hp_search_backend is not None:
             raise ConfigError("hyperparameter_search: a guard records one run; attach one to a Trainer of each trial")
-        watch = watch_of(self._run, goes_on=checkpoint is not None, settings=_settings(trainer))
+        goes_on = checkpoint is not None
+        watch, options = watch_of(self._run, self._options, goes_on=goes_on, settings=_settings(trainer))
         schedule = trainer.lr_scheduler
         waits_for_metric = isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR"
         try:
@@ -141,7 +142,7 @@ class Attached:
                 scheduler=schedule,
                 steps_scheduler=not waits_for_metric,
                 scaler=trainer.accelerator.scaler,
-                **self._options,
+                **options,
             )
             if checkpoint is not None:
                 self._resume(guard, Path(checkpoint))

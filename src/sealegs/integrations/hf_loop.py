@@ -4,6 +4,7 @@ Its methods stand in the places of the Trainer's own, each of which is still cal
 guard: ``global_step`` is the number of the step, also after it went back; the schedule counts attempts.
 """
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -124,7 +125,8 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
-        return self._may_be_short() and is_last and has_ended and state.global_step < state.max_steps
+        is_short = self._has_gone_back or bool(self._guard.data.skipped)  # else somebody has stopped an epoch early
+        return is_short and is_last and has_ended and state.global_step < state.max_steps
 
     def _may_be_short(self) -> bool:
         """Whether an epoch may have fewer batches than the Trainer has counted."""
@@ -260,13 +262,23 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             control = self._trainer.control
             if self._was_asked_back():
                 control.should_log = control.should_evaluate = control.should_save = False
+            in_all = self._trainer._total_loss_scalar
             if control.should_evaluate or control.should_save:
                 with self._guard.paused():
                     do(*args, **kwargs)
             else:
                 do(*args, **kwargs)
+            self._leave_out_nan(in_all)
 
         return log_save_evaluate
+
+    def _leave_out_nan(self, in_all: float) -> None:
+        """A loss of NaN whose update was skipped is in the log once: the Trainer takes it from itself, which is NaN."""
+        trainer = self._trainer
+        if trainer._globalstep_last_logged == trainer.state.global_step:
+            trainer._tr_loss.zero_()
+        if self._guard.acts and not math.isfinite(trainer._total_loss_scalar) and math.isfinite(in_all):
+            trainer._total_loss_scalar = in_all
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After the Trainer has counted the step, and decided what is due."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, RunExists
 from sealegs.guard import Guard
 from sealegs.recovery.books import read_books
 from sealegs.recovery.options import has_begun
@@ -22,11 +22,23 @@ def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
         raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
 
 
-def watch_of(run: str | Path | Watch | None, *, goes_on: bool, settings: dict[str, Any]) -> Watch:
-    """The watch of a run: the one that was given, or one of a folder, which a run that goes on may have already."""
+def watch_of(
+    run: str | Path | Watch | None, options: Mapping[str, Any], *, goes_on: bool, settings: dict[str, Any]
+) -> tuple[Watch, dict[str, Any]]:
+    """The watch of a run, and the options that are left for the guard: the watch that was given, or one of a folder,
+    which a run that goes on may have already."""
     if isinstance(run, Watch):
-        return run
-    return Watch(run, resume=goes_on and run is not None and has_begun(run), settings=settings)
+        return run, dict(options)
+    told = {name: options[name] for name in ("sinks", "notify") if name in options}
+    resume = goes_on and run is not None and has_begun(run)
+    try:
+        watch = Watch(run, resume=resume, settings=settings, **told)
+    except RunExists:
+        raise RunExists(
+            f"run={run}: there is a run in it, and this one does not go on from a checkpoint; give another name, "
+            "or move the folder away"
+        ) from None
+    return watch, {name: value for name, value in options.items() if name not in told}
 
 
 def take_over_books(guard: Guard) -> None:

@@ -77,6 +77,7 @@ class Guarded:
         self._state: Mapping[str, Any] = {}
         """Of a checkpoint, or of the fit before; empty, where there was none."""
         self._is_loaded = False
+        self._is_fit = True
         self._patches = Patches()
         self._loop: Loop | None = None
         self._ranks: Together | None = None
@@ -86,6 +87,10 @@ class Guarded:
         return partial(Guarded, run=self._run, **self._options), ()
 
     # Lightning's hooks.
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """What comes: a fit, or something that a guard has no part in."""
+        self._is_fit = stage == "fit"
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """The model is on its device, the optimizers are made."""
@@ -100,7 +105,9 @@ class Guarded:
             )
         if not self._is_loaded and self._state and self._state["updates"] != trainer.global_step:
             self._state = {}  # of another training
-        watch = watch_of(self._run, goes_on=bool(self._state), settings=_settings(trainer))
+        # a checkpoint that was written on an exception, or a fit that failed before, has no guard; nor has it a new run
+        goes_on = bool(self._state or trainer.ckpt_path or trainer.global_step)
+        watch, options = watch_of(self._run, self._options, goes_on=goes_on, settings=_settings(trainer))
         try:
             self.guard = guard = Guard(
                 trainer.strategy.model,
@@ -109,7 +116,7 @@ class Guarded:
                 scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
                 steps_scheduler=False,
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
-                **self._options,
+                **options,
             )
             self._ranks = Together()
             self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
@@ -172,7 +179,9 @@ class Guarded:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From a checkpoint: taken up when the fit starts."""
+        """From a checkpoint: taken up when the fit starts. Lightning restores it for a validation, too."""
+        if not self._is_fit:
+            return
         self._state, self._is_loaded = state_dict, True
         if self._loop is not None:  # some strategies load late
             self._go_on()
@@ -204,6 +213,7 @@ class Guarded:
         assert guard is not None
         per_step = len(trainer.optimizers)
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
+            take_over_books(guard)
             guard.go_on(trainer.global_step // per_step)
         told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
         told.note(guard.watch, step=guard.number)

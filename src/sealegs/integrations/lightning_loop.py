@@ -70,6 +70,9 @@ class Loop:
         patches.put(trainer.precision_plugin, "clip_gradients", self._clip_gradients)
         patches.put(trainer.fit_loop, "_load_combined_loader_states", self._load_loader_states)
         patches.put(trainer.fit_loop.epoch_loop, "reset", self._reset)
+        if not trainer.lightning_module.automatic_optimization:  # else Lightning tells
+            for optimizer in trainer.strategy._lightning_optimizers:
+                patches.put(optimizer, "zero_grad", self._zero_grad)
         self._guard.let_call(self._call)
 
     def leave(self) -> None:
@@ -150,6 +153,14 @@ class Loop:
             update()
         else:
             self._others[optimizer] = update
+
+    def _zero_grad(self, zero_grad: Any) -> Any:
+        def zero_and_note(*args: Any, **kwargs: Any) -> Any:
+            if len(self._optimizers) == 1:  # of several, the others may still hold what was backpropagated
+                self.zeroed()
+            return zero_grad(*args, **kwargs)
+
+        return zero_and_note
 
     def zeroed(self) -> None:
         """Gradients were thrown away: what was backpropagated before is no part of a step."""

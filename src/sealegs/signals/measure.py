@@ -107,6 +107,10 @@ class Meter:
         """The gradients as they are now."""
         return self._reader.read()
 
+    def holds(self, gradients: Gradients) -> bool:
+        """Whether the parameters still have these, be they clipped since."""
+        return self._reader.holds(gradients)
+
     def see(
         self,
         number: int,

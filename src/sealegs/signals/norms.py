@@ -75,6 +75,11 @@ class GradientReader:
         tensors = [_elements(parameter) for parameter in owners.values()]
         return Gradients(self._names_of_owners, tensors, self._norms_of(tensors), met == len(ids))
 
+    def holds(self, gradients: Gradients) -> bool:
+        """Whether the parameters still have these, and no others."""
+        held = {id(parameter.grad) for parameter in self.parameters()}
+        return all(id(tensor) in held for tensor in gradients.tensors)
+
     def _norms_of(self, tensors: list[Tensor]) -> Tensor:
         """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
         device = self.device

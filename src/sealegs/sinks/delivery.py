@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ from sealegs.sinks.messages import Message
 TIMEOUT_S = 10.0
 WAITS_S = (1.0, 4.0)
 """Between one attempt and the next."""
+_PROGRAM = re.compile(r"[\w+-]+(\.\w{1,3})?|(/|\./|\.\./|~/)[\w+.-][\w+./-]*")
+"""What can be nothing but the name of a program, or the path of one."""
 
 
 class Undelivered(Exception):
@@ -60,12 +63,13 @@ def opened(where: str | Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Deliv
             raise ConfigError(f"notify=${name}: there is no such environment variable; export {name}, or leave it out")
     if not isinstance(where, str):
         return Command(where, timeout_s)
-    scheme, separator, _ = where.partition("://")
+    address = where.strip(" \t\n'\"")  # as some readers of env files leave it
+    scheme, separator, _ = address.partition("://")
     if not separator or not scheme.isalpha():
         return Command(shlex.split(where), timeout_s)
     if scheme.lower() not in ("http", "https"):
         raise ConfigError(f"notify={scheme}://...: give the https:// address of a webhook, or a command")
-    return Webhook(where, timeout_s)
+    return Webhook(address, timeout_s)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -125,9 +129,8 @@ class Command:
         if not words or not all(isinstance(word, str) for word in words):
             raise ConfigError("notify='': give the https:// address of a webhook, or a command")
         if shutil.which(words[0]) is None:
-            raise ConfigError(
-                f"notify={words[0]} ...: there is no such program; give a command, or an https:// address"
-            )
+            shown = words[0] if _PROGRAM.fullmatch(words[0]) else ""  # else it may be an address, or hold a secret
+            raise ConfigError(f"notify={shown} ...: there is no such program; give a command, or an https:// address")
         self.shown = f"the command {os.path.basename(words[0])}"  # noqa: PTH119 - as the shell names it
         self._words = list(words)
         self._timeout_s = timeout_s

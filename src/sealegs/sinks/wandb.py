@@ -32,6 +32,8 @@ class WandbSink:
         self._run: Any = None
         self._events = 0
         self._exit_code = 0
+        self._halted: set[Any] = set()
+        """Incidents that a halt was told of: where nobody acts on it, it comes again at every step."""
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the W&B run, or go on with the one that the manifest names, and say where it is."""
@@ -83,6 +85,11 @@ class WandbSink:
         self._events += 1
         entry = f"{event.step:08} {event.kind}" if self._events <= _SUMMARISED else "newest"
         self._run.summary[f"event/{entry}"] = mark.text[:_LONGEST_TEXT]
+        incident = event.detail.get("incident")
+        if event.kind == "halt" and incident in self._halted:
+            return
+        if event.kind == "halt":
+            self._halted.add(incident)
         if mark.level != "info":
             text, level = mark.text[:_LONGEST_TEXT], mark.level.upper()
             self._run.alert(title=mark.title, text=text, level=level, wait_duration=0)
