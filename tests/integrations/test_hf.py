@@ -443,6 +443,33 @@ def test_a_training_ends_where_all_that_is_left_of_the_data_is_left_out(tmp_path
     assert end.detail["reason"] == "finished"
 
 
+def test_a_checkpoint_of_a_line_that_was_given_up_is_not_resumed_from(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    class Going(TrainerCallback):  # type: ignore[misc]
+        has_gone_back = False
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 14 and not self.has_gone_back:
+                self.has_gone_back = True
+                attached.guard.ask("rollback", "10")
+            elif self.has_gone_back and state.global_step == 6:
+                raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    trainer = small.trainer(tmp_path / "out", **settings)
+    (tmp_path / "out" / "checkpoint-99").mkdir(parents=True)  # of some other run
+    trainer.add_callback(Going())
+    attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    kept = sorted(folder.name for folder in (tmp_path / "out").glob("checkpoint-*"))
+    assert kept == ["checkpoint-4", "checkpoint-99"]
+    (event,) = (each for each in sealegs.open_run(tmp_path / "run").events if each.kind == "checkpoints-given-up")
+    assert [name.rpartition("-")[2] for name in event.detail["checkpoints"]] == ["12", "4", "8"]
+    assert all((tmp_path / "out" / name / "model.safetensors").is_file() for name in event.detail["checkpoints"])
+
+
 def test_a_loss_of_nan_is_in_the_log_once(tmp_path: Path) -> None:
     """The Trainer takes what it has logged from its sum, and NaN less NaN is NaN."""
     trainer = small.trainer(tmp_path / "out")

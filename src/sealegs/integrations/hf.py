@@ -22,7 +22,7 @@ try:
     from transformers import PreTrainedModel, Trainer
 
     from sealegs.integrations.accelerate import refuse_foreign
-    from sealegs.integrations.hf_loop import Loop, Schedule
+    from sealegs.integrations.hf_loop import STATE, Loop, Schedule
 except ModuleNotFoundError as error:
     if error.name not in ("transformers", "accelerate", "torch"):
         raise
@@ -41,8 +41,6 @@ from sealegs.record.files import whole_file, writing
 from sealegs.report.advised import Advised
 from sealegs.watch import Watch
 
-STATE = "sealegs.json"
-"""What a checkpoint of the Trainer's holds of the guard."""
 OWN = {
     "scheduler": "the Trainer makes it: set lr_scheduler_type",
     "steps_scheduler": "the Trainer's schedule is stepped with the update",

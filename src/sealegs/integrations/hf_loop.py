@@ -8,6 +8,8 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -18,6 +20,8 @@ from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_on
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.prepared import handed_out
 
+STATE = "sealegs.json"
+"""What a checkpoint of the Trainer's holds of the guard."""
 KEPT = 512
 """Steps back from which the Trainer's averages of the loss can be what they were."""
 
@@ -252,6 +256,22 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         else:
             trainer._tr_loss.copy_(then.since_log)
             trainer._total_loss_scalar, trainer._globalstep_last_logged = then.in_all, then.last_log
+        if trainer.is_world_process_zero():
+            self._give_up_checkpoints(number)
+
+    def _give_up_checkpoints(self, number: int) -> None:
+        """Those of later steps are of another line, and the Trainer would resume from the highest of all."""
+        state, given_up = self._trainer.state, []
+        for folder in sorted(Path(self._trainer._get_output_dir(None)).glob("checkpoint-*")):
+            step = folder.name.removeprefix("checkpoint-")
+            if step.isdecimal() and int(step) > number and (folder / STATE).is_file():  # else it is not of this run
+                aside = folder.rename(folder.with_name(f"given-up-{datetime.now(UTC):%Y%m%d-%H%M%S}-{folder.name}"))
+                given_up.append(aside.name)
+                if state.best_model_checkpoint == str(folder):
+                    state.best_model_checkpoint = str(aside)
+        if given_up:
+            text = f"the run went back to step {number}: the Trainer is not to resume from {', '.join(given_up)}"
+            self._guard.watch.note("checkpoints-given-up", step=number, checkpoints=given_up, text=text)
 
     def _was_asked_back(self) -> bool:
         """Whether somebody's code has taken the run back between two steps, with ``guard.ask``."""
