@@ -154,6 +154,24 @@ def test_gradients_that_are_clipped_in_several_calls_are_measured_before_the_fir
     assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
 
 
+def test_gradients_of_another_model_that_are_clipped_before_are_not_the_guards(tmp_path: Path) -> None:
+    ours = accelerator()
+    made = parts(ours)
+    other = ours.prepare(torch.nn.Linear(4, 1))
+    norms = []
+    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
+        for batch in guard.batches(made[2]):
+            with ours.accumulate(made[0]):
+                ours.backward(other(torch.ones(4)).sum())
+                ours.clip_grad_norm_(other.parameters(), 1.0)
+                loss = loss_of(made[0], batch)
+                ours.backward(loss)
+                norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
+                ours.clip_grad_norm_(made[0].parameters(), 1e-4)
+                guard.step(loss)
+    assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
+
+
 @pytest.mark.parametrize("playbook", [None, STANDARD], ids=["none", "standard"])
 def test_a_state_is_loaded_at_the_end_of_a_script(playbook: Any, tmp_path: Path) -> None:
     """The best one, to be evaluated."""

@@ -77,8 +77,8 @@ class GradientReader:
 
     def holds(self, gradients: Gradients) -> bool:
         """Whether the parameters still have these, and no others."""
-        held = {id(parameter.grad) for parameter in self.parameters()}
-        return all(id(tensor) in held for tensor in gradients.tensors)
+        held = {id(parameter.grad) for parameter in self.parameters() if parameter.grad is not None}
+        return bool(held) and held == set(map(id, gradients.tensors))
 
     def _norms_of(self, tensors: list[Tensor]) -> Tensor:
         """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
