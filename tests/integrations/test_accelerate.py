@@ -122,39 +122,18 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
     assert guard.guard._reading.pace.tokens == 8 * 8, "of all micro-batches"
 
 
-def test_the_norm_is_that_of_gradients_before_they_are_clipped_by_value(tmp_path: Path) -> None:
-    ours = accelerator()
-    made = parts(ours)
-    norms = []
-    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
-        for batch in guard.batches(made[2]):
-            with ours.accumulate(made[0]):
-                loss = loss_of(made[0], batch)
-                ours.backward(loss)
-                norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
-                ours.clip_grad_value_(made[0].parameters(), 1e-4)
-                guard.step(loss)
-    assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
-    assert "clip_grad_value_" not in vars(ours)
+def by_value(ours: Any, model: Any) -> None:
+    ours.clip_grad_value_(model.parameters(), 1e-4)
 
 
-def test_gradients_that_are_clipped_in_several_calls_are_measured_before_the_first(tmp_path: Path) -> None:
-    ours = accelerator()
-    made = parts(ours)
-    norms = []
-    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
-        for batch in guard.batches(made[2]):
-            with ours.accumulate(made[0]):
-                loss = loss_of(made[0], batch)
-                ours.backward(loss)
-                norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
-                for parameter in made[0].parameters():
-                    ours.clip_grad_norm_([parameter], 1e-4)
-                guard.step(loss)
-    assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
+def in_several_calls(ours: Any, model: Any) -> None:
+    for parameter in model.parameters():
+        ours.clip_grad_norm_([parameter], 1e-4)
 
 
-def test_gradients_of_another_model_that_are_clipped_before_are_not_the_guards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clip", [by_value, in_several_calls])
+def test_the_norm_is_that_of_gradients_before_they_are_clipped(clip: Any, tmp_path: Path) -> None:
+    """Those of the guard's own model: another one's are clipped before it has any."""
     ours = accelerator()
     made = parts(ours)
     other = ours.prepare(torch.nn.Linear(4, 1))
@@ -167,9 +146,10 @@ def test_gradients_of_another_model_that_are_clipped_before_are_not_the_guards(t
                 loss = loss_of(made[0], batch)
                 ours.backward(loss)
                 norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
-                ours.clip_grad_norm_(made[0].parameters(), 1e-4)
+                clip(ours, made[0])
                 guard.step(loss)
     assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
+    assert "clip_grad_value_" not in vars(ours)
 
 
 @pytest.mark.parametrize("playbook", [None, STANDARD], ids=["none", "standard"])
