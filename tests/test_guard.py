@@ -21,6 +21,7 @@ from sealegs import judge
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
+from sealegs.signals.collect import Collector
 from sealegs.vocabulary import Row, Severity
 
 
@@ -675,3 +676,21 @@ def check_equal(one: Tensor, other: Tensor | None) -> None:
     """The guard has clipped nothing."""
     assert other is not None
     assert torch.equal(one, other)
+
+
+def test_a_device_that_is_lost_does_not_hide_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for it raises, too: of CUDA there is none here, so the waiting is what is replaced."""
+    model = nn.Linear(4, 1)
+
+    def lost(_: Collector) -> list[Row]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    guard = sealegs.Guard(model, SGD(model.parameters(), lr=0.1), run=tmp_path / "a")
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward()
+    guard.step(loss)
+    monkeypatch.setattr(Collector, "drain", lost)
+    with pytest.raises(ValueError, match="the first"), guard:
+        raise ValueError("the first")
+    end = sealegs.open_run(tmp_path / "a").events[-1]
+    assert (end.kind, end.detail["reason"], end.detail["error"]) == ("end", "failed", "ValueError: the first")
