@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -310,7 +310,7 @@ class Watch:
         if self._watchdog is not None:
             self._watchdog.close()
         try:
-            with suppress(*[Exception] * self._has_failed):  # what is under way may be on a device that is lost
+            with suppress(Exception) if self._has_failed else nullcontext():  # the device may be what was lost
                 self.catch_up()
             self._say_what_was_corrected()
             for sink in tuple(self._sinks):

@@ -1,7 +1,9 @@
 """The Trainer of transformers itself, with a guard in its loop."""
 
+import errno
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -443,7 +445,11 @@ def test_a_training_ends_where_all_that_is_left_of_the_data_is_left_out(tmp_path
     assert end.detail["reason"] == "finished"
 
 
-def test_a_checkpoint_of_a_line_that_was_given_up_is_not_resumed_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_checkpoint_of_a_line_that_was_given_up_is_not_resumed_from(
+    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that refuses to move one does not end the run: it is said."""
     from transformers import TrainerCallback
 
     class Going(TrainerCallback):  # type: ignore[misc]
@@ -452,9 +458,18 @@ def test_a_checkpoint_of_a_line_that_was_given_up_is_not_resumed_from(tmp_path: 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 14 and not self.has_gone_back:
                 self.has_gone_back = True
+                if is_refused:
+                    monkeypatch.setattr(Path, "rename", refuse)
                 attached.guard.ask("rollback", "10")
             elif self.has_gone_back and state.global_step == 6:
                 raise KeyboardInterrupt
+
+    rename = Path.rename
+
+    def refuse(folder: Path, target: Path) -> Path:  # which root, as tests may be run by, is not by a folder's mode
+        if folder.name.startswith("checkpoint-"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return rename(folder, target)
 
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
     trainer = small.trainer(tmp_path / "out", **settings)
@@ -463,9 +478,13 @@ def test_a_checkpoint_of_a_line_that_was_given_up_is_not_resumed_from(tmp_path: 
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    kept = sorted(folder.name for folder in (tmp_path / "out").glob("checkpoint-*"))
-    assert kept == ["checkpoint-4", "checkpoint-99"]
     (event,) = (each for each in sealegs.open_run(tmp_path / "run").events if each.kind == "checkpoints-given-up")
+    kept = sorted(folder.name for folder in (tmp_path / "out").glob("checkpoint-*"))
+    if is_refused:
+        assert event.detail["left"] == [f"checkpoint-{step} (Read-only file system)" for step in (12, 4, 8)]
+        assert "checkpoint-12" in kept
+        return
+    assert kept == ["checkpoint-4", "checkpoint-99"]
     assert [name.rpartition("-")[2] for name in event.detail["checkpoints"]] == ["12", "4", "8"]
     assert all((tmp_path / "out" / name / "model.safetensors").is_file() for name in event.detail["checkpoints"])
 

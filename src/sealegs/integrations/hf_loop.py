@@ -261,17 +261,21 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
     def _give_up_checkpoints(self, number: int) -> None:
         """Those of later steps are of another line, and the Trainer would resume from the highest of all."""
-        state, given_up = self._trainer.state, []
+        state, given_up, left = self._trainer.state, [], []
         for folder in sorted(Path(self._trainer._get_output_dir(None)).glob("checkpoint-*")):
             step = folder.name.removeprefix("checkpoint-")
             if step.isdecimal() and int(step) > number and (folder / STATE).is_file():  # else it is not of this run
-                aside = folder.rename(folder.with_name(f"given-up-{datetime.now(UTC):%Y%m%d-%H%M%S}-{folder.name}"))
+                try:
+                    aside = folder.rename(folder.with_name(f"given-up-{datetime.now(UTC):%Y%m%d-%H%M%S}-{folder.name}"))
+                except OSError as error:  # the run itself has gone back, and goes on
+                    left.append(f"{folder.name} ({error.strerror})")
+                    continue
                 given_up.append(aside.name)
                 if state.best_model_checkpoint == str(folder):
                     state.best_model_checkpoint = str(aside)
-        if given_up:
-            text = f"the run went back to step {number}: the Trainer is not to resume from {', '.join(given_up)}"
-            self._guard.watch.note("checkpoints-given-up", step=number, checkpoints=given_up, text=text)
+        if given_up or left:
+            text = f"the run went back to step {number}: the Trainer is not to resume from {', '.join(given_up + left)}"
+            self._guard.watch.note("checkpoints-given-up", step=number, checkpoints=given_up, left=left, text=text)
 
     def _was_asked_back(self) -> bool:
         """Whether somebody's code has taken the run back between two steps, with ``guard.ask``."""

@@ -85,10 +85,9 @@ class WandbSink:
         self._events += 1
         entry = f"{event.step:08} {event.kind}" if self._events <= _SUMMARISED else "newest"
         self._run.summary[f"event/{entry}"] = mark.text[:_LONGEST_TEXT]
-        incident = event.detail.get("incident")
-        if event.kind == "halt" and incident in self._halted:
-            return
         if event.kind == "halt":
+            if (incident := event.detail.get("incident")) in self._halted:
+                return
             self._halted.add(incident)
         if mark.level != "info":
             text, level = mark.text[:_LONGEST_TEXT], mark.level.upper()
