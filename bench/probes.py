@@ -33,7 +33,7 @@ from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, DataSettings, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import backward, build_optimizer, lr_share, resolved
-from sealegs.recovery.probe import PROVEN_AFTER, SAME_LOSS, Found, Kept
+from sealegs.recovery.probe import PROVEN_AFTER, SAME_LOSS, Found, Kept, Noise
 from sealegs.signals.lengths import lengths
 
 BATCHES = 5
@@ -184,7 +184,7 @@ def told(found: Found) -> str:
 
 def judged(kind: str, name: str, then: Kept, loss: float, norms: Tensor) -> dict[str, Any]:
     """One row."""
-    found = then.compared(loss, float(norms.norm()), norms.tolist(), 0.0)
+    found = then.compared(loss, float(norms.norm()), norms.tolist(), Noise())
     has_old_loss = loss <= then.loss * SAME_LOSS
     has_grown = float(norms.norm()) > found.grad_norm_limit
     finite = math.isfinite(loss) and bool(norms.isfinite().all()) and bool((norms > 0).all())

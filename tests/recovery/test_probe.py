@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sealegs.recovery.probe import APART, MOST_TRIED, PROVEN_AFTER, Found, Probe, factor_of, together
+from sealegs.recovery.probe import APART, MOST_TRIED, PROVEN_AFTER, Found, Noise, Probe, factor_of, together
 
 THEN = [1.0, 0.5, 3.0, 0.02, 1.0, 0.7, 2.0, 0.0, 5.0, 4.0]
 """One of them has no gradient."""
@@ -87,7 +87,7 @@ def probe(request: pytest.FixtureRequest) -> Probe:
 
 
 def shown(probe: Probe, loss: float, norms: list[float]) -> Found:
-    found = probe.compared(loss, math.hypot(*norms), norms, 0.01)
+    found = probe.compared(loss, math.hypot(*norms), norms, Noise(loss=0.01))
     assert found is not None, "the only batch"
     return found
 
@@ -110,6 +110,23 @@ def test_a_common_factor_acquits_weights_only_where_the_loss_is_as_it_was(
 def test_a_norm_that_has_hardly_grown_is_no_change(probe: Probe) -> None:
     found = shown(probe, 3.0, times(1.3))
     assert (found.factor, found.change, found.is_condemned) == (None, "", False)
+
+
+def test_a_norm_that_is_noise_says_nothing(probe: Probe) -> None:
+    norms = times(1.9, 1.0)  # not in every tensor alike
+    then, now = math.hypot(*THEN), math.hypot(*norms)
+    assert 1.5 < now / then < 2
+    quiet = probe.compared(3.0, now, norms, Noise(0.01, 0.1))
+    assert quiet is not None
+    assert quiet.is_condemned, "a norm that hardly moves by itself has grown by half"
+    probe.begin()
+    noisy = probe.compared(3.0, now, norms, Noise(0.01, 0.25))
+    assert noisy is not None
+    assert not noisy.is_condemned, "three scales are more"
+    probe.begin()
+    grown = probe.compared(3.0, 9 * now, times(17.1, 1.0), Noise(0.01, 0.25))
+    assert grown is not None
+    assert grown.is_condemned
 
 
 def after(steps: int, *, doubtful: range = range(0), infinite: range = range(0)) -> Probe:
@@ -143,7 +160,7 @@ def test_what_was_not_proven_before_doubt_never_is() -> None:
 def test_a_trial_is_over_with_its_last_batch_and_each_is_compared_with_itself() -> None:
     probe = after(PROVEN_AFTER + 2 * APART + 1)
     batches = probe.begin()
-    found = [probe.compared(1.5 * (batch + 2.0), 3.0, [3.0], 0.01) for batch in batches]
+    found = [probe.compared(1.5 * (batch + 2.0), 3.0, [3.0], Noise(loss=0.01)) for batch in batches]
     assert found[:-1] == [None, None]
     last = found[-1]
     assert last is not None
@@ -152,7 +169,7 @@ def test_a_trial_is_over_with_its_last_batch_and_each_is_compared_with_itself() 
     assert last.is_condemned
     assert str(last).startswith("3 batches from before have a mean loss of ")
     assert probe.begin() == batches, "another trial begins anew"
-    assert probe.compared(2.0, 1.0, [1.0], 0.01) is None
+    assert probe.compared(2.0, 1.0, [1.0], Noise(loss=0.01)) is None
 
 
 def found(loss: float, norm: float | None = 1.0, factor: float | None = None) -> Found:

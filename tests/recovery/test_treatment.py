@@ -351,6 +351,22 @@ def test_a_probe_leaves_the_scaler_as_it_was(tmp_path: Path) -> None:
     assert not probe["is_condemned"]
 
 
+@pytest.mark.parametrize("spread", [0.02, 0.3], ids=["quiet", "noisy"])
+def test_gradients_have_grown_where_that_is_more_than_their_noise(spread: float, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        for batch in guard.batches(data(800)):
+            loss = loss_of(model, batch) * (9.0 if is_bad(guard) else 1.0)
+            loss.backward()
+            norm = torch.exp(spread * batch[0, 0]) * (1.9 if guard._batches.is_probe else 1.0)
+            guard.step(loss, grad_norm=norm)
+            if guard.number >= 232 or events(tmp_path / "a", "probe"):
+                break
+    (probe,) = events(tmp_path / "a", "probe")
+    assert probe["loss"] < probe["loss_limit"]
+    assert probe["is_condemned"] == (spread < 0.1)
+
+
 def layered() -> nn.Module:
     """Eight tensors."""
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from sealegs.recovery.interventions import Interventions
 from sealegs.recovery.margins import Margins
 from sealegs.recovery.people import People
 from sealegs.recovery.playbook import Playbook, Trigger
-from sealegs.recovery.probe import Probe
+from sealegs.recovery.probe import Noise, Probe
 from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.retreat import Retreat
 from sealegs.recovery.snapshots import Snapshots
@@ -131,8 +131,9 @@ class Recovery:
 
     def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
         """Act on what batches show now which were healthy before, once all of them have been tried."""
-        (_, state), *_ = self._watch.states_of(Spike)
-        found = self._probe.compared(loss, grad_norm, norms, state.stream.scale)
+        scales = {detector.signal: state.stream.scale for detector, state in self._watch.states_of(Spike)}
+        noise = Noise(scales.get("loss", 0.0), scales.get("grad_norm", 0.0))
+        found = self._probe.compared(loss, grad_norm, norms, noise)
         evidence = self._following.evidence
         if found is None or not evidence.wants_probe:  # something was done meanwhile
             return None
