@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.audit import AS_SAVED, Changes
+from sealegs.recovery.books import take_over_books
 from sealegs.recovery.data import Batches
 from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
@@ -220,9 +221,12 @@ class Guard:
         """Whether the playbook may bring the run back to an earlier state, and an earlier batch."""
         return self.recovery is not None and bool(self.recovery.playbook.rungs)
 
-    def unscale(self) -> None:
-        """Take the loss scale out of the gradients, if there is one and it is still in them."""
-        self._update.unscale()
+    def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
+        """Take the loss scale out of the gradients, if there is one and it is still in them.
+
+        Those of the guard's optimizers, or of other ``optimizers`` that the same scaler is for.
+        """
+        self._update.unscale(optimizers)
 
     def before_clipping(self) -> None:
         """The loop is about to clip by itself: measure the gradients while they are whole.
@@ -380,6 +384,10 @@ class Guard:
             self.load_state_dict(state)
         self.number = number
         self._goes_on_from_here()
+
+    def take_over_books(self) -> None:
+        """What was done to the run before, where its folder tells: no rung of the playbook twice."""
+        take_over_books(self.watch, self._batches, None if self.recovery is None else self.recovery.take_over)
 
     def _goes_on_from_here(self) -> None:
         """Whatever was kept of later steps, or had to be done about them, belongs to another line."""

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -293,11 +294,16 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     assert ours.gradient_state.active_dataloader is None, "no loader is gone through any more"
 
 
-def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
+def scaling() -> Any:
     """Accelerate makes no scaler on a CPU: this is torch's own, put where Accelerate would have put it."""
     ours = accelerator()
     ours.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
     ours.native_amp, ours.state._mixed_precision = True, "fp16"
+    return ours
+
+
+def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
+    ours = scaling()
     made = parts(ours)
     fault = ("gradient-scale:factor=1e38@6",)
     with guarded(ours, made, tmp_path / "run") as guard, small.broken(made[0], lambda: guard.guard.number, fault):
@@ -307,6 +313,36 @@ def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
     assert run.column("loss_scale")[[0, 6, 7]].tolist() == [2.0**16, 2.0**16, 2.0**15]
     assert "unscale_gradients" not in vars(ours)
     assert max(run.column("grad_norm")[:6]) < 100, "unscaled"
+
+
+def trained_in_turn(*, has_guard: bool) -> list[str]:
+    """One half of a GAN has a guard, the other is clipped and stepped as ever, before it."""
+    ours = scaling()
+    made = parts(ours)
+    model, optimizer, loader, scheduler = made
+    torch.manual_seed(1)
+    other = torch.nn.Linear(3, 1)
+    of_other = ours.prepare(torch.optim.AdamW(other.parameters()))
+    with guarded(ours, made, None) if has_guard else nullcontext() as guard:
+        for batch in loader:
+            ours.backward(other(torch.ones(2, 3)).square().mean())
+            assert ours.clip_grad_norm_(other.parameters(), 0.5) < 100, "unscaled"
+            of_other.step()
+            of_other.zero_grad()
+            loss = loss_of(model, batch)
+            ours.backward(loss)
+            ours.clip_grad_norm_(model.parameters(), 0.5)
+            if guard is not None:
+                guard.step(loss)
+            else:
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    return [small.digest(other, of_other.optimizer), small.digest(model, optimizer.optimizer)]
+
+
+def test_optimizers_that_are_not_the_guards_are_unscaled_as_ever() -> None:
+    assert trained_in_turn(has_guard=True) == trained_in_turn(has_guard=False)
 
 
 def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -434,6 +434,45 @@ def test_however_a_training_ends_the_folder_says_so(
         trainer.train()
     (end,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "end")
     assert (end.step, end.detail["reason"]) == (4 if error else 7, reason)
+
+
+class Rows(torch.utils.data.IterableDataset[Any]):
+    """The same as a stream."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ({"input_ids": row, "labels": row} for row in small.rows(256))
+
+
+@pytest.mark.parametrize(("kind", "every"), [("rows", 1), ("rows", 2), ("stream", 1), ("asked", 1)])
+def test_a_resume_knows_what_was_left_out(kind: str, every: int, tmp_path: Path) -> None:
+    """No batch comes twice, none is missing, and each has its number; sixteen are an epoch."""
+    from transformers import TrainerCallback
+
+    left_out = [(3, 5)] if kind == "asked" else [(3, 5), (14, 18), (21, 22)]
+    options: dict[str, Any] = {"playbook": sealegs.Playbook.observe()} if kind == "asked" else {"skip": left_out}
+    attached: Any = None
+
+    class Asking(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if kind == "asked" and state.global_step == 2:  # whose batch has been read
+                attached.guard.ask("skip", "2")
+
+    def trained(at: int | None) -> tuple[list[int], str]:
+        nonlocal attached
+        data = Rows() if kind == "stream" else None
+        saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+        trainer = small.trainer(tmp_path / "out", data=data, max_steps=26, gradient_accumulation_steps=every, **saves)
+        attached = small.attached(trainer, tmp_path / "run", **options)
+        trainer.add_callback(Asking())
+        trainer.train(resume_from_checkpoint=None if at is None else str(tmp_path / "out" / f"checkpoint-{at}"))
+        attached.detach()
+        return sealegs.open_run(tmp_path / "run").column("batch_index").tolist(), small.digest(trainer.model)
+
+    whole = trained(None)
+    assert len(whole[0]) == 26
+    assert not set(whole[0]) & {number for first, end in left_out for number in range(first, end)}
+    for at in (4, 13, 20):
+        assert trained(at) == whole, at
 
 
 def test_a_training_ends_where_all_that_is_left_of_the_data_is_left_out(tmp_path: Path) -> None:

@@ -85,3 +85,11 @@ def test_one_rank_keeps_the_record(launched: tuple[str, Path, Saw]) -> None:
         {"ddp": "DDP"}.get(wrapper, "FSDP2"),
     )
     assert [event.step for event in run.events if event.kind == "skip"] == [12, 16, 20, 24]
+
+
+def test_where_nothing_happens_weights_are_those_without_a_guard(tmp_path: Path) -> None:
+    """Three ranks: by which one divides, or multiplies by a third, and that is not the same."""
+    launch(LOOP.with_name("same.py"), 3, str(tmp_path))
+    for rank in range(3):
+        for alone, guarded in json.loads((tmp_path / f"{rank}.json").read_text()):
+            assert alone == guarded

@@ -89,7 +89,7 @@ class AcceleratedGuard:
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of an epoch of a prepared loader, or of any other; see ``Guard.batches``."""
-        return handed_out(self.guard, loader)
+        return handed_out(self.guard, loader, by_ourselves=self.guard.goes_back)
 
     def step(
         self,
@@ -197,12 +197,15 @@ def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -
 
 
 def unscale_once(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
-    """A guard that has looked at gradients has taken the loss scale out of them: once is enough."""
+    """A guard that has looked at gradients has taken the loss scale out of them: once is enough.
+
+    The accelerator's optimizers may be more than the guard's: each is unscaled with those that it is asked for.
+    """
 
     def once(unscale: Any) -> Any:
         def unscaled(optimizer: Any = None) -> None:
             if accelerator.sync_gradients:
-                of.unscale()
+                of.unscale(map(_bare, accelerator._optimizers if optimizer is None else _several(optimizer)))
             else:
                 unscale(optimizer)
 
@@ -226,6 +229,12 @@ def _prepared(given: Any, kind: type, name: str) -> Any:
     if not isinstance(given, kind):
         raise ConfigError(f"{name}={type(given).__name__}: give what accelerator.prepare made of it, {kind.__name__}")
     return given
+
+
+def _bare(optimizer: Any) -> Any:
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _several(one_or_more: Any) -> list[Any]:

@@ -32,7 +32,7 @@ except MissingExtra:  # of what transformers' Trainer needs in turn
 
 from sealegs.guard import Guard
 from sealegs.integrations.advice import advice
-from sealegs.integrations.joining import forget_checkpoints, refuse_options, take_over_books, watch_of
+from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.patches import Patches
 from sealegs.prevention.live import preflight
 from sealegs.prevention.plan import plan_from
@@ -142,17 +142,18 @@ class Attached:
                 scaler=trainer.accelerator.scaler,
                 **options,
             )
+            if not waits_for_metric:
+                self._patches.put(trainer, "lr_scheduler", Schedule)
+            loop = Loop(trainer, guard, loader, self._save)
             if checkpoint is not None:
-                self._resume(guard, Path(checkpoint))
+                self._resume(guard, loop, Path(checkpoint))
         except BaseException:
             watch.close()
             raise
         self._note(guard)
-        if not waits_for_metric:
-            self._patches.put(trainer, "lr_scheduler", Schedule)
-        self._loop = Loop(trainer, guard, loader, self._save)
-        self._loop.join(self._patches)
-        trainer.add_callback(self._loop)
+        self._loop = loop
+        loop.join(self._patches)
+        trainer.add_callback(loop)
 
     def _end(self) -> None:
         if self._loop is not None:
@@ -181,30 +182,21 @@ class Attached:
         """Beside what the Trainer has just written."""
         trainer, guard = self._trainer, self.guard
         assert guard is not None
-        state = {"guard": guard.state_dict(), "data": guard.data.position() if guard.goes_back else None}
+        assert self._loop is not None
+        state = {"guard": guard.state_dict(), "data": self._loop.place()}
         if not trainer.args.should_save:
             return
         path = Path(trainer._get_output_dir(None)) / f"checkpoint-{trainer.state.global_step}" / STATE
         with writing(path), whole_file(path) as file:
             file.write(json.dumps(state).encode())
 
-    def _resume(self, guard: Guard, checkpoint: Path) -> None:
-        """As the checkpoint says; the data as the Trainer counts them, where it does not."""
-        trainer = self._trainer
-        step = trainer.state.global_step
-        take_over_books(guard)
+    def _resume(self, guard: Guard, loop: Loop, checkpoint: Path) -> None:
+        step = self._trainer.state.global_step
+        guard.take_over_books()
         state = _read(checkpoint / STATE)
-        position = None if state is None else state["data"]
         guard.go_on(step, None if state is None else state["guard"])
         forget_checkpoints(guard, f"the Trainer went back to {checkpoint.name}")
-        if guard.goes_back and position:
-            guard.data.go_to(position)
-        elif guard.goes_back:
-            batches = len(trainer.callback_handler.train_dataloader)
-            every = trainer.args.gradient_accumulation_steps
-            epoch, into = divmod(step, max(-(-batches // every), 1))
-            into = 0 if trainer.args.ignore_data_skip else into * every
-            guard.data.count_from(epoch * batches + into, epoch=epoch, into=into)
+        loop.go_on(step, None if state is None else state["data"])
         guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)
 
 

@@ -7,7 +7,7 @@ guard: ``global_step`` is the number of the step, also after it went back; the s
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,8 @@ from transformers import TrainerCallback
 from sealegs.guard import Guard
 from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
 from sealegs.integrations.patches import Patches
-from sealegs.integrations.prepared import handed_out
+from sealegs.integrations.prepared import handed_out, has_places
+from sealegs.recovery.epochs import length_of
 
 STATE = "sealegs.json"
 """What a checkpoint of the Trainer's holds of the guard."""
@@ -88,6 +89,10 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self._in_epoch = 0
         """... how many it takes it to have."""
         self._is_exhausted = False
+        self.reads = guard.goes_back
+        """Whether the guard reads the data itself, since it has to know its place in them; else the Trainer does."""
+        self._began: tuple[int, int] = 0, 0
+        """The number of the epoch that the Trainer reads, and that of its first batch."""
 
     def join(self, patches: Patches) -> None:
         """Take the places of the Trainer's methods."""
@@ -105,24 +110,66 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         if close is not None:
             close()
 
+    def go_on(self, step: int, place: Mapping[str, Any] | None) -> None:
+        """From a checkpoint of a step: where that says that the data were, or else where the Trainer counts them."""
+        data = self._guard.data
+        if place and "loader" in place:  # of a guard that has read them
+            self.reads = True
+            data.go_to(place)
+            return
+        number, epoch, into = counted = self._counted(step)
+        if place and not self._trainer.args.ignore_data_skip:
+            number, epoch = place["next"], place["epoch"]["number"]
+            into = number - place["epoch"]["first"]
+        is_elsewhere = (epoch, into) != counted[1:]  # batches were left out
+        self.reads |= (is_elsewhere or bool(data.skipped)) and has_places(self._loader)
+        if self.reads:
+            data.count_from(number, epoch=epoch, into=into)
+        elif is_elsewhere:  # a stream, in which the Trainer goes as far as it counts; up to the place all are done
+            data.count_from(counted[0], epoch=epoch)
+            data.skip(counted[0], number - counted[0])
+        else:
+            data.count_from(number, epoch=epoch)
+
+    def _counted(self, step: int) -> tuple[int, int, int]:
+        """The number of the next batch, its epoch, and its place in that, where none was left out."""
+        every = self._trainer.args.gradient_accumulation_steps
+        length = length_of(self._loader)
+        epoch, steps = (0, step) if length is None else divmod(step, max(-(-length // every), 1))
+        into = 0 if self._trainer.args.ignore_data_skip else steps * every
+        return epoch * (length or 0) + into, epoch, into
+
+    def place(self) -> dict[str, Any]:
+        """Where the next batch is, for a checkpoint: its number, its epoch, and of that the first; more, where the
+        guard reads."""
+        if self.reads:
+            return self._guard.data.position()
+        number, first = self._began
+        return {"next": self._guard.data.following, "epoch": {"number": number, "first": first}}
+
     # The Trainer's loop, from the outside in.
 
     def _run_epoch(self, run: Callable[..., None]) -> Callable[..., None]:
         def run_epoch(**given: Any) -> None:
             is_resumed = given["epoch"] == given["epochs_trained"] and given["resume_from_checkpoint"] is not None
-            self._handed = given["steps_trained_in_current_epoch"] if is_resumed else 0
-            self._in_epoch = given["steps_in_epoch"]
+            handed = given["steps_trained_in_current_epoch"] if is_resumed else 0
             # as many as the data have: a run that went back takes more of them than it has planned
-            run(**given | {"num_update_steps_per_epoch": sys.maxsize})
+            given = given | {"num_update_steps_per_epoch": sys.maxsize}
+            self._begin_epoch(given, handed)
+            run(**given)
             while self._is_unfinished(given["epoch"]):
                 began = self._guard.number
                 given = given | {"epoch": given["epoch"] + 1}
-                self._handed = 0
-                run(**given | {"num_update_steps_per_epoch": sys.maxsize})
+                self._begin_epoch(given, 0)
+                run(**given)
                 if self._guard.number == began:
                     return
 
         return run_epoch
+
+    def _begin_epoch(self, given: Mapping[str, Any], handed: int) -> None:
+        self._handed, self._in_epoch = handed, given["steps_in_epoch"]
+        self._began = given["epoch"], self._guard.data.following - handed
 
     def _is_unfinished(self, epoch: int) -> bool:
         """Whether the data have ended before the steps, since some batches were gone back over or left out."""
@@ -163,7 +210,9 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def _of_epoch(self, epoch_iterator: Any) -> Iterator[Any]:
         """The batches to train on; one that is tried again is tried here, and no step of the Trainer's."""
         guard = self._guard
-        batches = handed_out(guard, self._loader) if guard.goes_back else guard.batches(epoch_iterator)
+        self.reads |= bool(guard.data.skipped) and has_places(self._loader)
+        given = self._loader if self.reads else epoch_iterator
+        batches = handed_out(guard, given, by_ourselves=self.reads)
         for batch in batches:
             if guard.data.is_probe:
                 self._probe(batch)

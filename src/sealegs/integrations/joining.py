@@ -7,7 +7,6 @@ from typing import Any
 
 from sealegs.errors import ConfigError, RunExists
 from sealegs.guard import Guard
-from sealegs.recovery.books import read_books
 from sealegs.recovery.options import has_begun
 from sealegs.watch import Watch
 
@@ -39,14 +38,6 @@ def watch_of(
             "or move the folder away"
         ) from None
     return watch, {name: value for name, value in options.items() if name not in told}
-
-
-def take_over_books(guard: Guard) -> None:
-    """What was done to the run before, where its folder tells: no rung of the playbook twice."""
-    if guard.recovery is not None and guard.watch.folder is not None:
-        books = read_books(guard.watch.folder)
-        if books is not None:
-            guard.recovery.take_over(books)
 
 
 def forget_checkpoints(guard: Guard, why: str) -> None:

@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
 from sealegs.integrations.advice import advice
-from sealegs.integrations.joining import forget_checkpoints, refuse_options, take_over_books, watch_of
+from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.lightning_progress import lacking
 from sealegs.integrations.patches import Patches
 from sealegs.prevention.live import preflight
@@ -194,7 +194,7 @@ class Guarded:
         assert guard is not None
         assert loop is not None
         assert ranks is not None
-        take_over_books(guard)
+        guard.take_over_books()
         guard.load_state_dict(json.loads(self._state["guard"]))
         forget_checkpoints(guard, "Lightning went back to a checkpoint")
         of_ranks = self._state["ranks"]
@@ -213,7 +213,7 @@ class Guarded:
         assert guard is not None
         per_step = len(trainer.optimizers)
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
-            take_over_books(guard)
+            guard.take_over_books()
             guard.go_on(trainer.global_step // per_step)
         told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
         told.note(guard.watch, step=guard.number)

@@ -12,11 +12,12 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 
 from sealegs.errors import ConfigError
 from sealegs.guard import Guard
+from sealegs.recovery.loaders import cannot_reposition
 
 
-def handed_out(guard: Guard, loader: Any) -> Iterator[Any]:
-    """The batches of an epoch. A loader that need not be gone back in is gone through as Accelerate does it."""
-    if not guard.goes_back and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
+def handed_out(guard: Guard, loader: Any, *, by_ourselves: bool) -> Iterator[Any]:
+    """The batches of an epoch. A loader whose places nobody needs to know is gone through as Accelerate does it."""
+    if not by_ourselves and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
         yield from guard.batches(iter(loader))
     elif isinstance(loader, DataLoaderDispatcher):
         raise ConfigError(
@@ -27,6 +28,13 @@ def handed_out(guard: Guard, loader: Any) -> Iterator[Any]:
         yield from _by_ourselves(guard, loader)
     else:
         yield from guard.batches(loader)
+
+
+def has_places(loader: Any) -> bool:
+    """Whether its batches can be read by ourselves, from any of them on."""
+    if isinstance(loader, DataLoaderDispatcher):
+        return False
+    return cannot_reposition(getattr(loader, "base_dataloader", loader)) is None
 
 
 def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:

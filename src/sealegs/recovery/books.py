@@ -1,7 +1,7 @@
 """What was decided in, ``recovery.json`` out, and back: what going back does not undo, and survives the process."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +105,19 @@ class Books:
         self._watch.note("outcome", step=step, intervention=self.interventions, result=result, text=text)
         self._untold = None
         self.write()
+
+
+def take_over_books(watch: Watch, batches: Batches, take_over: Callable[[Mapping[str, Any]], None] | None) -> None:
+    """What was done to the run before, where its folder tells; ``take_over`` is the playbook's, where there is one.
+
+    Without one, batches that were left out still are.
+    """
+    books = None if watch.folder is None else read_books(watch.folder)
+    if books is not None and take_over is not None:
+        take_over(books)
+    elif books is not None:
+        batches.take_over(books["data"])
+        watch.note("margins-dropped", margins=books["margins"], reason="there is no playbook any more")
 
 
 def read_books(folder: Path) -> dict[str, Any] | None:

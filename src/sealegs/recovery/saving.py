@@ -8,7 +8,7 @@ from typing import Any
 
 from sealegs.errors import SourceError
 from sealegs.recovery.audit import came_back
-from sealegs.recovery.books import read_books
+from sealegs.recovery.books import take_over_books
 from sealegs.recovery.checkpoints import Checkpoints, Damage
 from sealegs.recovery.data import Batches
 from sealegs.recovery.state import Trainee
@@ -82,12 +82,7 @@ class Saving:
         The books first: what was found to be bad still is. Gives the guard's own state, too, for it to load.
         """
         assert self._watch.folder is not None
-        books = read_books(self._watch.folder)
-        if books is not None and recovery is not None:
-            recovery.take_over(books)
-        elif books is not None:
-            batches.take_over(books["data"])
-            self._watch.note("margins-dropped", margins=books["margins"], reason="there is no playbook any more")
+        take_over_books(self._watch, batches, None if recovery is None else recovery.take_over)
         step, passed_over = self._newest(self._watch.folder, wants_healthy=recovery is not None)
         reasons = {str(damage.step): damage.reason for damage in passed_over}
         if step is None:

@@ -7,7 +7,7 @@ schedule counts the attempt: a skip on the device cannot hold it back without th
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
@@ -53,10 +53,13 @@ class Update:
         """A framework's way to call an optimizer, with its hooks and its clipping; it zeroes the gradients itself."""
         self._has_updated = False
 
-    def unscale(self) -> None:
-        """Take the loss scale out of the gradients, so that their norms are their own, where the user has not."""
+    def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
+        """Take the loss scale out of the gradients, so that their norms are their own, where the user has not.
+
+        The scaler may be that of others, too: ``optimizers``, if not these.
+        """
         if self.scaler is not None:
-            for optimizer in self.optimizers:
+            for optimizer in self.optimizers if optimizers is None else optimizers:
                 if not self._is_unscaled(optimizer):
                     self.scaler.unscale_(optimizer)
 

@@ -158,6 +158,8 @@ class Meter:
         """Leave the model as it was."""
         self._activations.disarm()
         self._is_armed = False
+        if self.norms_before is not None:
+            self.norms_before.close()
 
     def named(self, row: Row) -> Row:
         """A row that has arrived, its numbers of ranks as names."""

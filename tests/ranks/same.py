@@ -1,0 +1,60 @@
+"""The same training on each rank twice, without a guard and with one that is closed on the way: see test_ranks.py."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import AdamW
+
+import sealegs
+
+STEPS = 5
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def trained(rank: int, *, has_guard: bool, is_view: bool) -> list[list[float]]:
+    """The weights after each step; a guard is closed after the third."""
+    model = nn.parallel.DistributedDataParallel(network(), gradient_as_bucket_view=is_view)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(100 + rank)
+    seen = []
+    guard = sealegs.Guard(model, optimizer, run=None) if has_guard else None
+    for step in range(STEPS):
+        with model.no_sync() if guard is None else guard.accumulate() if step < 3 else model.no_sync():
+            (model(torch.randn(16, 8)).square().mean() / 2).backward()
+        loss = model(torch.randn(16, 8)).square().mean() / 2
+        loss.backward()
+        if guard is not None and step < 3:
+            guard.step(loss)
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+        if guard is not None and step == 2:
+            guard.close()
+        seen.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]).tolist())
+    if guard is not None:
+        assert guard._meter.norms_before is not None
+        assert guard._meter.norms_before.take() is None, "a guard that is closed keeps nothing"
+    return seen
+
+
+def main(out: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
+    saw = [
+        [trained(rank, has_guard=has_guard, is_view=is_view) for has_guard in (False, True)]
+        for is_view in (False, True)
+    ]
+    (out / f"{rank}.json").write_text(json.dumps(saw))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
