@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integrations import lightning_small as small
-from tests.integrations.lightning_small import BROKEN, NAN, PER_EPOCH, SPIKE, STEPS, fitted
+from tests.integrations.lightning_small import BATCH, BROKEN, NAN, PER_EPOCH, SPIKE, STEPS, fitted
 from torch.utils.data import DataLoader
 
 import sealegs
@@ -265,6 +266,34 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(last: int, whole: tup
         fitted(small.module_class(HOME)(), guarded, home=HOME)
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize(
+    ("limits", "saves"),
+    [
+        ({"limit_train_batches": 5, "limit_val_batches": 0}, {"every_n_train_steps": 10}),
+        ({"limit_train_batches": 5}, {"every_n_epochs": 2}),
+        ({"overfit_batches": 5}, {"every_n_epochs": 2}),
+    ],
+    ids=["after the last batch", "after the validation", "overfit"],
+)
+def test_a_resume_at_the_end_of_an_epoch_with_a_limit_begins_the_next(
+    limits: dict[str, Any], saves: dict[str, Any], tmp_path: Path
+) -> None:
+    """Five batches are an epoch, of twelve that the loader has."""
+    run, options = tmp_path / "run", limits | {"max_steps": 20}
+    keep = partial(import_module(HOME).callbacks.ModelCheckpoint, tmp_path / "kept", save_top_k=-1, **saves)
+    whole, resumed = small.module_class(HOME)(), small.module_class(HOME)()
+    fitted(whole, Guarded(run=run), keep(), home=HOME, **options)
+    (kept,) = (each for each in (tmp_path / "kept").glob("*.ckpt") if "step=10" in each.name)
+    trainer = small.trainer(HOME, Guarded(run=run), keep(), **options)
+    torch.manual_seed(99)
+    trainer.fit(resumed, small.loader(), ckpt_path=kept)
+    assert resumed.seen == whole.seen[10:]
+    assert resumed.digests == {step: digest for step, digest in whole.digests.items() if step >= 10}
+    rows = [[row[name] for name in ("step", "loss", "batch_index", "batch_hash")] for row in rows_of(run)]
+    assert rows[20:] == rows[10:20]
+
+
 def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path: Path) -> None:
     for callbacks, name in (((Guarded(run=tmp_path / "a"),), "with"), ((), "without")):
         keep = saving(tmp_path / name, PER_EPOCH)
@@ -284,16 +313,23 @@ def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path:
     assert [row["step"] for row in rows_of(tmp_path / "c")] == [5, 6, 7], "steps, not calls of optimizers"
 
 
-def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(tmp_path: Path) -> None:
-    module, guarded = small.module_class(HOME)(), Guarded(run=tmp_path / "a")
-    trainer = fitted(module, guarded, home=HOME, max_steps=10)
-    trainer.fit_loop.epoch_loop.max_steps = 20
-    trainer.fit(module, small.loader())
-    assert [row["step"] for row in rows_of(tmp_path / "a")] == list(range(20))
+@pytest.mark.parametrize("batch_size", [BATCH, 12], ids=["the same loader", "another"])
+@pytest.mark.parametrize("first", [10, PER_EPOCH])
+def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(first: int, batch_size: int, tmp_path: Path) -> None:
+    """With a loader that Lightning begins anew, as it does without a guard."""
+    loader = small.loader()
+    digests = []
+    for callbacks in ((), (Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard()),)):
+        module = small.module_class(HOME)()
+        trainer = fitted(module, *callbacks, home=HOME, max_steps=first)
+        trainer.fit_loop.epoch_loop.max_steps = 20
+        trainer.fit(module, DataLoader(loader.dataset, batch_size, shuffle=True))
+        digests.append(module.digests)
+    assert digests[0] == digests[1]
+    rows = rows_of(tmp_path / "a")
+    assert [row["step"] for row in rows] == [row["batch_index"] for row in rows] == list(range(20))
     with pytest.raises(RunExists):
-        fitted(small.module_class(HOME)(), guarded, home=HOME)
-    with pytest.raises(RunExists):
-        fitted(small.module_class(HOME)(), Guarded(run=tmp_path / "a"), home=HOME)
+        fitted(small.module_class(HOME)(), *callbacks, home=HOME)
 
 
 def test_a_checkpoint_that_is_only_validated_is_not_gone_on_from(tmp_path: Path) -> None:

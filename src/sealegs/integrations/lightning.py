@@ -169,7 +169,7 @@ class Guarded:
         assert self.guard is not None
         assert self._ranks is not None
         of_torch, of_host = rng_now()
-        mine: dict[str, Any] = {"data": self.guard.data.position(), "torch": of_torch, "host": of_host}
+        mine: dict[str, Any] = {"data": self._loop.position(), "torch": of_torch, "host": of_host}
         return {
             "guard": json.dumps(self.guard.state_dict()),
             "ranks": [
@@ -201,9 +201,12 @@ class Guarded:
         is_same_world = len(of_ranks) == ranks.world
         if is_same_world:
             mine = of_ranks[ranks.rank]
-            guard.data.go_to(json.loads(mine["data"]))
+            position = json.loads(mine["data"])
             if self._is_loaded:
+                guard.data.go_to(position)
                 loop.before_first = partial(restore_rng, (mine["torch"], json.loads(mine["host"])))
+            elif position:  # another fit in this process: Lightning begins its loader anew, be it the same
+                guard.data.count_from(position["next"], epoch=position["epoch"]["number"] + 1)
         guard.watch.note("resumed", step=guard.number, with_place_in_data=is_same_world, ranks_then=len(of_ranks))
         self._state, self._is_loaded = {}, False
 

@@ -208,6 +208,11 @@ class Loop:
 
     # The data.
 
+    def position(self) -> dict[str, Any]:
+        """Where the data are, for a checkpoint: of an epoch that a limit of batches has ended, at its end."""
+        data = self._guard.data
+        return data.position_after() if self._progress.is_epoch_over else data.position()
+
     def _load_loader_states(self, load: Any) -> Any:
         """The moment at which Lightning has made its loaders what they will be, and has not begun them."""
 

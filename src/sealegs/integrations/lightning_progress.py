@@ -10,6 +10,7 @@ NEEDED = (
     "_combined_loader",
     "_load_combined_loader_states",
     "epoch_loop._batches_that_stepped",
+    "epoch_loop._num_ready_batches_reached",
     "epoch_loop._skip_next_val",
     "epoch_loop.automatic_optimization.optim_progress.optimizer.step",
     "epoch_loop.batch_progress.is_last_batch",
@@ -27,6 +28,11 @@ class Progress:
         self._trainer = trainer
         self._fit = trainer.fit_loop
         self._loop = trainer.fit_loop.epoch_loop
+
+    @property
+    def is_epoch_over(self) -> bool:
+        """Whether Lightning takes the batch that is under way, or was last, for the last of its epoch."""
+        return bool(self._loop._num_ready_batches_reached())
 
     def move_batch(self, by: int) -> None:
         """The next batch is another than the one after the last."""

@@ -97,6 +97,14 @@ class Batches:
             "state": state,
         }
 
+    def position_after(self) -> Position:
+        """The same, where the loop has left the epoch: whoever goes there begins the next one."""
+        position = self.position()
+        if position:
+            position["epoch"].setdefault("end", position["next"])
+            position["epoch"]["dropped"] = []  # a loop that has left does not come for them
+        return position
+
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Let the next batch be the one of a position. That of another loader is refused, and nothing changed."""
         is_first = self._epoch is None
