@@ -243,6 +243,79 @@ def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(who: str, t
     assert trainer.fit_loop.total_batch_idx == 49
 
 
+TURNS: dict[str, dict[str, Any]] = {
+    "damage, back to the end of an epoch": {"snapshot_every": PER_EPOCH, "damaged": 62},
+    "damage, back to one that a limit has ended": {"snapshot_every": 6, "damaged": 62, "limit": 6},
+    "damage, and an epoch that is left out": {"snapshot_every": 10, "damaged": 58, "limit": 6},
+    "asked for within an epoch": {"snapshot_every": PER_EPOCH, "asked": (62, "batch")},
+    "asked for between two": {"snapshot_every": PER_EPOCH, "asked": (72, "epoch")},
+}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_an_epoch_that_is_gone_back_to_ends_as_it_should(turn: str, tmp_path: Path) -> None:
+    """Once more, with its validation and the schedule that waits for that; and each batch is what it was."""
+    settings = TURNS[turn]
+    asked, where = settings.get("asked", (None, ""))
+    stepped = []
+
+    class Turning(small.module_class(HOME)):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("held_out", small.loss_of(self.net, batch))
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self._ask("batch")
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            self._ask("epoch")
+
+        def _ask(self, here: str) -> None:
+            nonlocal asked
+            if here == where and self.trainer.global_step == asked:
+                asked = None
+                guarded.guard.ask("rollback", "5")
+
+        def configure_optimizers(self) -> Any:
+            optimizer = small.optimizer_of(self.net)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=99)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "held_out"}}
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            stepped.append((self.trainer.global_step, self.trainer.current_epoch))
+            scheduler.step(metric)
+
+    module = Turning()
+    module.damaged = {settings["damaged"]} if "damaged" in settings else set()
+    per_epoch = settings.get("limit", PER_EPOCH)
+    options = {"snapshot_every": settings["snapshot_every"], "sample_every": 0}
+    guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
+    trainer = fitted(module, guarded, home=HOME, max_steps=LAST, limit_train_batches=per_epoch)
+    (done,) = events_of(tmp_path / "a", "intervention")
+    rows = rows_of(tmp_path / "a")
+    back, turned = (
+        done.detail["to_step"],
+        next(i for i, row in enumerate(rows) if i and row["step"] < rows[i - 1]["step"]),
+    )
+    assert back % per_epoch == 0
+    tried = sum(probe.detail["tried"] for probe in events_of(tmp_path / "a", "probe"))
+    seen = [*module.seen[:turned], *module.seen[turned + tried :]]
+    assert [(step, epoch * per_epoch + place) for step, epoch, place in seen] == [
+        (row["step"], row["batch_index"]) for row in rows
+    ]
+    contents = {(row["batch_index"], row["batch_hash"]) for row in rows}
+    assert len(contents) == len({number for number, _ in contents}), "what is left out is what was bad"
+    validated = [(step, epoch) for kind, step, epoch in module.told if kind == "validation"]
+    gone = done.step // per_epoch
+    assert [epoch for _, epoch in validated] == [
+        *range(gone),
+        *range(back // per_epoch - 1, (rows[-1]["batch_index"] + 1) // per_epoch),
+    ]
+    assert stepped == validated
+    assert (trainer.global_step, trainer.fit_loop.epoch_loop._batches_that_stepped) == (LAST, LAST)
+    assert trainer.fit_loop.total_batch_idx == rows[-1]["batch_index"]
+
+
 def test_a_batch_that_is_left_out_takes_its_place_in_the_epoch(tmp_path: Path) -> None:
     """Two within an epoch; then the last three of one, and all of the next: what ends an epoch is done all the same."""
     stepped: list[int] = []

@@ -517,6 +517,42 @@ def test_it_notices_between_two_batches_that_it_is_to_go_elsewhere() -> None:
     assert "".join(seen) == "abcde" + "cef"
 
 
+@pytest.mark.parametrize("limit", [None, 4])
+def test_where_a_loop_counts_epochs_an_iterator_ends_with_each(limit: int | None) -> None:
+    """Also after going back; a later epoch then has the order that it had, whatever was drawn at random since."""
+    rows: Any = range(6)
+    loader: Any = DataLoader(rows, 1, shuffle=True)
+    per_epoch = limit or 6
+    batches = Batches(must_reposition=True)
+    batches.by_epoch, batches.limit = True, limit
+    before: list[tuple[int | None, int]] = []
+    start: Any = None
+    for _ in range(2):
+        for batch in islice(batches.over(loader), limit):  # as a loop that has a limit itself
+            before.append((batches.number, int(batch)))
+            start = start or batches.position()
+    assert batches.is_at_end(batches.position())
+    walk = batches.over(loader)
+    before.append((2 * per_epoch, int(next(walk))))
+    batches.go_to(start)
+    batches.skip(per_epoch - 1, 3)
+    assert batches.is_at_end(start) is False
+    assert [(batches.number, int(batch)) for batch in walk] == before[1 : per_epoch - 1]
+    torch.rand(5)
+    random_state = torch.get_rng_state()
+    again = iter(batches.over(loader))
+    second = [(batches.number, int(next(again)))]
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(random_state)
+    next(iter(loader))
+    assert torch.equal(drawn, torch.get_rng_state()), "it draws as a new epoch does"
+    second += [(batches.number, int(batch)) for batch in again]
+    assert [content for _, content in second] == [content for _, content in before[per_epoch + 2 : 2 * per_epoch]]
+    third = [(batches.number, int(batch)) for batch in batches.over(loader)]
+    assert third[0] == before[-1]
+    assert len(third) == per_epoch
+
+
 def test_a_rollback_into_the_epoch_before_goes_on_with_the_present_one_from_its_beginning() -> None:
     batches = Batches(must_reposition=True)
     loader = DataLoader(DATA, batch_size=2, shuffle=True)

@@ -169,7 +169,7 @@ class Guarded:
         assert self.guard is not None
         assert self._ranks is not None
         of_torch, of_host = rng_now()
-        mine: dict[str, Any] = {"data": self._loop.position(), "torch": of_torch, "host": of_host}
+        mine: dict[str, Any] = {"data": self.guard.data.position(), "torch": of_torch, "host": of_host}
         return {
             "guard": json.dumps(self.guard.state_dict()),
             "ranks": [

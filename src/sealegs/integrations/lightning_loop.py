@@ -13,6 +13,7 @@ with it.
 """
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,6 +58,8 @@ class Loop:
         """Of the next step, as far as Lightning's counters know."""
         self._expected: int | None = None
         """The number of the batch that comes next, if none is left out; None before the first."""
+        self._is_at_end = False
+        """Whether the run has gone back to the end of an epoch, and Lightning does not know yet."""
         self.before_first: Callable[[], None] | None = None
         """What is to be done when the first batch is asked for."""
         self._unused: Any = None
@@ -197,21 +200,19 @@ class Loop:
         following, there = position["next"], position["epoch"]
         if following == self._expected:  # steps were counted back, the data go on
             return
+        is_end = bool(data.is_at_end(position))
         self._progress.go_back(
             batches=self._expected - following,
             epochs=data.epoch + is_epoch_begin - there["number"],
             place=following - there["first"],
+            is_end=is_end,
         )
         if is_batch_end:
-            self._progress.skip_validation()
+            self._progress.skip_validation(not is_end)  # of an epoch that ends once more
+        self._is_at_end = is_end and not is_batch_end
         self._expected = following
 
     # The data.
-
-    def position(self) -> dict[str, Any]:
-        """Where the data are, for a checkpoint: of an epoch that a limit of batches has ended, at its end."""
-        data = self._guard.data
-        return data.position_after() if self._progress.is_epoch_over else data.position()
 
     def _load_loader_states(self, load: Any) -> Any:
         """The moment at which Lightning has made its loaders what they will be, and has not begun them."""
@@ -229,6 +230,8 @@ class Loop:
                 begin, self._begin = self._begin, None
                 begin(loaders[0] if len(loaders) == 1 else None)
             if len(loaders) == 1:
+                limit = combined.limits[0]
+                self._guard.data.by_epoch, self._guard.data.limit = True, None if limit == math.inf else int(limit)
                 combined.flattened = [Handed(loaders[0], self._hand_out)]
             elif self.before_first is not None:
                 self.before_first()
@@ -253,8 +256,7 @@ class Loop:
             self._expected, self._number = data.following, self._guard.number
         batches = self._guard.batches(loader)
         self._follow(is_epoch_begin=True)
-        while True:
-            self._follow()
+        while not self._is_at_end:
             batch = next(batches, NOTHING)
             if batch is NOTHING:
                 break
@@ -266,8 +268,10 @@ class Loop:
                     self._progress.move_batch(data.number - self._expected)
                 self._expected = data.number + 1
             yield batch
+            self._follow()
         self._expected = data.following
-        self._progress.end_epoch()
+        self._progress.end_epoch(is_again=self._is_at_end)
+        self._is_at_end = False
 
     def _reset(self, reset: Any) -> Any:
         """Lightning says of a plain loader that it does not go on where it was; by way of a guard it does."""

@@ -10,7 +10,6 @@ NEEDED = (
     "_combined_loader",
     "_load_combined_loader_states",
     "epoch_loop._batches_that_stepped",
-    "epoch_loop._num_ready_batches_reached",
     "epoch_loop._skip_next_val",
     "epoch_loop.automatic_optimization.optim_progress.optimizer.step",
     "epoch_loop.batch_progress.is_last_batch",
@@ -29,11 +28,6 @@ class Progress:
         self._fit = trainer.fit_loop
         self._loop = trainer.fit_loop.epoch_loop
 
-    @property
-    def is_epoch_over(self) -> bool:
-        """Whether Lightning takes the batch that is under way, or was last, for the last of its epoch."""
-        return bool(self._loop._num_ready_batches_reached())
-
     def move_batch(self, by: int) -> None:
         """The next batch is another than the one after the last."""
         self._shift(by, by)
@@ -43,16 +37,16 @@ class Progress:
         self._shift(-1, -1)
         self.skip_validation()
 
-    def skip_validation(self) -> None:
+    def skip_validation(self, is_skipped: bool = True) -> None:
         """None comes at the end of the batch that is next, or under way."""
-        self._loop._skip_next_val = True
+        self._loop._skip_next_val = is_skipped
 
-    def go_back(self, *, batches: int, epochs: int, place: int) -> None:
-        """To an earlier batch, which may be in an earlier epoch; ``place`` is the one it has there."""
+    def go_back(self, *, batches: int, epochs: int, place: int, is_end: bool) -> None:
+        """To an earlier batch, which may be in an earlier epoch; ``place`` is the one it has there, or is its end."""
         counted = self._loop.batch_progress.current.ready
         self._shift(place - counted if epochs else -batches, -batches)
         _add(self._fit.epoch_progress.current, -epochs)
-        self._loop.batch_progress.is_last_batch = self._fit._data_fetcher.done = False
+        self._loop.batch_progress.is_last_batch = self._fit._data_fetcher.done = is_end
 
     def uncount_updates(self, count: int, *, steps: int) -> None:
         """So many calls of an optimizer, in so many steps, were none."""
@@ -63,16 +57,20 @@ class Progress:
         _add(calls.total, -count)
         self._loop._batches_that_stepped -= steps
 
-    def end_epoch(self) -> None:
-        """The data have ended before the count: do what Lightning does about the last batch of an epoch."""
+    def end_epoch(self, *, is_again: bool) -> None:
+        """The data have ended before the count: do what Lightning does about the last batch of an epoch.
+
+        ``is_again``: the run went back to where that batch was trained on, and its schedules stepped.
+        """
         progress, batches = self._loop.batch_progress, self._trainer.num_training_batches
         progress.is_last_batch = True
         validates = self._trainer.val_check_batch == float("inf")
         if batches != float("inf"):
             self._shift(batches - progress.current.ready, batches - progress.current.ready)
             validates = True
-        self._loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        self._loop._skip_next_val = not validates
+        if not is_again:
+            self._loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self.skip_validation(not validates)
         self._loop.on_advance_end(self._fit._data_fetcher)
         self._loop._batches_that_stepped -= 1  # which no batch has
 

@@ -43,6 +43,11 @@ class Batches:
         self.deferred = deferred
         self.on_epoch: Callable[[int], object] = lambda number: None
         """Who is told that an epoch is about to be begun, before its order is drawn."""
+        self.by_epoch = False
+        """Whether an iterator ends with the epoch that it is in, also where it went back from a later one, which the
+        next iterator then goes through once more: for loops that count epochs, and end each as they do."""
+        self.limit: int | None = None
+        """Batches after which such a loop ends an epoch, be there more."""
         self._must_reposition = must_reposition or deferred
         self._skipped = Ranges()
         self._handed_out_again = Ranges()
@@ -96,14 +101,6 @@ class Batches:
             "is_again": self._is_again,
             "state": state,
         }
-
-    def position_after(self) -> Position:
-        """The same, where the loop has left the epoch: whoever goes there begins the next one."""
-        position = self.position()
-        if position:
-            position["epoch"].setdefault("end", position["next"])
-            position["epoch"]["dropped"] = []  # a loop that has left does not come for them
-        return position
 
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Let the next batch be the one of a position. That of another loader is refused, and nothing changed."""
@@ -201,6 +198,15 @@ class Batches:
         rest = range(self.number + 1, self._epoch["first"] + length)
         return not self._epoch.get("dropped") and not any(map(self._is_wanted, rest))
 
+    def is_at_end(self, position: Mapping[str, Any]) -> bool | None:
+        """Whether no batch of its epoch comes after a position; None where that is not known yet."""
+        epoch: Epoch = position["epoch"]
+        known = self._epochs.get(epoch["number"])
+        end = epoch.get("end", None if known is None or known["first"] != epoch["first"] else known.get("end"))
+        if self.limit is not None:
+            end = epoch["first"] + self.limit if end is None else min(end, epoch["first"] + self.limit)
+        return None if end is None else position["next"] >= end and not epoch.get("dropped")
+
     def bookkeeping(self) -> dict[str, Any]:
         """What going back does not undo, as JSON values."""
         return {
@@ -244,7 +250,8 @@ class Batches:
         self._loader = loader
 
     def _hand_out(self, iterator: int) -> Iterator[Any]:
-        is_resumed = self._target is not None
+        # where no batch of its epoch comes any more, it goes on with the next, as if nothing had been saved
+        is_resumed = self._target is not None and (not self.by_epoch or self.is_at_end(self._target) is not False)
         if iterator == self._iterators:
             self._stop_walk()
         try:
@@ -264,7 +271,7 @@ class Batches:
                     is_resumed = False
                     self._note(found[0])
                     yield found[1]
-                elif is_resumed:  # at the very end of an epoch: go on with the next, as if nothing had been saved
+                elif is_resumed:
                     is_resumed, self._walk = False, None
                 else:
                     return
@@ -298,7 +305,7 @@ class Batches:
         if position is None:
             if self._epoch is not None and self._is_again:  # left by the loop where it was not to stay
                 state = self._epoch.get("end_state")
-            epoch = self._new_epoch()
+            epoch = self._following_epoch() if self.by_epoch else self._new_epoch()
             self._newest = epoch["number"]
             self.on_epoch(epoch["number"])
         else:
@@ -316,7 +323,8 @@ class Batches:
             if later and cut == self._next:
                 state = later["start"].get("state")  # the loop had left this epoch here
             elif not self._is_again:
-                until = epoch.get("end", cut)
+                ends = [epoch.get("end", cut), None if self.limit is None else epoch["first"] + self.limit]
+                until = min((end for end in ends if end is not None), default=None)
                 end = yield from self._loader.walk(epoch, self._next, self._is_wanted, until, state)
                 self._leave_out_up_to(end)
                 state = None
@@ -324,7 +332,7 @@ class Batches:
                 epoch.setdefault("end", self._next)
                 yield from self._walk_again(epoch, state)
                 state = None
-            if number >= self._newest:
+            if self.by_epoch or number >= self._newest:
                 return
             if later and later["first"] == self._next:
                 epoch = {
@@ -354,6 +362,15 @@ class Batches:
             return {"number": number, "first": self._next - into, "is_after_end": True}
         self._is_again, self._next = False, self._epoch.get("end", self._next)
         return {"number": self._epoch["number"] + 1, "first": self._next, "is_after_end": "end" in self._epoch}
+
+    def _following_epoch(self) -> Epoch:
+        """The next one; in the order that it had, where it was begun before the loop went back behind it: the numbers
+        of what is to be left out mean that."""
+        epoch = self._new_epoch()
+        known = self._epochs.get(epoch["number"])
+        if known is not None and "start" in known and known["first"] == epoch["first"]:
+            epoch["as_then"] = known["start"]
+        return epoch
 
     def _is_wanted(self, number: int) -> bool:
         return number not in self._skipped

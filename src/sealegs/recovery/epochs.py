@@ -19,6 +19,8 @@ class Epoch(TypedDict):
     """Whether the epoch before it had been gone through; else the loop had left that."""
     start: NotRequired[dict[str, Any]]
     """What its order was drawn from; since it was begun."""
+    as_then: NotRequired[dict[str, Any]]
+    """The start that it had on a line that was given up: begun anew, it draws as a new one does, and has that order."""
     end: NotRequired[int]
     """The number after its last batch; since that was seen."""
     dropped: NotRequired[list[list[int]]]

@@ -180,6 +180,9 @@ class _Sampled:
         before = read([*self._origins, *self._states])
         lists = iter(self._order)
         first = next(lists, NOTHING)
+        if "as_then" in epoch:
+            epoch["start"] = epoch.pop("as_then")
+            return self._drawn_again(epoch["start"])
         epoch["start"] = drawn_from([*self._origins, *self._states], before) | {"check": _check(first)}
         if self._must_prove:
             self._must_prove = False
@@ -237,8 +240,8 @@ class _Blind:
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         epoch["start"] = {}
-        number = at
-        for batch in self._given:
+        number, batches = at, iter(self._given)
+        while number != until and (batch := next(batches, NOTHING)) is not NOTHING:
             number += 1
             if wanted(number - 1):
                 yield number - 1, batch

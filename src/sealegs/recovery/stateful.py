@@ -34,6 +34,7 @@ class Stateful:
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         """With a mark for each range that is left out, where it may be asked for again."""
+        epoch.pop("as_then", None)  # its own state, which was brought back, says what order comes
         marks = epoch.setdefault("marks", {}) if self._defers else None
         return (yield from self._walk(epoch, at, wanted, until, state, marks))
 
