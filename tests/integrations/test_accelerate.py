@@ -345,6 +345,29 @@ def test_optimizers_that_are_not_the_guards_are_unscaled_as_ever() -> None:
     assert trained_in_turn(has_guard=True) == trained_in_turn(has_guard=False)
 
 
+def test_a_batch_that_is_tried_again_leaves_other_optimizers_their_loss_scale(tmp_path: Path) -> None:
+    ours = scaling()
+    made = parts(ours)
+    model, _, loader, _ = made
+    other = torch.nn.Linear(3, 1)
+    of_other = ours.prepare(torch.optim.SGD(other.parameters(), lr=1e-3))
+    norms = []
+    with guarded(ours, made, tmp_path / "run", playbook=STANDARD) as guard:
+        while guard.guard.number < 60:
+            for batch in guard.batches(loader):
+                is_bad = 40 <= guard.guard.number < 50 and not guard.guard.data.is_probe
+                loss = loss_of(model, batch) * (30.0 if is_bad else 1.0)
+                ours.backward(loss)
+                ours.clip_grad_norm_(model.parameters(), 0.5)
+                guard.step(loss)
+                ours.backward(other(torch.ones(2, 3)).square().mean())
+                norms.append(float(ours.clip_grad_norm_(other.parameters(), 1e9)))
+                of_other.step()
+                of_other.zero_grad()
+    assert any(event.kind == "probe" for event in sealegs.open_run(tmp_path / "run").events)
+    assert max(norms) <= 1.01 * norms[0], "unscaled, each time"
+
+
 def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
     from sealegs.integrations import accelerate
 

@@ -7,30 +7,38 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import AdamW
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
 
 import sealegs
 
 STEPS = 5
 
 
-def network() -> nn.Sequential:
+KINDS = ("dense", "in views", "sparse")
+
+
+def network(kind: str) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    first = nn.Embedding(50, 16, sparse=True) if kind == "sparse" else nn.Linear(8, 16)
+    return nn.Sequential(first, nn.GELU(), nn.Linear(16, 4))
 
 
-def trained(rank: int, *, has_guard: bool, is_view: bool) -> list[list[float]]:
+def rows(kind: str) -> Tensor:
+    return torch.randint(0, 50, (16,)) if kind == "sparse" else torch.randn(16, 8)
+
+
+def trained(rank: int, kind: str, *, has_guard: bool) -> list[list[float]]:
     """The weights after each step; a guard is closed after the third."""
-    model = nn.parallel.DistributedDataParallel(network(), gradient_as_bucket_view=is_view)
-    optimizer = AdamW(model.parameters(), lr=1e-2)
+    model = nn.parallel.DistributedDataParallel(network(kind), gradient_as_bucket_view=kind == "in views")
+    optimizer = SGD(model.parameters(), lr=1e-2) if kind == "sparse" else AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)
     seen = []
     guard = sealegs.Guard(model, optimizer, run=None) if has_guard else None
     for step in range(STEPS):
         with model.no_sync() if guard is None else guard.accumulate() if step < 3 else model.no_sync():
-            (model(torch.randn(16, 8)).square().mean() / 2).backward()
-        loss = model(torch.randn(16, 8)).square().mean() / 2
+            (model(rows(kind)).square().mean() / 2).backward()
+        loss = model(rows(kind)).square().mean() / 2
         loss.backward()
         if guard is not None and step < 3:
             guard.step(loss)
@@ -49,10 +57,7 @@ def trained(rank: int, *, has_guard: bool, is_view: bool) -> list[list[float]]:
 def main(out: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=world)
-    saw = [
-        [trained(rank, has_guard=has_guard, is_view=is_view) for has_guard in (False, True)]
-        for is_view in (False, True)
-    ]
+    saw = [[trained(rank, kind, has_guard=has_guard) for has_guard in (False, True)] for kind in KINDS]
     (out / f"{rank}.json").write_text(json.dumps(saw))
 
 

@@ -351,11 +351,19 @@ def test_a_probe_leaves_the_scaler_as_it_was(tmp_path: Path) -> None:
     assert not probe["is_condemned"]
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.3], ids=["quiet", "noisy"])
-def test_gradients_have_grown_where_that_is_more_than_their_noise(spread: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spread", "announced", "is_damage"),
+    [(0.02, False, True), (0.3, False, False), (0.3, True, True)],
+    ids=["quiet", "noisy", "not known after a change"],
+)
+def test_gradients_have_grown_where_that_is_more_than_their_noise(
+    spread: float, announced: bool, is_damage: bool, tmp_path: Path
+) -> None:
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         for batch in guard.batches(data(800)):
+            if announced and guard.number == 210:
+                guard.announce("other data")
             loss = loss_of(model, batch) * (9.0 if is_bad(guard) else 1.0)
             loss.backward()
             norm = torch.exp(spread * batch[0, 0]) * (1.9 if guard._batches.is_probe else 1.0)
@@ -364,7 +372,7 @@ def test_gradients_have_grown_where_that_is_more_than_their_noise(spread: float,
                 break
     (probe,) = events(tmp_path / "a", "probe")
     assert probe["loss"] < probe["loss_limit"]
-    assert probe["is_condemned"] == (spread < 0.1)
+    assert probe["is_condemned"] == is_damage
 
 
 def layered() -> nn.Module:

@@ -131,8 +131,10 @@ class Recovery:
 
     def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
         """Act on what batches show now which were healthy before, once all of them have been tried."""
-        scales = {detector.signal: state.stream.scale for detector, state in self._watch.states_of(Spike)}
-        noise = Noise(scales.get("loss", 0.0), scales.get("grad_norm", 0.0))
+        streams = {detector.signal: state.stream for detector, state in self._watch.states_of(Spike)}
+        of_norms = streams["grad_norm"]
+        # of a stream that has not started, or has begun anew with an announced change, nobody knows the noise
+        noise = Noise(streams["loss"].scale, of_norms.scale if of_norms.has_started else 0.0)
         found = self._probe.compared(loss, grad_norm, norms, noise)
         evidence = self._following.evidence
         if found is None or not evidence.wants_probe:  # something was done meanwhile

@@ -89,8 +89,8 @@ class Update:
         """Leave the weights, the schedule and the loss scale alone; the gradients were only looked at."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-            if self.scaler is not None:  # which would take the next unscaling for the second of one step
-                self.scaler._per_optimizer_states.pop(id(optimizer), None)
+        if self.scaler is not None:  # which would take the next unscaling for the second of one step, of anybody's
+            self.scaler._per_optimizer_states.clear()
 
     def has_step_hooks(self) -> bool:
         """Whether someone looks at the gradients when an optimizer is called."""

@@ -153,7 +153,8 @@ class NormsBefore:
         """A bucket of gradients that is about to be reduced."""
         if self._is_closed:
             return
-        self._squares.append(torch.linalg.vector_norm(gradients, dtype=torch.float64).square())
+        numbers = gradients.coalesce().values() if gradients.is_sparse else gradients
+        self._squares.append(torch.linalg.vector_norm(numbers, dtype=torch.float64).square())
 
     def close(self) -> None:
         """Look no more: torch keeps a hook for as long as the model lives."""
@@ -191,11 +192,15 @@ def _reduce_noting(
 ) -> torch.futures.Future[Tensor]:
     """What DDP does without a hook, after a look.
 
-    To the last bit: DDP multiplies by a share where torch's own hook divides, which differs on three ranks, or five.
+    To the last bit: where torch's own hook divides, DDP multiplies by a share, which differs on three ranks, or five;
+    sparse gradients it divides.
     """
-    gradients = bucket.buffer()
+    gradients, world = bucket.buffer(), norms.group.size()
     norms.note(gradients)
-    gradients.mul_(1 / norms.group.size())
+    if gradients.is_sparse:
+        gradients.div_(world)
+    else:
+        gradients.mul_(1 / world)
     work = dist.all_reduce(gradients, group=norms.group, async_op=True)
     reduced: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
     return reduced
