@@ -1,6 +1,6 @@
 """Which damage a batch that is tried again shows, and whether summed gradients are told from it.
 
-    python bench/probes.py [--size nano] [--seeds 501 502 503] [--steps 200] [--out FILE.json]
+    python bench/probes.py [--size nano] [--seeds 501 502 503] [--steps 200] [--norm-noise 0.25] [--out FILE.json]
     python bench/probes.py --size x1 --tokens TOKENS.npy --context 256 --batch 4 --steps 150 --seeds 501 --threads 2
 
 A model of the lab is trained; of five steps near the end the batch, its loss and the norm of each gradient are kept, as
@@ -35,6 +35,7 @@ from sealegs.lab.sources import open_data
 from sealegs.lab.train import backward, build_optimizer, lr_share, resolved
 from sealegs.recovery.probe import PROVEN_AFTER, SAME_LOSS, Found, Kept, Noise
 from sealegs.signals.lengths import lengths
+from sealegs.stats import streaming
 
 BATCHES = 5
 """That are tried again; one every eight steps, the last of them as late as a guard would."""
@@ -129,13 +130,14 @@ def measured(model: Transformer, batch: Batch, settings: Settings) -> tuple[floa
     return float(loss), lengths(gradients, torch.device("cpu"))
 
 
-def trained(settings: Settings) -> tuple[Transformer, list[tuple[Batch, Kept]]]:
-    """The model at the end, and the batches that were kept on the way."""
+def trained(settings: Settings) -> tuple[Transformer, list[tuple[Batch, Kept]], Noise]:
+    """The model at the end, the batches that were kept on the way, and the noise of the run."""
     torch.manual_seed(settings.seed)
     model, data = Transformer(settings.model), open_data(settings)
     optimizer = build_optimizer(model, settings.optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     kept = []
+    streams = [streaming.State(), streaming.State()]
     last = settings.steps - PROVEN_AFTER - 1
     wanted = range(last - EVERY * (BATCHES - 1), last + 1, EVERY)
     for step in range(settings.steps):
@@ -143,13 +145,17 @@ def trained(settings: Settings) -> tuple[Transformer, list[tuple[Batch, Kept]]]:
         loss, norms = measured(model, batch, settings)
         if step in wanted:
             kept.append((batch, Kept(step, None, loss, float(norms.norm()), norms)))
+        streams = [
+            streaming.learn(stream, math.log(value))
+            for stream, value in zip(streams, (loss, float(norms.norm())), strict=True)
+        ]
         clip_grad_norm_(model.parameters(), 1.0)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * lr_share(settings.optimizer, 4 * settings.steps, step)  # far from its end
         optimizer.step()
         if sys.stderr.isatty() and step % 10 == 0:
             print(f"\rseed {settings.seed}: step {step} of {settings.steps}, loss {loss:.3f}", end="", file=sys.stderr)
-    return model, kept
+    return model, kept, Noise(*(stream.scale for stream in streams))
 
 
 @contextmanager
@@ -182,9 +188,9 @@ def told(found: Found) -> str:
     return "sum" if found.change else "sound"
 
 
-def judged(kind: str, name: str, then: Kept, loss: float, norms: Tensor) -> dict[str, Any]:
+def judged(kind: str, name: str, then: Kept, loss: float, norms: Tensor, noise: Noise) -> dict[str, Any]:
     """One row."""
-    found = then.compared(loss, float(norms.norm()), norms.tolist(), Noise())
+    found = then.compared(loss, float(norms.norm()), norms.tolist(), noise)
     has_old_loss = loss <= then.loss * SAME_LOSS
     has_grown = float(norms.norm()) > found.grad_norm_limit
     finite = math.isfinite(loss) and bool(norms.isfinite().all()) and bool((norms > 0).all())
@@ -199,19 +205,24 @@ def judged(kind: str, name: str, then: Kept, loss: float, norms: Tensor) -> dict
     }
 
 
-def rows_of(settings: Settings) -> Iterator[dict[str, Any]]:
+def rows_of(settings: Settings, noise_of_norms: float | None) -> Iterator[dict[str, Any]]:
     """Of one seed."""
-    model, kept = trained(settings)
+    model, kept, noise = trained(settings)
+    print(
+        f"seed {settings.seed}: scale of the loss {noise.loss:.3f}, of the norm {noise.grad_norm:.3f}", file=sys.stderr
+    )
+    if noise_of_norms is not None:
+        noise = noise._replace(grad_norm=noise_of_norms)
     for batch, then in kept:
         loss, norms = measured(model, batch, settings)
-        yield judged("nothing", "as it is", then, loss, norms)
+        yield judged("nothing", "as it is", then, loss, norms, noise)
         for factor in SUMS:
-            yield judged("gradients summed", f"x{factor:g}", then, loss, norms * factor)
+            yield judged("gradients summed", f"x{factor:g}", then, loss, norms * factor, noise)
     batch, then = kept[-1]
     for damage in damages(settings.model.layers):
         with damaged(model, damage):
             loss, norms = measured(model, batch, settings)
-        row = judged(damage.kind, damage.name, then, loss, norms)
+        row = judged(damage.kind, damage.name, then, loss, norms, noise)
         if sys.stderr.isatty():
             print(f"\r\033[K{damage.name}: {row['told']}", end="", file=sys.stderr)
         yield row
@@ -247,10 +258,13 @@ def main() -> None:
     words.add_argument("--context", type=int, help="tokens of a row, if not those of the size")
     words.add_argument("--tokens", help="a file of token ids; without it, the lab's grammar")
     words.add_argument("--threads", type=int, default=1)
+    words.add_argument("--norm-noise", type=float, help="the scale of the norm's noise, if not that of the run")
     words.add_argument("--out", type=Path)
     chosen = words.parse_args()
     torch.set_num_threads(chosen.threads)
-    rows = [{"seed": seed, **row} for seed in chosen.seeds for row in rows_of(settings_of(chosen, seed))]
+    rows = [
+        {"seed": seed, **row} for seed in chosen.seeds for row in rows_of(settings_of(chosen, seed), chosen.norm_noise)
+    ]
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_kind[row["kind"]].append(row)
