@@ -183,7 +183,7 @@ class Attached:
         trainer, guard = self._trainer, self.guard
         assert guard is not None
         assert self._loop is not None
-        state = {"guard": guard.state_dict(), "data": self._loop.place()}
+        state = {"guard": guard.state_dict(), "data": self._loop.place(), "counted": self._loop.counted}
         if not trainer.args.should_save:
             return
         path = Path(trainer._get_output_dir(None)) / f"checkpoint-{trainer.state.global_step}" / STATE
@@ -196,7 +196,8 @@ class Attached:
         state = _read(checkpoint / STATE)
         guard.go_on(step, None if state is None else state["guard"])
         forget_checkpoints(guard, f"the Trainer went back to {checkpoint.name}")
-        loop.go_on(step, None if state is None else state["data"])
+        told = state or {}
+        loop.go_on(step, told.get("data"), told.get("counted"))
         guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)
 
 

@@ -7,19 +7,19 @@ guard: ``global_step`` is the number of the step, also after it went back; the s
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 
 from sealegs.guard import Guard
 from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.prepared import handed_out, has_places
-from sealegs.recovery.epochs import length_of
 
 STATE = "sealegs.json"
 """What a checkpoint of the Trainer's holds of the guard."""
@@ -92,7 +92,13 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self.reads = guard.goes_back
         """Whether the guard reads the data itself, since it has to know its place in them; else the Trainer does."""
         self._began: tuple[int, int] = 0, 0
-        """The number of the epoch that the Trainer reads, and that of its first batch."""
+        """The number of the epoch that the Trainer is in, and, where it reads, that of the first batch of it."""
+        self._is_ahead = False
+        """Whether the data are not where the Trainer counts them: batches were left out before it was resumed."""
+        self._resumed: tuple[int, int] | None = None
+        """What ``counted`` was in the checkpoint that the run goes on from, where the guard reads."""
+        self._epochs_ahead = 0
+        """By so many epochs the data are ahead of the Trainer's count."""
 
     def join(self, patches: Patches) -> None:
         """Take the places of the Trainer's methods."""
@@ -110,31 +116,37 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         if close is not None:
             close()
 
-    def go_on(self, step: int, place: Mapping[str, Any] | None) -> None:
-        """From a checkpoint of a step: where that says that the data were, or else where the Trainer counts them."""
+    def go_on(self, step: int, place: Mapping[str, Any] | None, counted: Sequence[int] | None) -> None:
+        """From a checkpoint of a step: where that says that the data were, or else where the Trainer counts them.
+
+        ``counted`` is what ``self.counted`` was then.
+        """
         data = self._guard.data
+        number, epoch, into = trainers = self._trainers_place(step)
+        if place and not self._trainer.args.ignore_data_skip:
+            number = place["next"]
+            self._is_ahead = number != trainers[0]  # batches were left out
         if place and "loader" in place:  # of a guard that has read them
             self.reads = True
             data.go_to(place)
-            return
-        number, epoch, into = counted = self._counted(step)
-        if place and not self._trainer.args.ignore_data_skip:
-            number, epoch = place["next"], place["epoch"]["number"]
-            into = number - place["epoch"]["first"]
-        is_elsewhere = (epoch, into) != counted[1:]  # batches were left out
-        self.reads |= (is_elsewhere or bool(data.skipped)) and has_places(self._loader)
-        if self.reads:
-            data.count_from(number, epoch=epoch, into=into)
-        elif is_elsewhere:  # a stream, in which the Trainer goes as far as it counts; up to the place all are done
-            data.count_from(counted[0], epoch=epoch)
-            data.skip(counted[0], number - counted[0])
         else:
-            data.count_from(number, epoch=epoch)
+            if place and self._is_ahead:
+                epoch, into = place["epoch"]["number"], number - place["epoch"]["first"]
+            self.reads |= (self._is_ahead or bool(data.skipped)) and has_places(self._loader)
+            if self.reads:
+                data.count_from(number, epoch=epoch, into=into)
+            elif number > trainers[0]:  # a stream, in which the Trainer goes as far as it counts; the rest is done, too
+                data.count_from(trainers[0], epoch=epoch)
+                data.skip(trainers[0], number - trainers[0])
+            else:
+                data.count_from(number, epoch=epoch)
+        if self.reads and counted is not None:
+            self._resumed = (counted[0], counted[1])
 
-    def _counted(self, step: int) -> tuple[int, int, int]:
+    def _trainers_place(self, step: int) -> tuple[int, int, int]:
         """The number of the next batch, its epoch, and its place in that, where none was left out."""
         every = self._trainer.args.gradient_accumulation_steps
-        length = length_of(self._loader)
+        length = len(self._loader) if has_length(self._loader) else None
         epoch, steps = (0, step) if length is None else divmod(step, max(-(-length // every), 1))
         into = 0 if self._trainer.args.ignore_data_skip else steps * every
         return epoch * (length or 0) + into, epoch, into
@@ -142,24 +154,41 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def place(self) -> dict[str, Any]:
         """Where the next batch is, for a checkpoint: its number, its epoch, and of that the first; more, where the
         guard reads."""
+        data = self._guard.data
         if self.reads:
-            return self._guard.data.position()
+            return data.position()
         number, first = self._began
-        return {"next": self._guard.data.following, "epoch": {"number": number, "first": first}}
+        if self._is_epoch_over():
+            number, first = number + 1, data.following
+        return {"next": data.following, "epoch": {"number": number, "first": first}}
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """The epoch that the Trainer counts the next micro-batch in, and how many it has had of that."""
+        return (self._began[0] + 1, 0) if self._is_epoch_over() else (self._began[0], self._handed)
+
+    def _is_epoch_over(self) -> bool:
+        data = self._guard.data
+        return data.is_last if self.reads else data.following - self._began[1] >= self._in_epoch
 
     # The Trainer's loop, from the outside in.
 
     def _run_epoch(self, run: Callable[..., None]) -> Callable[..., None]:
         def run_epoch(**given: Any) -> None:
             is_resumed = given["epoch"] == given["epochs_trained"] and given["resume_from_checkpoint"] is not None
+            if is_resumed and self._resumed is not None:
+                epoch, given["steps_trained_in_current_epoch"] = self._resumed
+                self._epochs_ahead = epoch - given["epoch"]
             handed = given["steps_trained_in_current_epoch"] if is_resumed else 0
+            given["epoch"] += self._epochs_ahead
+            given["epochs_trained"] += self._epochs_ahead
             # as many as the data have: a run that went back takes more of them than it has planned
-            given = given | {"num_update_steps_per_epoch": sys.maxsize}
+            given["num_update_steps_per_epoch"] = sys.maxsize
             self._begin_epoch(given, handed)
             run(**given)
             while self._is_unfinished(given["epoch"]):
                 began = self._guard.number
-                given = given | {"epoch": given["epoch"] + 1}
+                given["epoch"] += 1
                 self._begin_epoch(given, 0)
                 run(**given)
                 if self._guard.number == began:
@@ -176,12 +205,13 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
-        is_short = self._has_gone_back or bool(self._guard.data.skipped)  # else somebody has stopped an epoch early
+        is_short = self._has_gone_back or self._is_ahead or bool(self._guard.data.skipped)
+        # else somebody has stopped an epoch early
         return is_short and is_last and has_ended and state.global_step < state.max_steps
 
     def _may_be_short(self) -> bool:
         """Whether an epoch may have fewer batches than the Trainer has counted."""
-        return self._guard.goes_back or bool(self._guard.data.skipped)
+        return self._guard.goes_back or self._is_ahead or bool(self._guard.data.skipped)
 
     def _get_batch_samples(self, get: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(epoch_iterator: Any, num_batches: int, device: Any) -> Any:

@@ -251,7 +251,9 @@ class Batches:
 
     def _hand_out(self, iterator: int) -> Iterator[Any]:
         # where no batch of its epoch comes any more, it goes on with the next, as if nothing had been saved
-        is_resumed = self._target is not None and (not self.by_epoch or self.is_at_end(self._target) is not False)
+        is_resumed = self._epoch is None and self._begins[1] > 0
+        if self._target is not None:
+            is_resumed = not self.by_epoch or self.is_at_end(self._target) is not False
         if iterator == self._iterators:
             self._stop_walk()
         try:
@@ -323,7 +325,8 @@ class Batches:
             if later and cut == self._next:
                 state = later["start"].get("state")  # the loop had left this epoch here
             elif not self._is_again:
-                ends = [epoch.get("end", cut), None if self.limit is None else epoch["first"] + self.limit]
+                limit = None if self.limit is None else max(epoch["first"] + self.limit, self._next)
+                ends = [epoch.get("end", cut), limit]
                 until = min((end for end in ends if end is not None), default=None)
                 end = yield from self._loader.walk(epoch, self._next, self._is_wanted, until, state)
                 self._leave_out_up_to(end)
