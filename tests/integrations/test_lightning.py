@@ -16,6 +16,7 @@ import torch
 from tests.integrations import lightning_small as small
 from tests.integrations.lightning_small import BATCH, BROKEN, NAN, PER_EPOCH, SPIKE, STEPS, fitted
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import sealegs
 from sealegs.cli.main import main
@@ -267,31 +268,43 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(last: int, whole: tup
 
 
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize(
-    ("limits", "saves"),
+    ("limits", "saves", "kind"),
     [
-        ({"limit_train_batches": 5, "limit_val_batches": 0}, {"every_n_train_steps": 10}),
-        ({"limit_train_batches": 5}, {"every_n_epochs": 2}),
-        ({"overfit_batches": 5}, {"every_n_epochs": 2}),
+        ({"limit_train_batches": 5, "limit_val_batches": 0}, {"every_n_train_steps": 10}, DataLoader),
+        ({"limit_train_batches": 5}, {"every_n_epochs": 2}, DataLoader),
+        ({"limit_train_batches": 5}, {"every_n_epochs": 2}, StatefulDataLoader),
+        ({"overfit_batches": 5}, {"every_n_epochs": 2}, DataLoader),
     ],
-    ids=["after the last batch", "after the validation", "overfit"],
+    ids=["after the last batch", "after the validation", "stateful", "overfit"],
 )
 def test_a_resume_at_the_end_of_an_epoch_with_a_limit_begins_the_next(
-    limits: dict[str, Any], saves: dict[str, Any], tmp_path: Path
+    limits: dict[str, Any], saves: dict[str, Any], kind: Any, tmp_path: Path
 ) -> None:
     """Five batches are an epoch, of twelve that the loader has."""
     run, options = tmp_path / "run", limits | {"max_steps": 20}
     keep = partial(import_module(HOME).callbacks.ModelCheckpoint, tmp_path / "kept", save_top_k=-1, **saves)
     whole, resumed = small.module_class(HOME)(), small.module_class(HOME)()
-    fitted(whole, Guarded(run=run), keep(), home=HOME, **options)
+    rows = small.loader().dataset
+    fitted(whole, Guarded(run=run), keep(), home=HOME, loaders=kind(rows, BATCH, shuffle=True), **options)
     (kept,) = (each for each in (tmp_path / "kept").glob("*.ckpt") if "step=10" in each.name)
     trainer = small.trainer(HOME, Guarded(run=run), keep(), **options)
     torch.manual_seed(99)
-    trainer.fit(resumed, small.loader(), ckpt_path=kept)
+    trainer.fit(resumed, kind(rows, BATCH, shuffle=True), ckpt_path=kept)
     assert resumed.seen == whole.seen[10:]
     assert resumed.digests == {step: digest for step, digest in whole.digests.items() if step >= 10}
-    rows = [[row[name] for name in ("step", "loss", "batch_index", "batch_hash")] for row in rows_of(run)]
-    assert rows[20:] == rows[10:20]
+    told = [[row[name] for name in ("step", "loss", "batch_index", "batch_hash")] for row in rows_of(run)]
+    assert told[20:] == told[10:20]
+
+
+def test_a_limit_that_is_less_than_what_an_epoch_has_had_ends_it_there(tmp_path: Path) -> None:
+    run, module = tmp_path / "run", small.module_class(HOME)()
+    fitted(small.module_class(HOME)(), Guarded(run=run), saving(tmp_path / "kept", 8), home=HOME, max_steps=8)
+    (kept,) = (tmp_path / "kept").glob("*.ckpt")
+    fitted(module, Guarded(run=run), saving(tmp_path / "kept", 8), home=HOME, ckpt_path=kept, limit_train_batches=5)
+    assert [row["batch_index"] for row in rows_of(run)] == list(range(STEPS))
+    assert min(place for *_, place in module.seen) == 0
 
 
 def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path: Path) -> None:
@@ -313,19 +326,30 @@ def test_a_checkpoint_can_be_gone_on_with_when_the_guard_comes_or_goes(tmp_path:
     assert [row["step"] for row in rows_of(tmp_path / "c")] == [5, 6, 7], "steps, not calls of optimizers"
 
 
-@pytest.mark.parametrize("batch_size", [BATCH, 12], ids=["the same loader", "another"])
-@pytest.mark.parametrize("first", [10, PER_EPOCH])
-def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(first: int, batch_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (10, {}),
+        (PER_EPOCH, {"batch_size": 12}),
+        (10, {"batch_size": 12, "num_workers": 1, "persistent_workers": True}),
+    ],
+    ids=["the same loader", "another", "workers that stay"],
+)
+def test_a_second_fit_of_the_same_trainer_goes_on_in_the_same_run(
+    first: int, second: dict[str, Any], tmp_path: Path
+) -> None:
     """With a loader that Lightning begins anew, as it does without a guard."""
-    loader = small.loader()
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True} | second
     digests = []
     for callbacks in ((), (Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard()),)):
         module = small.module_class(HOME)()
-        trainer = fitted(module, *callbacks, home=HOME, max_steps=first)
+        workers = {name: value for name, value in options.items() if "workers" in name}
+        trainer = fitted(module, *callbacks, home=HOME, loaders=small.loader(**workers), max_steps=first)
         trainer.fit_loop.epoch_loop.max_steps = 20
-        trainer.fit(module, DataLoader(loader.dataset, batch_size, shuffle=True))
+        trainer.fit(module, DataLoader(small.loader().dataset, **options))
         digests.append(module.digests)
-    assert digests[0] == digests[1]
+    if "num_workers" not in second:  # workers that stay draw their seeds when they are made, not when they are asked
+        assert digests[0] == digests[1]
     rows = rows_of(tmp_path / "a")
     assert [row["step"] for row in rows] == [row["batch_index"] for row in rows] == list(range(20))
     with pytest.raises(RunExists):

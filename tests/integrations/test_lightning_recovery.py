@@ -316,6 +316,32 @@ def test_an_epoch_that_is_gone_back_to_ends_as_it_should(turn: str, tmp_path: Pa
     assert trainer.fit_loop.total_batch_idx == rows[-1]["batch_index"]
 
 
+def test_a_batch_that_is_tried_where_an_epoch_begins_leaves_the_epochs_their_number(tmp_path: Path) -> None:
+    """Damage at the end of an epoch, noticed in the next, before its first batch. Then another process goes on."""
+    module = small.module_class(HOME)()
+    module.damaged = {5 * PER_EPOCH - 5}
+
+    class Keeping(import_module(HOME).Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 50:  # for the second time after it went back
+                trainer.save_checkpoint(tmp_path / "kept.ckpt")
+
+    options: dict[str, Any] = {"playbook": sealegs.Playbook.standard(), "snapshot_every": 10, "sample_every": 0}
+    epochs = {"max_steps": -1, "max_epochs": 8}
+    fitted(module, Guarded(run=tmp_path / "a", **options), Keeping(), home=HOME, **epochs)
+    (done,) = events_of(tmp_path / "a", "intervention")
+    assert (done.step, done.detail["to_step"]) == (5 * PER_EPOCH, 30)
+    rows = rows_of(tmp_path / "a")
+    assert rows[-1]["batch_index"] == 8 * PER_EPOCH - 1
+    assert [epoch for kind, _, epoch in module.told if kind == "end"] == [*range(5), *range(2, 8)]
+    resumed = small.module_class(HOME)()
+    fitted(resumed, Guarded(run=tmp_path / "a", **options), home=HOME, ckpt_path=tmp_path / "kept.ckpt", **epochs)
+    assert [row["batch_hash"] for row in rows_of(tmp_path / "a")[len(rows) :]] == [
+        row["batch_hash"] for row in rows[-len(resumed.seen) :]
+    ]
+    assert resumed.digests == {step: digest for step, digest in module.digests.items() if step >= 50}
+
+
 def test_a_batch_that_is_left_out_takes_its_place_in_the_epoch(tmp_path: Path) -> None:
     """Two within an epoch; then the last three of one, and all of the next: what ends an epoch is done all the same."""
     stepped: list[int] = []

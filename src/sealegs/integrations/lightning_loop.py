@@ -58,6 +58,8 @@ class Loop:
         """Of the next step, as far as Lightning's counters know."""
         self._expected: int | None = None
         """The number of the batch that comes next, if none is left out; None before the first."""
+        self._epoch = 0
+        """Of the data: the one that Lightning's counters are in."""
         self._is_at_end = False
         """Whether the run has gone back to the end of an epoch, and Lightning does not know yet."""
         self.before_first: Callable[[], None] | None = None
@@ -181,10 +183,10 @@ class Loop:
         self._guard.settle()
         self._follow(is_batch_end=True)
 
-    def _follow(self, *, is_batch_end: bool = False, is_epoch_begin: bool = False) -> None:
+    def _follow(self, *, is_batch_end: bool = False) -> None:
         """Where the guard has gone, if it has: the playbook's doing, or somebody's who asked for it.
 
-        At the end of a batch Lightning may be about to validate; at the begin of an epoch it has counted that already.
+        At the end of a batch Lightning may be about to validate.
         """
         back, self._number = self._number - self._guard.number, self._guard.number
         if not back:
@@ -203,14 +205,14 @@ class Loop:
         is_end = bool(data.is_at_end(position))
         self._progress.go_back(
             batches=self._expected - following,
-            epochs=data.epoch + is_epoch_begin - there["number"],
+            epochs=self._epoch - there["number"],
             place=following - there["first"],
             is_end=is_end,
         )
         if is_batch_end:
             self._progress.skip_validation(not is_end)  # of an epoch that ends once more
         self._is_at_end = is_end and not is_batch_end
-        self._expected = following
+        self._expected, self._epoch = following, there["number"]
 
     # The data.
 
@@ -254,8 +256,10 @@ class Loop:
         data = self._guard.data
         if self._expected is None:
             self._expected, self._number = data.following, self._guard.number
+        else:
+            self._epoch += 1  # as Lightning has
         batches = self._guard.batches(loader)
-        self._follow(is_epoch_begin=True)
+        self._follow()
         while not self._is_at_end:
             batch = next(batches, NOTHING)
             if batch is NOTHING:
@@ -266,7 +270,7 @@ class Loop:
             elif data.number is not None:
                 if data.number != self._expected and not data.deferred:
                     self._progress.move_batch(data.number - self._expected)
-                self._expected = data.number + 1
+                self._expected, self._epoch = data.number + 1, data.epoch
             yield batch
             self._follow()
         self._expected = data.following

@@ -5,6 +5,7 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -95,6 +96,7 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._owner = os.getpid()
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,6 +128,9 @@ class _Lines:
     def close(self) -> None:
         handle, self._handle = self._handle, -1  # the number may soon be another file's
         if handle >= 0:
+            if os.getpid() == self._owner:  # else workers that were forked since would hold the lock on
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _end_torn_line(self) -> None:

@@ -100,6 +100,7 @@ class Batches:
             "next": self._next,
             "is_again": self._is_again,
             "state": state,
+            **self._orders_of_later_epochs(),
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
@@ -116,6 +117,8 @@ class Batches:
         if self._loader is not None:
             _refuse_other(self._given, self._loader, position)
         self._target = copy.deepcopy(dict(position))
+        for epoch in self._target.get("later", []):
+            self._epochs.setdefault(epoch["number"], epoch)
         self._probe.clear()
 
     def state_dict(self) -> Position:
@@ -374,6 +377,13 @@ class Batches:
         if known is not None and "start" in known and known["first"] == epoch["first"]:
             epoch["as_then"] = known["start"]
         return epoch
+
+    def _orders_of_later_epochs(self) -> dict[str, Any]:
+        """For another process, where the loop went back behind them: what they are begun in as then."""
+        here = -1 if self._epoch is None else self._epoch["number"]
+        later = [epoch for number, epoch in sorted(self._epochs.items()) if number > here and "start" in epoch]
+        known = [{name: epoch[name] for name in ("number", "first", "is_after_end", "start")} for epoch in later]
+        return {"later": copy.deepcopy(known)} if self.by_epoch and known else {}
 
     def _is_wanted(self, number: int) -> bool:
         return number not in self._skipped

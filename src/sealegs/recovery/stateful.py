@@ -34,7 +34,6 @@ class Stateful:
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         """With a mark for each range that is left out, where it may be asked for again."""
-        epoch.pop("as_then", None)  # its own state, which was brought back, says what order comes
         marks = epoch.setdefault("marks", {}) if self._defers else None
         return (yield from self._walk(epoch, at, wanted, until, state, marks))
 
@@ -56,6 +55,10 @@ class Stateful:
         if at == until:
             if state is not None:
                 self._load(state)
+                length: Any = self.identity["length"]
+                if length is not None and at - epoch["first"] < length:  # left before its end: the next begins anew
+                    with without_trace(True):
+                        iter(self._given)
             return at
         number, is_leaving_out = at, False
         with ExitStack() as lent:
@@ -88,7 +91,7 @@ class Stateful:
             self._load(state)
         if self._is_loaded:
             self.state()  # else torchdata's loader takes that up when it begins, and nobody knows what from
-        lent.enter_context(as_at(epoch.get("start", {}), self._origins))
+        lent.enter_context(as_at(epoch.get("start", epoch.pop("as_then", {})), self._origins))
         if state is not None and not is_new:
             self._load(state)
         elif self._has_moved:
