@@ -66,5 +66,6 @@ def test_what_is_wrong_is_one_sentence(example: Example, tmp_path: Path) -> None
 def test_lightning_module(example: Example, tmp_path: Path) -> None:
     code, out, err = example("lightning_module.py", str(tmp_path / "run"))
     assert (code, err) == (0, "")
-    assert len(re.findall(r"step \d+  SKIP  loss is not finite: nan  in network", out)) == 2, "once an epoch"
+    # a step that was slow, too, says so in between
+    assert len(re.findall(r"step \d+  SKIP  loss is not finite: nan  .*in network", out)) == 2, "once an epoch"
     assert (tmp_path / "run" / "manifest.json").exists()
