@@ -672,6 +672,44 @@ def test_a_loop_that_clips_by_itself_has_its_gradients_seen_before(tmp_path: Pat
     assert (verdict.go, verdict.culprit) == (False, name)
 
 
+def test_a_step_in_two_halves_is_a_step(tmp_path: Path) -> None:
+    """The loop may clip between them, and spoil the gradients: what they were is decided upon."""
+    ended = {}
+    for name in ("whole", "halves"):
+        model, optimizer = small()
+        with sealegs.Guard(model, optimizer, run=tmp_path / name) as guard:
+            for loss in losses(model, 40):
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(math.nan if guard.number == 20 else 1e4 if guard.number == 36 else 1.0)
+                guard.before_clipping()
+                if name == "halves":
+                    guard.decide(loss, tokens=3)
+                    before = [parameter.detach().clone() for parameter in model.parameters()]
+                    assert guard.watch.verdict.step == guard.number, "it is known before the weights change"
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                number = guard.number
+                verdict = guard.update() if name == "halves" else guard.step(loss, tokens=3)
+                if name == "halves":
+                    is_as_before = all(map(torch.equal, before, model.parameters()))
+                    assert is_as_before != verdict.go
+                assert (verdict.step, guard.number) == (number, number + 1)
+        run = sealegs.open_run(tmp_path / name)
+        skipped = [event.step for event in run.events if event.kind in ("alarm", "skip")]
+        ended[name] = skipped, [p.tolist() for p in model.parameters()], run.column("grad_norm").tolist()
+    assert ended["halves"][0] == [20, 36]
+    assert repr(ended["halves"]) == repr(ended["whole"])  # NaN is as long as NaN
+
+
+def test_an_update_that_nobody_has_decided_is_refused(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=None) as guard:
+        (loss,) = losses(model, 1)
+        guard.step(loss)
+        with pytest.raises(ConfigError, match=r"call decide\(loss\)"):
+            guard.update()
+
+
 def check_equal(one: Tensor, other: Tensor | None) -> None:
     """The guard has clipped nothing."""
     assert other is not None

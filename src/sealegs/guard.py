@@ -1,7 +1,7 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -49,6 +49,15 @@ class _Ended(NamedTuple):
     loop_clips: bool = False
     probe: tuple[float, float | None, list[float]] | None = None
     """Loss and gradient norm of a batch that was only tried again, and the norm of each gradient."""
+
+
+class _Decided(NamedTuple):
+    """A step that is judged, and whose weights have not changed yet."""
+
+    end: Callable[[], None]
+    norms: Tensor | None
+    """Of each gradient, or one number, that of all; None of a batch that was only tried again."""
+    ended: _Ended
 
 
 class Guard:
@@ -176,6 +185,8 @@ class Guard:
         """What is known of the batch that the step trains on."""
         self._gradients: Gradients | None = None
         """As they were before the loop clipped them."""
+        self._decided: _Decided | None = None
+        """A step that ``update`` is to end."""
         self._ended: _Ended | None = None
         """A step that was ended, and about which nothing has been done yet."""
         self._is_finished = False
@@ -262,6 +273,20 @@ class Guard:
         this step's has been decided on the device (``verdict.step`` says which). Raises ``RunHalted`` when the budget
         of skips is spent or the weights are not finite.
         """
+        self.decide(loss, grad_norm=grad_norm, tokens=tokens, token_losses=token_losses, **signals)
+        return self.update()
+
+    def decide(
+        self,
+        loss: Tensor,
+        *,
+        grad_norm: Tensor | float | None = None,
+        tokens: int | None = None,
+        token_losses: Tensor | None = None,
+        **signals: Signal,
+    ) -> None:
+        """The first half of ``step``; ``update`` is the second. For a loop that has to wait for the device between
+        them, or to clip after ``before_clipping``: while a device is busy with the step, deciding costs nothing."""
         if not self._knows_its_step:
             raise ConfigError("resume=True: restore the guard with load_state_dict, or say its step with go_on")
         if self._changes is not None:
@@ -270,8 +295,8 @@ class Guard:
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         before, self._gradients = self._gradients, None
         if self._batches.is_probe:
-            self._probe(loss, grad_norm, before)
-            return self._settled_here()
+            self._decided = _Decided(self._update.discard, None, self._probed(loss, grad_norm, before))
+            return
         if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
             raise ConfigError(
                 f"playbook={self.recovery.playbook.name}: it goes back in the data too; use guard.batches(loader)"
@@ -286,15 +311,28 @@ class Guard:
             loop_clips = grad_norm is not None or before is not None
             known = self._reading.known(self.number, tokens) | self._batch | signals
             seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
-            if self.recovery is not None:
-                self.recovery.before_update(seen.norms)
-            elif self.checkpoints is not None:
-                self.checkpoints.before_update()
-            self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)
+            end = self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)
         self._batch = {}
-        self.number += 1
-        self._ended = _Ended(tokens or 0, loop_clips)
-        return self._settled_here()
+        self._decided = _Decided(end, seen.norms, _Ended(tokens or 0, loop_clips))
+
+    def update(self) -> Verdict:
+        """The second half of ``step``: the weights change, unless it was decided that they do not."""
+        if self._decided is None:
+            raise ConfigError("update: no step is decided; call decide(loss) before it, or step(loss) for both")
+        (end, norms, ended), self._decided = self._decided, None
+        with torch.no_grad():
+            if norms is None:
+                end()
+                self._meter.get_ready(self.number)
+            else:
+                if self.recovery is not None:
+                    self.recovery.before_update(norms)
+                elif self.checkpoints is not None:
+                    self.checkpoints.before_update()
+                end()
+                self.number += 1
+        self._ended = ended
+        return self.settle() if self._update.call is None else self.watch.verdict
 
     def settle(self) -> Verdict:
         """Act on what ``step`` has found: recovery, checkpoints, a halt. Of use after ``let_call``; else done already.
@@ -454,18 +492,12 @@ class Guard:
             self.fail(error)
         self.close()
 
-    def _probe(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> None:
-        """A step on a batch that was healthy before: it is looked at, and nothing is learned or updated."""
+    def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _Ended:
+        """What a batch that was healthy before shows now: it is looked at, and nothing is learned."""
         with torch.no_grad():
             if before is None and self._update.scaler is None:
                 self._tighten()  # as in a step: its norms are what these are compared with
-            found = self._reading.probed(loss, grad_norm, before)
-        self._update.discard()
-        self._meter.get_ready(self.number)
-        self._ended = _Ended(probe=found)
-
-    def _settled_here(self) -> Verdict:
-        return self.settle() if self._update.call is None else self.watch.verdict
+            return _Ended(probe=self._reading.probed(loss, grad_norm, before))
 
     def _go_on_at(self, step: int | None) -> bool:
         """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""

@@ -166,6 +166,23 @@ def test_verdicts_and_weights_are_those_of_a_loop_by_hand(faulted: tuple[Any, Pa
     assert texts[0] == texts[1] != []
 
 
+def test_a_step_is_decided_before_the_trainer_waits_for_its_loss(tmp_path: Path) -> None:
+    """Which it does between ``training_step`` and clipping; what the host does after it, a device waits for."""
+    from transformers import TrainerCallback
+
+    trainer = small.trainer(tmp_path / "out", max_steps=3)
+    attached = small.attached(trainer, tmp_path / "run")
+    known: list[int] = []
+
+    class Looking(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            known.append(attached.guard.watch.verdict.step)
+
+    trainer.add_callback(Looking())
+    trainer.train()
+    assert known == [0, 1, 2]
+
+
 def remembered(guard: sealegs.Guard) -> dict[str, Any]:
     """All that the next verdicts depend on, but for how fast this machine was."""
     state = guard.state_dict()

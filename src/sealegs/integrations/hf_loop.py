@@ -269,7 +269,9 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._tokens += ids.numel() if isinstance(ids, Tensor) else 0
             if self._trainer.accelerator.sync_gradients:
                 # before it clips, and before it waits for the loss: all the while a device is busy anyway
+                total, self._loss, tokens, self._tokens = self._loss, None, self._tokens, 0
                 self._guard.before_clipping()
+                self._guard.decide(total, tokens=tokens * self._trainer.args.world_size or None)
             return loss
 
         return training_step
@@ -279,12 +281,10 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
         def step(closure: Any = None) -> None:
             trainer, guard = self._trainer, self._guard
-            assert self._loss is not None, "the Trainer updates after training_step"
-            (loss, self._loss), (tokens, self._tokens) = (self._loss, None), (self._tokens, 0)
             if self._schedule is not None:
                 self._schedule.begin_update()
             number = guard.number
-            verdict = guard.step(loss, tokens=tokens * trainer.args.world_size or None)
+            verdict = guard.update()
             tell_skipped([trainer.optimizer], is_skipped(verdict, number, guard))
             if guard.number != number + 1:
                 self._went_back()
@@ -304,9 +304,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         trainer.training_step(
             trainer.model_wrapped, batch, trainer._get_num_items_in_batch([batch], trainer.args.device)
         )
-        loss, self._loss, self._tokens = self._loss, None, 0
-        assert loss is not None
-        guard.step(loss)
+        guard.update()
         if guard.number != number:
             self._went_back()
             trainer.state.global_step = guard.number

@@ -1,6 +1,6 @@
 """What a step shows in, an update or none out: decided on the device where it can be, else on the host."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,11 @@ class Gatekeeper:
         self._saved_gate: Any = None
         self._coarse_left = 0
 
-    def decide(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> None:
-        """End step ``number``: judge it, clip its gradients at a norm, and update the weights unless it is bad."""
+    def decide(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> Callable[[], None]:
+        """Judge step ``number``. Gives its end: gradients are clipped at a norm, weights updated unless it is bad."""
         if self._can_be_decided_on_device(seen):
-            self._decide_on_device(number, seen, known, clip)
-        else:
-            self._decide_on_host(number, seen, known, clip)
+            return self._decided_on_device(number, seen, known, clip)
+        return self._decided_on_host(number, seen, known, clip)
 
     def forget(self) -> None:
         """The run is not where it was: the gate is made anew from what the host knows."""
@@ -56,7 +55,9 @@ class Gatekeeper:
         is_readable = not self._act or self._update.can_be_decided_on_the_device()
         return seen.loss.is_cuda and self._are_rules_known and is_readable
 
-    def _decide_on_device(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> None:
+    def _decided_on_device(
+        self, number: int, seen: Seen, known: dict[str, Any], clip: float | None
+    ) -> Callable[[], None]:
         gate = self._gate or self._make_gate(seen.loss.device, clip)
         gate.clip_at(clip)
         announced = self._watch.announced is not None
@@ -67,6 +68,9 @@ class Gatekeeper:
         lag = LAG if self._world > 1 else None  # all ranks must come to know a halt at the same step
         names = seen.gradients.names if seen.gradients is not None else ()
         self._watch.take(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
+        return partial(self._end_on_device, gate, seen, clip)
+
+    def _end_on_device(self, gate: Gate, seen: Seen, clip: float | None) -> None:
         if self._act and clip is not None and self._can_be_clipped_on_the_way(seen):
             self._update.apply_unless(gate.found_inf, gate.grad_scale)
             return
@@ -76,7 +80,9 @@ class Gatekeeper:
         else:
             self._update.apply_as_ever()
 
-    def _decide_on_host(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> None:
+    def _decided_on_host(
+        self, number: int, seen: Seen, known: dict[str, Any], clip: float | None
+    ) -> Callable[[], None]:
         """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
         self.forget()  # if the device is ever to decide
         grad_norm = seen.grad_norm()
@@ -86,13 +92,15 @@ class Gatekeeper:
             worst = seen.gradients.worst() if seen.worst is None else seen.worst
             blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
         late = self._watch.take(number, known, blocks)
-        if not self._act:
+        return partial(self._end_on_host, not self._act or late.go, seen, clip, grad_norm)
+
+    def _end_on_host(self, go: bool, seen: Seen, clip: float | None, grad_norm: Tensor) -> None:
+        if go:
             _clip_all(seen, clip, grad_norm)
+        if self._act:
+            self._update.apply(go)
+        else:
             self._update.apply_as_ever()
-            return
-        if go := late.go:
-            _clip_all(seen, clip, grad_norm)
-        self._update.apply(go)
 
     def _can_be_clipped_on_the_way(self, seen: Seen) -> bool:
         """Fused optimizers can divide gradients as they read them, which saves a pass over all of them.
