@@ -86,7 +86,7 @@ def shard_on_cpus(accelerator: Accelerator) -> None:
 
 def example(out: Path, name: str, port: str) -> None:
     """As under torchrun; what it prints goes to OUT/<name>.txt."""
-    os.environ["MASTER_PORT"] = port
+    os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     sys.argv = [name, "--steps", "30", "--run", str(out / name)]
     with (out / f"{name}-{os.environ['RANK']}.txt").open("w") as file, redirect_stdout(file):
         runpy.run_path(str(Path(__file__).parents[2] / "examples" / f"{name}.py"), run_name="__main__")

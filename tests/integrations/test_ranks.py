@@ -1,12 +1,12 @@
 """Two real processes: a Trainer and a loop of Accelerate, each with a guard on every rank."""
 
 import json
-import socket
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from tests.ranks.launch import launch
 
 import sealegs
@@ -14,19 +14,12 @@ import sealegs
 pytestmark = pytest.mark.xdist_group("transformers")
 
 
-def free_ports(count: int) -> list[str]:
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    try:
-        return [str(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     out = tmp_path_factory.mktemp("ranks")
-    launch(Path(__file__).with_name("ranks.py"), 2, str(out), *free_ports(2))
+    # as torchrun does it: a port that is only free now may be taken when an example comes to it
+    stores = [dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    launch(Path(__file__).with_name("ranks.py"), 2, str(out), *(str(store.port) for store in stores))
     return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
