@@ -20,6 +20,12 @@ LONGEST = ("test_examples.py", "test_readme.py")
 """Half a minute in one piece: first of all, or at the end one worker would wait for the other."""
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """What tests share has no doctests, and every worker would import Lightning to find none."""
+    is_shared = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return is_shared or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 

@@ -19,7 +19,7 @@ from torch.optim import AdamW
 
 import sealegs
 
-DAMAGED, LAST = 240, 280
+DAMAGED, LAST = 100, 140
 """The step before which the weights are damaged, and the last."""
 
 
