@@ -701,6 +701,39 @@ def test_a_step_in_two_halves_is_a_step(tmp_path: Path) -> None:
     assert repr(ended["halves"]) == repr(ended["whole"])  # NaN is as long as NaN
 
 
+@pytest.mark.parametrize("how", ["tried again", "gone on from"])
+def test_a_step_that_was_decided_and_never_updated_is_decided_anew(how: str) -> None:
+    """It was not skipped yet: to take it for a step that comes a second time would be to let it through."""
+    model, optimizer = small()
+    guard = sealegs.Guard(model, optimizer, run=None)
+    all_taken(guard, losses(model, 40))
+    (loss,) = losses(model, 1, {40: 1e5}, first=40)
+    guard.decide(loss)
+    assert not guard.watch.verdict.go
+    if how == "gone on from":  # a checkpoint that an exception wrote
+        state = json.loads(json.dumps(guard.state_dict()))
+        guard = sealegs.Guard(model, optimizer, run=None)
+        guard.load_state_dict(state)
+    optimizer.zero_grad()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    (loss,) = losses(model, 1, {40: 1e5}, first=40)
+    verdict = guard.step(loss)
+    assert (verdict.step, verdict.go) == (40, False)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_nobody_goes_back_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", playbook=sealegs.Playbook.observe()) as guard:
+        (loss,) = losses(model, 1)
+        guard.decide(loss)
+        with pytest.raises(ConfigError, match="ask rollback 0: a step is decided and not updated yet"):
+            guard.ask("rollback", "0")
+        guard.go_on(7)  # wherever that is, the decision was another step's
+        with pytest.raises(ConfigError, match="no step is decided"):
+            guard.update()
+
+
 def test_an_update_that_nobody_has_decided_is_refused(tmp_path: Path) -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=None) as guard:

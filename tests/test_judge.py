@@ -181,6 +181,8 @@ def test_the_same_step_again_is_not_skipped_again() -> None:
     out = verdicts(rows)
     assert [v.go for v in out[1200:1206]] == [False, True, False, True, False, True]
     assert "the same step again" in str(out[1201])
+    gated = [replace(v, findings=tuple(replace(f, severity=Severity.GATE) for f in v.findings)) for v in out[1200:1202]]
+    assert [v.word for v in gated] == ["SKIP", "GO"], "by what is done about them"
     for row in rows[1200:1206]:
         row["loss"] = math.nan
     assert not any(v.go for v in verdicts(rows)[1200:1206]), "what is not finite is never applied"

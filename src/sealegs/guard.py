@@ -242,8 +242,8 @@ class Guard:
     def before_clipping(self) -> None:
         """The loop is about to clip by itself: measure the gradients while they are whole.
 
-        The next ``step`` goes by that, names the tensor at fault, and clips nothing. A loop that clips in several calls
-        may tell before each: they are whole before the first.
+        The next ``step`` or ``decide`` goes by that, names the tensor at fault, and clips nothing. A loop that clips in
+        several calls may tell before each: they are whole before the first.
         """
         if self._gradients is not None and self._meter.holds(self._gradients):
             return
@@ -285,8 +285,14 @@ class Guard:
         token_losses: Tensor | None = None,
         **signals: Signal,
     ) -> None:
-        """The first half of ``step``; ``update`` is the second. For a loop that has to wait for the device between
-        them, or to clip after ``before_clipping``: while a device is busy with the step, deciding costs nothing."""
+        """The first half of ``step``; ``update`` is the second. For a loop that waits for its device between them: as
+        long as that is busy, the host has time. The loop may clip between them, after ``before_clipping``.
+
+        A learning rate or an announcement that comes between them is the next step's. A step that is never updated,
+        because of an exception, is decided anew when it comes again.
+        """
+        if self._decided is not None:
+            self._take_back_decision()
         if not self._knows_its_step:
             raise ConfigError("resume=True: restore the guard with load_state_dict, or say its step with go_on")
         if self._changes is not None:
@@ -394,6 +400,8 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next verdicts depend on, as JSON values: to be saved in the user's checkpoints."""
+        if self._decided is not None:  # whoever goes on from here has that step before it
+            self._take_back_decision()
         return {
             "watch": self.watch.state_dict(),
             "number": self.number,
@@ -430,6 +438,7 @@ class Guard:
     def _goes_on_from_here(self) -> None:
         """Whatever was kept of later steps, or had to be done about them, belongs to another line."""
         self._knows_its_step = True
+        self._decided = None
         self.watch.halted = None
         if self.recovery is not None:
             self.recovery.forget_after(self.number)
@@ -439,6 +448,8 @@ class Guard:
 
         On several ranks call it on all of them, at the same step.
         """
+        if self._decided is not None:
+            raise ConfigError(f"ask {' '.join(words)}: a step is decided and not updated yet; ask between two steps")
         if self.recovery is None:
             raise ConfigError(f"ask {' '.join(words)}: there is no playbook; give one, be it Playbook.observe()")
         self._go_on_at(self.recovery.ask(self.number, words, by=by))
@@ -491,6 +502,11 @@ class Guard:
         if error is not None:
             self.fail(error)
         self.close()
+
+    def _take_back_decision(self) -> None:
+        """A step was decided and has not been updated: nothing was skipped, and it may come again."""
+        self.watch.forget_skip()
+        self._gatekeeper.forget()
 
     def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _Ended:
         """What a batch that was healthy before shows now: it is looked at, and nothing is learned."""

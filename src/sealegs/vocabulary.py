@@ -97,7 +97,9 @@ class Verdict:
         severity = self.severity
         if severity is None or severity < Severity.GATE:
             return "GO"
-        return {Severity.GATE: "SKIP"}.get(severity, severity.name)
+        if severity == Severity.GATE:
+            return "GO" if self.go else "SKIP"
+        return severity.name
 
     def __str__(self) -> str:
         """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``"""

@@ -244,6 +244,11 @@ class Watch:
         self._state = self._state._replace(tally=tally)
         self.halted = None
 
+    def forget_skip(self) -> None:
+        """The last step was judged and never ended: if it comes again, that is no second time."""
+        self.catch_up()
+        self._state = self._state._replace(tally=self._state.tally._replace(skipped=()))
+
     def judge_arrived(self) -> None:
         """Judge the rows that are there by now, without waiting: where a device is busy, the host has time."""
         self._write(self._collector.ready())
