@@ -64,6 +64,7 @@ class Guard:
     """Keeps a training loop from applying updates that would damage it. Wraps neither model nor optimizer.
 
     >>> import sealegs, tempfile, torch
+    >>> _ = torch.manual_seed(0)
     >>> model = torch.nn.Linear(4, 1)
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     >>> with tempfile.TemporaryDirectory() as folder:
