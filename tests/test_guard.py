@@ -741,6 +741,12 @@ def test_an_update_that_nobody_has_decided_is_refused(tmp_path: Path) -> None:
         guard.step(loss)
         with pytest.raises(ConfigError, match=r"call decide\(loss\)"):
             guard.update()
+        (loss,) = losses(model, 1)
+        guard.decide(loss)
+        with pytest.raises(ConfigError, match="give others"):
+            guard.decide(loss, grad_norm_p=0.0)
+        with pytest.raises(ConfigError, match=r"call decide\(loss\)"):  # what was decided before was another step
+            guard.update()
 
 
 def check_equal(one: Tensor, other: Tensor | None) -> None:

@@ -294,6 +294,7 @@ class Guard:
         """
         if self._decided is not None:
             self._take_back_decision()
+            self._decided = None
         if not self._knows_its_step:
             raise ConfigError("resume=True: restore the guard with load_state_dict, or say its step with go_on")
         if self._changes is not None:
