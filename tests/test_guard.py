@@ -229,6 +229,46 @@ def test_weights_that_are_not_finite_halt() -> None:
         all_taken(guard, losses(model, 2))
 
 
+def test_a_halt_after_a_leap_of_the_learning_rate_names_it(tmp_path: Path) -> None:
+    model, optimizer = small()
+    watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
+    guard = sealegs.Guard(model, optimizer, run=watch)
+    rate = optimizer.param_groups[0]["lr"]
+    with pytest.raises(RunHalted, match="the learning rate leapt from .* at step 12, 7 steps before"):
+        for step, loss in enumerate(losses(model, 30)):
+            optimizer.param_groups[0]["lr"] = 50 * rate if step >= 12 else rate
+            guard.step(loss * math.nan if step >= 15 else loss)
+    guard.close()
+    told = [event for event in sealegs.open_run(tmp_path / "a").events if "learning rate" in str(event.detail)]
+    assert [(event.kind, event.step) for event in told] == [
+        ("remark", 12),
+        *(("skip", 15), ("skip", 16), ("alarm", 17), ("skip", 18), ("halt", 19)),
+    ]
+    assert told[-1].detail["findings"][-1]["detector"] == "rate/lr"
+
+
+class OwnRate(SGD):
+    """As Hugging Face's Adafactor: it chooses its rate itself, and ``lr`` is None."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 0.01
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] = None
+
+
+def test_an_optimizer_that_chooses_its_own_rate(tmp_path: Path) -> None:
+    model, _ = small()
+    optimizer = OwnRate(model.parameters(), lr=0.01)
+    optimizer.param_groups[0]["lr"] = None
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=2) as guard:
+        assert [guard.step(loss).word for loss in losses(model, 8)] == ["GO"] * 8
+    run = sealegs.open_run(tmp_path / "a")
+    assert "lr" not in run.signals
+    assert "param_norm" in run.signals
+
+
 def test_gradients_that_the_user_clips(tmp_path: Path) -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
