@@ -195,6 +195,22 @@ def test_shadow_mode_decides_and_never_acts(tmp_path: Path) -> None:
     assert event.detail["acted"] is False
 
 
+def test_what_was_skipped_is_said_when_it_closes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def made(name: str, spoilt: dict[int, float], **options: Any) -> str:
+        model, optimizer = small()
+        with sealegs.Guard(model, optimizer, run=tmp_path / name, **options) as guard:
+            all_taken(guard, losses(model, 30, spoilt))
+            guard.watch.note("end", reason="finished")
+        return capsys.readouterr().err
+
+    assert made("plain", {}) == made("shadow", {20: 1000.0}, act=False) == ""
+    said = made("skipped", {20: 1000.0, 25: math.nan})
+    text = "2 of 30 steps (spike/loss 1, nonfinite 1), 6.7%, the first at step 20, the last at 25"
+    assert said == f"sealegs: {tmp_path / 'skipped'}: skipped {text}\n"
+    events = [sealegs.open_run(tmp_path / name).events[-1] for name in ("plain", "skipped")]
+    assert [event.detail.get("skipped") for event in events] == [None, text]
+
+
 def test_shadow_mode_does_not_halt() -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=None, act=False) as guard:
@@ -234,10 +250,14 @@ def test_a_halt_after_a_leap_of_the_learning_rate_names_it(tmp_path: Path) -> No
     watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
     guard = sealegs.Guard(model, optimizer, run=watch)
     rate = optimizer.param_groups[0]["lr"]
-    with pytest.raises(RunHalted, match="the learning rate leapt from .* at step 12, 7 steps before"):
+
+    def leaping() -> Iterator[Tensor]:
         for step, loss in enumerate(losses(model, 30)):
             optimizer.param_groups[0]["lr"] = 50 * rate if step >= 12 else rate
-            guard.step(loss * math.nan if step >= 15 else loss)
+            yield loss * math.nan if step >= 15 else loss
+
+    with pytest.raises(RunHalted, match=r"the learning rate leapt from .* at step 12, 7 steps before"):
+        all_taken(guard, leaping())
     guard.close()
     told = [event for event in sealegs.open_run(tmp_path / "a").events if "learning rate" in str(event.detail)]
     assert [(event.kind, event.step) for event in told] == [
