@@ -653,6 +653,88 @@ def test_a_schedule_that_the_loop_steps_is_only_stored() -> None:
     assert scheduler.get_last_lr() == began
 
 
+class Timm:
+    """With the signatures of ``timm.scheduler.scheduler.Scheduler``: a warm-up of ten updates, or of ten epochs."""
+
+    def __init__(self, optimizer: Optimizer, *, t_in_epochs: bool = False) -> None:
+        self.optimizer = optimizer
+        self.t_in_epochs = t_in_epochs
+        self.told: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.__dict__.update(state_dict)
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        if self.t_in_epochs:
+            self.set(epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        self.told = [*self.told, num_updates]
+        if not self.t_in_epochs:
+            self.set(num_updates)
+
+    def set(self, t: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 * min(t / 10, 1.0)
+
+
+def test_timms_schedules_are_told_how_many_updates_there_were(tmp_path: Path) -> None:
+    model, optimizer = small()
+    optimizer.param_groups[0]["lr"] = 0.0
+    schedule: Any = Timm(optimizer)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", scheduler=schedule, checkpoint_every=4) as guard:
+        all_taken(guard, losses(model, 4))
+        own = guard.state_dict()
+        all_taken(guard, losses(model, 2))
+    assert schedule.told == [1, 2, 3, 4, 5, 6]
+    rates = sealegs.open_run(tmp_path / "a").column("lr")
+    assert rates.tolist() == pytest.approx([1e-4 * step for step in range(6)])
+
+    model, optimizer = small()
+    schedule = Timm(optimizer)
+    with sealegs.Guard(
+        model, optimizer, run=tmp_path / "a", scheduler=schedule, checkpoint_every=4, resume=True
+    ) as guard:
+        assert guard.number == 4
+        all_taken(guard, losses(model, 2))
+    assert schedule.told == [1, 2, 3, 4, 5, 6]
+
+    schedule = Timm(optimizer)  # brought back by the loop, with a checkpoint of its own: timm does not save the count
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
+    guard.load_state_dict(own)
+    all_taken(guard, losses(model, 2))
+    assert schedule.told == [5, 6]
+
+
+def test_timms_schedules_by_epochs_stay_the_loops() -> None:
+    model, optimizer = small()
+    schedule: Any = Timm(optimizer, t_in_epochs=True)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
+    schedule.step(5)
+    all_taken(guard, losses(model, 3))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(5e-4)
+
+
+def test_a_schedule_whose_step_needs_something_is_refused_at_once() -> None:
+    class ByMetric:
+        def step(self, metric: float) -> None: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    model, optimizer = small()
+    schedule: Any = ByMetric()
+    with pytest.raises(
+        ConfigError, match=r"scheduler=ByMetric: its step\(\) needs an argument .* steps_scheduler=False"
+    ):
+        sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule, steps_scheduler=False)
+    all_taken(guard, losses(model, 2))
+
+
 def test_a_resumed_guard_must_know_its_step(tmp_path: Path) -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
