@@ -195,6 +195,22 @@ def test_shadow_mode_decides_and_never_acts(tmp_path: Path) -> None:
     assert event.detail["acted"] is False
 
 
+def test_what_was_skipped_is_said_when_it_closes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def made(name: str, spoilt: dict[int, float], **options: Any) -> str:
+        model, optimizer = small()
+        with sealegs.Guard(model, optimizer, run=tmp_path / name, **options) as guard:
+            all_taken(guard, losses(model, 30, spoilt))
+            guard.watch.note("end", reason="finished")
+        return capsys.readouterr().err
+
+    assert made("plain", {}) == made("shadow", {20: 1000.0}, act=False) == ""
+    said = made("skipped", {20: 1000.0, 25: math.nan})
+    text = "2 of 30 steps (spike/loss 1, nonfinite 1), 6.7%, the first at step 20, the last at 25"
+    assert said == f"sealegs: {tmp_path / 'skipped'}: skipped {text}\n"
+    events = [sealegs.open_run(tmp_path / name).events[-1] for name in ("plain", "skipped")]
+    assert [event.detail.get("skipped") for event in events] == [None, text]
+
+
 def test_shadow_mode_does_not_halt() -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=None, act=False) as guard:
@@ -227,6 +243,50 @@ def test_weights_that_are_not_finite_halt() -> None:
         next(model.parameters())[0, 0] = math.nan
     with pytest.raises(RunHalted, match="a parameter is not finite"):
         all_taken(guard, losses(model, 2))
+
+
+def test_a_halt_after_a_leap_of_the_learning_rate_names_it(tmp_path: Path) -> None:
+    model, optimizer = small()
+    watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
+    guard = sealegs.Guard(model, optimizer, run=watch)
+    rate = optimizer.param_groups[0]["lr"]
+
+    def leaping() -> Iterator[Tensor]:
+        for step, loss in enumerate(losses(model, 30)):
+            optimizer.param_groups[0]["lr"] = 50 * rate if step >= 12 else rate
+            yield loss * math.nan if step >= 15 else loss
+
+    with pytest.raises(RunHalted, match=r"the learning rate leapt from .* at step 12, 7 steps before"):
+        all_taken(guard, leaping())
+    guard.close()
+    told = [event for event in sealegs.open_run(tmp_path / "a").events if "learning rate" in str(event.detail)]
+    assert [(event.kind, event.step) for event in told] == [
+        ("remark", 12),
+        *(("skip", 15), ("skip", 16), ("alarm", 17), ("skip", 18), ("halt", 19)),
+    ]
+    assert told[-1].detail["findings"][-1]["detector"] == "rate/lr"
+
+
+class OwnRate(SGD):
+    """As Hugging Face's Adafactor: it chooses its rate itself, and ``lr`` is None."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 0.01
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] = None
+
+
+def test_an_optimizer_that_chooses_its_own_rate(tmp_path: Path) -> None:
+    model, _ = small()
+    optimizer = OwnRate(model.parameters(), lr=0.01)
+    optimizer.param_groups[0]["lr"] = None
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=2) as guard:
+        assert [guard.step(loss).word for loss in losses(model, 8)] == ["GO"] * 8
+    run = sealegs.open_run(tmp_path / "a")
+    assert "lr" not in run.signals
+    assert "param_norm" in run.signals
 
 
 def test_gradients_that_the_user_clips(tmp_path: Path) -> None:
@@ -591,6 +651,88 @@ def test_a_schedule_that_the_loop_steps_is_only_stored() -> None:
     began = scheduler.get_last_lr()
     all_taken(guard, losses(model, 3))
     assert scheduler.get_last_lr() == began
+
+
+class Timm:
+    """With the signatures of ``timm.scheduler.scheduler.Scheduler``: a warm-up of ten updates, or of ten epochs."""
+
+    def __init__(self, optimizer: Optimizer, *, t_in_epochs: bool = False) -> None:
+        self.optimizer = optimizer
+        self.t_in_epochs = t_in_epochs
+        self.told: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.__dict__.update(state_dict)
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        if self.t_in_epochs:
+            self.set(epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        self.told = [*self.told, num_updates]
+        if not self.t_in_epochs:
+            self.set(num_updates)
+
+    def set(self, t: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 * min(t / 10, 1.0)
+
+
+def test_timms_schedules_are_told_how_many_updates_there_were(tmp_path: Path) -> None:
+    model, optimizer = small()
+    optimizer.param_groups[0]["lr"] = 0.0
+    schedule: Any = Timm(optimizer)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", scheduler=schedule, checkpoint_every=4) as guard:
+        all_taken(guard, losses(model, 4))
+        own = guard.state_dict()
+        all_taken(guard, losses(model, 2))
+    assert schedule.told == [1, 2, 3, 4, 5, 6]
+    rates = sealegs.open_run(tmp_path / "a").column("lr")
+    assert rates.tolist() == pytest.approx([1e-4 * step for step in range(6)])
+
+    model, optimizer = small()
+    schedule = Timm(optimizer)
+    with sealegs.Guard(
+        model, optimizer, run=tmp_path / "a", scheduler=schedule, checkpoint_every=4, resume=True
+    ) as guard:
+        assert guard.number == 4
+        all_taken(guard, losses(model, 2))
+    assert schedule.told == [1, 2, 3, 4, 5, 6]
+
+    schedule = Timm(optimizer)  # brought back by the loop, with a checkpoint of its own: timm does not save the count
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
+    guard.load_state_dict(own)
+    all_taken(guard, losses(model, 2))
+    assert schedule.told == [5, 6]
+
+
+def test_timms_schedules_by_epochs_stay_the_loops() -> None:
+    model, optimizer = small()
+    schedule: Any = Timm(optimizer, t_in_epochs=True)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
+    schedule.step(5)
+    all_taken(guard, losses(model, 3))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(5e-4)
+
+
+def test_a_schedule_whose_step_needs_something_is_refused_at_once() -> None:
+    class ByMetric:
+        def step(self, metric: float) -> None: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    model, optimizer = small()
+    schedule: Any = ByMetric()
+    with pytest.raises(
+        ConfigError, match=r"scheduler=ByMetric: its step\(\) needs an argument .* steps_scheduler=False"
+    ):
+        sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule, steps_scheduler=False)
+    all_taken(guard, losses(model, 2))
 
 
 def test_a_resumed_guard_must_know_its_step(tmp_path: Path) -> None:

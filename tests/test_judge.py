@@ -240,3 +240,33 @@ def test_a_state_survives_being_written() -> None:
 def test_impossible_budgets_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
         Budget(**option)
+
+
+def leapt(rows: list[dict[str, Any]], at: int) -> list[dict[str, Any]]:
+    return [row | {"lr": 3e-4 if row["step"] < at else 1.5e-2} for row in rows]
+
+
+def test_a_leap_of_the_learning_rate_is_said_once_and_named_beside_all_that_is_graver() -> None:
+    rows = leapt(healthy(800), at=412)
+    for step, loss in ((300, 40.0), (415, math.nan), (500, 40.0), (780, 40.0)):
+        rows[step]["loss"] = loss
+    told = {verdict.step: verdict for verdict in verdicts(rows) if "learning rate" in str(verdict)}
+    assert [step for step, verdict in told.items() if verdict.go] == [412]
+    assert told[412].word == "GO"
+    assert "the learning rate leapt from 3e-4 to 1.5e-2 at step 412, 3 steps before" in str(told[415])
+    assert "88 steps before" in str(told[500])
+    assert {300, 780}.isdisjoint(told)
+    assert (told[500].findings[0].detector, told[500].findings[-1].detector) == ("spike/loss", "rate/lr")
+
+
+def test_a_halt_names_the_leap_of_the_learning_rate() -> None:
+    rows = [row | {"lr": row["lr"], "loss": math.nan} if row["step"] > 414 else row for row in leapt(healthy(430), 412)]
+    halt = next(verdict for verdict in verdicts(rows) if verdict.word == "HALT")
+    assert "the learning rate leapt from 3e-4 to 1.5e-2 at step 412" in str(halt)
+
+
+def test_a_rate_that_is_no_number_is_remarked_now_and_then_and_beside_what_comes_of_it() -> None:
+    rows = [row | {"lr": math.nan if row["step"] >= 200 else 3e-4} for row in healthy(240)]
+    rows[220]["loss"] = math.nan
+    told = {verdict.step: verdict.word for verdict in verdicts(rows) if "rate is not finite" in str(verdict)}
+    assert told == {200: "GO", 220: "SKIP"}

@@ -16,6 +16,7 @@ from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.books import take_over_books
+from sealegs.recovery.by_updates import ByUpdates, counting
 from sealegs.recovery.data import Batches
 from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
@@ -147,7 +148,8 @@ class Guard:
             raise ConfigError("sinks, notify: run= is a Watch, which tells them; give them to it")
         if resume == "auto":
             resume = has_begun(run)
-        schedulers = _several(scheduler)
+        schedulers = tuple(counting(each, is_stepped=steps_scheduler) for each in _several(scheduler))
+        self._by_updates = [each for each in schedulers if isinstance(each, ByUpdates)]
         self._update = Update(_several(optimizer), schedulers if steps_scheduler else (), scaler)
         self._batches = options.batches()
         trainee = Trainee(
@@ -442,6 +444,8 @@ class Guard:
         self._knows_its_step = True
         self._decided = None
         self.watch.halted = None
+        for each in self._by_updates:
+            each.begin_at(self.number)
         if self.recovery is not None:
             self.recovery.forget_after(self.number)
 

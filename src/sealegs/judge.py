@@ -15,6 +15,8 @@ from sealegs.detectors.drift import Drift
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
 from sealegs.detectors.proportion import Proportion
+from sealegs.detectors.rate import NAME as RATE
+from sealegs.detectors.rate import Rate
 from sealegs.detectors.replicas import Replicas
 from sealegs.detectors.spike import Spike
 from sealegs.detectors.textbook import textbook
@@ -103,6 +105,7 @@ def standard() -> tuple[Detector[Any], ...]:
         Proportion(),
         Throughput(),
         Replicas(),
+        Rate(),
     )
 
 
@@ -270,14 +273,18 @@ def values_of(now: Row) -> tuple[float, float] | tuple[()]:
 
 
 def without_repetition(tally: Tally, findings: tuple[Finding, ...]) -> tuple[Tally, tuple[Finding, ...]]:
-    """A remark on the same signal is made once in a while, not at every step."""
+    """A remark on the same signal is made once in a while, not at every step; a leap of the learning rate is named
+    again wherever something graver is found, for it may be why."""
     made = {name: at for name, at in tally.remarks if tally.steps - at <= COOL_DOWN}
+    is_grave = any(finding.severity > Severity.WATCH for finding in findings)
     kept = []
     for finding in findings:
         name = f"{finding.detector}:{finding.signal}"
-        if finding.severity > Severity.WATCH or name not in made:
+        is_over = finding.detector == RATE and finding.lasts > 1
+        is_beside = finding.detector == RATE and is_grave
+        if finding.severity > Severity.WATCH or is_beside or (name not in made and not is_over):
             kept.append(finding)
-        if finding.severity == Severity.WATCH:
+        if finding.severity == Severity.WATCH and not is_over:
             made.setdefault(name, tally.steps)
     return tally._replace(remarks=tuple(made.items())), tuple(kept)
 

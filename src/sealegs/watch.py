@@ -1,5 +1,6 @@
 """What a step knows in, a record and a verdict out: the rungs that cannot change the run."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -17,6 +18,7 @@ from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
 from sealegs.judge import Budget
 from sealegs.record import manifest as manifests
+from sealegs.record.acted import Skips
 from sealegs.record.writer import RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.stall import Watchdog
@@ -140,6 +142,9 @@ class Watch:
         self._recent: deque[Verdict] = deque(maxlen=32)
         self._announced: str | None = None
         self._step = 0
+        self._judged_rows = 0
+        self._skips = Skips()
+        """Steps that somebody did not update because of a verdict, in this process."""
         self._is_closed = False
         self._has_ended = False
         self._has_failed = False
@@ -193,6 +198,8 @@ class Watch:
         if self.record is None:
             return
         self._has_ended |= kind == "end"
+        if kind == "end" and self._skips.count:
+            detail = {"skipped": self._skips.told(self._judged_rows), **detail}
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
@@ -318,6 +325,7 @@ class Watch:
             with suppress(Exception) if self._has_failed else nullcontext():  # the device may be what was lost
                 self.catch_up()
             self._say_what_was_corrected()
+            self._say_what_was_skipped()
             for sink in tuple(self._sinks):
                 self._tell(sink, sink.close)
         finally:
@@ -356,12 +364,14 @@ class Watch:
             self._drop_own_detectors(error)
             self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
         self._recent.append(verdict)
+        self._judged_rows += 1
         if verdict.severity == Severity.HALT and self.halted is None:
             self.halted = verdict
         if verdict.findings:
-            self.note(
-                kind_of(verdict), step=verdict.step, **told(verdict, self.skips), acted=self.acts and not verdict.go
-            )
+            detail = told(verdict, self.skips) | {"acted": self.acts and not verdict.go}
+            if detail["acted"]:
+                self._skips = self._skips.after(verdict.step, detail["findings"])
+            self.note(kind_of(verdict), step=verdict.step, **detail)
         return verdict
 
     def _drop_own_detectors(self, error: Exception) -> None:
@@ -376,6 +386,14 @@ class Watch:
         corrections = {spike.signal: round(state.audit.correction, 2) for spike, state in self.states_of(Spike)}
         if any(correction > 1 for correction in corrections.values()):
             self.note("audit", thresholds_divided_by=corrections)
+
+    def _say_what_was_skipped(self) -> None:
+        """One line in the end, where no display has told it at every step: nobody should have to look for it."""
+        is_shown = any(sink.name == "terminal" for sink in self._sinks)
+        if self._skips.count and self.record is not None and not is_shown:
+            with suppress(OSError):  # a terminal that has gone
+                text = f"sealegs: {self.record.folder}: skipped {self._skips.told(self._judged_rows)}"
+                print(text, file=sys.stderr, flush=True)
 
     def _stalled(self, seconds: float, where: str) -> None:
         self.note("stalled", seconds=round(seconds, 1), where=where)

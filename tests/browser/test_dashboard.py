@@ -101,6 +101,12 @@ def test_every_panel_is_painted_and_nothing_is_fetched(shown: Tab, night: Path) 
     assert shown.asked == [(night / "dashboard.html").as_uri()]
 
 
+def test_the_headline_says_what_was_skipped(shown: Tab) -> None:
+    told = shown.page.locator("header .verdict ~ .done")
+    assert told.first.is_visible()
+    assert "Skipped 5 of 285 steps (spike/loss 5)" in told.first.inner_text()
+
+
 def test_hover_says_step_and_value(shown: Tab) -> None:
     shown.page.mouse.move(*place(shown, "panel_1", 100))
     tooltip = shown.page.locator(".bk-Tooltip").get_by_text("loss", exact=True)

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+import sealegs
 from sealegs.cli.main import main
 from sealegs.diagnosis.causes import causes
 from sealegs.report import explained
+from sealegs.report.checked_shape import Checked, schema
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
     *("source", "format", "steps", "signals", "verdict", "metric_problems", "incidents", "path", "hypotheses"),
-    *("first_action", "log_next_time", "rules"),
+    *("first_action", "log_next_time", "rules", "skips", "interventions"),
 }
 INCIDENT_KEYS = {
     *("start", "peak", "end", "kind", "trajectory", "pre_loss", "peak_loss", "recovery_loss", "grad_norm_peak"),
@@ -92,6 +95,8 @@ def test_the_object_keeps_its_contract(check: Check, tmp_path: Path) -> None:
     told = json.loads(out)
     assert (code, err, told["verdict"], told["format"], told["steps"]) == (1, "", "act", "csv", 1500)
     assert told.keys() >= KEYS
+    assert msgspec.convert(told, Checked) == told
+    assert (told["skips"], told["interventions"]) == (None, None)  # a CSV does not tell
     (incident,) = [each for each in told["incidents"] if each["start"] == 900]
     assert incident.keys() == INCIDENT_KEYS
     assert all(answer.keys() == {"question", "text", "answer", "evidence", "next"} for answer in told["path"])
@@ -132,13 +137,116 @@ def test_a_run_by_its_name(check: Check, train_run: Path, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def train_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a few rows."""
-    import sealegs
-
     folder = tmp_path_factory.mktemp("runs") / "a"
     with sealegs.Watch(folder, settings={"optimizer": {"lr": 1e-3}}) as watch:
         for step, loss in enumerate(curve(300).tolist()):
             watch.see(step, loss=loss, grad_norm=0.5, lr=1e-3)
     return folder
+
+
+def test_the_schema_in_the_documents_is_the_one_that_holds() -> None:
+    assert json.loads((ROOT / "docs" / "check.schema.json").read_text()) == schema()
+
+
+def guarded(
+    folder: Path, spoilt: dict[int, float], *, act: bool = True, steps: int = 1500, playbook: Any = None
+) -> str:
+    """A run in a guard's folder, with losses as they are given at some steps; events as a guard writes them."""
+    with sealegs.Watch(folder) as watch:
+        watch.acts = act
+        watch.note("guard", act=act, playbook=playbook)
+        for step, loss in enumerate(curve(steps).tolist()):
+            watch.see(step, loss=spoilt.get(step, loss), grad_norm=0.5)
+    return str(folder)
+
+
+def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> None:
+    """Every fortieth step was skipped, and the curve of the others is smooth: these were never learned."""
+    folder = guarded(tmp_path / "a", dict.fromkeys(range(300, 1480, 40), 9.0) | {350: float("nan")})
+    code, out, _ = check(folder, "--json")
+    told = json.loads(out)
+    assert msgspec.convert(told, Checked) == told
+    assert told["verdict"] != "healthy"
+    assert told["skips"].pop("share") == pytest.approx(31 / 1500)
+    assert told["skips"] == {
+        "count": 31,
+        "reasons": {"spike/loss": 30, "nonfinite": 1},
+        "first": 300,
+        "last": 1460,
+        "finite": 30,
+        "not_acted": 0,
+    }
+    assert told["interventions"] == {"count": 0, "by_action": {}, "outcomes": {}}
+    _, out, _ = check(folder)
+    words = " ".join(out.split())
+    assert "30 of 1,500 steps (2.0%) were skipped though finite: what was in them was never learned" in words
+    assert "Skipped 31 of 1,500 steps (spike/loss 30, nonfinite 1), 2.1%, the first at step 300" in words
+    assert code in (0, 1)
+
+
+def test_many_small_skips_are_watched_with_a_way_out(check: Check, tmp_path: Path) -> None:
+    """Spikes that the curve itself does not count as incidents: only the events know of them."""
+    folder = Path(guarded(tmp_path / "a", {}))
+    finding = {"detector": "spike/grad_norm", "signal": "grad_norm", "severity": "GATE", "spoils_update": True}
+    with (folder / "events.jsonl").open("a") as file:
+        for step in range(400, 1400, 20):
+            line = {"kind": "skip", "step": step, "time": 1.0, "text": "", "findings": [finding], "acted": True}
+            file.write(json.dumps(line) + "\n")
+    told = json.loads(check(str(folder), "--json")[1])
+    assert (told["verdict"], told["skips"]["reasons"]) == ("watch", {"spike/grad_norm": 50})
+    assert told["because"].startswith("50 of 1,500 steps (3.3%) were skipped though finite")
+    assert "batch" in told["first_action"]
+    assert "loosen" in told["first_action"]
+
+
+def test_what_nobody_acted_on_and_what_could_not_be_learned_is_told_and_no_more(check: Check, tmp_path: Path) -> None:
+    shadow = json.loads(check(guarded(tmp_path / "a", {900: 20.0}, act=False), "--json")[1])
+    assert (shadow["skips"]["count"], shadow["skips"]["not_acted"]) == (0, 1)
+    folder = guarded(tmp_path / "b", {step: float("nan") for step in range(300, 900, 100)})
+    broken = json.loads(check(folder, "--json")[1])
+    assert (broken["skips"]["count"], broken["skips"]["finite"]) == (6, 0)
+    assert "never learned" not in broken["because"]
+
+
+def test_a_run_that_was_halted_is_to_be_acted_on_until_it_goes_on(check: Check, tmp_path: Path) -> None:
+    folder = Path(guarded(tmp_path / "a", {step: float("nan") for step in range(1489, 1500)}))
+    code, out, _ = check(str(folder), "--json")
+    told = json.loads(out)
+    assert (code, told["verdict"]) == (1, "act")
+    assert told["first_action"].startswith("The run was halted at step 1499: step 1499  HALT")
+    with sealegs.Watch(folder, resume=True) as watch:
+        watch.acts = True
+        watch.note("guard", step=1400, act=True, playbook=None)
+        for step, loss in enumerate(curve(1700).tolist()[1400:], 1400):
+            watch.see(step, loss=loss, grad_norm=0.5)
+    assert not json.loads(check(str(folder), "--json")[1])["first_action"].startswith("The run was halted")
+
+
+def test_an_incident_that_is_open_in_the_end_is_to_be_acted_on(check: Check, tmp_path: Path) -> None:
+    late, early = (dict.fromkeys(range(first, first + 6), 20.0) for first in (1494, 1300))
+    told = json.loads(check(guarded(tmp_path / "a", late), "--json")[1])
+    assert told["verdict"] == "act"
+    assert told["first_action"].startswith("Incident 1, since step 149")
+    over = json.loads(check(guarded(tmp_path / "b", early), "--json")[1])
+    assert "not over" not in over["first_action"] + over["because"]
+    followed = json.loads(check(guarded(tmp_path / "c", early, playbook="observe"), "--json")[1])
+    assert "was not over when the record ends" in followed["first_action"]  # with a playbook its end would be told
+
+
+def test_interventions_and_what_came_of_them(check: Check, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    guarded(folder, {})
+    with sealegs.Watch(folder, resume=True) as watch:
+        back = [{"action": "rollback", "back": 1}, {"action": "lower-lr", "factor": 0.5}]
+        for number, actions in enumerate((back[:1], back), 1):
+            watch.note("intervention", step=400 * number, number=number, actions=actions, acted=True)
+        watch.note("intervention", step=1200, number=3, actions=back, acted=False)
+        watch.note("outcome", step=600, intervention=1, result="helped", text="helped")
+    told = json.loads(check(str(folder), "--json")[1])
+    wanted = {"count": 2, "by_action": {"rollback": 2, "lower-lr": 1}, "outcomes": {"helped": 1, "not known yet": 1}}
+    assert told["interventions"] == wanted
+    out = " ".join(check(str(folder))[1].split())
+    assert "Interventions: 2 (rollback 2, lower-lr 1); helped 1, not known yet 1." in out
 
 
 BAD: dict[str, bytes | None] = {

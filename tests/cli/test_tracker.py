@@ -69,7 +69,7 @@ def test_a_file_names_trackers_and_who_is_told_and_no_secret_is_kept(
     assert main([*words, "--inject", "nan-gradient@2"]) == 0
     message = told.read_text().splitlines()
     assert message[0] == "a: finished (step 5)"
-    assert message[1].endswith(", 1 step skipped")
+    assert message[1].endswith(", skipped 1 of 5 steps (nonfinite 1), 20.0%, at step 2")
     assert message[3] == "page: https://runs.example.org/a"
     run = open_run(tmp_path / "experiments" / "a")
     assert [entry["name"] for entry in run.manifest.trackers] == ["tensorboard"]

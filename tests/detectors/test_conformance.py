@@ -59,9 +59,9 @@ everyone = those(set(DETECTORS))
 
 
 def test_the_suite_runs_over_all_of_them() -> None:
-    names = "Drift MonotonicRise NonFinite Overflow Own Proportion Replicas Spike ThreeSigma Throughput"
+    names = "Drift MonotonicRise NonFinite Overflow Own Proportion Rate Replicas Spike ThreeSigma Throughput"
     assert sorted(DETECTORS) == names.split()
-    assert len(found()) == len(DETECTORS) == 10
+    assert len(found()) == len(DETECTORS) == 11
 
 
 def autoregressive(random: np.random.Generator, steps: int) -> Any:
@@ -92,6 +92,7 @@ def columns(steps: int, seed: int, kind: str) -> tuple[tuple[tuple[str, float], 
         "loss": (2.0 + 8.0 * (1 + t / 20) ** -0.6) * noisy(0.01),
         "grad_norm": 0.5 * noisy(0.2),
         "step_s": 0.1 * noisy(0.05) + 3.0 * (t % 100 == 99),  # an evaluation now and then
+        "lr": 3e-4 * np.minimum(t / 200, 1.0) * (0.55 + 0.45 * np.cos(t % 1000 * np.pi / 1000)),  # warm restarts
         "loss_scale": 65536.0 * 2.0 ** (t // 2000),
         "grads_finite": np.ones(steps),
         "params_finite": np.ones(steps),
@@ -144,6 +145,7 @@ ODD = {
     "loss": 99.0,
     "grad_norm": math.inf,
     "step_s": 9.0,
+    "lr": 0.5,
     "loss_scale": 0.5,
     "param_norm": 1e6,
     "param_norm/a": 1e6,

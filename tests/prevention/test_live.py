@@ -290,6 +290,52 @@ def test_a_lost_tie_is_seen() -> None:
     assert "STA6" not in codes(sealegs.preflight(Own())), "two that were never one"
 
 
+class Words(nn.Module):
+    """As BERT with a classifier: tables of words, places and kinds of token; two classes as there are two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.word_embeddings = nn.Embedding(40, 16)
+        self.token_type_embeddings = nn.Embedding(2, 16)
+        self.classifier = nn.Linear(16, 2)
+        self.head: nn.Module | None = None
+        self.config = type("Config", (), {"tie_word_embeddings": True})()  # of every model, whether it has a head
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(self.word_embeddings(ids) + self.token_type_embeddings(ids * 0))
+        return scores
+
+
+class Named(Words):
+    """The same, and it says which are which, as Hugging Face's models do."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.word_embeddings
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return self.head
+
+
+@pytest.mark.parametrize("kind", [Words, Named])
+def test_matrices_that_happen_to_have_one_shape_are_no_tie(kind: type[Words]) -> None:
+    model = kind()
+    assert "STA6" not in codes(sealegs.preflight(model))
+    model.head = nn.Linear(16, 40, bias=False)
+    [lost] = [each for each in sealegs.preflight(model).findings if each.code == "STA6"]
+    assert lost.found == "apart: head.weight and word_embeddings.weight"
+    model.head.weight = model.word_embeddings.weight
+    assert "STA6" not in codes(sealegs.preflight(model))
+
+
+def test_an_optimizer_that_chooses_its_own_rate_is_looked_at() -> None:
+    """As Hugging Face's Adafactor with `lr=None`."""
+    model = lab()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    assert sealegs.preflight(model, optimizer).asked > 10
+
+
 def test_weights_that_are_not_finite_are_named() -> None:
     model = lab()
     with torch.no_grad():

@@ -123,3 +123,24 @@ def test_the_plan_refuses_what_cannot_be() -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             plan_from(known, "mine")
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "value"),
+    [
+        ({"warmup_steps": 0, "steps": 150}, "SCH1", "7"),
+        ({"warmup_steps": 0, "steps": 100_000}, "SCH1", "2000"),
+        ({"warmup_steps": 0}, "SCH1", "2000, or 5 % of a short run"),
+        ({"warmup_steps": 5, "steps": 150, "beta2": 0.999}, "SCH2", "15, a tenth of the run"),
+        ({"warmup_steps": 15, "steps": 150, "beta2": 0.999}, "SCH2", None),
+        ({"warmup_steps": 500, "steps": 100_000, "beta2": 0.999}, "SCH2", "2000 or more"),
+        ({"warmup_steps": 10, "steps": 150, "beta2": 0.95}, "SCH2", "15, a tenth of the run"),
+        ({"warmup_steps": 10, "steps": 1000, "beta2": 0.95}, "SCH2", "40 or more"),
+        ({"warmup_steps": 800_000, "steps": 1_000_000}, "SCH3", "2000"),
+        ({"warmup_steps": 100, "steps": 150}, "SCH3", "7"),
+    ],
+)
+def test_the_warm_up_that_is_asked_for_fits_into_the_run(known: dict[str, Any], code: str, value: str | None) -> None:
+    plan = plan_from({"lr": 3e-4, "schedule": "cosine", **known})
+    found = {each.code: each.value for each in check(plan, "a plan", RULES).findings}
+    assert found.get(code) == value

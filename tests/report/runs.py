@@ -52,7 +52,11 @@ def events() -> list[dict[str, Any]]:
     """What happened meanwhile."""
     decided = {"number": 1, "decided_by": "playbook standard, rung 3", "trigger": "damaged", "onset": SPIKE}
     decided |= {"evidence": "a batch from before has a loss of 7", "text": "roll back", "acted": True, "changed": "all"}
-    skips = [{"step": step, "kind": "skip", "text": f"step {step}  SKIP  loss spike"} for step in range(201, 205)]
+    finding = {"detector": "spike/loss", "signal": "loss", "severity": "GATE", "spoils_update": True}
+    skipped = {"findings": [finding], "acted": True}
+    skips = [
+        {"step": step, "kind": "skip", "text": f"step {step}  SKIP  loss spike", **skipped} for step in range(201, 205)
+    ]
     told = [
         {"step": 0, "kind": "start"},
         {"step": 100, "kind": "checkpoint", "checkpoint": 100},
@@ -64,6 +68,7 @@ def events() -> list[dict[str, Any]]:
             "incident": 1,
             "text": "step 205  ALARM  loss stays high",
             "skipped_in_a_row": 5,
+            **skipped,
         },
         {"step": BACK_FROM, "kind": "intervention", **decided},
         {"step": 250, "kind": "incident-closed", "number": 1, "start": SPIKE, "end": 250, "text": "incident 1: spike"},

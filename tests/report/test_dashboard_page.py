@@ -55,6 +55,11 @@ def test_the_file_needs_nothing_else(html: str) -> None:
     assert {f"panel-{number}" for number in range(1, 11)} <= parsed.ids()
 
 
+def test_the_headline_says_what_was_skipped(html: str) -> None:
+    head = html.split("<header>")[1].split("</header>")[0]
+    assert re.search(r'class="verdict">.*\n\s*<p class="done">Skipped 5 of 285 steps \(spike/loss 5\), 1\.8%', head)
+
+
 def test_each_panel_has_its_words(html: str) -> None:
     described = [attributes["aria-label"] for _, attributes in Parsed(html).tags if attributes.get("role") == "img"]
     assert len(described) == 10

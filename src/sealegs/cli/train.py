@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import tyro
 
+from sealegs.diagnosis.acted import done_in
 from sealegs.errors import ConfigError, MissingExtra, RunHalted
 from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config
@@ -245,14 +246,16 @@ SHOWN = 20
 def what_happened(folder: Path) -> list[str]:
     """Every step that was skipped and every remark, as lines; the last of them, where there are many."""
     kinds = ("fault", "skip", "alarm", "halt", "remark", "stalled")
-    events = [event for event in open_run(folder).events if event.kind in kinds]
-    skips = sum(bool(event.detail.get("acted")) for event in events)
-    if not events:
+    run = open_run(folder)
+    events = [event for event in run.events if event.kind in kinds]
+    done = done_in(run)
+    if done is None or not events:
         return ["no step was skipped", ""]
     lines = [remarkable(event) or event.kind for event in events]
     if len(lines) > SHOWN:
         lines = [f"... {len(lines) - SHOWN} earlier ones in {folder / EVENTS}", *lines[-SHOWN:]]
-    return [f"{skips} step{'s' * (skips != 1)} skipped", *(f"  {line}" for line in lines), ""]
+    skipped = f"skipped {done.skips.told(done.steps)}" if done.skips.count else "no step was skipped"
+    return [skipped, *(f"  {line}" for line in lines), ""]
 
 
 def halted(folder: Path) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sealegs.incidents import Incident
+from sealegs.record.acted import Done
 from sealegs.record.run import Run
 
 Health: TypeAlias = Literal["healthy", "watch", "act", "unknown"]
@@ -36,6 +37,8 @@ class Findings:
     """Why that, in one sentence."""
     unseen: tuple[str, ...] = ()
     """What cannot be seen at the resolution of this log."""
+    done: Done | None = None
+    """What was done to the run; None where the log does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

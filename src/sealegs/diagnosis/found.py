@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sealegs.diagnosis import live, metrics
+from sealegs.diagnosis import acted, live, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem
 from sealegs.diagnosis.curve import Curve, Floats, Indices, beside, curve_of
 from sealegs.diagnosis.epochs import epoch_steps, is_at_boundaries
@@ -43,7 +43,8 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
     incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
-    verdict, because = _verdict(run, curve, found, incidents, problems)
+    done = acted.done_in(run)
+    verdict, because = acted.weighed(_verdict(run, curve, found, incidents, problems), done)
     return Findings(
         run=run,
         problems=problems,
@@ -51,6 +52,7 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
         verdict=verdict,
         because=because,
         unseen=_unseen(run, curve, rules),
+        done=done,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sealegs.diagnosis import signs
+from sealegs.diagnosis import acted, signs
 from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
 from sealegs.diagnosis.evidence import Sign
@@ -155,6 +155,16 @@ def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
 def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
     """What to do first: go back if the damage stays, then what the likeliest cause asks for, or the test that tells."""
     likely = [item for item in weighed if item.grade != "ruled out"]
+    done = facts.findings.done
+    if (ended := acted.how_it_stands(done)) is not None:
+        return f"{ended}. {_action(facts, likely) if likely else acted.WITHOUT_CAUSE}"
+    if not likely and acted.skipped_much(done):
+        return acted.LOOK_AT_SKIPS
+    return _action(facts, likely)
+
+
+def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
+    """What the curve and the causes ask for."""
     if not likely:
         is_told = facts.findings.verdict != "unknown"
         return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."

@@ -95,17 +95,31 @@ def _weights(model: nn.Module) -> dict[str, Any]:
 
 
 def _untied(model: nn.Module) -> Iterator[str]:
-    """Pairs of an embedding and another matrix that are equal to the last bit, or said to be one, and are not."""
-    config = getattr(model, "config", None)
-    said = getattr(config, "tie_word_embeddings", None)
+    """Pairs of an embedding and another matrix that are equal to the last bit, or said to be one, and are not.
+
+    What a configuration says is about the words and the head that reads them, never about other tables of that shape.
+    """
     owners: Counter[Tensor | None] = Counter(each for module in model.modules() for each in module._parameters.values())
     tables = {each.weight: name for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
+    said = getattr(getattr(model, "config", None), "tie_word_embeddings", None)
+    words, heads = _words_and_heads(model, tables)
     for name, each in model.named_parameters():
         for table, table_name in tables.items():
             if owners[table] > 1 or each in tables or each.shape != table.shape:  # tied; a table itself; no head
                 continue
-            if said is True or (said is None and bool((each == table).all() and each.any())):
+            is_meant = said is True and table in words and each in heads
+            if is_meant or (said is None and bool((each == table).all() and each.any())):
                 yield f"{name} and {table_name}.weight"
+
+
+def _words_and_heads(model: nn.Module, tables: Mapping[Tensor, str]) -> tuple[set[Tensor | None], set[Tensor | None]]:
+    """The table of the words and the matrix of the head, as Hugging Face's models name them; else the largest table."""
+    asked: Any = model
+    try:
+        words, head = asked.get_input_embeddings(), asked.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return set(sorted(tables, key=lambda each: each.numel())[-1:]), set(model.parameters())
+    return {getattr(words, "weight", None)}, {getattr(head, "weight", None)}
 
 
 def _settings(optimizers: Sequence[Optimizer], model: nn.Module | None) -> dict[str, Any]:

@@ -1,20 +1,24 @@
 """Rules about the learning rate over the run: the whole of it is simulated, and looked at."""
 
+import math
+
 from sealegs.prevention.rates import Curve
 from sealegs.prevention.rule import Family, Found
 from sealegs.report.advised import Grade
 
 SCHEDULE = Family("SCH", "schedule")
+LONG_WARMUP = 2000
+"""Steps of a warm-up in long runs; a twentieth of others."""
 DECAYING = ("cosine", "linear", "inverse-sqrt", "stable-decay", "cosine-restarts")
 
 
 @SCHEDULE.rule(margin=True)
-def no_warmup(curve: Curve, schedule_step: int = 0) -> Found | None:
+def no_warmup(curve: Curve, schedule_step: int = 0, steps: int = 0) -> Found | None:
     """The learning rate begins at its height.
 
     Why: at first v is an average over a handful of gradients, and m / sqrt(v) is near +-1 in every entry: full steps in
       directions that are mostly noise, while the loss is at its steepest. What they break takes long to mend.
-    Set: a linear warm-up: 2000 steps in long runs, at least 1 / (1 - beta2).
+    Set: a linear warm-up: 2000 steps in long runs, a twentieth of short ones.
     Sure: established for Transformers with Adam.
     See: Liu et al. 2020, On the variance of the adaptive learning rate and beyond; Xiong et al. 2020, On layer
       normalization in the Transformer architecture.
@@ -22,27 +26,28 @@ def no_warmup(curve: Curve, schedule_step: int = 0) -> Found | None:
     first = curve.rates[0] / curve.peak
     if schedule_step or len(curve.steps) < 100 or first < 0.5 or _rises_at_once(curve):
         return None
-    return Found(
-        "warning", f"the first step has {first:.0%} of the peak", "warmup_steps", "2000, or 1 % of a short run"
-    )
+    value = f"{warmup_for(steps)}" if steps else f"{LONG_WARMUP}, or 5 % of a short run"
+    return Found("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
 
 
 @SCHEDULE.rule()
-def warmup_too_short(curve: Curve, beta2: float, schedule_step: int = 0) -> Found | None:
+def warmup_too_short(curve: Curve, beta2: float, schedule_step: int = 0, steps: int = 0) -> Found | None:
     """The warm-up is shorter than the memory of the second moment.
 
     Why: v has seen 1 / (1 - beta2) gradients before it is an average of any use: 20 at 0.95, 1000 at 0.999. A peak that
       comes sooner is divided by what the first, steepest steps have left.
-    Set: warmup_steps to 2 / (1 - beta2) or more.
+    Set: warmup_steps to 2 / (1 - beta2) or more; to a tenth of a run that is too short for that.
     Sure: supported: a rule of thumb that was measured.
     See: Ma and Yarats 2021, On the adequacy of untuned warmup for adaptive optimization.
     """
     reached, memory = curve.steps[curve.top] + 1, 1 / (1 - beta2) if beta2 < 1 else 0.0
     is_over = curve.top < 0.9 * len(curve.rates)
-    if schedule_step or not is_over or curve.rates[0] >= 0.5 * curve.peak or not reached < round(memory):
+    most = steps / 10 if steps else math.inf
+    if schedule_step or not is_over or curve.rates[0] >= 0.5 * curve.peak or not reached < min(round(memory), most):
         return None
     found = f"the peak is reached after {reached} steps, v averages {memory:.0f}"
-    return Found("warning", found, "warmup_steps", f"{2 * memory:.0f} or more")
+    value = f"{2 * memory:.0f} or more" if 2 * memory <= most else f"{math.ceil(most)}, a tenth of the run"
+    return Found("warning", found, "warmup_steps", value)
 
 
 @SCHEDULE.rule()
@@ -51,7 +56,7 @@ def warmup_without_end(warmup_steps: int, steps: int) -> Found | None:
 
     Why: a rate that still rises at the end has never been at its peak, and never came down: the last part of the
       descent, where a falling rate lets the loss settle, is missing.
-    Set: warmup_steps to 1 % of the run, or 2000 steps of a long one.
+    Set: warmup_steps to a twentieth of the run, or 2000 steps of a long one.
     Sure: established.
     See: Touvron et al. 2023 (Llama), section 2.3: 2000 steps of some 250,000.
     """
@@ -59,7 +64,7 @@ def warmup_without_end(warmup_steps: int, steps: int) -> Found | None:
         return None
     grade: Grade = "error" if warmup_steps >= steps else "warning"
     found = f"a warm-up of {warmup_steps} in a run of {steps} steps"
-    return Found(grade, found, "warmup_steps", f"{max(1, steps // 20)}")
+    return Found(grade, found, "warmup_steps", f"{warmup_for(steps)}")
 
 
 @SCHEDULE.rule()
@@ -170,6 +175,15 @@ def restart_misaligned(schedule_step: int, optimizer_step: int) -> Found | None:
         return None
     found = f"the schedule is at step {schedule_step}, the optimizer at {optimizer_step}"
     return Found("error", found, "schedule_step", str(optimizer_step))
+
+
+def warmup_for(steps: int) -> int:
+    """How long a warm-up should be in a run of so many steps.
+
+    >>> warmup_for(150), warmup_for(10_000), warmup_for(1_000_000)
+    (7, 500, 2000)
+    """
+    return min(LONG_WARMUP, max(1, steps // 20))
 
 
 def _leap(curve: Curve) -> int | None:

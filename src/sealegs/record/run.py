@@ -83,6 +83,11 @@ class Run:
         """What happened, in the order it was written."""
         return _read_events(self._events) if self._events else ()
 
+    @property
+    def has_events(self) -> bool:
+        """Whether the log is of a kind that tells what happened: then none means that nothing did."""
+        return self._events is not None
+
     def _rows_of(self, signal: str) -> NDArray[np.int64]:
         """For each step, the last of its rows that has the signal; the newest, where none has."""
         if self._first_rows is self._rows:

@@ -2,11 +2,12 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sealegs.diagnosis.contract import Diagnosis, Hypothesis, Problem
 from sealegs.incidents import Incident
+from sealegs.record.acted import Done
 from sealegs.record.schema import speakable
 
 WIDTH = 100
@@ -31,6 +32,7 @@ def page(diagnosis: Diagnosis) -> str:
         "",
         *_wrapped(f"{VERDICTS[found.verdict]}: {found.because}", "", "         "),
         *_section("First action", _wrapped(diagnosis.first_action, "  ")),
+        *_section("What was done to the run", [line for text in deeds(found.done) for line in _wrapped(text, "  ")]),
         *_section("Metrics that cannot be believed", _problems(found.problems)),
         *_section("Incidents", [line for incident in found.incidents for line in _incident(incident)]),
         *_section("Causes, the likeliest first", _hypotheses(diagnosis.hypotheses)),
@@ -51,6 +53,8 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
         "signals": list(found.run.signals),
         "verdict": found.verdict,
         "because": found.because,
+        "skips": _skips(found.done),
+        "interventions": _interventions(found.done),
         "metric_problems": [
             {"signal": each.signal, "kind": each.kind, "text": each.text, "hides": each.hides}
             for each in found.problems
@@ -88,6 +92,48 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
     }
     spoken: dict[str, Any] = speakable(told)
     return spoken
+
+
+def deeds(done: Done | None) -> list[str]:
+    """What was done to a run, a sentence each; nothing, where nothing was."""
+    if done is None:
+        return []
+    told = []
+    if done.skips.count:
+        told.append(f"Skipped {done.skips.told(done.steps)}.")
+    if done.not_acted:
+        several = "s were" if done.not_acted != 1 else " was"
+        told.append(
+            f"{done.not_acted:,} step{several} condemned, and nothing acted on it: in shadow mode, or by a watch."
+        )
+    if done.interventions:
+        told.append(f"Interventions: {done.interventions} ({_listed(done.actions)}); {_listed(done.outcomes)}.")
+    return told
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _skips(done: Done | None) -> dict[str, Any] | None:
+    if done is None:
+        return None
+    skips = done.skips
+    return {
+        "count": skips.count,
+        "share": skips.share(done.steps),
+        "reasons": dict(skips.reasons),
+        "first": skips.first,
+        "last": skips.last,
+        "finite": skips.finite,
+        "not_acted": done.not_acted,
+    }
+
+
+def _interventions(done: Done | None) -> dict[str, Any] | None:
+    if done is None:
+        return None
+    return {"count": done.interventions, "by_action": dict(done.actions), "outcomes": dict(done.outcomes)}
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

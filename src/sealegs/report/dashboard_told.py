@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sealegs.report.checked import VERDICTS
+from sealegs.report.checked import VERDICTS, deeds
 from sealegs.report.checked import page as checked
 from sealegs.report.dashboard_batches import Cells
 from sealegs.report.dashboard_marks import KINDS, Mark
@@ -29,6 +29,8 @@ class Told:
     verdict: str
     """``HEALTHY``, ``WATCH``, ``ACT`` or ``CANNOT TELL``."""
     because: str
+    done: tuple[str, ...]
+    """How many steps were skipped, and what else was done to the run: sentences."""
     first_action: str
     incidents: tuple[Mark, ...]
     interventions: tuple[tuple[int, str], ...]
@@ -83,6 +85,7 @@ def _told(seen: Seen, marks: Sequence[Mark], width: int) -> Told:
         extent=rows + again,
         verdict=VERDICTS[diagnosis.findings.verdict if diagnosis else "unknown"],
         because=diagnosis.findings.because if diagnosis else "no loss has been logged yet",
+        done=tuple(deeds(diagnosis.findings.done)) if diagnosis else (),
         first_action=diagnosis.first_action if diagnosis else "",
         incidents=tuple(mark for mark in marks if mark.kind == "incident"),
         interventions=tuple(_interventions(seen, width)),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from sealegs.record.acted import JUDGED
 from sealegs.report.told import remarkable
 from sealegs.vocabulary import Event, Row, Sink
 
@@ -32,7 +33,7 @@ class Pace:
 
     def count(self, event: Event) -> None:
         """Remember a step that was skipped."""
-        self._skips += bool(event.detail.get("acted"))
+        self._skips += event.kind in JUDGED and bool(event.detail.get("acted"))
 
     def line(self, row: Row) -> str:
         """``step 41/400  ok  loss 2.1034  grad norm 0.56  lr 3.0e-03  10.2k tokens/s  0:01:12 left``"""

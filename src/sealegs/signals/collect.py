@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sealegs.vocabulary import Number, Row
 
-Signal: TypeAlias = Tensor | Number | str
-"""A tensor holds one number, or several that belong together, which are written as text."""
+Signal: TypeAlias = Tensor | Number | str | None
+"""A tensor holds one number, or several that belong together, which are written as text; None was not measured."""
 Names: TypeAlias = tuple[str, ...] | Callable[[list[float]], Mapping[str, Number | str]]
 """A name for each number; or what makes signals of the numbers on the host, where that costs no launch."""
 Block: TypeAlias = tuple[Names, Tensor]
@@ -52,6 +52,8 @@ class Collector:
         on_device: list[Block] = []
         named: list[tuple[Names, Signal]] = [((name,), signal) for name, signal in signals.items()]
         for names, signal in (*named, *blocks):
+            if signal is None:  # the rate of an optimizer that chooses it itself: what is not known has no key
+                continue
             if isinstance(signal, Tensor) and signal.is_cuda:
                 if not callable(names):
                     row.update(dict.fromkeys(names, 0.0))  # keeps the places

@@ -52,7 +52,9 @@ def mark(event: Event) -> Mark | None:
         reason, detail = str(event.detail.get("reason", "")), event.detail
         level: Level = "info" if reason in ("finished", "interrupted") else "error"
         why = detail.get("error") or detail.get("by")
-        return Mark(event.step, level, f"the run is {reason}", f"{reason}: {why}" if why else reason)
+        text = f"{reason}: {why}" if why else reason
+        text += f"; skipped {detail['skipped']}" if detail.get("skipped") else ""
+        return Mark(event.step, level, f"the run is {reason}", text)
     if event.kind not in _LEVELS:
         return None
     try:

@@ -155,10 +155,9 @@ class Messenger:
         except (KeyError, TypeError, ValueError):  # somebody's own event of that name, with other particulars
             return event.kind
         why = event.detail.get("error") or event.detail.get("by")
-        skips = event.detail.get("skips")
         told = [str(why)] if why else []
         told += [f"{name} {float(self._last[name]):.4g}" for name in ("loss", "grad_norm") if name in self._last]
-        told += [f"{skips} step{'s' * (skips != 1)} skipped"] if skips else []
+        told += [f"skipped {skipped}"] if (skipped := event.detail.get("skipped")) else []
         return ", ".join(told) or "no step was made"
 
     def _place(self, incident: object) -> str:

@@ -1,0 +1,61 @@
+"""What was done to a run in, what that says of it out: a curve can be smooth because its steep steps were left out."""
+
+from sealegs.diagnosis.contract import Health
+from sealegs.record.acted import Done, done_to, spelt
+from sealegs.record.run import Run
+
+MANY = 0.001
+"""Share of the steps above which skips whose numbers were finite are more than an accident."""
+NEVER_LEARNED = "what was in them was never learned"
+LOOK_AT_SKIPS = (
+    "Look at the batches that were skipped (the `skip` events say why, their rows have `batch_index`): if they are "
+    "bad, leave them out; if they are sound, the rules are too strict for this run: loosen them, or judge without "
+    "skipping (`act=False`)."
+)
+WITHOUT_CAUSE = (
+    "Find out why before you go on from a checkpoint of before it: `sealegs replay` tries one thing at a time."
+)
+
+
+def done_in(run: Run) -> Done | None:
+    """What was done to a run; None where its log does not tell."""
+    if not run.has_events:
+        return None
+    steps = len(run.written("loss").steps) if "loss" in run.signals else 0
+    return done_to(run.events, steps=steps, last=int(run.steps[-1]) if len(run.steps) else 0)
+
+
+def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
+    """The verdict on a curve, with what was done to the run: halted or in trouble is `act`, many skips `watch`."""
+    verdict, because = curve
+    if (ended := how_it_stands(done)) is not None:
+        return "act", ended if verdict != "act" else f"{because}; {ended[:1].lower()}{ended[1:]}"
+    if done is None or not skipped_much(done):
+        return verdict, because
+    if verdict == "act":
+        return verdict, f"{because}; {_many(done)}"
+    return "watch", _many(done) + ("" if verdict == "healthy" else f"; {because}")
+
+
+def how_it_stands(done: Done | None) -> str | None:
+    """A run that was halted, or whose last incident is not over, in one sentence."""
+    if done is None:
+        return None
+    if (halted := done.halted) is not None:
+        why = halted.detail.get("error") if halted.kind == "end" else halted.detail.get("evidence")
+        why = why or halted.detail.get("text") or "it does not say why"
+        return f"The run was halted at step {halted.step}: {why}"
+    if (alarm := done.open_since) is not None:
+        number = alarm.detail.get("incident")
+        return f"Incident {number}, since step {alarm.step}, was not over when the record ends"
+    return None
+
+
+def skipped_much(done: Done | None) -> bool:
+    """Whether more steps with finite numbers were skipped than can be an accident."""
+    return done is not None and done.skips.finite > MANY * done.steps
+
+
+def _many(done: Done) -> str:
+    share = spelt(done.skips.finite / max(done.steps, done.skips.finite))
+    return f"{done.skips.finite:,} of {done.steps:,} steps ({share}) were skipped though finite: {NEVER_LEARNED}"

@@ -1,0 +1,62 @@
+"""A scheduler that is told its step in, one that counts by itself out: timm's, whose steps need a number.
+
+timm's schedulers have ``step(epoch)`` and ``step_update(num_updates)``; each acts only on schedules that are made in its
+unit. The guard calls ``step_update`` after every step; ``step(epoch)`` stays the loop's, and does no harm to it.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from sealegs.errors import ConfigError
+
+
+class ByUpdates:
+    """Calls ``step_update`` with the number of steps made; that number is part of its state."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.last_epoch = 0
+        """Steps made, under the name that torch has for it."""
+
+    def step(self) -> None:
+        """One step more."""
+        self.last_epoch += 1
+        self._scheduler.step_update(num_updates=self.last_epoch)
+
+    def begin_at(self, number: int) -> None:
+        """The run goes on at a step, and this was not brought back with it: timm leaves the count to the loop."""
+        self.last_epoch = min(self.last_epoch, number) or number
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count, and the scheduler's own."""
+        return {"updates": self.last_epoch, "scheduler": self._scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.last_epoch = state["updates"]
+        self._scheduler.load_state_dict(state["scheduler"])
+
+
+def counting(scheduler: Any, *, is_stepped: bool) -> Any:
+    """A scheduler whose ``step`` can be called without an argument, or a sentence that says what to do instead."""
+    if not _needs_argument(scheduler):
+        return scheduler
+    if callable(getattr(scheduler, "step_update", None)):
+        return ByUpdates(scheduler)
+    if not is_stepped:
+        return scheduler
+    raise ConfigError(
+        f"scheduler={type(scheduler).__name__}: its step() needs an argument that the guard does not know; give "
+        "steps_scheduler=False, and call it yourself after guard.step(loss)"
+    )
+
+
+def _needs_argument(scheduler: Any) -> bool:
+    try:
+        inspect.signature(scheduler.step).bind()
+    except TypeError:
+        return True
+    except ValueError:  # one that cannot be looked into
+        return False
+    return False

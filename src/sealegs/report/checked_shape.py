@@ -1,0 +1,101 @@
+"""The shape of what ``sealegs check --json`` prints. Its keys are a promise: new ones may come, none goes."""
+
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import msgspec
+
+Number: TypeAlias = float | str
+"""What JSON cannot write is a string: ``NaN``, ``Infinity``, ``-Infinity``."""
+
+
+class MetricProblem(TypedDict):
+    """A metric that cannot be believed."""
+
+    signal: str
+    kind: str
+    text: str
+    hides: str
+
+
+class Incident(TypedDict):
+    """Something that went wrong, and how it went on."""
+
+    start: int
+    peak: int
+    end: int | None
+    kind: str
+    trajectory: Literal["fast", "slow", "lingering", "divergent"] | None
+    pre_loss: Number
+    peak_loss: Number
+    recovery_loss: Number | None
+    grad_norm_peak: Number
+
+
+class Answer(TypedDict):
+    """A question of the decision tree."""
+
+    question: str
+    text: str
+    answer: str
+    evidence: str
+    next: str
+
+
+Hypothesis = TypedDict(  # `for` is a word of Python
+    "Hypothesis",
+    {
+        "cause": str,
+        "grade": Literal["established", "supported", "hypothesis", "ruled out"],
+        "for": list[str],
+        "against": list[str],
+        "missing": list[str],
+        "next_test": str,
+    },
+)
+
+
+class Skips(TypedDict):
+    """Steps whose update was not applied."""
+
+    count: int
+    share: float
+    reasons: dict[str, int]
+    first: int | None
+    last: int | None
+    finite: int
+    not_acted: int
+
+
+class Interventions(TypedDict):
+    """What else was done to the run."""
+
+    count: int
+    by_action: dict[str, int]
+    outcomes: dict[str, int]
+
+
+class Checked(TypedDict):
+    """Everything that is said about a log. What was done to the run is null where the log does not tell."""
+
+    source: str
+    format: str
+    steps: int
+    signals: list[str]
+    verdict: Literal["healthy", "watch", "act", "unknown"]
+    because: str
+    skips: Skips | None
+    interventions: Interventions | None
+    metric_problems: list[MetricProblem]
+    incidents: list[Incident]
+    path: list[Answer]
+    hypotheses: list[Hypothesis]
+    first_action: str
+    log_next_time: list[str]
+    rules: str
+    mapping: dict[str, str]
+    remarks: list[str]
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the object."""
+    return msgspec.json.schema(Checked)
