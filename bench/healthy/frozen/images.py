@@ -85,7 +85,7 @@ def long_tail(seed: int, keeper: Keeper) -> float:
 @training(
     kind="image",
     metric="accuracy",
-    about="student of 2,500 weights learns from a teacher's logits at temperature 4, and from labels; RMSprop",
+    about="student of 2,400 weights learns from a teacher's logits at temperature 4, and from labels; RMSprop",
 )
 def distillation(seed: int, keeper: Keeper) -> float:
     """A teacher is trained first, by itself; the student is what is kept."""

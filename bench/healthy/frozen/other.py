@@ -107,7 +107,7 @@ def some_graph() -> Graph:
 
 
 class GraphNet(nn.Module):
-    """Three rounds of messages from what is random at every node, and a sum over nodes and edges."""
+    """Counts at every node, two rounds of messages, then the mean and the largest over the nodes."""
 
     def __init__(self, wide: int = 16) -> None:
         super().__init__()

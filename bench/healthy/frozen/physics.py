@@ -16,7 +16,7 @@ def slope(of: Tensor, by: Tensor) -> Tensor:
 @training(
     kind="physics",
     metric="relative L2 error",
-    about="PINN for a damped oscillator, fresh collocation points every step, loss over five decades, Adam",
+    about="PINN for a damped oscillator, fresh collocation points every step, loss over several decades, Adam",
     is_better_higher=False,
 )
 def damped_oscillator(seed: int, keeper: Keeper) -> float:

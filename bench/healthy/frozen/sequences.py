@@ -37,7 +37,7 @@ def edits(heard: list[int], said: list[int]) -> int:
 @training(
     kind="sequence",
     metric="symbol error rate",
-    about="CTC on held symbols without alignment, some targets longer than can be told apart, batch 8, Adam, clip 5.0",
+    about="CTC on held symbols without alignment, repeats without a pause between, batch 8, Adam, clip 5.0",
     is_better_higher=False,
 )
 def unaligned_symbols(seed: int, keeper: Keeper) -> float:
