@@ -15,7 +15,7 @@ unguarded seeds (of at least a thousandth of their mean). A training is *worse* 
   a mean over five seeds does not show that one of them was lost.
 
 Where a keeper did nothing, the quality must be that of the plain run, to the last bit: pairs of which that is not true
-are counted, and each is a finding. What a ``GradScaler`` skips by itself is not counted.
+are counted, and each is a finding. (An accuracy is coarse: the same one does not say that the weights are the same.) What a ``GradScaler`` skips by itself is not counted.
 
 FOLDER keeps finished cells in cells.jsonl, each with a digest of the code that it depends on: the guard's and the
 training's own, or only the latter for keepers that are not ours. PREFIX.json gets everything.
@@ -163,6 +163,13 @@ def commit() -> str:
     return head + (" and changes in src" if changed else "")
 
 
+def changed_since(wanted: dict[Cell, str]) -> bool:
+    """Whether the code is not what it was when the cells were begun: others may work in the same checkout."""
+    digest.cache_clear()
+    code_of.cache_clear()
+    return any(code_of(cell.module, cell.keeper in GUARDS) != code for cell, code in wanted.items())
+
+
 def arguments() -> argparse.Namespace:
     """The words of the command."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -192,7 +199,7 @@ def cells_of(halves: Sequence[str], seeds: int, keepers: Sequence[str], only: Se
 def main() -> None:
     """Run what is missing, and print."""
     chosen = arguments()
-    began = time.monotonic()
+    began, source = time.monotonic(), commit()
     halves = HALVES if chosen.half == "all" else (chosen.half,)
     wanted = cells_of(halves, chosen.seeds, chosen.keepers, chosen.only)
     with tempfile.TemporaryDirectory() as scratch:
@@ -200,7 +207,8 @@ def main() -> None:
         keep.mkdir(parents=True, exist_ok=True)
         cells = list(all_done(wanted, keep, chosen.jobs))
     about = {
-        "commit": commit(),
+        "commit": source,
+        "changed_meanwhile": changed_since(wanted),
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "command": " ".join(["python", *sys.argv]),
         "seconds": round(time.monotonic() - began),
@@ -210,6 +218,8 @@ def main() -> None:
         lines = ",\n".join(map(json.dumps, cells))
         chosen.out.with_suffix(".json").write_text(f'{{"about": {json.dumps(about)},\n"cells": [\n{lines}\n]}}\n')
     print(f"{about['machine']}; {about['commit']}\n")
+    if about["changed_meanwhile"]:
+        print("**The code was changed while this ran: what was imported late may be newer than the rest.**\n")
     print(report(cells))
     print(f"\n{about['seconds']} s; all cells together: {sum(cell['seconds'] for cell in cells):.0f} s of CPU time")
 

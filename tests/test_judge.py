@@ -68,15 +68,19 @@ def test_a_young_run_needs_both_signals_or_certainty_for_an_alarm() -> None:
     assert decide(1000, (doubtful,)).word == "ALARM"
 
 
-def test_the_worked_example_is_gated_at_its_first_step() -> None:
+def test_the_worked_example_is_found_at_its_first_step() -> None:
     """Seed 002: 2.31 -> 5.84 and 0.6 -> 47.2 at step 312 of 500, in 40 runs with heavy-tailed noise."""
+    skips = 0
     for seed in range(40):
         random = np.random.default_rng(seed)
         loss = (2.31 + 4 * np.exp(-np.arange(500) / 60)) * np.exp(0.03 * random.standard_t(5, 500))
         norm = 0.6 * np.exp(0.25 * random.standard_t(5, 500))
         loss[312], norm[312] = 5.84, 47.2
         rows = [{"step": i, "loss": float(loss[i]), "grad_norm": float(norm[i])} for i in range(500)]
-        assert not verdicts(rows)[312].go, f"seed {seed}"
+        verdict = verdicts(rows)[312]
+        assert verdict.findings, f"seed {seed}"
+        skips += not verdict.go
+    assert skips >= 36, "but where such gradients have been seen before"
 
 
 def test_nan_is_skipped_becomes_an_alarm_and_disables_nothing() -> None:
@@ -98,12 +102,13 @@ def test_a_parameter_that_is_not_finite_halts() -> None:
     assert (verdict.word, verdict.go) == ("HALT", False)
 
 
-def test_in_a_young_run_two_doubtful_spikes_are_a_skip_and_one_is_a_remark() -> None:
+def test_in_a_young_run_two_doubtful_spikes_are_a_surprise_and_one_is_a_remark() -> None:
     loss = finding(Severity.WATCH, p=2e-5, spoils_update=False)
     norm = finding(Severity.WATCH, p=2e-5, spoils_update=False, detector="spike/grad_norm", signal="grad_norm")
     assert decide(500, (loss,)).word == "GO"
     assert [f.severity for f in decide(500, (loss,)).findings] == [Severity.WATCH]
-    assert decide(500, (loss, norm)).word == "SKIP"
+    both = decide(500, (loss, norm))
+    assert ([f.severity for f in both.findings], both.word) == ([Severity.GATE, Severity.GATE], "GO")
     drift = finding(Severity.WATCH, detector="drift/loss", spoils_update=False)
     assert decide(500, (loss, drift)).go
 
@@ -126,8 +131,8 @@ def test_alarms_close_together_are_one_incident() -> None:
 def test_too_many_skips_in_a_row_halt() -> None:
     rows = healthy(1000)
     for row in rows[500:]:
-        row["loss"] = 9.0
-    out = verdicts(rows, Budget(in_a_row=20))
+        row["loss"] = math.nan
+    out = verdicts(rows, Budget(in_a_row=20, nonfinite_in_a_row=100))
     assert [v.word == "HALT" for v in out[500:521]] == [False] * 20 + [True]
     assert str(out[520]).startswith("step 520  HALT  steps skipped in a row: 21, expected below 20")
 
@@ -157,10 +162,18 @@ def test_a_level_that_is_accepted_is_not_accepted_silently() -> None:
     out = verdicts(rows)
     said = [v for v in out if any("new level" in f.note for f in v.findings)]
     assert [v.step for v in said] == [899]
-    assert "updates are applied again; steps that were skipped in a row: 100" in str(out[900])
-    assert all(not v.go for v in out[800:900])
-    assert all(v.go for v in out[900:])
-    assert "HALT" not in [v.word for v in out]
+    assert all(v.go for v in out), "a loss alone is no reason to skip"
+    assert [v.step for v in out if v.opens_incident] == [800]
+    assert "surprising steps in a row: 5, expected below 4" in str(out[804])
+
+
+def test_the_end_of_a_long_row_of_skips_is_said() -> None:
+    rows = healthy(400)
+    for row in rows[300:312]:
+        row["loss"] = math.nan
+    assert "updates are applied again; steps that were skipped in a row: 12" in str(
+        verdicts(rows, Budget(nonfinite_in_a_row=50))[312]
+    )
 
 
 def test_a_scaler_that_looks_for_its_scale_spends_no_budget() -> None:
@@ -177,7 +190,7 @@ def test_the_same_step_again_is_not_skipped_again() -> None:
     """One batch over and over: skipped, it comes back as it was, and skipping it for ever would be standing still."""
     rows = healthy(1300)
     for row in rows[1200:1206]:
-        row |= {"loss": 30.0, "grad_norm": 50.0}
+        row |= {"loss": 30.0, "grad_norm": 1e9}
     out = verdicts(rows)
     assert [v.go for v in out[1200:1206]] == [False, True, False, True, False, True]
     assert "the same step again" in str(out[1201])
@@ -252,6 +265,7 @@ def test_a_leap_of_the_learning_rate_is_said_once_and_named_beside_all_that_is_g
         rows[step]["loss"] = loss
     told = {verdict.step: verdict for verdict in verdicts(rows) if "learning rate" in str(verdict)}
     assert [step for step, verdict in told.items() if verdict.go] == [412]
+    assert not told[500].go, "a loss that runs away while the rate is up: such updates do harm"
     assert told[412].word == "GO"
     assert "the learning rate leapt from 3e-4 to 1.5e-2 at step 412, 3 steps before" in str(told[415])
     assert "88 steps before" in str(told[500])
@@ -270,3 +284,47 @@ def test_a_rate_that_is_no_number_is_remarked_now_and_then_and_beside_what_comes
     rows[220]["loss"] = math.nan
     told = {verdict.step: verdict.word for verdict in verdicts(rows) if "rate is not finite" in str(verdict)}
     assert told == {200: "GO", 220: "SKIP"}
+
+
+def test_a_loss_that_runs_away_after_the_rate_came_down_again_is_applied() -> None:
+    rows = [row | {"lr": 1.5e-2 if 412 <= row["step"] < 420 else 3e-4} for row in healthy(800)]
+    for step in (415, 450):
+        rows[step]["loss"] = 40.0
+    out = verdicts(rows)
+    assert [out[step].go for step in (415, 450)] == [False, True]
+    assert "the learning rate leapt" in str(out[450])
+
+
+def rare(every: int, steps: int, factor: float = 15.0) -> list[dict[str, Any]]:
+    """Gradients each of which is larger by far than any before: no size is known for long."""
+    rows, largest = healthy(steps), 1.0
+    for row in rows[200::every]:
+        largest = factor * max(largest, *(each["grad_norm"] for each in rows[: row["step"]]))
+        row["grad_norm"] = largest
+    return rows
+
+
+def test_a_guard_that_skips_one_at_a_time_learns_restraint_and_says_so_once() -> None:
+    out = verdicts(rare(every=150, steps=1000))
+    assert [v.step for v in out if not v.go] == [200, 350]
+    said = [v for v in out if any(f.detector == "restraint" for f in v.findings)]
+    assert [v.step for v in said] == [351]
+    assert "such are these data, and from here on only what is not finite is skipped" in str(said[0])
+    assert out[500].severity is not None
+    assert out[500].severity >= Severity.GATE, "it is still found"
+
+
+def test_one_in_a_thousand_alone_is_no_reason_for_restraint() -> None:
+    out = verdicts(rare(every=2500, steps=9000, factor=11.0))
+    assert [v.step for v in out if not v.go] == [200, 2700, 5200, 7700]
+
+
+def test_restraint_is_not_for_what_is_not_finite_nor_for_rows_of_skips() -> None:
+    rows = healthy(1000)
+    for at in (300, 400, 500, 600):
+        rows[at]["loss"] = math.nan
+    for at in (700, 701, 702):
+        rows[at]["grad_norm"] = 10.0 ** (at - 696)
+    out = verdicts(rows)
+    assert [v.step for v in out if not v.go] == [300, 400, 500, 600, 700, 701, 702]
+    assert not any(f.detector == "restraint" for v in out for f in v.findings)

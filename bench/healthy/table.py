@@ -158,7 +158,7 @@ def guard_table(cells: Sequence[Mapping[str, Any]], trainings: Sequence[str], ke
     """A row a training."""
     head = (
         *("kind", "training", "seeds x steps", "metric", "plain", keeper, "difference in spreads", "worse"),
-        *("skipped", "alarms", "rollbacks", "halts", "`check`", "same bits"),
+        *("skipped", "alarms", "rollbacks", "halts", "`check`", "same quality"),
     )
     lines = [f"## {keeper}\n", row(head), row(["---"] * len(head))]
     for of in all_of(cells, trainings, keeper):

@@ -26,12 +26,24 @@ from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 Detectors: TypeAlias = Sequence[Detector[Any]]
 
+LOSS = "spike/loss"
+"""The detector whose surprises count while the learning rate has leapt."""
+
 YOUNG_STEPS = 1000
 """Steps in which the statistic knows its tail only roughly: one signal alone must then be surprising by ..."""
 YOUNG_ALARM = 1e-6
 """... this much to be an alarm."""
+GROSS = 10.0
+"""A gradient norm so many times the largest of late is no update to apply. Of healthy trainings of thirty kinds none
+comes to a third of it (bench/harm.py)."""
+GROWTH = 2.0
+"""Nor is one that surprises right after one that did, and has grown so many times since: gradients that explode do so
+several times over (6 to 9 times a step in BLOOM-176B), a new level is reached once."""
 ROW = 5
-"""Skips in a row that are an incident, however little surprising each may be in a young run."""
+"""Surprises in a row that are an incident, however little surprising each may be in a young run."""
+RARE = 1000
+"""Of so many steps one finite one may be skipped alone, with a loss as before at the next: beyond that it is the nature
+of the data, and none is any more."""
 LONG_ROW = 10
 """Skips in a row whose end is worth a remark."""
 SAME = 1e-6
@@ -75,6 +87,15 @@ class Tally(NamedTuple):
     """Remarks that were made, and when, likewise."""
     skipped: tuple[float, float] | tuple[()] = ()
     """Loss and gradient norm of the last step, if it was skipped."""
+    surprises_in_a_row: int = 0
+    """Steps, skipped or not, with a loss or a gradient norm that no healthy step is expected to have."""
+    lone_skips: int = 0
+    """Finite steps that were skipped, and the next was as if nothing had been."""
+    is_restrained: bool = False
+    """Whether so many were that finite steps are not skipped any more."""
+    is_held: bool = False
+    """Whether the last step showed a loss that runs away from a learning rate that has leapt: a device that decides by
+    itself is told not to go on with that rate."""
 
 
 class State(NamedTuple):
@@ -90,15 +111,7 @@ def standard() -> tuple[Detector[Any], ...]:
         NonFinite(),
         Overflow(),
         Spike(signal="loss", gate=0.5e-4, alarm=0.5e-5),
-        Spike(
-            signal="grad_norm",
-            gate=0.5e-4,
-            alarm=0.5e-5,
-            smallest=1.5,
-            must_fall=False,
-            young_factor=20.0,
-            young_deviations=0.0,
-        ),
+        Spike(signal="grad_norm", gate=0.5e-4, alarm=0.5e-5, smallest=1.5, must_fall=False, gross=GROSS, growth=GROWTH),
         Drift(signal="loss", chance=0.5e-4),
         # rises in health, as learning rates fall, and in warm-up
         Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH, young_factor=math.inf),
@@ -147,10 +160,13 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
     """One verdict of all findings, the gravest first, within the budget."""
     step = int(now["step"])
     is_long = tally.skips_in_a_row >= LONG_ROW
-    if not findings and not is_long and not float(now.get("gate_closed", 0.0)):  # most steps by far
-        tally = Tally(tally.steps + 1, tally.skips, 0, 0, tally.incidents, tally.last_alarm, tally.remarks)
-        return tally, Verdict(step=step, skip_limit=budget.in_a_row)
-    findings = as_the_gate_decided(now, sure_if_young(tally.steps, findings))
+    if not findings and not tally.skips_in_a_row and not float(now.get("gate_closed", 0.0)):  # most steps by far
+        return _after_a_calm_step(tally), Verdict(step=step, skip_limit=budget.in_a_row)
+    findings = while_the_rate_is_up(now, sure_if_young(tally.steps, findings))
+    is_held = any(f.detector == LOSS and f.spoils_update for f in findings)
+    if tally.is_restrained:
+        findings = tuple(replace(f, spoils_update=False) if is_surprise(f) else f for f in findings)
+    findings = as_the_gate_decided(now, findings)
     if is_repeated(tally, now):
         findings = tuple(replace(f, spoils_update=False, note=f"{f.note}, the same step again") for f in findings)
     spoilt = any(f.spoils_update and f.severity >= Severity.GATE for f in findings)
@@ -159,6 +175,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
         f.spoils_update and (f.detector != "overflow" or f.severity > Severity.GATE) for f in findings
     )
     is_nonfinite = counts and any(f.detector == "nonfinite" for f in findings)
+    is_surprising = any(map(is_surprise, findings))
     before, tally = (
         tally,
         tally._replace(
@@ -167,9 +184,15 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
             skips_in_a_row=tally.skips_in_a_row + 1 if counts else 0,
             nonfinite_in_a_row=tally.nonfinite_in_a_row + 1 if is_nonfinite else 0,
             skipped=values_of(now) if spoilt else (),
+            surprises_in_a_row=tally.surprises_in_a_row + 1 if is_surprising else 0,
+            is_held=is_held,
         ),
     )
-    findings += in_a_row(tally, step, budget) if counts else over(before, step) if is_long else ()
+    findings += in_a_row(tally, step, budget, counts=counts)
+    if not counts:
+        findings += over(before, step) if is_long else ()
+        tally, restraint = restrained(before, tally, step)
+        findings += restraint
     tally, findings = without_repetition(tally, findings)
     is_alarm = any(f.severity >= Severity.ALARM for f in findings)
     opens = is_alarm and tally.steps - tally.last_alarm > COOL_DOWN
@@ -191,13 +214,60 @@ def sure_if_young(judged: int, findings: tuple[Finding, ...]) -> tuple[Finding, 
     spikes = [f for f in findings if f.p is not None and f.detector.startswith("spike/")]
     if len(spikes) > 1:
         doubtful = [f for f in spikes if f.severity == Severity.WATCH]
-        findings = tuple(
-            replace(f, severity=Severity.GATE, spoils_update=True) if f in doubtful else f for f in findings
-        )
+        findings = tuple(replace(f, severity=Severity.GATE) if f in doubtful else f for f in findings)
     surprised = [f for f in findings if f.p is not None and f.severity == Severity.ALARM]
     if judged >= YOUNG_STEPS or len(surprised) != 1 or (surprised[0].p or 0.0) < YOUNG_ALARM:
         return findings
     return tuple(replace(f, severity=Severity.GATE) if f is surprised[0] else f for f in findings)
+
+
+def while_the_rate_is_up(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """A loss that surprises while the learning rate is far above any that the run has used runs away from it: to go on
+    with such updates does harm, whatever the gradients are."""
+    leap = next((f for f in findings if f.detector == RATE), None)
+    if leap is None or not float(now.get("lr", 0.0)) >= leap.limit:
+        return findings
+    return tuple(
+        replace(f, spoils_update=True) if f.detector == LOSS and f.severity >= Severity.GATE else f for f in findings
+    )
+
+
+def is_surprise(finding: Finding) -> bool:
+    """Whether it is a finite value that no healthy step is expected to have."""
+    return finding.detector.startswith("spike/") and finding.severity >= Severity.GATE
+
+
+def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Finding, ...]]:
+    """After a step that was not skipped: how many were alone, and that none is any more where these are too many.
+
+    Whatever is not finite is skipped for ever.
+    """
+    is_alone = before.skips_in_a_row == 1 and not before.nonfinite_in_a_row and not tally.surprises_in_a_row
+    if not is_alone or tally.is_restrained:
+        return tally, ()
+    tally = tally._replace(lone_skips=tally.lone_skips + 1)
+    limit = max(1, tally.steps // RARE)
+    if tally.lone_skips <= limit:
+        return tally, ()
+    note = "steps skipped one at a time, each with a loss as before at the next: such are these data, and from here on "
+    note += "only what is not finite is skipped"
+    found = Finding(
+        detector="restraint",
+        step=step,
+        severity=Severity.WATCH,
+        signal="skips",
+        value=tally.lone_skips,
+        limit=limit,
+        spoils_update=False,
+        note=note,
+    )
+    return tally._replace(is_restrained=True), (found,)
+
+
+def _after_a_calm_step(tally: Tally) -> Tally:
+    """Written out, for it is done at nearly every step."""
+    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _ = tally
+    return Tally(steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained)
 
 
 def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -221,19 +291,29 @@ def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Findin
     return (by_gate, *findings)
 
 
-def in_a_row(tally: Tally, step: int, budget: Budget) -> tuple[Finding, ...]:
-    """What halts the run, if this skip was one too many; an alarm, if so many came one after the other."""
-    row, total = "steps skipped in a row", max(budget.total, int(budget.share * tally.steps))
-    for severity, note, value, limit in (
-        (Severity.HALT, row, tally.skips_in_a_row, budget.in_a_row),
+def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[Finding, ...]:
+    """What halts the run, if this skip was one too many; an alarm, if so many surprises came one after the other."""
+    skips = (
+        (Severity.HALT, "steps skipped in a row", tally.skips_in_a_row, budget.in_a_row),
         (Severity.HALT, "steps in a row not finite", tally.nonfinite_in_a_row, budget.nonfinite_in_a_row),
-        (Severity.HALT, "steps skipped in all", tally.skips, total),
-        (Severity.ALARM, row, tally.skips_in_a_row if tally.skips_in_a_row == ROW else 0, ROW - 1),
+        (Severity.HALT, "steps skipped in all", tally.skips, max(budget.total, int(budget.share * tally.steps))),
+    )
+    surprises = tally.surprises_in_a_row if tally.surprises_in_a_row == ROW else 0
+    for severity, note, value, limit in (
+        *(skips if counts else ()),
+        (Severity.ALARM, "surprising steps in a row", surprises, ROW - 1),
     ):
         if value > limit:
             return (
                 Finding(
-                    detector="budget", step=step, severity=severity, signal="skips", value=value, limit=limit, note=note
+                    detector="budget",
+                    step=step,
+                    severity=severity,
+                    signal="skips",
+                    value=value,
+                    limit=limit,
+                    spoils_update=counts,
+                    note=note,
                 ),
             )
     return ()

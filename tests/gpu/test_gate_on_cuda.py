@@ -41,15 +41,12 @@ def test_it_decides_as_the_detectors_do(gate: Gate) -> None:
     on_device = torch.tensor(values, dtype=torch.float64, device="cuda")
     for step in range(len(values)):
         coarse = any(at <= step < at + host_side.WIDENED_STEPS for at in announced)
-        rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], announced=step in announced, coarse=coarse)
+        rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], told=gates.Told(step in announced, coarse))
     found = rows.cpu().numpy()
     assert (found[:, 2] == [row[0] for row in expected]).all()
     np.testing.assert_allclose(found[:, 3:5], [row[1:] for row in expected], rtol=1e-9)
-    for scalars, state in zip(gate.state.tolist(), states, strict=True):
-        stream = state.stream
-        flat = (stream.age, len(stream.early), *stream[2:], *state.audit, len(state.recent))
-        np.testing.assert_allclose(scalars[: len(gates.SCALARS)], flat, rtol=1e-9)
-        np.testing.assert_allclose(scalars[len(gates.SCALARS) :], state.recent, rtol=1e-12)
+    for held, state in zip(gate.state.tolist(), states, strict=True):
+        np.testing.assert_allclose(held, gates.flat(state), rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -59,7 +56,7 @@ def test_the_host_waits_for_nothing(gate: Gate) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         gate.decide(loss, norm)
-        gate.decide(loss, norm, announced=True, coarse=True)
+        gate.decide(loss, norm, told=gates.Told(announced=True, coarse=True, held=True))
         gate.decide(loss * float("nan"), norm)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -1,10 +1,14 @@
-"""Rows in, Findings out: sudden rises of one signal against its own recent past."""
+"""Rows in, Findings out: sudden rises of one signal against its own recent past, and which of them spoil an update.
+
+A surprise is found by the streaming statistic, and is news: an alarm, or evidence for recovery. It is no reason to
+throw a batch away. A high loss says that there is something to learn, and a surprising gradient may be that of a rare
+class, of another task, of parameters that have just thawed: what is rare is taught by just these updates. An update is
+spoilt only by a gradient that is beyond anything the run has had, or one that explodes from step to step.
+"""
 
 import math
 import sys
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from statistics import median
 from typing import NamedTuple
 
 from sealegs.errors import ConfigError
@@ -13,10 +17,9 @@ from sealegs.stats.audit import Audit
 from sealegs.vocabulary import Finding, Row, Severity
 
 FIRST_JUDGED = 8
-"""Values before even the coarse rule of the young phase judges."""
+"""Values before any is said to be beyond the others."""
 YOUNG = streaming.START + streaming.SETTLED
 """Values from which the statistic judges: 150."""
-RECENT = 32
 GROWN = 1000
 """Values up to which the statistic knows its tail only roughly: until then one signal alone ..."""
 SUSPICIOUS = 1e-3
@@ -32,16 +35,15 @@ each other that comes once in three million steps; where they correlate by a hal
 steps of AR(0.5) noise of 4 %)."""
 LARGEST = math.log(sys.float_info.max)
 WIDENED_STEPS = 500
-"""Steps after an announced change in which only the coarse rule of the young phase judges."""
+"""Steps after an announced change in which the statistic learns, and does not judge."""
+FADING = 0.5 ** (1 / 1000)
+"""The largest value of late counts half as much after a thousand more: a run's first gradients are its largest."""
 
 
 class State(NamedTuple):
     """What is remembered of a signal."""
 
     stream: streaming.State = streaming.State()
-    recent: tuple[float, ...] = ()
-    """The last values; condemned ones cut to the coarse limit while that judges, and left out after, and before that
-    where a signal that must fall stays up: else the limit follows it within 14 values."""
     audit: Audit = Audit()
     """Whether the statistic keeps its promise on this stream."""
     coarse_left: int = 0
@@ -50,8 +52,14 @@ class State(NamedTuple):
     """Of the last 16 values, which were high: a bit each."""
     quiet: int = 0
     """Values until it is said again that many are."""
-    is_told: bool = False
-    """Whether it was said that the signal is not positive."""
+    before: float = 0.0
+    """The last value."""
+    largest: float = 0.0
+    """Of late; what was beyond the limit counts as the limit ..."""
+    met: float = 0.0
+    """... and does not fade: what has been skipped once is known, however rare it is."""
+    is_signed: bool = False
+    """Whether the signal has been negative: then it has no logarithm, and is not judged."""
 
     @property
     def seen(self) -> int:
@@ -65,17 +73,17 @@ class Spike:
 
     signal: str = "loss"
     gate: float = 1e-4
-    """Chance of a false skip on a healthy step."""
+    """Chance of a false surprise on a healthy step."""
     alarm: float = 1e-5
     """Chance of a false alarm on a healthy step. Smaller alarms less and later."""
     smallest: float = 1.05
     """A rise by less than this factor is never a spike, however quiet the signal is otherwise."""
     must_fall: bool = True
     """Whether it does not stay up in health: then many high values of a few are an alarm, too."""
-    young_factor: float = 2.0
-    """While the statistic has too little to go by: so many times the recent median is a gate ..."""
-    young_deviations: float = 8.0
-    """... if it is also so many median absolute deviations above it."""
+    gross: float = math.inf
+    """So many times the largest value of late spoils the update; infinite for a signal that spoils none ..."""
+    growth: float = math.inf
+    """... and so does a surprise that is so many times the value before, which was surprising, too."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alarm <= self.gate <= streaming.LEVELS[-1]:
@@ -83,10 +91,9 @@ class Spike:
                 f"Spike(alarm={self.alarm}, gate={self.gate}): chances a step, "
                 f"0 < alarm <= gate <= {streaming.LEVELS[-1]}"
             )
-        if not (self.smallest >= 1 and self.young_factor > 1 and self.young_deviations >= 0):
+        if not (self.smallest >= 1 and self.gross > 1 and self.growth > 1):
             raise ConfigError(
-                f"Spike(smallest={self.smallest}, young_factor={self.young_factor}, "
-                f"young_deviations={self.young_deviations}): from 1, above 1, and not negative"
+                f"Spike(smallest={self.smallest}, gross={self.gross}, growth={self.growth}): from 1, and above 1"
             )
 
     @property
@@ -100,84 +107,91 @@ class Spike:
 
     def look(self, state: State, now: Row) -> Finding | None:
         """Judge the signal of this step; a value that is not finite is the non-finite detector's."""
-        value = usable(now, self.signal)
-        if value is None:
-            return None if state.is_told or not has_no_logarithm(now, self.signal) else self._cannot_judge(now)
+        if not state.is_signed and is_negative(now, self.signal):
+            return self._cannot_judge(now)
         state = heeding(state, now)
+        value = None if state.is_signed else usable(now, self.signal)
+        if value is None:
+            return None
         p = self.p(state, now, value)
         is_condemned = self._condemns(state, p)
+        spoils = self.spoils_update(state, value, p)
         if not is_coarse(state) and self._are_many(state, p):
-            return self._stays_high(state, now, value, spoils_update=is_condemned)
+            return self._stays_high(state, now, value, spoils_update=spoils)
         if self._comes_again(state, p):
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
             found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
-            return replace(found, spoils_update=is_condemned)
+            return replace(found, spoils_update=spoils)
         if not is_condemned:
-            return None
-        if is_coarse(state):
-            return self._finding(now, Severity.GATE, value, self._coarse_limit(state), None)
-        stream = state.stream
-        is_gross = self._is_grossly_high(state, value)
-        if is_gross:
-            p = streaming.look(stream, math.log(value)).p
-        correction = state.audit.correction
+            found = self._finding(now, Severity.GATE, value, self.gross_limit(state), None) if spoils else None
+            return found and replace(found, spoils_update=True)
+        stream, correction = state.stream, state.audit.correction
         limit = streaming.limit(stream, self.gate / correction)
         limit = _exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
-        limit = min(limit, self._coarse_limit(state)) if is_gross else limit
         severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
-        if state.seen < GROWN and not is_gross and stream.burst == 0 and p >= self.gate / correction / STRICTER:
+        is_alone = state.seen < GROWN and stream.burst == 0 and p >= self.gate / correction / STRICTER
+        if is_alone and not spoils:
             severity = Severity.WATCH  # the judge knows whether it is alone
         is_last = streaming.is_accepted_next(stream)
         note = f"{self.signal} stays high: its new level after {streaming.PATIENCE} steps" if is_last else ""
-        return self._finding(now, severity, value, limit, p, note)
+        return replace(self._finding(now, severity, value, limit, p, note), spoils_update=spoils)
 
     def learn(self, state: State, now: Row) -> State:
         """Take the value in, with bounded influence."""
         state = heeding(state, now)
         judged_coarsely = is_coarse(state)
         state = state._replace(coarse_left=max(state.coarse_left - 1, 0)) if state.coarse_left else state
-        value = usable(now, self.signal)
+        if is_negative(now, self.signal):
+            return state._replace(is_signed=True)
+        value = None if state.is_signed else usable(now, self.signal)
         if value is None:
-            return state._replace(is_told=True) if has_no_logarithm(now, self.signal) else state
+            return state
         p = self.p(state, now, value, coarse=judged_coarsely)
-        condemned = self._condemns(state, p)
-        cut = min(value, self._coarse_limit(state)) if judged_coarsely or state.seen < GROWN else value
-        recent = (*state.recent, cut)[-RECENT:]
+        limit = self.gross_limit(state)
+        taken = min(value, limit)
+        state = state._replace(
+            before=value,
+            largest=max(state.largest * FADING, taken),
+            met=state.met if value <= limit else max(state.met, taken),
+        )
         if judged_coarsely:
-            return state._replace(stream=streaming.learn(state.stream, math.log(cut)), recent=recent)
+            return state._replace(stream=streaming.learn(state.stream, math.log(value)))
         suspicious = streaming.is_suspicious(state.stream, p, SUSPICIOUS / state.audit.correction)
         in_burst = suspicious and state.stream.burst > 0  # counts once
-        if suspicious and streaming.is_accepted_next(state.stream):
-            recent = ()  # they were those of another level
-        elif condemned and (state.seen >= GROWN or (in_burst and self.must_fall)):
-            recent = state.recent
-        quiet = OF if self._are_many(state, p) else max(state.quiet - 1, 0)
         return state._replace(
             high=_high_after(state, p),
-            quiet=quiet,
+            quiet=OF if self._are_many(state, p) else max(state.quiet - 1, 0),
             stream=streaming.learn(state.stream, math.log(value), suspicious=suspicious),
-            recent=recent,
             audit=state.audit if in_burst else state.audit.after(p),
         )
 
-    def _condemns(self, state: State, p: float) -> bool:
-        return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
-
     def p(self, state: State, now: Row, value: float, *, coarse: bool | None = None) -> float:
-        """The chance of such a value; 1 for a rise too small to matter; 0 or 1 where the coarse rule judges.
+        """The chance of such a value; 1 for a rise too small to matter, and where nobody can say yet.
 
         The device has decided already where it has a gate: what it found is in the row, and is not judged again.
         """
         if (decided := now.get(f"{self.signal}_p")) is not None:
             return float(decided)
         if is_coarse(state) if coarse is None else coarse:
-            return 1.0 if value <= self._coarse_limit(state) else 0.0
-        if self._is_grossly_high(state, value):
-            return 0.0
+            return 1.0
         x, stream = math.log(value), state.stream
         if x - (stream.level + stream.slope) <= math.log(self.smallest):
             return 1.0
         return streaming.look(stream, x).p
+
+    def spoils_update(self, state: State, value: float, p: float) -> bool:
+        """Whether a value is beyond anything the run has had, or explodes: the one before was surprising, too."""
+        is_exploding = state.stream.burst > 0 and self._condemns(state, p) and value >= self.growth * state.before
+        return is_exploding or not value <= self.gross_limit(state)
+
+    def gross_limit(self, state: State) -> float:
+        """What no value is to be beyond, whatever its chance."""
+        if state.seen < FIRST_JUDGED or self.gross == math.inf:
+            return math.inf
+        return self.gross * max(state.largest, state.met)
+
+    def _condemns(self, state: State, p: float) -> bool:
+        return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
     def _are_many(self, state: State, p: float) -> bool:
         high = _high_after(state, p)
@@ -202,18 +216,8 @@ class Spike:
         return replace(found, spoils_update=spoils_update, lasts=high.bit_length())
 
     def _cannot_judge(self, now: Row) -> Finding:
-        note = f"{self.signal} is not positive, so its spikes are not judged; shift it, or give another signal"
+        note = f"{self.signal} takes both signs, so its spikes are not judged from here on; other signals are"
         return self._finding(now, Severity.WATCH, float(now[self.signal]), math.inf, None, note)
-
-    def _is_grossly_high(self, state: State, value: float) -> bool:
-        """Until it is grown, what the coarse rule condemns is condemned whatever the statistic thinks."""
-        return state.seen < GROWN and not value <= self._coarse_limit(state)
-
-    def _coarse_limit(self, state: State) -> float:
-        if len(state.recent) < FIRST_JUDGED:
-            return math.inf
-        middle, deviation = _middle(state.recent)
-        return max(self.young_factor * middle, middle + self.young_deviations * deviation)
 
     def _finding(
         self, now: Row, severity: Severity, value: float, limit: float, p: float | None, note: str = ""
@@ -226,16 +230,9 @@ class Spike:
             value=value,
             limit=limit,
             p=p,
-            spoils_update=severity > Severity.WATCH,
+            spoils_update=False,
             note=note or f"{self.signal} spike",
         )
-
-
-@lru_cache(maxsize=8)  # asked three times a step by each of the signals
-def _middle(values: tuple[float, ...]) -> tuple[float, float]:
-    """Their median, and the median of their deviations from it."""
-    middle = median(values)
-    return middle, median(abs(value - middle) for value in values)
 
 
 def _exp(logarithm: float) -> float:
@@ -249,20 +246,20 @@ def _high_after(state: State, p: float) -> int:
 
 
 def heeding(state: State, now: Row) -> State:
-    """An announced change begins the statistic anew; what the coarse rule goes by stays."""
+    """An announced change begins the statistic anew; how large gradients have been is remembered."""
     if "announced" not in now:
         return state
     return state._replace(stream=streaming.State(), coarse_left=WIDENED_STEPS)
 
 
 def is_coarse(state: State) -> bool:
-    """Whether the coarse rule judges: too little is known, or a change was announced."""
+    """Whether the statistic does not judge: too little is known, or a change was announced."""
     return state.seen < YOUNG or state.coarse_left > 0
 
 
-def has_no_logarithm(now: Row, signal: str) -> bool:
-    """Whether the signal is there and finite, but not positive."""
-    return signal in now and -math.inf < float(now[signal]) <= 0
+def is_negative(now: Row, signal: str) -> bool:
+    """Whether the signal is there, and is a number below zero."""
+    return -math.inf < float(now.get(signal, math.nan)) < 0
 
 
 def usable(now: Row, signal: str) -> float | None:

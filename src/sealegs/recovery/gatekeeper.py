@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike
 from sealegs.recovery.update import Update
-from sealegs.signals.gate import ROW, Gate
+from sealegs.signals.gate import ROW, Gate, Told
 from sealegs.signals.measure import Seen
 from sealegs.watch import Watch
 
@@ -63,7 +63,9 @@ class Gatekeeper:
         announced = self._watch.announced is not None
         if announced:
             self._coarse_left = WIDENED_STEPS
-        row = gate.decide(seen.loss, seen.norms, seen.worst, announced=announced, coarse=self._coarse_left > 0)
+        tally = self._watch.judging.tally
+        told = Told(announced, self._coarse_left > 0, tally.is_held, tally.is_restrained)
+        row = gate.decide(seen.loss, seen.norms, seen.worst, told)
         self._coarse_left = max(self._coarse_left - 1, 0)
         lag = LAG if self._world > 1 else None  # all ranks must come to know a halt at the same step
         names = seen.gradients.names if seen.gradients is not None else ()

@@ -7,24 +7,24 @@ and with which p. On CUDA one kernel does it (``signals/kernel.py``), or, where 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import FIRST_JUDGED, GROWN, RECENT, STRICTER, SUSPICIOUS, YOUNG, Spike, State
+from sealegs.detectors.spike import FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, State
 from sealegs.judge import SAME
 from sealegs.stats import audit, streaming
 
 SCALARS = (
     *("age", "early", "level", "slope", "scale", "q80", "q90", "q98", "excess", "excess_squared", "beyond", "burst"),
-    *("values", "hundredths", "thousandths", "held"),
+    *("values", "hundredths", "thousandths", "before", "largest", "met", "is_signed"),
 )
-"""What is remembered of a signal besides its recent values: streaming.State, Audit, how many recent values are held."""
-WIDTH = len(SCALARS) + RECENT
+"""What is remembered of a signal besides its first values: streaming.State, Audit, and what else of spike.State an
+update is decided by."""
 FIRST_STATE = (
     *(0.0, 0.0, 0.0, 0.0, 1.0, *streaming.FIRST_QUANTILES, *streaming.FIRST_EXCESS, 0.0, 0.0),
-    *(0.0,) * (4 + RECENT),
+    *(0.0,) * (7 + streaming.START),
 )
 STREAM = 12
 """How many of the scalars an announced change sets back."""
@@ -34,6 +34,19 @@ ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p", "worst_tenso
 Decide = Callable[[Tensor, Tensor, Tensor], None]
 
 
+class Told(NamedTuple):
+    """What the host knows of a step before the device has decided it."""
+
+    announced: bool = False
+    """Whether a change is announced at this step."""
+    coarse: bool = False
+    """Whether the statistic does not judge because of one."""
+    held: bool = False
+    """Whether the update is not to be applied in any case: ``judge.Tally.is_held``."""
+    restrained: bool = False
+    """Whether only what is not finite closes the gate: ``judge.Tally.is_restrained``."""
+
+
 class Gate:
     """The test of a step before its update. All tensors stay where they are: CUDA graphs and kernels keep addresses."""
 
@@ -41,14 +54,12 @@ class Gate:
         """``detectors`` judge loss and gradient norm; ``clip`` is the norm that an update may have at most."""
         assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
         double: Any = {"dtype": torch.float64, "device": device}
-        limits = [
-            (d.gate, math.log(d.smallest), d.young_factor, d.young_deviations, float(d.must_fall)) for d in detectors
-        ]
+        limits = [(d.gate, math.log(d.smallest), d.gross, d.growth) for d in detectors]
         self.limits = torch.tensor(limits, **double)
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
         self.first = self.state[:, :STREAM].clone()
-        self.announced = torch.zeros(2, **double)
-        """Whether a change is announced at this step, and whether the coarse rule judges because of one."""
+        self.told = torch.zeros(len(Told._fields), **double)
+        """What the host knows of the step."""
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         """What fused optimizers read: 1 where the update is not to be applied."""
@@ -63,7 +74,7 @@ class Gate:
         self.kernels: dict[Any, Any] = {}
         """Compiled for what they are given."""
         self._nowhere = torch.full((), -1.0, **double)
-        self._announced_before = (False, False)
+        self._told_before = Told()
         self._decide: Decide = _quickest(self)
         self.clip_at(clip)
 
@@ -72,19 +83,18 @@ class Gate:
         loss: Tensor,
         norms: Tensor,
         worst: Tensor | None = None,
-        *,
-        announced: bool = False,
-        coarse: bool = False,
+        told: "Told | None" = None,
     ) -> Tensor:
         """Judge a step and learn from it. The row that is given is the same tensor every time.
 
         ``norms`` is a vector with the norm of each gradient, or one number, that of all; then ``worst`` is the number
         of the tensor with the largest. It travels in the row.
         """
-        if (announced, coarse) != self._announced_before:
-            self._announced_before = announced, coarse
-            self.announced[0].fill_(announced)  # item assignment would wait for the device
-            self.announced[1].fill_(coarse)
+        told = told or Told()
+        if told != self._told_before:
+            self._told_before = told
+            for place, flag in enumerate(told):
+                self.told[place].fill_(flag)  # item assignment would wait for the device
         self._decide(loss.detach(), norms.detach(), self._nowhere if worst is None else worst)
         return self.row
 
@@ -96,7 +106,7 @@ class Gate:
 
     def begin_from(self, states: Sequence[State], skipped: Sequence[float] = ()) -> None:
         """Go on from what the host has learned; ``skipped``: loss and gradient norm of the step before, if it was."""
-        self.load([_flat(state) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
+        self.load([flat(state) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
 
     def load(self, state: Sequence[Sequence[float]], row: Sequence[float] | None = None) -> None:
         """Go on from ``state.tolist()`` and ``row.tolist()`` of another time."""
@@ -105,11 +115,12 @@ class Gate:
             self.row.copy_(torch.tensor(row, dtype=torch.float64))
 
 
-def _flat(state: State) -> list[float]:
+def flat(state: State) -> list[float]:
+    """What the gate remembers of a signal, of what the host does."""
     stream = state.stream
-    held = len(state.recent)
-    scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, held)
-    return [*map(float, scalars), *(0.0,) * (RECENT - held), *state.recent]
+    decides = (state.before, state.largest, state.met, state.is_signed)
+    scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, *decides)
+    return [*map(float, scalars), *(0.0,) * (streaming.START - len(stream.early)), *stream.early]
 
 
 def _quickest(gate: Gate) -> Decide:
@@ -162,67 +173,69 @@ def _captured(gate: Gate) -> Decide:
 @torch.no_grad()
 def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
     """One step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
-    state, ring = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
-    state[:, :STREAM] = torch.where(gate.announced[0] > 0, gate.first, state[:, :STREAM])
-    age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *counts, held = state.unbind(1)
-    values, hundredths, thousandths = counts
-    chance, smallest, factor, deviations, must_fall = gate.limits.unbind(1)
+    announced, widened, held, restrained = (gate.told > 0).unbind()
+    state, early_values = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
+    state[:, :STREAM] = torch.where(announced, gate.first, state[:, :STREAM])
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *more = state.unbind(1)
+    values, hundredths, thousandths, before, largest, met, is_signed = more
+    chance, smallest, gross, growth = gate.limits.unbind(1)
 
     value = torch.stack((loss.reshape(()).double(), grad_norm.reshape(()).double()))
     finite = torch.isfinite(value)
-    usable = finite & (value > 0)
+    is_signed = is_signed.bool() | (finite & (value < 0))
+    usable = finite & (value > 0) & ~is_signed
     value_or_one = torch.where(usable, value, 1.0)
-    coarse = (age + early < YOUNG) | (gate.announced[1] > 0)
+    seen = age + early
+    coarse = (seen < YOUNG) | widened
 
-    limit = _coarse_limit(ring, held, factor, deviations)
+    limit = torch.where(seen >= FIRST_JUDGED, gross * torch.maximum(largest, met), math.inf)
+    limit = torch.where(torch.isinf(gross), math.inf, limit)
     correction = _correction(values, hundredths, thousandths)
-    chance = chance / correction
-    e = torch.log(value_or_one) - (level + slope)
-    p = torch.where(e <= smallest, 1.0, _probability(e / scale, q80, q90, q98, excess, squared))
-    is_young = age + early < GROWN
-    p = torch.where(is_young & ~(value_or_one <= limit), 0.0, p)
-    p = torch.where(coarse, (value_or_one <= limit).double(), p)
-    condemned = usable & (p < chance)
+    x = torch.log(value_or_one)
+    e = x - (level + slope)
+    p = torch.where(coarse | (e <= smallest), 1.0, _probability(e / scale, q80, q90, q98, excess, squared))
+    is_gross = ~(value_or_one <= limit)
+    is_exploding = (burst > 0) & (p < chance / correction) & (value_or_one >= growth * before)
 
-    cut = torch.where(coarse | is_young, torch.minimum(value_or_one, limit), value_or_one)
-    x = torch.log(torch.where(coarse, cut, value_or_one))
-    taken = torch.cat((ring[:, 1:], cut[:, None]), 1)
     joins = (burst > 0) & (p < streaming.LEVELS[2])
     suspicious = usable & ((p < SUSPICIOUS / correction) | joins) & ~coarse
     in_burst = suspicious & (burst > 0)
-    next_stream = _learned(state, x, suspicious, in_burst, taken)
+    taken = torch.minimum(value_or_one, limit)
+    shifted = torch.cat((early_values[:, 1:], x[:, None]), 1)
     counted = usable & ~coarse & ~in_burst
-    next_counts = (
+    next_more = (
         torch.where(counted, values * audit.MEMORY + 1.0, values),
         torch.where(counted, hundredths * audit.MEMORY + (p < audit.CHECKED[0]), hundredths),
         torch.where(counted, thousandths * audit.MEMORY + (p < audit.CHECKED[1]), thousandths),
+        torch.where(usable, value_or_one, before),
+        torch.where(usable, torch.maximum(largest * FADING, taken), largest),
+        torch.where(usable & is_gross, torch.maximum(met, taken), met),
+        is_signed.double(),
     )
-    kept = usable & (coarse | ~condemned | (is_young & ~(in_burst & (must_fall > 0))))
-    next_held = torch.where(kept, torch.clamp(held + 1, max=RECENT), held)
-    next_held = torch.where(suspicious & (burst + 1 >= streaming.PATIENCE), 0.0, next_held)
-    next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_counts, next_held), 1)
-    next_ring = torch.where(kept[:, None], taken, ring)
+    next_stream = _learned(state, x, suspicious, in_burst, shifted)
+    next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_more), 1)
+    next_early = torch.where((usable & (early < streaming.START))[:, None], shifted, early_values)
 
-    sure = condemned & (coarse | ~is_young | (burst > 0) | (p < chance / STRICTER))
-    before = gate.row[:2]
-    is_same = (value - before).abs() <= SAME * torch.maximum(value.abs(), before.abs())
+    last = gate.row[:2]
+    is_same = (value - last).abs() <= SAME * torch.maximum(value.abs(), last.abs())
     is_repeated = (gate.row[2] > 0) & is_same.all()
-    closed = (((sure.any() | condemned.all()) & ~is_repeated) | ~finite.all()).double()
+    spoilt = (usable & (is_gross | is_exploding)).any() | held
+    closed = ((spoilt & ~restrained & ~is_repeated) | ~finite.all()).double()
     gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
     gate.found_inf.copy_(closed)
     scale = torch.clamp((value[1] + 1e-6) / gate.clip, min=1.0)
     gate.grad_scale.copy_(torch.where(torch.isfinite(scale), scale, 1.0))
-    gate.state.copy_(torch.cat((next_state, next_ring), 1))
+    gate.state.copy_(torch.cat((next_state, next_early), 1))
 
 
 def _learned(
-    state: Tensor, x: Tensor, suspicious: Tensor, in_burst: Tensor, taken: Tensor
+    state: Tensor, x: Tensor, suspicious: Tensor, in_burst: Tensor, shifted: Tensor
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """streaming.learn: each scalar of the stream after the value, and before."""
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, *_ = state.unbind(1)
     started = early >= streaming.START
     begins = early == streaming.START - 1
-    begun_level, begun_scale = _begun(torch.log(torch.where(taken > 0, taken, 1.0)))
+    begun_level, begun_scale = _begun(shifted)
 
     e = x - (level + slope)
     r = e / scale
@@ -297,26 +310,9 @@ def _correction(values: Tensor, hundredths: Tensor, thousandths: Tensor) -> Tens
     return torch.clamp(largest, max=audit.LARGEST_CORRECTION)
 
 
-def _coarse_limit(ring: Tensor, held: Tensor, factor: Tensor, deviations: Tensor) -> Tensor:
-    """Spike._coarse_limit. The newest value is the last of the ring; the first ones may be empty places."""
-    is_held = torch.arange(RECENT, device=ring.device) >= RECENT - held[:, None]
-    middle = _median(ring, is_held, held)
-    deviation = _median((ring - middle[:, None]).abs(), is_held, held)
-    limit = torch.maximum(factor * middle, middle + deviations * deviation)
-    return torch.where(held >= FIRST_JUDGED, limit, math.inf)
-
-
 def _begun(early: Tensor) -> tuple[Tensor, Tensor]:
     """streaming.begun: level and scale of the first values."""
     differences = early[:, 1:] - early[:, :-1]
     drift = differences.median(1).values
     spread = (differences - drift[:, None]).abs().median(1).values / streaming.MEDIAN_OF_NORMAL
     return early[:, -9:].median(1).values, torch.clamp(spread / math.sqrt(2), min=streaming.SMALLEST_SCALE)
-
-
-def _median(values: Tensor, is_held: Tensor, held: Tensor) -> Tensor:
-    """Of the values that are held; with an even number of them, the mean of the two in the middle."""
-    rising = torch.where(is_held, values, math.inf).sort(1).values
-    count = held.long().clamp(min=1)
-    low, high = rising.gather(1, ((count - 1) // 2)[:, None]), rising.gather(1, (count // 2)[:, None])
-    return ((low + high) / 2)[:, 0]

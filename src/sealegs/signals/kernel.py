@@ -44,13 +44,11 @@ _TOLERANCE = tl.constexpr(audit.TOLERANCE)
 _LARGEST_CORRECTION = tl.constexpr(audit.LARGEST_CORRECTION)
 _LOW, _LOWER = (tl.constexpr(p) for p in audit.CHECKED)
 _YOUNG = tl.constexpr(spike.YOUNG)
-_GROWN = tl.constexpr(spike.GROWN)
-_STRICTER = tl.constexpr(spike.STRICTER)
+_FADING = tl.constexpr(spike.FADING)
 _SUSPICIOUS = tl.constexpr(spike.SUSPICIOUS)
 _ACCEPTED_SPREAD = tl.constexpr(streaming.ACCEPTED_SPREAD)
 _FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
-_RECENT = tl.constexpr(spike.RECENT)
-_SCALARS = tl.constexpr(16)
+_SCALARS = tl.constexpr(19)
 _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
 _CHUNK = tl.constexpr(512)
@@ -62,7 +60,7 @@ def launch(gate: "Gate", loss: Tensor, norms: Tensor, worst: Tensor) -> None:
     given = (loss, norms, worst)
     count = norms.numel() if norms.dim() else 0
     arguments = (
-        *(*given, count, gate.state, gate.limits, gate.announced, gate.clip),
+        *(*given, count, gate.state, gate.limits, gate.told, gate.clip),
         *(gate.row, gate.found_inf, gate.grad_scale),
     )
     # Triton looks at every argument of every launch; what can differ here are the types and addresses of three.
@@ -86,16 +84,17 @@ def _decide(  # type: ignore[no-untyped-def]
     count,
     state_at,
     limits_at,
-    announced_at,
+    told_at,
     clip_at,
     row_at,
     found_inf_at,
     grad_scale_at,
 ):
-    announced = tl.load(announced_at) > 0
-    widened = tl.load(announced_at + 1) > 0
-    closed = tl.zeros([], tl.float64)
-    doubtful = tl.zeros([], tl.float64)
+    announced = tl.load(told_at) > 0
+    widened = tl.load(told_at + 1) > 0
+    held = tl.load(told_at + 2) > 0
+    restrained = tl.load(told_at + 3) > 0
+    closed = tl.where(held, _f64(1.0), 0.0)
     broken = tl.zeros([], tl.float64)
     same = tl.zeros([], tl.float64)
     was_closed = tl.load(row_at + 2) > 0
@@ -103,19 +102,15 @@ def _decide(  # type: ignore[no-untyped-def]
     for signal in tl.static_range(2):
         value = tl.load(loss_at).to(tl.float64) if signal == 0 else grad_norm
         is_finite = tl.abs(value) < _INF  # false for NaN
-        condemned, sure, p = _judge(
-            value, state_at + signal * (_SCALARS + _RECENT), limits_at + signal * 5, announced, widened
-        )
-        closed = tl.where(sure, 1.0, closed)
+        spoilt, p = _judge(value, state_at + signal * (_SCALARS + _START), limits_at + signal * 4, announced, widened)
+        closed = tl.where(spoilt, 1.0, closed)
         broken = tl.where(is_finite, broken, 1.0)
-        doubtful = tl.where(condemned, doubtful + 1.0, doubtful)
         before = tl.load(row_at + signal)
         is_same = tl.abs(value - before) <= _SAME * tl.maximum(tl.abs(value), tl.abs(before))
         same = tl.where(is_same, same + 1.0, same)
         tl.store(row_at + signal, value)
         tl.store(row_at + 3 + signal, p)
-    closed = tl.where(doubtful == 2.0, 1.0, closed)
-    closed = tl.where(was_closed & (same == 2.0), 0.0, closed)
+    closed = tl.where(restrained | (was_closed & (same == 2.0)), 0.0, closed)
     closed = tl.where(broken > 0.0, 1.0, closed)
     tl.store(row_at + 2, closed)
     tl.store(row_at + 5, worst)
@@ -151,12 +146,11 @@ def _all_together(norms_at, worst_at, count):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-untyped-def]
-    """Look at one signal, then learn from it: whether it is condemned, beyond doubt, and its p."""
+    """Look at one signal, then learn from it: whether it spoils the update, and its p."""
     chance = tl.load(limits_at)
     smallest = tl.load(limits_at + 1)
-    factor = tl.load(limits_at + 2)
-    deviations = tl.load(limits_at + 3)
-    must_fall = tl.load(limits_at + 4) > 0
+    gross = tl.load(limits_at + 2)
+    growth = tl.load(limits_at + 3)
     age = tl.where(announced, 0.0, tl.load(state_at))
     early = tl.where(announced, 0.0, tl.load(state_at + 1))
     level = tl.where(announced, 0.0, tl.load(state_at + 2))
@@ -172,45 +166,37 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     values = tl.load(state_at + 12)
     hundredths = tl.load(state_at + 13)
     thousandths = tl.load(state_at + 14)
-    held = tl.load(state_at + 15)
-    place = tl.arange(0, _RECENT)
-    recent = tl.load(state_at + _SCALARS + place)
-    after = tl.load(state_at + _SCALARS + place + 1, mask=place < _RECENT - 1, other=1.0)
-    after_next = tl.load(state_at + _SCALARS + place + 2, mask=place < _RECENT - 2, other=1.0)
+    before = tl.load(state_at + 15)
+    largest = tl.load(state_at + 16)
+    met = tl.load(state_at + 17)
+    place = tl.arange(0, _START)
+    after = tl.load(state_at + _SCALARS + place + 1, mask=place < _START - 1, other=0.0)
+    after_next = tl.load(state_at + _SCALARS + place + 2, mask=place < _START - 2, other=0.0)
 
-    usable = (value > 0) & (value < _INF)
+    is_signed = (tl.load(state_at + 18) > 0) | ((value < 0) & (value > -_f64(_INF)))
+    usable = (value > 0) & (value < _INF) & (is_signed == 0)
     safe = tl.where(usable, value, 1.0)
-    coarse = (age + early < _YOUNG) | widened
-    limit = _f64(_INF)
-    is_young = age + early < _GROWN
-    if coarse | is_young:  # noqa: SIM102 - Triton has no `and` of tensors
-        if held >= _FIRST_JUDGED:
-            is_held = place >= _RECENT - held
-            middle = _median(recent, is_held, held)
-            deviation = _median(tl.abs(recent - middle), is_held, held)
-            limit = tl.maximum(factor * middle, middle + deviations * deviation)
-
+    seen = age + early
+    coarse = (seen < _YOUNG) | widened
+    limit = tl.where((seen >= _FIRST_JUDGED) & (gross < _INF), gross * tl.maximum(largest, met), _f64(_INF))
     correction = tl.minimum(
         tl.maximum(_too_often(hundredths, _LOW * values), _too_often(thousandths, _LOWER * values)),
         _f64(_LARGEST_CORRECTION),
     )
-    rise = tl.log(safe) - (level + slope)
-    p = tl.where(rise <= smallest, 1.0, _probability(rise / scale, q80, q90, q98, excess, squared))
-    p = tl.where(is_young & (safe > limit), 0.0, p)
-    p = tl.where(coarse, tl.where(safe <= limit, 1.0, 0.0), p)
-    chance = chance / correction
-    condemned = usable & (p < chance)
-    sure = condemned & (coarse | (is_young == 0) | (burst > 0) | (p < chance / _STRICTER))
-    bounded = tl.where(coarse | is_young, tl.minimum(safe, limit), safe)
-    x = tl.log(tl.where(coarse, bounded, safe))
+    x = tl.log(safe)
+    rise = x - (level + slope)
+    p = tl.where(coarse | (rise <= smallest), 1.0, _probability(rise / scale, q80, q90, q98, excess, squared))
+    is_gross = (safe <= limit) == 0
+    is_exploding = (burst > 0) & (p < chance / correction) & (safe >= growth * before)
+    spoilt = usable & (is_gross | is_exploding)
     joins = (burst > 0) & (p < _f64(_P98))
     suspicious = usable & ((p < _f64(_SUSPICIOUS) / correction) | joins) & (coarse == 0)
     in_burst = suspicious & (burst > 0)
+    tl.store(state_at + 18, tl.where(is_signed, _f64(1.0), 0.0))
 
     if usable:
         if early >= _START:
-            e = x - (level + slope)
-            r = e / scale
+            r = rise / scale
             accepted = suspicious & (burst + 1 >= _PATIENCE)
             moved = tl.where(in_burst, 1.0, tl.minimum(tl.maximum(r, -_f64(_WINSOR)), _f64(_WINSOR))) * scale
             tl.store(state_at, age + 1)
@@ -218,10 +204,10 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             followed = level + slope + tl.maximum(1 / (age / 4 + 4), _f64(_LEVEL_RATE)) * moved
             tl.store(state_at + 2, tl.where(accepted, x, followed))
             tl.store(state_at + 3, tl.where(accepted, 0.0, slope + _SLOPE_RATE * moved))
-            surprised = tl.where(tl.abs(e) > _MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
+            surprised = tl.where(tl.abs(rise) > _MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
             scaled = scale * tl.exp(tl.maximum(1 / (age + 10), _f64(_SCALE_RATE)) * surprised)
             next_scale = tl.where(in_burst, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE)))
-            new_scale = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(e))
+            new_scale = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(rise))
             tl.store(state_at + 4, tl.where(accepted, new_scale, next_scale))
             tl.store(state_at + 11, tl.where(suspicious & (accepted == 0), burst + 1, 0.0))
             learns_tail = (age >= _SETTLED) & (in_burst == 0) & (accepted == 0)
@@ -239,14 +225,13 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             tl.store(state_at + 9, tl.where(is_beyond, squared + speed * (y * y - squared), squared))
             tl.store(state_at + 10, tl.where(is_beyond, beyond + 1, beyond))
         else:
+            logs = tl.where(place == _START - 1, x, after)
             if early == _START - 1:
-                logs = tl.log(tl.where(place == _RECENT - 1, bounded, after))
-                nexts = tl.log(tl.where(place == _RECENT - 2, bounded, after_next))
-                differences = nexts - logs
-                is_pair = place < _RECENT - 1
-                drift = _median(differences, is_pair, _f64(_RECENT - 1))
-                spread = _median(tl.abs(differences - drift), is_pair, _f64(_RECENT - 1)) / _MEDIAN_OF_NORMAL
-                level = _median(logs, place >= _RECENT - 9, _f64(9))
+                differences = tl.where(place == _START - 2, x, after_next) - logs
+                is_pair = place < _START - 1
+                drift = _median(differences, is_pair, _f64(_START - 1))
+                spread = _median(tl.abs(differences - drift), is_pair, _f64(_START - 1)) / _MEDIAN_OF_NORMAL
+                level = _median(logs, place >= _START - 9, _f64(9))
                 scale = tl.maximum(spread / _SQRT2, _f64(_SMALLEST_SCALE))
             tl.store(state_at, age)
             tl.store(state_at + 1, early + 1)
@@ -260,17 +245,29 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             tl.store(state_at + 9, squared)
             tl.store(state_at + 10, beyond)
             tl.store(state_at + 11, burst)
+            tl.store(state_at + _SCALARS + place, logs)
         if (coarse == 0) & (in_burst == 0):
             tl.store(state_at + 12, values * _MEMORY + 1.0)
             tl.store(state_at + 13, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
             tl.store(state_at + 14, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
-        is_left_out = condemned & (coarse == 0) & ((is_young == 0) | (in_burst & must_fall))
-        if suspicious & (burst + 1 >= _PATIENCE):
-            tl.store(state_at + 15, _f64(0))
-        elif is_left_out == 0:
-            tl.store(state_at + 15, tl.minimum(held + 1, _RECENT))
-            tl.store(state_at + _SCALARS + place, tl.where(place == _RECENT - 1, bounded, after))
-    return condemned, sure, tl.where(usable, p, 1.0)
+        taken = tl.minimum(safe, limit)
+        tl.store(state_at + 15, safe)
+        tl.store(state_at + 16, tl.maximum(largest * _f64(_FADING), taken))
+        tl.store(state_at + 17, tl.where(is_gross, tl.maximum(met, taken), met))
+    elif announced:  # the statistic begins anew, whatever this value is
+        tl.store(state_at, age)
+        tl.store(state_at + 1, early)
+        tl.store(state_at + 2, level)
+        tl.store(state_at + 3, slope)
+        tl.store(state_at + 4, scale)
+        tl.store(state_at + 5, q80)
+        tl.store(state_at + 6, q90)
+        tl.store(state_at + 7, q98)
+        tl.store(state_at + 8, excess)
+        tl.store(state_at + 9, squared)
+        tl.store(state_at + 10, beyond)
+        tl.store(state_at + 11, burst)
+    return spoilt, tl.where(usable, p, 1.0)
 
 
 @triton.jit
@@ -304,7 +301,7 @@ def _too_often(seen, expected):  # type: ignore[no-untyped-def]
 @triton.jit
 def _median(numbers, is_held, held):  # type: ignore[no-untyped-def]
     """By rank: each number is compared with each, which a warp does faster than it sorts."""
-    place = tl.arange(0, _RECENT)
+    place = tl.arange(0, _START)
     known = tl.where(is_held, numbers, _INF)
     mine, other = tl.expand_dims(known, 1), tl.expand_dims(known, 0)
     is_before = (other < mine) | ((other == mine) & (tl.expand_dims(place, 0) < tl.expand_dims(place, 1)))
