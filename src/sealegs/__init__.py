@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         SwapSource,
         Tighten,
     )
-    from sealegs.recovery.playbook import Playbook, Rung, Trigger
+    from sealegs.recovery.history import Trigger
+    from sealegs.recovery.playbook import Playbook, Rung
     from sealegs.replay.subject import Subject, Text
     from sealegs.sinks.notify import Notify
     from sealegs.sinks.trackers import tracker
@@ -83,7 +84,7 @@ _HOMES = {
     "SwapSource": "sealegs.recovery.actions",
     "Text": "sealegs.replay.subject",
     "Tighten": "sealegs.recovery.actions",
-    "Trigger": "sealegs.recovery.playbook",
+    "Trigger": "sealegs.recovery.history",
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",

@@ -17,7 +17,8 @@ import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource, Tighten
-from sealegs.recovery.playbook import Rung, Trigger
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.playbook import Rung
 from sealegs.recovery.probe import MOST_TRIED
 
 Bad = Callable[[Guard], float | None]
@@ -79,7 +80,7 @@ def test_a_lowered_rate_stays_lowered_before_the_step_it_was_lowered_at(tmp_path
         train(guard, model, 100, loader=batches)
         guard.ask("lr", "0.5")
         train(guard, model, 110, loader=batches)
-        guard.ask("rollback", "50")
+        guard.ask("rollback", "25")
         assert guard.number < 100
         before = copy.deepcopy(model.state_dict())
         train(guard, model, guard.number + 1, loader=batches)

@@ -18,8 +18,9 @@ from sealegs.recovery.cost import Cost
 from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
+from sealegs.recovery.history import Treatment, Trigger
 from sealegs.recovery.orders import Order, change_books, change_data, refuse_idle
-from sealegs.recovery.playbook import Playbook, Treatment, Trigger, choose
+from sealegs.recovery.playbook import Playbook, choose
 from sealegs.recovery.retreat import Retreat, Target
 from sealegs.watch import Watch
 
@@ -57,7 +58,14 @@ class Interventions:
         if trouble.trigger == Trigger.BUDGET_SPENT:
             trouble = replace(trouble, source=self._following.suspect())
         while True:
-            decision = choose(self._playbook, trouble.trigger, trouble.onset, self._books.history)
+            decision = choose(
+                self._playbook,
+                trouble.trigger,
+                trouble.onset,
+                self._books.history,
+                batch=trouble.batch,
+                kind=self._kind,
+            )
             if decision.rung is None and not decision.halts:  # nothing is to be done about it
                 self._following.evidence.forget()
                 return None
@@ -88,7 +96,7 @@ class Interventions:
         targets = iter(()) if rollback is None else self._retreat.targets(onset, rollback.back)
         target = next(targets, None)
         if rollback is not None and target is None:
-            raise Impossible(f"there is no healthy state from before step {onset}")
+            raise Impossible(self._retreat.why_none(onset, rollback.back))
         self._books.came_back(number, onset)
         before = self._books.now()
         changed = self._changed_aside(order, number if target is None else target.step)
@@ -171,4 +179,12 @@ class Interventions:
             trigger=order.trouble.trigger,
             rung=order.rung,
             actions=order.actions,
+            batch=order.trouble.batch,
+            kind=self._kind,
         )
+
+    @property
+    def _kind(self) -> str:
+        """Of the incident that is open."""
+        incident = self._following.incident
+        return "" if incident is None else incident.kind

@@ -200,6 +200,7 @@ class Probe:
         self._proven = deque((kept for kept in self._proven if kept.step < step), MOST_TRIED)
         self._waiting = deque(kept for kept in self._waiting if kept.step < step)
         self._newest = Kept()
+        self._since_kept = APART  # the first of the new line is kept, so that one is proven when trouble comes again
 
     def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> Found | None:
         """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""

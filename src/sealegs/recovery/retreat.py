@@ -32,6 +32,11 @@ class Target:
         return f"the {'checkpoint' if self.snapshot is None else 'snapshot'} of step {self.step}"
 
 
+FARTHEST = 2
+"""How many times as far as a rung asks for the very beginning may lie: whoever asks for 100 steps in a run of 50,000
+does not want to begin anew."""
+
+
 class Retreat:
     """The snapshots and checkpoints of a run, which of them are healthy, and how to go back to one."""
 
@@ -131,20 +136,37 @@ class Retreat:
         return True
 
     def targets(self, onset: int, back: int) -> Iterator[Target]:
-        """Healthy states, the best first: the newest that is old enough, else the newest, else the very beginning. Its
-        step comes before the onset's by one at least: the update that did it may have been that of the step before."""
-        latest = onset - 1
-        for before in (latest - back, latest):
-            in_memory = self.snapshots.newest(before)
-            if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
-                yield Target(in_memory.step, in_memory)
-            on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
-            if on_disk:
-                yield Target(on_disk, None)
-            if in_memory is not None:  # what is newer on disk is damaged
-                yield Target(in_memory.step, in_memory)
-        if on_disk == 0:
+        """Healthy states that are at least so many steps older than the onset, the newest first; the very beginning
+        last, where it is not much older than was asked for.
+
+        A state's step comes before the onset's by one at least: the update that did it may have been that of the step
+        before. What is nearer is no state to go to, be there no other: it was asked for so many steps because nearer
+        ones have not helped.
+        """
+        before = min(onset - 1, onset - back)
+        in_memory = self.snapshots.newest(before)
+        if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
+            yield Target(in_memory.step, in_memory)
+        on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
+        if on_disk:
+            yield Target(on_disk, None)
+        if in_memory is not None:  # what is newer on disk is damaged
+            yield Target(in_memory.step, in_memory)
+        if on_disk == 0 and (not back or onset <= FARTHEST * back):
             yield Target(0, None)
+
+    def why_none(self, onset: int, back: int) -> str:
+        """Why there is no state to go back to, in a sentence."""
+        tags = self._checkpoints.tags() if self._checkpoints is not None else {}
+        on_disk = {step for step, tag in tags.items() if tag == "healthy"}
+        steps = sorted(step for step in on_disk | {*self.snapshots.steps} if step < onset)
+        if not back or not steps:
+            return f"there is no healthy state from before step {onset}"
+        which = "none but the very beginning is" if steps[0] == 0 and onset >= back else "none is"
+        return (
+            f"of the healthy states, those of steps {', '.join(map(str, steps[-4:]))}, {which} at least {back} steps "
+            f"before step {onset}; checkpoint_every= keeps more of them"
+        )
 
     def go_back(self, target: Target, others: Iterator[Target], number: int) -> tuple[Target, Cost]:
         """To the first state that can be restored, on every rank. Gives that, and what is to be done once more."""

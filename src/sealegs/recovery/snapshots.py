@@ -157,6 +157,11 @@ class Snapshots:
         self._is_in_doubt = True
         self._candidate = None
 
+    @property
+    def steps(self) -> list[int]:
+        """Of the healthy ones, the newest first."""
+        return [held.snapshot.step for held in self._kept]
+
     def newest(self, before: int) -> Snapshot | None:
         """The newest healthy snapshot of a step that is not after the one given."""
         return next((held.snapshot for held in self._kept if held.snapshot.step <= before), None)

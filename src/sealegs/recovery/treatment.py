@@ -18,10 +18,11 @@ from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
+from sealegs.recovery.history import Trigger
 from sealegs.recovery.interventions import Interventions
 from sealegs.recovery.margins import Margins
 from sealegs.recovery.people import People
-from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe import Noise, Probe
 from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.retreat import Retreat
@@ -199,15 +200,22 @@ class Recovery:
         step = int(row["step"])
         seen = self._following.follow(row, verdict, number)
         self._retreat.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
-        self._probe.follow(row, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
-        self._books.held(step, self._following.good)
+        # the same fault may come once more: without batches from before it, nobody could ask what it is
+        is_doubtful = seen.is_doubtful and not seen.is_retried
+        self._probe.follow(row, is_calm=seen.is_calm or seen.is_retried, is_doubtful=is_doubtful)
+        if seen.trouble is None and self._following.incident is None:  # else nobody knows yet what came of it
+            if self._following.is_back:
+                self._books.held(step, self._following.good)
+            else:
+                self._books.lingers(step)
         return seen.trouble
 
     def _keep_probe(self, number: int) -> None:
         """Keep batches that can be tried again."""
         if not self._probes:
             return
-        self._probe.after_step(number, is_healthy=self._following.healthy > 0)
+        is_healthy = self._following.healthy > 0 or self._following.is_retried
+        self._probe.after_step(number, is_healthy=is_healthy)
         if self._probe.why_none:
             self._probes = False
             self._watch.note("no-probe", step=number, reason=self._probe.why_none)
