@@ -44,6 +44,8 @@ class Interventions:
         """Whether a halt was decided: in shadow mode the run goes on, and there is nothing left to decide."""
         self.loop_clips = False
         """Whether the user's loop clips, so that no clipping of the guard's can be tightened."""
+        self.batches_a_step = 1
+        """Of the last step."""
         self._playbook = playbook
         self._books = books
         self._following = following
@@ -125,7 +127,14 @@ class Interventions:
         if not self._act:
             return []
         changed = change_data(order, self._batches)
-        return changed + change_books(order, self._books, self._batches, first=first, loop_clips=self.loop_clips)
+        return changed + change_books(
+            order,
+            self._books,
+            self._batches,
+            first=first,
+            loop_clips=self.loop_clips,
+            batches_a_step=self.batches_a_step,
+        )
 
     def _changed_by_going_back(self, order: Order, target: Target) -> list[str]:
         """What depends on which state it was in the end."""
