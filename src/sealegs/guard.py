@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.record.writer import RunWriter
+from sealegs.recovery.also import Stateful, refuse_stateless
 from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.books import take_over_books
 from sealegs.recovery.data import Batches
@@ -24,6 +25,7 @@ from sealegs.recovery.reading import Reading
 from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.recovery.state import Trainee
+from sealegs.recovery.untouched import Untouched
 from sealegs.recovery.update import Call, Update, not_undone
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.agree import MERGED, Ranks
@@ -102,6 +104,7 @@ class Guard:
         skip: Sequence[tuple[int, int]] = (),
         sinks: Sequence[Sink] = (),
         notify: Where | None = None,
+        also: Mapping[str, Stateful] | None = None,
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
 
@@ -126,7 +129,11 @@ class Guard:
         are the most that all of them may take on disk; 0 writes none.
 
         ``sinks`` and ``notify`` are those of ``Watch``: trackers, and where a person is told when the run needs one.
+
+        ``also`` is what the loop keeps of its own, ``{"ema": ema}``: anything with ``state_dict`` and
+        ``load_state_dict``. It goes along in snapshots, rollbacks, checkpoints and a resume.
         """
+        refuse_stateless({} if also is None else also)
         options = Options(
             clip=clip,
             sample_every=sample_every,
@@ -156,7 +163,9 @@ class Guard:
             schedulers=schedulers,
             scaler=self._update.scaler,
             data=self._batches,
+            also=dict(also or {}),
         )
+        self._trainee = trainee
         if options.stores:
             trainee.capture()  # what cannot be stored is refused now, before there is a folder
         snapshots = options.snapshots(trainee)
@@ -190,7 +199,14 @@ class Guard:
         """A step that ``update`` is to end."""
         self._ended: _Ended | None = None
         """A step that was ended, and about which nothing has been done yet."""
+        self._micro_batches = 0
+        """Of the step under way, that were accumulated: all but the last."""
+        self._untouched: Untouched | None = None
+        """What batches that are tried again must leave as it was."""
+        self._is_tried = False
+        """Whether one of them has been, and what it changed is still to be put back."""
         self._is_finished = False
+        self._has_failed = False
         self._knows_its_step = not resume
         self.resumed: Resumed | None = None
         """What a resume has brought back."""
@@ -209,6 +225,7 @@ class Guard:
         batches = self._batches.over(loader)
         if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
             self.checkpoint()  # so that it can go back to the beginning
+        self._between_steps()
         for batch in batches:
             number = self._batches.number
             self._batch = {} if number is None else {"batch_index": number}
@@ -217,6 +234,16 @@ class Guard:
             if self.recovery is not None and not self._batches.is_probe:
                 self.recovery.handed_out(self.number, batch)
             yield batch
+            self._between_steps()
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the batch that was handed out is only tried again, to tell damaged weights from bad data.
+
+        Nothing is learned from it: a loop that counts its steps or averages its losses leaves it out. Buffers, random
+        state and what is in ``also`` are put back afterwards.
+        """
+        return self._batches.is_probe
 
     @property
     def data(self) -> Batches:
@@ -350,8 +377,10 @@ class Guard:
         ended, self._ended = self._ended, None
         if ended is None:
             return self.watch.verdict
+        batches, self._micro_batches = self._micro_batches + 1, 0
         if ended.probe is not None:
             assert self.recovery is not None
+            self._is_tried = True
             self._go_on_at(self.recovery.probed(*ended.probe, self.number))
             return self.watch.verdict
         with torch.no_grad():
@@ -359,7 +388,11 @@ class Guard:
         went_back = False
         if self.recovery is not None:
             step = self.recovery.after_step(
-                self.number, tokens=ended.tokens, clip=self._clip_now, loop_clips=ended.loop_clips
+                self.number,
+                tokens=ended.tokens,
+                clip=self._clip_now,
+                loop_clips=ended.loop_clips,
+                batches=batches,
             )
             went_back = self._go_on_at(step)
         if self._saving is not None:
@@ -368,8 +401,8 @@ class Guard:
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
         if self._saving is not None:
             self._saving.after_step(self.number, went_back=went_back)
-            if self._saving.is_due:  # at the next step, where one is still being written
-                self._saving.is_due = not self.checkpoint()
+            if not self._trainee.also or self._batches.number is None:  # else when the loop asks for its next batch
+                self._save_if_due()
         return self.watch.verdict
 
     def let_call(self, call: Call) -> None:
@@ -392,7 +425,11 @@ class Guard:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Around each micro-batch but the last: gradients add up, and ranks do not exchange them."""
+        """Around each micro-batch but the last: gradients add up, and ranks do not exchange them.
+
+        It also says how many batches a step takes, so that those of one can be tried again together.
+        """
+        self._micro_batches += 1
         with _without_exchange(self._model):
             yield
 
@@ -481,6 +518,7 @@ class Guard:
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: finish, and say so in the record."""
+        self._has_failed = True
         with suppress(Exception):  # a disk or a device may be what failed; the error itself says more
             self.finish()
         self.watch.fail(error)
@@ -490,6 +528,8 @@ class Guard:
         if self._is_finished:
             return
         self._is_finished = True
+        if not self._has_failed:  # else the last step may have been left in the middle
+            self._between_steps()
         self._meter.close()
         if self.recovery is not None:
             self.recovery.close()
@@ -504,6 +544,24 @@ class Guard:
         if error is not None:
             self.fail(error)
         self.close()
+
+    def _between_steps(self) -> None:
+        """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
+        if self._is_tried and self._untouched is not None:
+            self._untouched.put_back(self._trainee)
+        self._is_tried = False
+        if not self._batches.will_repeat:
+            self._untouched = None
+        elif self._untouched is None:
+            self._untouched = Untouched.of(self._trainee)
+        if self.recovery is not None:
+            self.recovery.between_steps()
+        if self._trainee.also:
+            self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self._saving is not None and self._saving.is_due:  # again, where one is still being written
+            self._saving.is_due = not self.checkpoint()
 
     def _take_back_decision(self) -> None:
         """A step was decided and has not been updated: nothing was skipped, and it may come again."""
@@ -521,6 +579,7 @@ class Guard:
         """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""
         if step is None:
             return False
+        self._untouched = None  # all of it is that of the step now
         self.number = step
         if self.recovery is not None:
             self.recovery.went_to(step)

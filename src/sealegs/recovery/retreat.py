@@ -2,13 +2,15 @@
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from sealegs.errors import RunHalted, SealegsError
 from sealegs.recovery.actions import Impossible
+from sealegs.recovery.also import load_states, states_of
 from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.cost import Cost
 from sealegs.recovery.data import Batches
@@ -62,6 +64,10 @@ class Retreat:
         self._ranks = ranks
         self._is_described = False
         self._has_snapshots = True
+        self._awaited: int | None = None
+        """The step that a snapshot is due before, when the loop asks for its next batch."""
+        self._brought_back: Mapping[str, Any] = {}
+        """States of what the loop keeps of its own, which it may still change in the step that went back."""
         self._counted_back_from = 0
         """The step that came next when some were: none is counted back twice, so that it has an end."""
 
@@ -85,6 +91,22 @@ class Retreat:
         elif is_doubtful:
             self.snapshots.doubtful()
             self.proofs.doubtful()
+
+    def after_step(self, number: int) -> None:
+        """Take a snapshot, if one is due before step ``number``; where the loop keeps something of its own, which it
+        changes when the step is over, that is when it asks for the next batch."""
+        if self._trainee.also and self._batches.number is not None:
+            self._awaited = number
+        else:
+            self.take_snapshot(number)
+
+    def between_steps(self) -> None:
+        """The loop has done all that it does in a step."""
+        number, self._awaited = self._awaited, None
+        also, self._brought_back = self._brought_back, {}
+        load_states(self._trainee.also, also)
+        if number is not None:
+            self.take_snapshot(number)
 
     def take_snapshot(self, number: int) -> None:
         """If one is due before step ``number``."""
@@ -178,6 +200,7 @@ class Retreat:
             except SealegsError as error:
                 reasons.append(f"{state}: {error}")
                 continue
+            self._awaited = None
             self.schedules.forget_from(state.step)
             self._give_up_after(state.step)
             return state, cost
@@ -207,14 +230,17 @@ class Retreat:
         assert self._checkpoints is not None
         state = self._checkpoints.load(target.step, like=self._trainee.capture())
         self._trainee.restore(state)
+        self._brought_back = self._trainee.also_in(state)
         self._watch.go_back(self._watch.thawed(state.plain["guard"]["watch"]))
         return Cost(number - target.step)
 
     def _restore_snapshot(self, snapshot: Snapshot) -> None:
         plain, trainee = snapshot.plain, self._trainee
         before = [copy.deepcopy(scheduler.state_dict()) for scheduler in trainee.schedulers], self._batches.position()
+        also, also_before = self.snapshots.also_at(snapshot), states_of(trainee.also)
         try:
             self._batches.go_to(plain["data"])
+            load_states(trainee.also, also)
             for scheduler, state in zip(trainee.schedulers, plain["schedulers"], strict=True):
                 scheduler.load_state_dict(copy.deepcopy(state))
             self.snapshots.restore_tensors(snapshot)  # the last that can refuse
@@ -222,7 +248,9 @@ class Retreat:
             for scheduler, state in zip(trainee.schedulers, before[0], strict=True):
                 scheduler.load_state_dict(state)
             self._batches.go_to(before[1])
+            load_states(trainee.also, also_before)
             raise
+        self._brought_back = also
         restore_scale(trainee.scaler, plain["scaler"])
         restore_rng(plain["rng"])
         self._watch.go_back(plain["judging"])
