@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sealegs.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from sealegs.errors import RunEndedBadly
     from sealegs.guard import Guard
     from sealegs.judge import Budget
     from sealegs.prevention.batch_sampler import StratifiedBatchSampler
@@ -44,6 +45,7 @@ __all__ = [
     "ResetMoments",
     "Rollback",
     "Run",
+    "RunEndedBadly",
     "Rung",
     "Severity",
     "SkipBatches",
@@ -75,6 +77,7 @@ _HOMES = {
     "ResetMoments": "sealegs.recovery.actions",
     "Rollback": "sealegs.recovery.actions",
     "Run": "sealegs.record.run",
+    "RunEndedBadly": "sealegs.errors",
     "Rung": "sealegs.recovery.playbook",
     "Severity": "sealegs.vocabulary",
     "SkipBatches": "sealegs.recovery.actions",

@@ -1,6 +1,7 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -12,15 +13,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.errors import ConfigError, RunHalted
+from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.also import Stateful, refuse_stateless
 from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.books import take_over_books
 from sealegs.recovery.data import Batches
+from sealegs.recovery.ending import Ending
 from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.proofs import is_finite
 from sealegs.recovery.reading import Reading
 from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.saving import Resumed, Saving
@@ -186,6 +189,8 @@ class Guard:
         self.watch.complete, self.watch.trim = self._meter.named, _trimmed
         self.checkpoints = options.checkpoints(self.watch.folder)
         self.recovery = options.recovery(trainee, self.watch, self._batches, snapshots, self.checkpoints)
+        self._ending = Ending(self.watch.after)
+        self.watch.after = self._ending.hear
         self._saving: Saving | None = None
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, trainee, self.watch, every=checkpoint_every)
@@ -208,6 +213,8 @@ class Guard:
         self._is_finished = False
         self._has_failed = False
         self._knows_its_step = not resume
+        self.ended_badly = ""
+        """Once it is over: why the run did not end well, in a sentence."""
         self.resumed: Resumed | None = None
         """What a resume has brought back."""
         self._changes: Changes | None = None
@@ -447,6 +454,7 @@ class Guard:
             "next_batch": 0 if self._batches.number is None else self._batches.number + 1,
             **self._gatekeeper.state_dict(),
             "meter": self._meter.state_dict(),
+            "ending": self._ending.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
         }
 
@@ -459,6 +467,8 @@ class Guard:
         self._gatekeeper.load_state_dict(state)
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
+        if state.get("ending") is not None:  # older states have none
+            self._ending.load_state_dict(state["ending"])
         if self.recovery is not None and state.get("recovery") is not None:
             self.recovery.load_state_dict(state["recovery"])
         self._goes_on_from_here()
@@ -512,9 +522,25 @@ class Guard:
         return None if self._saving is None else self._saving.last
 
     def close(self) -> None:
-        """Finish, and let go of the folder and of the model."""
+        """Finish, and let go of the folder and of the model.
+
+        A run that is not well, an incident that did not recover or a weight that is not finite, is warned of
+        (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended.
+        """
         self.finish()
-        self.watch.close()
+        try:
+            if self.ended_badly and not self.watch.has_ended:
+                self.end()
+        finally:
+            self.watch.close()
+
+    def end(self, **told: Any) -> None:
+        """The loop has come to its end: finish, and say in the record how; loudly where the run is not well."""
+        self.finish()
+        reason = {"reason": "ended-badly", "why": self.ended_badly} if self.ended_badly else {"reason": "finished"}
+        self.watch.note("end", step=self.number, **reason, **told)
+        if self.ended_badly:
+            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=4)
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: finish, and say so in the record."""
@@ -536,6 +562,8 @@ class Guard:
         if self._saving is not None:
             self._saving.finish(self.number)
         self.watch.catch_up()
+        if not self._has_failed:
+            self.ended_badly = self._what_is_not_well()
 
     def __enter__(self) -> Self:
         return self
@@ -544,6 +572,12 @@ class Guard:
         if error is not None:
             self.fail(error)
         self.close()
+
+    def _what_is_not_well(self) -> str:
+        if self.number and not is_finite(self._model):
+            return "a weight is not finite"
+        is_of_the_data = self.recovery is not None and self.recovery.found_sound
+        return "" if is_of_the_data else self._ending.trouble()
 
     def _between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""

@@ -85,6 +85,11 @@ class Recovery:
         watch.after = self._hear
 
     @property
+    def found_sound(self) -> bool:
+        """Whether the last probe found that it is the data, and not the weights."""
+        return self._following.evidence.is_sound
+
+    @property
     def margins(self) -> Margins:
         """What is tightened."""
         return self._books.margins
