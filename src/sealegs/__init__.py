@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sealegs.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from sealegs.errors import RunEndedBadly
     from sealegs.guard import Guard
     from sealegs.judge import Budget
     from sealegs.prevention.batch_sampler import StratifiedBatchSampler
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
         SwapSource,
         Tighten,
     )
-    from sealegs.recovery.playbook import Playbook, Rung, Trigger
+    from sealegs.recovery.history import Trigger
+    from sealegs.recovery.playbook import Playbook, Rung
     from sealegs.replay.subject import Subject, Text
     from sealegs.sinks.notify import Notify
     from sealegs.sinks.trackers import tracker
@@ -43,6 +45,7 @@ __all__ = [
     "ResetMoments",
     "Rollback",
     "Run",
+    "RunEndedBadly",
     "Rung",
     "Severity",
     "SkipBatches",
@@ -74,6 +77,7 @@ _HOMES = {
     "ResetMoments": "sealegs.recovery.actions",
     "Rollback": "sealegs.recovery.actions",
     "Run": "sealegs.record.run",
+    "RunEndedBadly": "sealegs.errors",
     "Rung": "sealegs.recovery.playbook",
     "Severity": "sealegs.vocabulary",
     "SkipBatches": "sealegs.recovery.actions",
@@ -83,7 +87,7 @@ _HOMES = {
     "SwapSource": "sealegs.recovery.actions",
     "Text": "sealegs.replay.subject",
     "Tighten": "sealegs.recovery.actions",
-    "Trigger": "sealegs.recovery.playbook",
+    "Trigger": "sealegs.recovery.history",
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",

@@ -11,6 +11,9 @@
     ├── SinkFailed          a tracker that did not take everything; the run goes on without it
     └── MissingExtra        a library that an extra installs: carries the install line
 
+    UserWarning
+    └── RunEndedBadly       the loop is over and the run is not well; an error where a filter of warnings says so
+
 A mistake of ours is an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
 """
 
@@ -48,6 +51,14 @@ class RunHalted(SealegsError):
         super().__init__(message)
         self.verdict = verdict
         self.incident = incident
+
+
+class RunEndedBadly(UserWarning):
+    """A run ended, without an error, in the middle of trouble: its weights are not to be trusted.
+
+    A warning and no error: what comes after the loop, saving the results, is still to be done. Whoever wants it to end
+    the process says ``warnings.simplefilter("error", sealegs.RunEndedBadly)``.
+    """
 
 
 class RankMissing(SealegsError):

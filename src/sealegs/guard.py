@@ -1,6 +1,7 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -12,19 +13,23 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.errors import ConfigError, RunHalted
+from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
+from sealegs.recovery.also import Stateful, refuse_stateless
 from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.books import take_over_books
 from sealegs.recovery.by_updates import ByUpdates, counting
 from sealegs.recovery.data import Batches
+from sealegs.recovery.ending import Ending
 from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.proofs import is_finite
 from sealegs.recovery.reading import Reading
 from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.recovery.state import Trainee
+from sealegs.recovery.untouched import Untouched
 from sealegs.recovery.update import Call, Update, not_undone
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.agree import MERGED, Ranks
@@ -103,6 +108,7 @@ class Guard:
         skip: Sequence[tuple[int, int]] = (),
         sinks: Sequence[Sink] = (),
         notify: Where | None = None,
+        also: Mapping[str, Stateful] | None = None,
     ) -> None:
         """``run`` is the folder to record into; a ``Watch`` where its options are wanted; None to record nothing.
 
@@ -127,7 +133,11 @@ class Guard:
         are the most that all of them may take on disk; 0 writes none.
 
         ``sinks`` and ``notify`` are those of ``Watch``: trackers, and where a person is told when the run needs one.
+
+        ``also`` is what the loop keeps of its own, ``{"ema": ema}``: anything with ``state_dict`` and
+        ``load_state_dict``. It goes along in snapshots, rollbacks, checkpoints and a resume.
         """
+        refuse_stateless({} if also is None else also)
         options = Options(
             clip=clip,
             sample_every=sample_every,
@@ -158,7 +168,9 @@ class Guard:
             schedulers=schedulers,
             scaler=self._update.scaler,
             data=self._batches,
+            also=dict(also or {}),
         )
+        self._trainee = trainee
         if options.stores:
             trainee.capture()  # what cannot be stored is refused now, before there is a folder
         snapshots = options.snapshots(trainee)
@@ -179,6 +191,8 @@ class Guard:
         self.watch.complete, self.watch.trim = self._meter.named, _trimmed
         self.checkpoints = options.checkpoints(self.watch.folder)
         self.recovery = options.recovery(trainee, self.watch, self._batches, snapshots, self.checkpoints)
+        self._ending = Ending(self.watch.after)
+        self.watch.after = self._ending.hear
         self._saving: Saving | None = None
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, trainee, self.watch, every=checkpoint_every)
@@ -192,8 +206,17 @@ class Guard:
         """A step that ``update`` is to end."""
         self._ended: _Ended | None = None
         """A step that was ended, and about which nothing has been done yet."""
+        self._micro_batches = 0
+        """Of the step under way, that were accumulated: all but the last."""
+        self._untouched: Untouched | None = None
+        """What batches that are tried again must leave as it was."""
+        self._is_tried = False
+        """Whether one of them has been, and what it changed is still to be put back."""
         self._is_finished = False
+        self._has_failed = False
         self._knows_its_step = not resume
+        self.ended_badly = ""
+        """Once it is over: why the run did not end well, in a sentence."""
         self.resumed: Resumed | None = None
         """What a resume has brought back."""
         self._changes: Changes | None = None
@@ -211,6 +234,7 @@ class Guard:
         batches = self._batches.over(loader)
         if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
             self.checkpoint()  # so that it can go back to the beginning
+        self._between_steps()
         for batch in batches:
             number = self._batches.number
             self._batch = {} if number is None else {"batch_index": number}
@@ -219,6 +243,16 @@ class Guard:
             if self.recovery is not None and not self._batches.is_probe:
                 self.recovery.handed_out(self.number, batch)
             yield batch
+            self._between_steps()
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the batch that was handed out is only tried again, to tell damaged weights from bad data.
+
+        Nothing is learned from it: a loop that counts its steps or averages its losses leaves it out. Buffers, random
+        state and what is in ``also`` are put back afterwards.
+        """
+        return self._batches.is_probe
 
     @property
     def data(self) -> Batches:
@@ -352,8 +386,10 @@ class Guard:
         ended, self._ended = self._ended, None
         if ended is None:
             return self.watch.verdict
+        batches, self._micro_batches = self._micro_batches + 1, 0
         if ended.probe is not None:
             assert self.recovery is not None
+            self._is_tried = True
             self._go_on_at(self.recovery.probed(*ended.probe, self.number))
             return self.watch.verdict
         with torch.no_grad():
@@ -361,7 +397,11 @@ class Guard:
         went_back = False
         if self.recovery is not None:
             step = self.recovery.after_step(
-                self.number, tokens=ended.tokens, clip=self._clip_now, loop_clips=ended.loop_clips
+                self.number,
+                tokens=ended.tokens,
+                clip=self._clip_now,
+                loop_clips=ended.loop_clips,
+                batches=batches,
             )
             went_back = self._go_on_at(step)
         if self._saving is not None:
@@ -370,8 +410,8 @@ class Guard:
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
         if self._saving is not None:
             self._saving.after_step(self.number, went_back=went_back)
-            if self._saving.is_due:  # at the next step, where one is still being written
-                self._saving.is_due = not self.checkpoint()
+            if not self._trainee.also or self._batches.number is None:  # else when the loop asks for its next batch
+                self._save_if_due()
         return self.watch.verdict
 
     def let_call(self, call: Call) -> None:
@@ -394,7 +434,11 @@ class Guard:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Around each micro-batch but the last: gradients add up, and ranks do not exchange them."""
+        """Around each micro-batch but the last: gradients add up, and ranks do not exchange them.
+
+        It also says how many batches a step takes, so that those of one can be tried again together.
+        """
+        self._micro_batches += 1
         with _without_exchange(self._model):
             yield
 
@@ -412,6 +456,7 @@ class Guard:
             "next_batch": 0 if self._batches.number is None else self._batches.number + 1,
             **self._gatekeeper.state_dict(),
             "meter": self._meter.state_dict(),
+            "ending": self._ending.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
         }
 
@@ -424,6 +469,8 @@ class Guard:
         self._gatekeeper.load_state_dict(state)
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
+        if state.get("ending") is not None:  # older states have none
+            self._ending.load_state_dict(state["ending"])
         if self.recovery is not None and state.get("recovery") is not None:
             self.recovery.load_state_dict(state["recovery"])
         self._goes_on_from_here()
@@ -479,12 +526,29 @@ class Guard:
         return None if self._saving is None else self._saving.last
 
     def close(self) -> None:
-        """Finish, and let go of the folder and of the model."""
+        """Finish, and let go of the folder and of the model.
+
+        A run that is not well, an incident that did not recover or a weight that is not finite, is warned of
+        (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended.
+        """
         self.finish()
-        self.watch.close()
+        try:
+            if self.ended_badly and not self.watch.has_ended:
+                self.end()
+        finally:
+            self.watch.close()
+
+    def end(self, **told: Any) -> None:
+        """The loop has come to its end: finish, and say in the record how; loudly where the run is not well."""
+        self.finish()
+        reason = {"reason": "ended-badly", "why": self.ended_badly} if self.ended_badly else {"reason": "finished"}
+        self.watch.note("end", step=self.number, **reason, **told)
+        if self.ended_badly:
+            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=4)
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: finish, and say so in the record."""
+        self._has_failed = True
         with suppress(Exception):  # a disk or a device may be what failed; the error itself says more
             self.finish()
         self.watch.fail(error)
@@ -494,12 +558,16 @@ class Guard:
         if self._is_finished:
             return
         self._is_finished = True
+        if not self._has_failed:  # else the last step may have been left in the middle
+            self._between_steps()
         self._meter.close()
         if self.recovery is not None:
             self.recovery.close()
         if self._saving is not None:
             self._saving.finish(self.number)
         self.watch.catch_up()
+        if not self._has_failed:
+            self.ended_badly = self._what_is_not_well()
 
     def __enter__(self) -> Self:
         return self
@@ -508,6 +576,30 @@ class Guard:
         if error is not None:
             self.fail(error)
         self.close()
+
+    def _what_is_not_well(self) -> str:
+        if self.number and not is_finite(self._model):
+            return "a weight is not finite"
+        is_of_the_data = self.recovery is not None and self.recovery.found_sound
+        return "" if is_of_the_data else self._ending.trouble()
+
+    def _between_steps(self) -> None:
+        """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
+        if self._is_tried and self._untouched is not None:
+            self._untouched.put_back(self._trainee)
+        self._is_tried = False
+        if not self._batches.will_repeat:
+            self._untouched = None
+        elif self._untouched is None:
+            self._untouched = Untouched.of(self._trainee)
+        if self.recovery is not None:
+            self.recovery.between_steps()
+        if self._trainee.also:
+            self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self._saving is not None and self._saving.is_due:  # again, where one is still being written
+            self._saving.is_due = not self.checkpoint()
 
     def _take_back_decision(self) -> None:
         """A step was decided and has not been updated: nothing was skipped, and it may come again."""
@@ -525,6 +617,7 @@ class Guard:
         """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""
         if step is None:
             return False
+        self._untouched = None  # all of it is that of the step now
         self.number = step
         if self.recovery is not None:
             self.recovery.went_to(step)

@@ -195,14 +195,19 @@ class Watch:
 
     def note(self, kind: str, /, *, step: int | None = None, **detail: Any) -> None:
         """Put something that happened into the record, at the last step that was seen or at the one given."""
+        self._has_ended |= kind == "end"
         if self.record is None:
             return
-        self._has_ended |= kind == "end"
         if kind == "end" and self._skips.count:
             detail = {"skipped": self._skips.told(self._judged_rows), **detail}
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether somebody has said how the run ended."""
+        return self._has_ended
 
     @property
     def announced(self) -> str | None:

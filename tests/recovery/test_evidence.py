@@ -6,7 +6,8 @@ import math
 import pytest
 
 from sealegs.recovery.evidence import LATELY, OFTEN_WITHIN, PROBE_AGAIN, TAUGHT, Evidence, Trouble
-from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.playbook import Playbook
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 

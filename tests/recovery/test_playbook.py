@@ -23,7 +23,8 @@ from sealegs.recovery.actions import (
     SwapSource,
     Tighten,
 )
-from sealegs.recovery.playbook import ADVICE, HALTING, TRIGGERS, Decision, Playbook, Rung, Treatment, Trigger, choose
+from sealegs.recovery.history import Treatment, Trigger
+from sealegs.recovery.playbook import ADVICE, HALTING, TRIGGERS, Decision, Playbook, Rung, choose
 
 STANDARD = Playbook.standard()
 

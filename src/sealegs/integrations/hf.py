@@ -112,8 +112,7 @@ class Attached:
             try:
                 found = run(*args, **kwargs)
                 if (guard := self.guard) is not None:
-                    guard.finish()
-                    guard.watch.note("end", step=guard.number, reason="finished", skips=guard.watch.skips)
+                    guard.end(skips=guard.watch.skips)
             except BaseException as error:
                 if self.guard is not None:
                     self.guard.fail(error)

@@ -235,10 +235,15 @@ class Guarded:
         self._state = self.state_dict() | {"updates": trainer.global_step} if is_finished else {}
         self._loop = self._ranks = None
         loop.leave()
-        with suppress(SealegsError):  # the disk may be what failed; Lightning raises that itself
-            guard.finish()
-            guard.watch.note("end", step=guard.number, skips=guard.watch.skips, **told)
-        guard.close()
+        try:
+            with suppress(SealegsError):  # the disk may be what failed; Lightning raises that itself
+                if is_finished:
+                    guard.end(skips=guard.watch.skips)
+                else:
+                    guard.finish()
+                    guard.watch.note("end", step=guard.number, skips=guard.watch.skips, **told)
+        finally:
+            guard.close()
 
 
 def _homes() -> tuple[str, ...]:

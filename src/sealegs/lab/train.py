@@ -56,6 +56,8 @@ class Result:
     eval_loss: float | None
     """Of the last weights; none where the run was stopped."""
     unigram_entropy: float
+    ended_badly: str = ""
+    """Why it did not end well, in a sentence."""
 
 
 def undisturbed(_: nn.Module, __: Optimizer, stream: Stream, *___: object) -> AbstractContextManager[Stream]:
@@ -131,8 +133,11 @@ def train(
                     reason = "halted" if isinstance(error, RunHalted) else "failed"
                     watch.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
                 raise
-            reason = "interrupted" if result.stopped_by else "finished"
-            watch.note("end", reason=reason, by=result.stopped_by, eval_loss=result.eval_loss, skips=watch.skips)
+            result = replace(result, ended_badly="" if result.stopped_by else guard.ended_badly)
+            how: dict[str, Any] = {"reason": "interrupted" if result.stopped_by else "finished"}
+            if result.ended_badly:
+                how = {"reason": "ended-badly", "why": result.ended_badly}
+            watch.note("end", **how, by=result.stopped_by, eval_loss=result.eval_loss, skips=watch.skips)
     return result
 
 

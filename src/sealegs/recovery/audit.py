@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.recovery.aside import from_json
 from sealegs.recovery.checkpoints import State
+from sealegs.recovery.parts import ALSO
 
 AS_SAVED = "as saved"
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
@@ -26,6 +27,9 @@ def came_back(saved: State, live: State) -> dict[str, str]:
         "data position": _differs(_of(saved)["data"], _of(live)["data"]),
         "loss scale": _differs(saved.plain["scaler"], live.plain["scaler"]),
     }
+    for name in (live.plain.get("also") or {}).keys() & (saved.plain.get("also") or {}).keys():
+        told = list(_tensors_differ(saved, live, f"{ALSO}{name}."))
+        found[f"also {name}"] = told + _differs(saved.plain["also"][name], live.plain["also"][name])
     groups = zip(_groups(saved), _groups(live), strict=True)
     found |= {name: [] for name in ("learning rate", "betas", "optimizer settings", "parameter groups", "schedule")}
     for number, (was, now) in enumerate(groups):

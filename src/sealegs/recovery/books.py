@@ -10,8 +10,9 @@ from sealegs.errors import SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import RECOVERY, speakable
 from sealegs.recovery.data import Batches
+from sealegs.recovery.history import Treatment
 from sealegs.recovery.margins import Margins
-from sealegs.recovery.playbook import Playbook, Treatment
+from sealegs.recovery.playbook import Playbook
 from sealegs.watch import Watch
 
 HELD = 50
@@ -90,9 +91,18 @@ class Books:
         self._untold = None if is_last else treatment.onset
 
     def held(self, step: int, good: int) -> None:
-        """So many steps in a row were good, up to this one."""
+        """So many steps in a row were good, up to this one, and no incident is open: the run has recovered."""
         if self._untold is not None and good >= HELD and step >= self._untold + HELD:
+            self.history = tuple(
+                treatment if treatment.recovered is not None else replace(treatment, recovered=step)
+                for treatment in self.history
+            )
             self._tell_outcome(step, "helped", f"{HELD} healthy steps have come of it")
+
+    def lingers(self, step: int) -> None:
+        """The incident was waited for long enough, and its loss is not back."""
+        if self._untold is not None:
+            self._tell_outcome(step, "did not help", "the loss has not come back")
 
     def came_back(self, number: int, onset: int) -> None:
         """There is trouble again, before step ``number``."""

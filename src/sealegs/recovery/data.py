@@ -149,6 +149,11 @@ class Batches:
         """Hand these very objects out next, once, and go on from where the data is."""
         self._probe[:] = reversed(batches)
 
+    @property
+    def will_repeat(self) -> bool:
+        """Whether the next batch is one that was asked for with ``repeat``."""
+        return bool(self._probe)
+
     def swap(self, source: str, weight: float) -> None:
         """Give a source of the data another weight, which holds after going back, too; 0 takes the source out."""
         if refusal := self.cannot_swap(source):

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.detectors.spike import MANY
-from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.playbook import Playbook
 from sealegs.vocabulary import Row, Severity, Verdict
 
 OFTEN_WITHIN = 500

@@ -9,7 +9,8 @@ from sealegs import incidents, judge
 from sealegs.incidents import Incident, News
 from sealegs.recovery.cost import Cost
 from sealegs.recovery.evidence import Evidence, Trouble
-from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.together import Together
 from sealegs.vocabulary import Row, Verdict
@@ -23,6 +24,9 @@ class Followed(NamedTuple):
     """Healthy, and no incident is open."""
     is_doubtful: bool
     """An incident is open, or a row has shown trouble."""
+    is_retried: bool
+    """Good, of a run that went back and has not come to the onset of its incident again: that is open, and says nothing
+    of what comes before it."""
     trouble: Trouble | None
 
 
@@ -35,6 +39,10 @@ class Following:
         """Steps in a row ..."""
         self.good = 0
         """... whether or not an incident is still open."""
+        self.is_retried = False
+        """Whether the last row was of a run that went back, and good; see ``Followed``."""
+        self.is_back = True
+        """Whether the loss came back in the incident that was closed last, if it was since the last treatment."""
         self.cost = Cost()
         """Of the incident that is open, or of what may become one."""
         self._playbook = playbook
@@ -89,7 +97,10 @@ class Following:
             self._skipped = 0
         for item in news:
             trouble = self._told(item, int(row["step"]), number) or trouble
-        return Followed(is_calm, is_doubtful, trouble)
+        course = self._incidents.course
+        is_before_onset = self._incidents.is_open and course.is_treated and int(row["step"]) < course.start
+        self.is_retried = is_before_onset and verdict.go and verdict.incident is None and trouble is None
+        return Followed(is_calm, is_doubtful, self.is_retried, trouble)
 
     def suspect(self) -> str | None:
         """Each rank knows the sources of its own batches; all go by what rank 0 finds."""
@@ -118,6 +129,7 @@ class Following:
     def begin_anew(self) -> None:
         """Something was done about it: what comes then is judged for itself."""
         self.evidence.forget()
+        self.is_back = True
         self._begin_counting()
 
     def go_on(self) -> None:
@@ -159,6 +171,7 @@ class Following:
         elif news.kind == "closed":
             self._tell_closed(incident, step)
             self.cost = Cost()
+            self.is_back = incident.recovery_loss is not None
         elif not news.is_decaying and not self.evidence.is_sound:
             return Trouble(
                 trigger=Trigger.NOT_RECOVERING,

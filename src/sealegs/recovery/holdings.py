@@ -56,6 +56,8 @@ class Contents:
     schedules: Sequence[Mapping[str, Any]] = ()
     scaler: Mapping[str, Any] | None = None
     random: str | None = None
+    also: Sequence[str] = ()
+    """Names of what a loop has kept of its own."""
     data: str | None = None
     step: int | None = None
     versions: Mapping[str, str] | None = None
@@ -89,6 +91,7 @@ def holdings(found: Contents) -> Iterator[Holding]:
     yield Holding(
         "random state", found.random, None if found.random else "dropout and shuffling go on with other numbers"
     )
+    yield from (Holding(f"also {name}", "a state of the loop's own") for name in found.also)
     yield Holding(
         "data position", found.data, None if found.data else "the data begin anew: what was seen is seen again"
     )
@@ -227,6 +230,7 @@ def _ours(folder: Path) -> Contents:
         schedules=[from_json(each["state"], state.tensors) for each in plain["schedulers"]],
         scaler=plain["scaler"] or None,
         random="of " + ", ".join([*_rng(state.tensors), *sorted(state.own.get("rng") or ())]),
+        also=sorted(plain.get("also") or ()),
         data=None if plain["data"] is None else f"batch {plain['data'].get('next', '?')} comes next",
         step=step,
         versions=manifests.load(run).versions if (run / MANIFEST).exists() else None,

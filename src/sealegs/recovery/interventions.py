@@ -18,8 +18,9 @@ from sealegs.recovery.cost import Cost
 from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
+from sealegs.recovery.history import Treatment, Trigger
 from sealegs.recovery.orders import Order, change_books, change_data, refuse_idle
-from sealegs.recovery.playbook import Playbook, Treatment, Trigger, choose
+from sealegs.recovery.playbook import Playbook, choose
 from sealegs.recovery.retreat import Retreat, Target
 from sealegs.watch import Watch
 
@@ -43,6 +44,8 @@ class Interventions:
         """Whether a halt was decided: in shadow mode the run goes on, and there is nothing left to decide."""
         self.loop_clips = False
         """Whether the user's loop clips, so that no clipping of the guard's can be tightened."""
+        self.batches_a_step = 1
+        """Of the last step."""
         self._playbook = playbook
         self._books = books
         self._following = following
@@ -57,7 +60,14 @@ class Interventions:
         if trouble.trigger == Trigger.BUDGET_SPENT:
             trouble = replace(trouble, source=self._following.suspect())
         while True:
-            decision = choose(self._playbook, trouble.trigger, trouble.onset, self._books.history)
+            decision = choose(
+                self._playbook,
+                trouble.trigger,
+                trouble.onset,
+                self._books.history,
+                batch=trouble.batch,
+                kind=self._kind,
+            )
             if decision.rung is None and not decision.halts:  # nothing is to be done about it
                 self._following.evidence.forget()
                 return None
@@ -88,7 +98,7 @@ class Interventions:
         targets = iter(()) if rollback is None else self._retreat.targets(onset, rollback.back)
         target = next(targets, None)
         if rollback is not None and target is None:
-            raise Impossible(f"there is no healthy state from before step {onset}")
+            raise Impossible(self._retreat.why_none(onset, rollback.back))
         self._books.came_back(number, onset)
         before = self._books.now()
         changed = self._changed_aside(order, number if target is None else target.step)
@@ -117,7 +127,14 @@ class Interventions:
         if not self._act:
             return []
         changed = change_data(order, self._batches)
-        return changed + change_books(order, self._books, self._batches, first=first, loop_clips=self.loop_clips)
+        return changed + change_books(
+            order,
+            self._books,
+            self._batches,
+            first=first,
+            loop_clips=self.loop_clips,
+            batches_a_step=self.batches_a_step,
+        )
 
     def _changed_by_going_back(self, order: Order, target: Target) -> list[str]:
         """What depends on which state it was in the end."""
@@ -171,4 +188,12 @@ class Interventions:
             trigger=order.trouble.trigger,
             rung=order.rung,
             actions=order.actions,
+            batch=order.trouble.batch,
+            kind=self._kind,
         )
+
+    @property
+    def _kind(self) -> str:
+        """Of the incident that is open."""
+        incident = self._following.incident
+        return "" if incident is None else incident.kind

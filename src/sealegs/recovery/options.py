@@ -70,7 +70,12 @@ class Options:
         memory = self.snapshot_memory if is_used else self.snapshot_memory or 0
         # where no checkpoint of step 0 is written, the first must be enough to run an early incident again
         return Snapshots(
-            trainee.model, trainee.optimizers, every=self.snapshot_every, soon=not self.has_rungs, memory=memory
+            trainee.model,
+            trainee.optimizers,
+            also=trainee.also,
+            every=self.snapshot_every,
+            soon=not self.has_rungs,
+            memory=memory,
         )
 
     def checkpoints(self, folder: Path | None) -> Checkpoints | None:

@@ -70,7 +70,9 @@ def change_data(order: Order, batches: Batches) -> list[str]:
     return changed
 
 
-def change_books(order: Order, books: Books, batches: Batches, *, first: int, loop_clips: bool) -> list[str]:
+def change_books(
+    order: Order, books: Books, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
+) -> list[str]:
     """Batches that are left out, and margins, as of the ``first`` step to come: nothing of the training itself.
 
     ``loop_clips`` says that the user's loop does, so that no clipping of the guard's can be tightened.
@@ -79,8 +81,9 @@ def change_books(order: Order, books: Books, batches: Batches, *, first: int, lo
     for action in order.actions:
         match action:
             case Rollback(skip=count) if count and order.trouble.batch is not None:
-                # the update that did it may have come of the batch before
-                changed.append(_leave_out(batches, max(order.trouble.batch - 1, 0), count))
+                # the update that did it may have come of the step before; a row names the last batch of its step
+                earliest = order.trouble.batch - (2 * batches_a_step - 1)
+                changed.append(_leave_out(batches, max(earliest, 0), count))
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))

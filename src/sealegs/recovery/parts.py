@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Number
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
+from sealegs.recovery.also import Stateful
 
 Join: TypeAlias = Callable[[Iterator[Tensor]], Tensor]
 """Parts in, in their order, the tensor that consists of them out."""
 
+ALSO = "also/"
+"""What the keys of tensors begin with that the loop keeps of its own."""
 _IMMUTABLE = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
 
 
@@ -77,16 +81,21 @@ class Live:
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Parts of parameters and buffers, each piece of memory once."""
     buffers: set[str] = field(default_factory=set)
-    """Which of these a forward pass may change."""
+    """Which tensors a forward pass or the loop may change before the next update."""
     moments: dict[str, Apart] = field(default_factory=dict)
     """Tensors in the states and among the hyperparameters of optimizers."""
     settings: list[Settings] = field(default_factory=list)
+    also: dict[str, Any] = field(default_factory=dict)
+    """States of what the loop keeps, with a key in the place of each tensor ..."""
+    of_also: dict[str, Apart] = field(default_factory=dict)
+    """... and those."""
     _seen: set[object] = field(default_factory=set)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All parts of all tensors."""
-        return self.weights | {key: part for apart in self.moments.values() for key, part in apart.parts.items()}
+        aparts = (*self.moments.values(), *self.of_also.values())
+        return self.weights | {key: part for apart in aparts for key, part in apart.parts.items()}
 
     def add_weights(self, named: Iterable[tuple[str, Tensor]]) -> list[str]:
         """Take in those that have not been met, under another name or as another object. Gives their keys."""
@@ -109,8 +118,10 @@ class Live:
         return apart.join(held[keys.get(_where(part), key)] for key, part in apart.parts.items())
 
 
-def walk(model: nn.Module, optimizers: Sequence[Optimizer]) -> Live:
-    """Everything that updates depend on. What could not be copied and put back is refused."""
+def walk(
+    model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[str, Stateful] = MappingProxyType({})
+) -> Live:
+    """Everything that updates depend on, and what goes along. What could not be copied and put back is refused."""
     live = Live()
     live.add_weights((f"model/{name}", parameter) for name, parameter in model.named_parameters())
     live.buffers.update(live.add_weights((f"model/{name}", buffer) for name, buffer in model.named_buffers()))
@@ -131,7 +142,26 @@ def walk(model: nn.Module, optimizers: Sequence[Optimizer]) -> Live:
             )
         )
     live.moments.update((key, _taken_apart(key, tensor)) for key, tensor in held.items())
+    others: dict[str, Tensor] = {}
+    for name, thing in also.items():
+        live.also[name] = _emptied(f"{ALSO}{name}", _plain_dicts(thing.state_dict()), others)
+    live.of_also.update((key, _taken_apart(key, tensor.detach())) for key, tensor in others.items())
+    live.buffers.update(
+        key for apart in live.of_also.values() for key in apart.parts
+    )  # the loop changes it at any time
     return live
+
+
+def filled(state: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """A state of ``Live.also`` with tensors in their places."""
+    return _filled(state, tensors)
+
+
+def _plain_dicts(value: Any) -> Any:
+    """State dicts of modules are dicts of another kind."""
+    if isinstance(value, Mapping):
+        return {key: _plain_dicts(item) for key, item in value.items()}
+    return value
 
 
 def _where(part: Tensor) -> tuple[object, ...]:

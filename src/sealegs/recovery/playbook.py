@@ -7,12 +7,11 @@ with a later one, and no rung is used twice for it; when none is left, the run i
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Self
 
-from sealegs.errors import ConfigError, SourceError
+from sealegs.errors import ConfigError
 from sealegs.recovery.actions import (
     ACTIONS,
     Action,
@@ -22,34 +21,14 @@ from sealegs.recovery.actions import (
     Rollback,
     SwapSource,
     Tighten,
-    actions_from,
     is_number,
     is_whole,
-    plain_actions,
     refuse_unless,
 )
+from sealegs.recovery.history import Case, Treatment, Trigger, same_trouble
 
 WIDTH, WHEN_WIDTH = 100, 34
 """Columns of the table, and of its second one."""
-
-
-class Trigger(StrEnum):
-    """What asks for a decision."""
-
-    NONFINITE_WEIGHTS = "nonfinite-weights"
-    """A parameter is NaN or infinite: every later step would start from it."""
-    NONFINITE_OFTEN = "nonfinite-often"
-    """Losses or gradients are not finite several times in a row, or in too large a share of the steps."""
-    DAMAGED = "damaged"
-    """Steps are condemned one after the other, and so is a batch that was healthy before: it is the weights."""
-    BAD_DATA = "bad-data"
-    """Steps are condemned one after the other, but a batch that was healthy before still is: it is the data."""
-    NOT_RECOVERING = "not-recovering"
-    """At a look the loss of an incident was neither back nor coming down."""
-    BUDGET_SPENT = "budget-spent"
-    """As many steps have been skipped as may be."""
-    ASKED = "asked"
-    """A person wants it: part of the history, but no rung's, and it spends no budget."""
 
 
 TRIGGERS = frozenset(Trigger) - {Trigger.ASKED}
@@ -101,43 +80,6 @@ class Rung:
         return "; ".join(map(str, self.actions))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
-    """What was done: an entry of a run's history."""
-
-    incident: int
-    """Number of the incident; 0 where none was open."""
-    onset: int
-    """The step that it began at."""
-    step: int
-    """The step at which this was decided."""
-    trigger: Trigger
-    rung: int | None
-    """Number of the rung, from 1 as the table has it; None where there was none."""
-    actions: tuple[Action, ...]
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON values."""
-        own = {name: getattr(self, name) for name in ("incident", "onset", "step", "rung")}
-        return own | {"trigger": self.trigger.value, "actions": plain_actions(self.actions)}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """From what ``to_plain`` gave, once it has been through a file."""
-        try:
-            own = {name: plain[name] for name in ("incident", "onset", "step", "rung")}
-            trigger, actions = Trigger(plain["trigger"]), plain["actions"]
-            is_sound = all(is_whole(value, 0) or (name == "rung" and value is None) for name, value in own.items())
-            is_sound &= isinstance(actions, list)
-        except (KeyError, TypeError, ValueError):
-            is_sound = False
-        if not is_sound:
-            raise SourceError(
-                f"treatment {plain!r}: it has no incident, onset, step, trigger, rung and actions to read"
-            )
-        return cls(**own, trigger=trigger, actions=actions_from(actions))
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What is to be done next, and why."""
@@ -176,8 +118,8 @@ class Playbook:
        -  bad-data, nonfinite-often,          go on, skipping what is condemned
           not-recovering
        -  budget-spent, nonfinite-weights     halt
-    Trouble within 1000 steps of the onset that was treated last is the same trouble: it takes a later
-    rung. With none left, or after 10 rollbacks in all, the run is halted.
+    Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
+    takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
     """
 
     name: str
@@ -187,7 +129,8 @@ class Playbook:
     probe_after: int = 5
     """Condemned steps in a row after which a batch that was healthy is tried again: is it the weights, or the data?"""
     again_within: int = 1000
-    """Steps after an onset in which trouble is the same trouble, come back."""
+    """Steps after an onset in which trouble can be the same trouble, come back: what else has to speak for it is in
+    ``recovery/history.py``. The first and third of a kind may be so far apart from the second."""
     nonfinite_in_a_row: int = 3
     """So many steps in a row that are not finite are often ..."""
     nonfinite_share: float = 0.01
@@ -249,8 +192,8 @@ class Playbook:
               nonfinite-weights, not-recovering   before the onset, skip 200 batches; learning rate x 0.5,
                                                   warmed up again over 50 steps; clip at 0.5
            6  anything                            halt
-        Trouble within 1000 steps of the onset that was treated last is the same trouble: it takes a later
-        rung. With none left, or after 10 rollbacks in all, the run is halted.
+        Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
+        takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
         """
         state = TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
         return cls(
@@ -282,8 +225,8 @@ class Playbook:
               nonfinite-often,
               nonfinite-weights, not-recovering
            -  bad-data                            go on, skipping what is condemned
-        Trouble within 1000 steps of the onset that was treated last is the same trouble: it takes a later
-        rung. With none left, or after 10 rollbacks in all, the run is halted.
+        Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
+        takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
         """
         state = TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
         return cls(
@@ -308,7 +251,7 @@ class Playbook:
         lines = [f"playbook {self.name}", *(line for row in rows for line in _table_lines(*row))]
         if self.rungs:
             text = (
-                f"Trouble within {self.again_within} steps of the onset that was treated last is the same trouble: it "
+                f"Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it "
                 f"takes a later rung. With none left, or after {self.rollbacks} rollbacks in all, the run is halted."
             )
             if self.requeues:
@@ -330,8 +273,16 @@ class Playbook:
                     raise ConfigError(f"Playbook.rungs: {why} on {_when(shared)} before rung {number}: leave one out")
 
 
-def choose(playbook: Playbook, trigger: Trigger, onset: int, history: Sequence[Treatment]) -> Decision:
-    """The next rung for a trigger, whose trouble began at step ``onset``.
+def choose(
+    playbook: Playbook,
+    trigger: Trigger,
+    onset: int,
+    history: Sequence[Treatment],
+    *,
+    batch: int | None = None,
+    kind: str = "",
+) -> Decision:
+    """The next rung for a trigger, whose trouble began at step ``onset``, with a ``batch``; ``kind`` is the incident's.
 
     Never one that this trouble has used, nor one before it: after as many treatments as there are rungs, or with the
     last of the rollbacks that are allowed in all, the run is halted.
@@ -345,7 +296,7 @@ def choose(playbook: Playbook, trigger: Trigger, onset: int, history: Sequence[T
     if not rungs:
         reason = f"{what}: playbook {playbook.name} has no rung for it"
         return _halt(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
-    trouble = same_trouble(playbook, onset, history)
+    trouble = same_trouble(Case(trigger, onset, batch, kind), history, again_within=playbook.again_within)
     used = max((t.rung for t in trouble if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:
@@ -356,17 +307,6 @@ def choose(playbook: Playbook, trigger: Trigger, onset: int, history: Sequence[T
         return _halt(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
     after = f"comes after rung {used}" if used else "is the first for it"
     return Decision(number, _advised(rung.actions, trigger), f"{what}: rung {number} {after}")
-
-
-def same_trouble(playbook: Playbook, onset: int, history: Sequence[Treatment]) -> list[Treatment]:
-    """The last treatments that were of the trouble that began, or has come back, at step ``onset``: newest first."""
-    same = []
-    for treatment in reversed(history):
-        if onset - treatment.onset > playbook.again_within:
-            break
-        same.append(treatment)
-        onset = treatment.onset
-    return same
 
 
 def _table_lines(number: str, when: str, what: str) -> Iterable[str]:

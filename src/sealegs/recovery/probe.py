@@ -46,10 +46,10 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A batch that can be handed out once more, and the step that it was trained on in."""
+    """The batches of one step, most often one, which can be handed out once more, and that step."""
 
     step: int = -1
-    batch: Any = None
+    batches: tuple[Any, ...] = ()
     loss: float = math.nan
     """That it had then ..."""
     grad_norm: float = math.nan
@@ -129,7 +129,7 @@ class Found:
 
 
 class Probe:
-    """Keeps batches that were healthy when they were trained on. It is of use where each step takes one batch."""
+    """Keeps batches that were healthy when they were trained on. It is of use where all steps take as many batches."""
 
     def __init__(self) -> None:
         self.why_none = ""
@@ -143,9 +143,13 @@ class Probe:
         """Steps."""
         self._newest = Kept()
         """Of the row that was followed last; without its batch."""
-        self._batch: Any = None
-        self._ahead = 0
-        """Batches that were handed out, less steps that were done."""
+        self._batches: list[Any] = []
+        """Of the step that is being done, if it is to be kept."""
+        self._is_due = False
+        self._handed_out = 0
+        """Batches since the last step."""
+        self._a_step = 0
+        """Batches that a step takes, once it is known."""
         self._trial: list[Kept] = []
         """Those that are being tried, and ..."""
         self._found: list[Found] = []
@@ -155,30 +159,45 @@ class Probe:
         """Copies of the batches to try again, whose losses are to be told to ``compared`` in this order; none yet, or
         none at all."""
         self._trial, self._found = [] if self.why_none else list(self._proven), []
-        return [_copied(kept.batch) for kept in self._trial]
+        return [_copied(batch) for kept in self._trial for batch in kept.batches]
 
     def handed_out(self, batch: Any) -> None:
         """A batch is about to be handed out: the loop may change what it is given, so a copy is kept if one is due."""
-        self._ahead += 1
-        are_enough = len(self._proven) + len(self._waiting) >= MOST_TRIED
-        is_due = self._since_kept >= (PROVEN_AFTER if are_enough else APART)
-        self._batch = _copied(batch) if is_due else None
+        if not self._handed_out:
+            are_enough = len(self._proven) + len(self._waiting) >= MOST_TRIED
+            self._is_due = self._since_kept >= (PROVEN_AFTER if are_enough else APART)
+            self._batches = []
+        self._handed_out += 1
+        if self._is_due:
+            self._batches.append(_copied(batch))
 
-    def after_step(self, number: int, *, is_healthy: bool) -> None:
-        """The step before ``number`` is done."""
-        self._ahead -= 1
-        if self._ahead and not self.why_none:
-            self.why_none = (
-                f"by step {number} the loop had taken {number + self._ahead} batches, and which one a step trained on "
-                "is known only where it takes one at a time"
-            )
+    def after_step(self, number: int, *, is_healthy: bool, batches: int = 1) -> None:
+        """The step before ``number`` is done, of which the loop has said that it took so many batches."""
+        handed_out, self._handed_out = self._handed_out, 0
+        self._a_step = self._a_step or batches
+        if not self.why_none and (handed_out, batches) != (self._a_step, self._a_step):
+            self.why_none = self._why_unknown(number - 1, handed_out, batches)
+            self._proven.clear()
+            self._waiting.clear()
         self._since_kept += 1
-        if self._batch is not None and is_healthy:
+        if self._batches and not self.why_none and is_healthy:
             is_known = self._newest.step == number - 1  # on a device the row is still under way
             newest = self._newest if is_known else Kept()
             norms = None if self.norms is None else self.norms.clone()  # the next step may write over it
-            self._waiting.append(replace(newest, step=number - 1, batch=self._batch, norms=norms))
+            self._waiting.append(replace(newest, step=number - 1, batches=tuple(self._batches), norms=norms))
             self._since_kept = 1
+        self._batches = []
+
+    def _why_unknown(self, step: int, handed_out: int, batches: int) -> str:
+        if handed_out == batches:
+            return (
+                f"step {step} took {batches} batches and those before it {self._a_step}: what was handed out once more "
+                "would be too much for a step, or too little"
+            )
+        return (
+            f"at step {step} the loop had taken {handed_out} batches and told of {batches}: which of them a step "
+            "trained on is known where it takes one at a time, or all but the last in `with guard.accumulate():`"
+        )
 
     def follow(self, row: Row, *, is_calm: bool, is_doubtful: bool) -> None:
         """A row has been judged."""
@@ -190,16 +209,17 @@ class Probe:
             if 0 < kept.loss < math.inf and kept.grad_norm != 0:
                 self._proven.append(kept)
         loss = float(row["loss"]) if is_calm else math.inf
-        self._newest = Kept(step, None, loss, float(row.get("grad_norm", math.nan)))
+        self._newest = Kept(step, (), loss, float(row.get("grad_norm", math.nan)))
         for place, kept in enumerate(self._waiting):
             if kept.step == step:
-                self._waiting[place] = replace(self._newest, batch=kept.batch, norms=kept.norms)
+                self._waiting[place] = replace(self._newest, batches=kept.batches, norms=kept.norms)
 
     def forget_from(self, step: int) -> None:
         """The run goes on at a step: what later ones were trained on, or showed, belongs to another line."""
         self._proven = deque((kept for kept in self._proven if kept.step < step), MOST_TRIED)
         self._waiting = deque(kept for kept in self._waiting if kept.step < step)
         self._newest = Kept()
+        self._since_kept = APART  # the first of the new line is kept, so that one is proven when trouble comes again
 
     def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> Found | None:
         """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""

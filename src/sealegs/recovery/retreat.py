@@ -2,13 +2,15 @@
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from sealegs.errors import RunHalted, SealegsError
 from sealegs.recovery.actions import Impossible
+from sealegs.recovery.also import load_states, states_of
 from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.cost import Cost
 from sealegs.recovery.data import Batches
@@ -30,6 +32,11 @@ class Target:
 
     def __str__(self) -> str:
         return f"the {'checkpoint' if self.snapshot is None else 'snapshot'} of step {self.step}"
+
+
+FARTHEST = 2
+"""How many times as far as a rung asks for the very beginning may lie: whoever asks for 100 steps in a run of 50,000
+does not want to begin anew."""
 
 
 class Retreat:
@@ -57,6 +64,10 @@ class Retreat:
         self._ranks = ranks
         self._is_described = False
         self._has_snapshots = True
+        self._awaited: int | None = None
+        """The step that a snapshot is due before, when the loop asks for its next batch."""
+        self._brought_back: Mapping[str, Any] = {}
+        """States of what the loop keeps of its own, which it may still change in the step that went back."""
         self._counted_back_from = 0
         """The step that came next when some were: none is counted back twice, so that it has an end."""
 
@@ -80,6 +91,22 @@ class Retreat:
         elif is_doubtful:
             self.snapshots.doubtful()
             self.proofs.doubtful()
+
+    def after_step(self, number: int) -> None:
+        """Take a snapshot, if one is due before step ``number``; where the loop keeps something of its own, which it
+        changes when the step is over, that is when it asks for the next batch."""
+        if self._trainee.also and self._batches.number is not None:
+            self._awaited = number
+        else:
+            self.take_snapshot(number)
+
+    def between_steps(self) -> None:
+        """The loop has done all that it does in a step."""
+        number, self._awaited = self._awaited, None
+        also, self._brought_back = self._brought_back, {}
+        load_states(self._trainee.also, also)
+        if number is not None:
+            self.take_snapshot(number)
 
     def take_snapshot(self, number: int) -> None:
         """If one is due before step ``number``."""
@@ -131,20 +158,37 @@ class Retreat:
         return True
 
     def targets(self, onset: int, back: int) -> Iterator[Target]:
-        """Healthy states, the best first: the newest that is old enough, else the newest, else the very beginning. Its
-        step comes before the onset's by one at least: the update that did it may have been that of the step before."""
-        latest = onset - 1
-        for before in (latest - back, latest):
-            in_memory = self.snapshots.newest(before)
-            if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
-                yield Target(in_memory.step, in_memory)
-            on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
-            if on_disk:
-                yield Target(on_disk, None)
-            if in_memory is not None:  # what is newer on disk is damaged
-                yield Target(in_memory.step, in_memory)
-        if on_disk == 0:
+        """Healthy states that are at least so many steps older than the onset, the newest first; the very beginning
+        last, where it is not much older than was asked for.
+
+        A state's step comes before the onset's by one at least: the update that did it may have been that of the step
+        before. What is nearer is no state to go to, be there no other: it was asked for so many steps because nearer
+        ones have not helped.
+        """
+        before = min(onset - 1, onset - back)
+        in_memory = self.snapshots.newest(before)
+        if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
+            yield Target(in_memory.step, in_memory)
+        on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
+        if on_disk:
+            yield Target(on_disk, None)
+        if in_memory is not None:  # what is newer on disk is damaged
+            yield Target(in_memory.step, in_memory)
+        if on_disk == 0 and (not back or onset <= FARTHEST * back):
             yield Target(0, None)
+
+    def why_none(self, onset: int, back: int) -> str:
+        """Why there is no state to go back to, in a sentence."""
+        tags = self._checkpoints.tags() if self._checkpoints is not None else {}
+        on_disk = {step for step, tag in tags.items() if tag == "healthy"}
+        steps = sorted(step for step in on_disk | {*self.snapshots.steps} if step < onset)
+        if not back or not steps:
+            return f"there is no healthy state from before step {onset}"
+        which = "none but the very beginning is" if steps[0] == 0 and onset >= back else "none is"
+        return (
+            f"of the healthy states, those of steps {', '.join(map(str, steps[-4:]))}, {which} at least {back} steps "
+            f"before step {onset}; checkpoint_every= keeps more of them"
+        )
 
     def go_back(self, target: Target, others: Iterator[Target], number: int) -> tuple[Target, Cost]:
         """To the first state that can be restored, on every rank. Gives that, and what is to be done once more."""
@@ -156,6 +200,7 @@ class Retreat:
             except SealegsError as error:
                 reasons.append(f"{state}: {error}")
                 continue
+            self._awaited = None
             self.schedules.forget_from(state.step)
             self._give_up_after(state.step)
             return state, cost
@@ -185,14 +230,17 @@ class Retreat:
         assert self._checkpoints is not None
         state = self._checkpoints.load(target.step, like=self._trainee.capture())
         self._trainee.restore(state)
+        self._brought_back = self._trainee.also_in(state)
         self._watch.go_back(self._watch.thawed(state.plain["guard"]["watch"]))
         return Cost(number - target.step)
 
     def _restore_snapshot(self, snapshot: Snapshot) -> None:
         plain, trainee = snapshot.plain, self._trainee
         before = [copy.deepcopy(scheduler.state_dict()) for scheduler in trainee.schedulers], self._batches.position()
+        also, also_before = self.snapshots.also_at(snapshot), states_of(trainee.also)
         try:
             self._batches.go_to(plain["data"])
+            load_states(trainee.also, also)
             for scheduler, state in zip(trainee.schedulers, plain["schedulers"], strict=True):
                 scheduler.load_state_dict(copy.deepcopy(state))
             self.snapshots.restore_tensors(snapshot)  # the last that can refuse
@@ -200,7 +248,9 @@ class Retreat:
             for scheduler, state in zip(trainee.schedulers, before[0], strict=True):
                 scheduler.load_state_dict(state)
             self._batches.go_to(before[1])
+            load_states(trainee.also, also_before)
             raise
+        self._brought_back = also
         restore_scale(trainee.scaler, plain["scaler"])
         restore_rng(plain["rng"])
         self._watch.go_back(plain["judging"])

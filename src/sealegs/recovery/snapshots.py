@@ -12,6 +12,7 @@ into pinned memory of the host beside the computation: the host waits for neithe
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import torch
@@ -20,7 +21,8 @@ from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError, SourceError
 from sealegs.recovery import room
-from sealegs.recovery.parts import Apart, Join, Live, Settings, walk
+from sealegs.recovery.also import Stateful
+from sealegs.recovery.parts import ALSO, Apart, Join, Live, Settings, filled, walk
 from sealegs.recovery.room import CPU, Buffer, Place, in_words
 
 _Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
@@ -56,6 +58,7 @@ class Snapshots:
         model: nn.Module,
         optimizers: Sequence[Optimizer],
         *,
+        also: Mapping[str, Stateful] = MappingProxyType({}),
         every: int = 50,
         soon: bool = False,
         promote_after: int = 16,
@@ -63,6 +66,7 @@ class Snapshots:
         place: Literal["auto", "device", "host"] = "auto",
     ) -> None:
         """``memory`` is the most bytes that both may take together; 0 holds none. ``soon`` takes the first at once.
+        ``also`` goes along.
 
         ``place`` is where: on the ``device``, if they fit into half of what is free there; on the ``host``, if they
         fit into ``memory`` or, where none is given, into half of what is free; ``auto`` tries one after the other. That
@@ -78,6 +82,7 @@ class Snapshots:
             raise ConfigError(f"place={place!r}: one of 'auto', 'device' and 'host'")
         self._model = model
         self._optimizers = tuple(optimizers)
+        self._also = also
         self._every = every
         self._soon = soon
         self._promote_after = promote_after
@@ -97,7 +102,7 @@ class Snapshots:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: list[_Copying] = []
         if not self._why_none:
-            walk(model, self._optimizers)  # refuses now what it would refuse at the first snapshot
+            walk(model, self._optimizers, also)  # refuses now what it would refuse at the first snapshot
 
     def due(self, step: int) -> bool:
         """Whether to take a snapshot before a step is run. Not of step 0, at which optimizers have no state."""
@@ -116,7 +121,7 @@ class Snapshots:
             return
         self.before_update()
         self._candidate = None
-        live = walk(self._model, self._optimizers)
+        live = walk(self._model, self._optimizers, self._also)
         tensors = live.tensors
         layout = {key: _kind(tensor) for key, tensor in tensors.items()}
         if layout != self._layout:
@@ -128,7 +133,8 @@ class Snapshots:
         buffer = next(buffer for buffer in self._buffers if buffer is not newest)
         self._copy_into(buffer, tensors, live.buffers)
         joins = {key: (tuple(apart.parts), apart.join) for key, apart in live.moments.items()}
-        self._candidate = _Held(Snapshot(step, dict(plain)), buffer, joins, live.settings)
+        along = {key: (tuple(apart.parts), apart.join) for key, apart in live.of_also.items()}
+        self._candidate = _Held(Snapshot(step, dict(plain)), buffer, joins, live.settings, live.also, along)
         self._survived = 0
 
     def before_update(self) -> None:
@@ -157,6 +163,11 @@ class Snapshots:
         self._is_in_doubt = True
         self._candidate = None
 
+    @property
+    def steps(self) -> list[int]:
+        """Of the healthy ones, the newest first."""
+        return [held.snapshot.step for held in self._kept]
+
     def newest(self, before: int) -> Snapshot | None:
         """The newest healthy snapshot of a step that is not after the one given."""
         return next((held.snapshot for held in self._kept if held.snapshot.step <= before), None)
@@ -177,9 +188,20 @@ class Snapshots:
         held = self._find(snapshot)
         targets, moments = self._targets(held, walk(self._model, self._optimizers))
         self.before_update()  # what is written now may still be read for a candidate
-        room.copy_all((targets[key], part) for key, part in held.buffer.parts.items())
+        room.copy_all((targets[key], part) for key, part in held.buffer.parts.items() if key in targets)
         for optimizer, settings in zip(self._optimizers, held.settings, strict=True):
             settings.put_into(optimizer, moments)
+
+    def also_at(self, snapshot: Snapshot) -> dict[str, Any]:
+        """The states of what goes along, which ``restore_tensors`` leaves alone: its owners are to load them."""
+        held = self._find(snapshot)
+        parts = held.buffer.parts
+        devices = {name: self._layout[name][2] for names, _ in held.along.values() for name in names}
+        tensors = {
+            key: join(parts[name].to(devices[name], copy=True) for name in names)
+            for key, (names, join) in held.along.items()
+        }
+        return {name: filled(state, tensors) for name, state in held.also.items()}
 
     def contents(self, snapshot: Snapshot) -> tuple[Mapping[str, Tensor], dict[str, Tensor], list[Settings]]:
         """What it holds: the parts of all tensors, those of optimizers whole, and what else optimizers have."""
@@ -283,7 +305,7 @@ class Snapshots:
             targets |= apart.parts
             moments[key] = apart.whole
         found = {key: _kind(tensor) for key, tensor in targets.items()}
-        for key in (*self._layout, *found):
+        for key in (*(key for key in self._layout if not key.startswith(ALSO)), *found):
             if found.get(key) != self._layout.get(key):
                 _refuse(held, key, _said(self._layout.get(key)), _said(found.get(key)))
         return targets, moments
@@ -297,6 +319,10 @@ class _Held(NamedTuple):
     joins: dict[str, tuple[tuple[str, ...], Join]]
     """Of the tensors of optimizers: the keys of their parts, and what makes one of such parts."""
     settings: list[Settings]
+    also: dict[str, Any]
+    """States of what goes along, with a key in the place of each tensor."""
+    along: dict[str, tuple[tuple[str, ...], Join]]
+    """Of those tensors: the same."""
 
 
 class _Copying(NamedTuple):

@@ -1,7 +1,7 @@
 """Live objects in, a ``State`` out, and back: all that decides what the next steps will compute."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError, SourceError
+from sealegs.recovery.also import Stateful, load_states
 from sealegs.recovery.aside import from_json, to_json
 from sealegs.recovery.checkpoints import State
-from sealegs.recovery.parts import walk
+from sealegs.recovery.parts import ALSO, walk
 from sealegs.recovery.rng import host_rng, restore_rng, seed_anew, torch_rng
 from sealegs.recovery.snapshots import Snapshot, Snapshots
 
@@ -42,6 +43,8 @@ class Trainee:
     schedulers: Sequence[LRScheduler] = ()
     scaler: GradScaler | None = None
     data: Positioned | None = None
+    also: Mapping[str, Stateful] = field(default_factory=dict)
+    """What the loop keeps of its own. Of several ranks, the same on all of them, or sharded tensors."""
 
     def capture(self) -> State:
         """The state as it is now. The tensors are the live ones: store or copy them before the next step.
@@ -66,6 +69,7 @@ class Trainee:
             "schedulers": self._schedules([scheduler.state_dict() for scheduler in self.schedulers], tensors),
             "scaler": {} if self.scaler is None else self.scaler.state_dict(),
             "data": position,
+            "also": {name: to_json(thing.state_dict(), f"{ALSO}{name}", tensors) for name, thing in self.also.items()},
         }
         tensors |= {f"rng/{rank}/{device}": state for device, state in torch_rng().items()}
         return State(tensors, plain, own={"data": position, "rng": host_rng()})
@@ -73,7 +77,7 @@ class Trainee:
     def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> State:
         """The state as it was at a snapshot, of which the tensors are: as a checkpoint of that step would hold it.
 
-        But for the place in the data, which a snapshot keeps in its own way.
+        But for the place in the data, which a snapshot keeps in its own way, and what goes along, which no step reads.
         """
         rank, world = _rank_and_world()
         parts, moments, settings = snapshots.contents(snapshot)
@@ -119,6 +123,7 @@ class Trainee:
         names, remarks = self._names(), list(self._remarks(state))
         if self.data is not None and (position := _position(state)) is not None:
             self.data.load_state_dict(position)  # first: it may have reasons of its own to refuse
+        load_states(self.also, self.also_in(state))
         weights = _under("model/", state.tensors) | from_json(state.plain["extra"], state.tensors)
         dcp_state.set_model_state_dict(self.model, weights)
         for optimizer, stored in zip(self.optimizers, state.plain["optimizers"], strict=True):
@@ -129,6 +134,11 @@ class Trainee:
             self.scaler.load_state_dict(dict(state.plain["scaler"]))
         _restore_rng(state)
         return remarks
+
+    def also_in(self, state: State) -> dict[str, Any]:
+        """What a state has of what goes along."""
+        stored = state.plain.get("also") or {}  # older checkpoints have none
+        return {name: from_json(stored[name], state.tensors) for name in self.also if name in stored}
 
     def _weights(self) -> dict[str, Any]:
         """Parameters, buffers, and what modules keep besides."""
@@ -179,6 +189,11 @@ class Trainee:
         is_scaled = self.scaler is not None and self.scaler.is_enabled()
         if bool(state.plain["scaler"]) != is_scaled:
             yield "the loss scale begins anew" if is_scaled else "the loss scale of the checkpoint is not used"
+        stored = (state.plain.get("also") or {}).keys()
+        for name in sorted(self.also.keys() - stored):
+            yield f"also[{name!r}] is as the loop has made it: the checkpoint does not hold it"
+        for name in sorted(stored - self.also.keys()):
+            yield f"also[{name!r}] of the checkpoint is not used: it was not given here"
         if torch.cuda.is_initialized() and not any(name.endswith("/cuda") for name in state.tensors):
             yield "the random state of the CUDA device is made of seed, step and rank: the checkpoint does not hold one"
         here = self._weights()

@@ -18,10 +18,11 @@ from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
+from sealegs.recovery.history import Trigger
 from sealegs.recovery.interventions import Interventions
 from sealegs.recovery.margins import Margins
 from sealegs.recovery.people import People
-from sealegs.recovery.playbook import Playbook, Trigger
+from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe import Noise, Probe
 from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.retreat import Retreat
@@ -84,6 +85,11 @@ class Recovery:
         watch.after = self._hear
 
     @property
+    def found_sound(self) -> bool:
+        """Whether the last probe found that it is the data, and not the weights."""
+        return self._following.evidence.is_sound
+
+    @property
     def margins(self) -> Margins:
         """What is tightened."""
         return self._books.margins
@@ -104,18 +110,21 @@ class Recovery:
         self._probe.norms = norms
         self._retreat.before_update()
 
-    def after_step(self, number: int, *, tokens: int, clip: float | None, loop_clips: bool) -> int | None:
+    def after_step(
+        self, number: int, *, tokens: int, clip: float | None, loop_clips: bool, batches: int = 1
+    ) -> int | None:
         """Act on what was judged by now, before step ``number``. Gives the step to run instead, if it is another.
 
-        The step before has trained on so many ``tokens``, and gradients were clipped: at ``clip``, or by the loop.
+        The step before has trained on so many ``tokens`` and ``batches``, and gradients were clipped: at ``clip``, or
+        by the loop.
         """
         self._retreat.tokens += tokens
-        self._interventions.loop_clips = loop_clips
+        self._interventions.loop_clips, self._interventions.batches_a_step = loop_clips, batches
         self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
         trouble = None
         for row, verdict in self._following.heard():
             trouble = self._follow(row, verdict, number) or trouble
-        self._keep_probe(number)
+        self._keep_probe(number, batches)
         self.recorder.after_step()
         if trouble is not None and not self._interventions.is_over:
             return self._interventions.treat(trouble, number)
@@ -126,8 +135,12 @@ class Recovery:
             return number - count
         if self._goes_back:
             self._retreat.schedules.note(number)
-        self._retreat.take_snapshot(number)
+        self._retreat.after_step(number)
         return self._heed_people(number)
+
+    def between_steps(self) -> None:
+        """The loop has done all that it does in a step, and asks for its next batch."""
+        self._retreat.between_steps()
 
     def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
         """Act on what batches show now which were healthy before, once all of them have been tried."""
@@ -199,15 +212,22 @@ class Recovery:
         step = int(row["step"])
         seen = self._following.follow(row, verdict, number)
         self._retreat.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
-        self._probe.follow(row, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
-        self._books.held(step, self._following.good)
+        # the same fault may come once more: without batches from before it, nobody could ask what it is
+        is_doubtful = seen.is_doubtful and not seen.is_retried
+        self._probe.follow(row, is_calm=seen.is_calm or seen.is_retried, is_doubtful=is_doubtful)
+        if seen.trouble is None and self._following.incident is None:  # else nobody knows yet what came of it
+            if self._following.is_back:
+                self._books.held(step, self._following.good)
+            else:
+                self._books.lingers(step)
         return seen.trouble
 
-    def _keep_probe(self, number: int) -> None:
+    def _keep_probe(self, number: int, batches: int) -> None:
         """Keep batches that can be tried again."""
         if not self._probes:
             return
-        self._probe.after_step(number, is_healthy=self._following.healthy > 0)
+        is_healthy = self._following.healthy > 0 or self._following.is_retried
+        self._probe.after_step(number, batches=batches, is_healthy=is_healthy)
         if self._probe.why_none:
             self._probes = False
             self._watch.note("no-probe", step=number, reason=self._probe.why_none)

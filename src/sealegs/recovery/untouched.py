@@ -1,0 +1,35 @@
+"""What trying a batch again changes besides gradients in, and back: buffers, random state, and what the loop keeps."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from sealegs.recovery.also import load_states, states_of
+from sealegs.recovery.rng import Rng, restore_rng, rng_now
+from sealegs.recovery.state import Trainee
+
+
+class Untouched(NamedTuple):
+    """A run as it was before batches were tried again."""
+
+    buffers: Mapping[str, Tensor]
+    """Such as the running statistics of BatchNorm."""
+    rng: Rng
+    also: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, trainee: Trainee) -> Self:
+        """As it is now."""
+        buffers = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
+        return cls(buffers, rng_now(), states_of(trainee.also))
+
+    @torch.no_grad()
+    def put_back(self, trainee: Trainee) -> None:
+        """Weights and moments were left alone anyway."""
+        for name, buffer in trainee.model.named_buffers():
+            if (before := self.buffers.get(name)) is not None and before.shape == buffer.shape:
+                buffer.copy_(before)
+        load_states(trainee.also, self.also)
+        restore_rng(self.rng)

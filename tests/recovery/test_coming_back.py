@@ -1,0 +1,174 @@
+"""Trouble after a treatment, in small loops with a real guard: is it the same, has it helped, how far back to go?"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import sealegs
+from sealegs import Guard, Playbook
+from sealegs.errors import ConfigError, RunHalted
+from sealegs.recovery.actions import Rollback
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.playbook import Rung
+
+STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "sample_every": 0}
+
+
+def data(count: int = 2400) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(32, 8, generator=generator) for _ in range(count)]
+
+
+def small(lr: float = 1e-3) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    wanted = batch.sum(1, keepdim=True) + 0.5 * torch.sin(9 * batch[:, :1])
+    loss: Tensor = (model(batch) - wanted).square().mean()
+    return loss
+
+
+def train(guard: Guard, model: nn.Module, until: int, bad: Any = lambda guard: 1.0) -> None:
+    """Up to a step; ``bad`` gives what a loss is multiplied with, unless a batch is only tried again."""
+    for batch in guard.batches(data()):
+        loss = loss_of(model, batch) * (1.0 if guard.data.is_probe else bad(guard))
+        loss.backward()
+        guard.step(loss)
+        if guard.number >= until:
+            break
+
+
+def once(*steps: int) -> Any:
+    """NaN at these steps, when they come for the first time."""
+    left = set(steps)
+
+    def bad(guard: Guard) -> float:
+        if guard.number not in left:
+            return 1.0
+        left.discard(guard.number)
+        return math.nan
+
+    return bad
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [{"kind": e.kind, "step": e.step, **e.detail} for e in sealegs.open_run(folder).events if e.kind in kinds]
+
+
+def rungs(folder: Path) -> list[str]:
+    return [each["decided_by"].rpartition(" ")[2] for each in events(folder, "intervention")]
+
+
+# Is it the same trouble?
+
+
+def test_what_comes_long_after_a_recovery_is_new_trouble(tmp_path: Path) -> None:
+    """Two bursts of NaN, four hundred healthy steps apart: each is worth a short way back, and no more."""
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        train(guard, model, 900, once(310, 311, 312, 720, 721, 722))
+    assert rungs(tmp_path / "a") == ["3", "3"]
+    assert all(each["step"] - each["to_step"] < 100 for each in events(tmp_path / "a", "intervention"))
+
+
+def test_what_comes_again_and_again_is_a_pattern(tmp_path: Path) -> None:
+    """The third burst like two before it, each within a thousand steps of the last, is no chance any more."""
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
+        train(guard, model, 1200, once(310, 311, 312, 620, 621, 622, 930, 931, 932))
+        assert guard.recovery is not None
+        assert [treatment.recovered is not None for treatment in guard.recovery._books.history] == [True] * 3
+    assert rungs(tmp_path / "a") == ["3", "3", "4"]
+
+
+def test_what_comes_back_before_the_run_has_recovered_is_the_same(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
+        train(guard, model, 330, once(310, 311, 312))
+        train(guard, model, 500, once(335, 336, 337))
+    assert rungs(tmp_path / "a") == ["3", "4"]
+
+
+# Has it helped?
+
+
+def test_nothing_has_helped_while_the_loss_is_not_back(tmp_path: Path) -> None:
+    """After the rollback the loss is three times what it was, and is got used to: updates are applied, and that is no
+    recovery."""
+    model, optimizer = small()
+    playbook = Playbook(name="mine", rungs=(Rung({Trigger.NONFINITE_OFTEN}, (Rollback(back=0, skip=5),)),))
+    nans = once(310, 311, 312)
+
+    def bad(guard: Guard) -> float:
+        factor: float = nans(guard)
+        has_gone_back = bool(guard.recovery and guard.recovery._books.history)
+        return 3.0 if has_gone_back and guard.number >= 310 else factor
+
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+        train(guard, model, 700, bad)
+    assert len(events(tmp_path / "a", "intervention")) == 1
+    assert "helped" not in [each["result"] for each in events(tmp_path / "a", "outcome")]
+
+
+# What it is, and where it goes back to.
+
+
+def test_what_comes_back_at_the_same_step_is_asked_about_each_time(tmp_path: Path) -> None:
+    """A schedule that multiplies the rate by 1000 from step 300 on: after a rollback it does so again. Weights that are
+    damaged once more are found after a few skips, not after fifty, and the ladder ends in a halt."""
+    model, optimizer = small()
+    schedule = LambdaLR(optimizer, lambda step: 1000.0 if step >= 300 else 1.0)
+    with (
+        pytest.raises(RunHalted, match="damaged"),
+        Guard(model, optimizer, run=tmp_path / "a", scheduler=schedule, **STANDARD, checkpoint_every=50) as guard,
+    ):
+        train(guard, model, 800)
+    done = events(tmp_path / "a", "intervention")
+    assert [each["trigger"] for each in done] == ["damaged"] * len(done)
+    assert len(events(tmp_path / "a", "probe")) == len(done) >= 3
+    assert len(events(tmp_path / "a", "skip", "alarm")) <= 10 * len(done)
+    assert "helped" not in [each["result"] for each in events(tmp_path / "a", "outcome")]
+
+
+@pytest.mark.parametrize("every", [0, 50], ids=["without checkpoints", "with checkpoints"])
+def test_a_rung_goes_back_as_far_as_it_says_or_is_passed_over(every: int, tmp_path: Path) -> None:
+    """NaN whenever step 310 comes: the second rung wants a hundred steps, and snapshots are never that old."""
+    model, optimizer = small()
+    rungs_ = [Rung({Trigger.NONFINITE_OFTEN}, (Rollback(back=back, skip=0),)) for back in (0, 100, 200)]
+    playbook = Playbook(name="mine", rungs=tuple(rungs_))
+    with (
+        pytest.raises(RunHalted),
+        Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0, checkpoint_every=every) as guard,
+    ):
+        train(guard, model, 400, lambda guard: math.nan if guard.number >= 310 else 1.0)
+    done = [each for each in events(tmp_path / "a", "intervention") if each["text"].startswith("roll back")]
+    passed = events(tmp_path / "a", "rung-passed-over")
+    for each in done:
+        assert each["onset"] - each["to_step"] > each["actions"][0]["back"]
+    if every:
+        assert [each["actions"][0]["back"] for each in done] == [0, 100, 200]
+        assert not passed
+    else:
+        assert [each["rung"] for each in passed] == [2]
+        assert "steps 0, 250, none but the very beginning is at least 100 steps before step 310" in passed[0]["reason"]
+        assert [each["to_step"] for each in done] == [250, 0], "the beginning is less than twice as far as 200"
+
+
+def test_nobody_begins_anew_who_asks_for_a_hundred_steps(tmp_path: Path) -> None:
+    """Step 0 is kept, and at step 500 it is far more than a hundred steps before."""
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        train(guard, model, 500)
+        with pytest.raises(ConfigError, match="none but the very beginning is at least 100 steps before"):
+            guard.ask("rollback", "100")
+        assert guard.number == 500
+        guard.ask("rollback", "300")
+        assert guard.number == 0

@@ -1,0 +1,150 @@
+"""How a run ends: well, or with a warning that nobody overlooks and an exit status that says so."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import sealegs
+from sealegs import Guard, Playbook, RunEndedBadly
+from sealegs.cli import train as command
+from sealegs.errors import RunHalted
+
+
+def data(count: int = 1500) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(32, 8, generator=generator) for _ in range(count)]
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(guard: Guard, model: nn.Module, until: int, bad: Any = lambda guard: 1.0) -> None:
+    for batch in guard.batches(data()):
+        wanted = batch.sum(1, keepdim=True) + 0.5 * torch.sin(9 * batch[:, :1])
+        loss = (model(batch) - wanted).square().mean() * bad(guard)
+        loss.backward()
+        guard.step(loss)
+        if guard.number >= until:
+            break
+
+
+def ends(folder: Path) -> list[dict[str, Any]]:
+    return [dict(event.detail) for event in sealegs.open_run(folder).events if event.kind == "end"]
+
+
+def schedule(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    """With a bug: the rate is multiplied by 1000 from step 300 on."""
+    return LambdaLR(optimizer, lambda step: 1000.0 if step >= 300 else 1.0)
+
+
+@pytest.mark.parametrize("words", [{}, {"act": False}, {"playbook": Playbook.observe()}], ids=str)
+def test_a_run_that_never_came_back_is_warned_of(words: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever is done about it, or is not: the loop goes on to its end, and nobody looks."""
+    model, optimizer = small()
+    with (
+        pytest.warns(RunEndedBadly, match="the run ended badly"),
+        Guard(model, optimizer, run=tmp_path / "a", scheduler=schedule(optimizer), **words) as guard,
+    ):
+        train(guard, model, 700)
+    assert guard.ended_badly
+    (end,) = ends(tmp_path / "a")
+    assert end == {"reason": "ended-badly", "why": guard.ended_badly}
+
+
+def test_with_a_playbook_it_is_halted_before(tmp_path: Path) -> None:
+    model, optimizer = small()
+    words: dict[str, Any] = {"scheduler": schedule(optimizer), "playbook": Playbook.standard()}
+    with pytest.raises(RunHalted), Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        train(guard, model, 700)
+    assert [end["reason"] for end in ends(tmp_path / "a")] == ["halted"]
+
+
+def test_who_is_told_is_told_of_it(tmp_path: Path) -> None:
+    model, optimizer = small()
+    told = tmp_path / "told"
+    words: dict[str, Any] = {"scheduler": schedule(optimizer), "notify": ["tee", "-a", str(told)]}
+    with pytest.warns(RunEndedBadly), Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        train(guard, model, 500)
+    assert "a: ended-badly" in told.read_text()
+
+
+def test_a_weight_that_is_not_finite_is_warned_of(tmp_path: Path) -> None:
+    model, optimizer = small()
+    guard = Guard(model, optimizer, run=None, sample_every=0)
+    train(guard, model, 20)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = math.inf
+    with pytest.warns(RunEndedBadly, match="a weight is not finite"):
+        guard.close()
+
+
+def test_where_warnings_are_errors_the_folder_is_let_go_of_all_the_same(tmp_path: Path) -> None:
+    model, optimizer = small()
+    guard = Guard(model, optimizer, run=tmp_path / "a", scheduler=schedule(optimizer))
+    train(guard, model, 500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunEndedBadly)
+        with pytest.raises(RunEndedBadly):
+            guard.close()
+    with Guard(model, optimizer, run=tmp_path / "a", resume=True) as guard:  # nobody else is writing it
+        guard.go_on(500)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda guard: 1.0,
+        lambda guard: math.nan if guard.number == 399 else 1.0,
+        lambda guard: 9.0 if 390 <= guard.number < 393 else 1.0,
+        lambda guard: 9.0 if 300 <= guard.number < 312 else 1.0,
+    ],
+    ids=["healthy", "one NaN in the last step", "a burst at the end", "a burst long before"],
+)
+def test_a_run_that_is_well_ends_without_a_word(bad: Any, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a") as guard:
+        train(guard, model, 400, bad)
+    assert not guard.ended_badly
+    assert not ends(tmp_path / "a")
+
+
+def test_a_change_that_was_announced_is_none_to_warn_of(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a") as guard:
+        train(guard, model, 300)
+        guard.announce("another loss")
+        train(guard, model, 400, lambda guard: 3.0)
+    assert not guard.ended_badly
+
+
+def test_an_error_says_for_itself_how_it_ended(tmp_path: Path) -> None:
+    model, optimizer = small()
+
+    def fail_at_400(guard: Guard) -> float:
+        return 1.0 / (guard.number - 400) if guard.number == 400 else 1.0
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        Guard(model, optimizer, run=tmp_path / "a", scheduler=schedule(optimizer)) as guard,
+    ):
+        train(guard, model, 500, fail_at_400)
+    assert [end["reason"] for end in ends(tmp_path / "a")] == ["failed"]
+
+
+def test_the_command_says_so_by_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rate that is a thousand times too high for the rest of the run, and nothing that acts on it."""
+    words = "--size nano --steps 260 --cadence.checkpoint-steps 0 --cadence.evaluate-steps 0 --shadow --threads 1"
+    fault = ["--inject", "lr-spike:factor=1000,steps=110@150"]
+    status = command.main([*words.split(), "--run", str(tmp_path / "a"), *fault])
+    assert status == 1
+    assert "the run ended badly" in capsys.readouterr().err
+    assert ends(tmp_path / "a")[0]["reason"] == "ended-badly"
