@@ -21,6 +21,7 @@ from sealegs import judge
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
+from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector
 from sealegs.vocabulary import Row, Severity
 
@@ -216,6 +217,53 @@ def test_shadow_mode_does_not_halt() -> None:
     with sealegs.Guard(model, optimizer, run=None, act=False) as guard:
         words = [guard.step(loss * math.nan).word for loss in losses(model, 30)]
     assert words[-1] == "HALT"
+
+
+def struck(model: nn.Module, guard: sealegs.Guard, steps: int, at: int) -> None:
+    """A loop in which, once and behind the guard's back, a weight becomes NaN."""
+    is_due = True
+    for batch in guard.batches([torch.randn(16, 4) for _ in range(steps)]):
+        if guard.number == at and is_due:
+            is_due = False
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = math.nan
+        loss = model(batch).square().mean() + 0.5
+        loss.backward()
+        guard.step(loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"act": False}, "it would be halted: shadow mode, nothing is done"),
+        ({"playbook": Playbook.standard(), "checkpoint_every": 4}, "playbook standard decides"),
+    ],
+)
+def test_the_word_halt_is_kept_for_runs_that_are_halted(options: dict[str, Any], told: str, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=1, **options) as guard:
+        struck(model, guard, 60, at=10)
+        assert guard.number >= 12
+    run = sealegs.open_run(tmp_path / "a")
+    first = next(event for event in run.events if event.kind == "halt")
+    assert first.detail["text"].startswith("step 10  ALARM  a parameter is not finite  ")
+    assert first.detail["text"].endswith(f"  {told}")
+    assert not any("HALT" in str(event.detail.get("text")) for event in run.events)
+
+
+def test_the_word_halt_where_the_run_is_halted(tmp_path: Path) -> None:
+    model, optimizer = small()
+    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=1)
+    with pytest.raises(RunHalted, match="the run is halted: step 10  HALT  a parameter is not finite  "):
+        struck(model, guard, 60, at=10)
+    guard.close()
+
+
+def test_a_watch_says_whose_a_halt_is(tmp_path: Path) -> None:
+    with sealegs.Watch(tmp_path / "a") as watch:
+        verdict = [watch.see(step, loss=2.0 + 0.1 * step, params_finite=float(step < 10)) for step in range(11)][-1]
+    assert verdict.word == "HALT"
+    assert str(verdict) == "step 10  ALARM  a parameter is not finite  it should be halted, which is the loop's to do"
 
 
 def test_a_budget_that_is_spent_halts_with_the_incident(tmp_path: Path) -> None:

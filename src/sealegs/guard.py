@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -227,6 +228,7 @@ class Guard:
             if state is not None:
                 self.load_state_dict(state)
                 self._changes = Changes(self._update.optimizers, schedulers)
+        self.watch.instead_of_halt = self._instead_of_halt()
         self._say_what_is_guarded()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
@@ -407,6 +409,7 @@ class Guard:
         if self._saving is not None:
             self._saving.tell(self.number)
         if self._act and (halted := self.watch.halted):
+            halted = replace(halted, instead="")
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
         if self._saving is not None:
             self._saving.after_step(self.number, went_back=went_back)
@@ -653,6 +656,14 @@ class Guard:
             not_as_saved={name: told for name, told in parts.items() if told != AS_SAVED},
             changed=changes.since(),
         )
+
+    def _instead_of_halt(self) -> str:
+        """What becomes of a run whose verdict is HALT, if it is not ended by that."""
+        if not self._act:
+            return "it would be halted: shadow mode, nothing is done"
+        if self.recovery is not None and self.recovery.playbook.rungs:
+            return f"playbook {self.recovery.playbook.name} decides"
+        return ""
 
     def _say_what_is_guarded(self) -> None:
         """What a skip can do here, and what it cannot: said once, before it matters."""

@@ -59,6 +59,8 @@ class Finding:
 
     def __str__(self) -> str:
         """``loss spike: 6.93, expected below 3.41 (p 2e-09)``"""
+        if self.signal.endswith("_finite"):  # a flag: its value says no more than the note
+            return self.note or self.detector
         chance = f" (p {self.p:.0e})" if self.p is not None else ""
         limit = f", expected below {self.limit:.4g}" if math.isfinite(self.limit) else ""
         return f"{self.note or self.detector}: {self.value:.4g}{limit}{chance}"
@@ -80,6 +82,8 @@ class Verdict:
     """Whether this is the alarm that the incident began with."""
     culprit: str = ""
     """Where the worst gradient of a spoilt step was: the tensor, and the rank where there are several."""
+    instead: str = ""
+    """What becomes of a ``HALT`` that does not end the run: who decides, or that nobody acts on it."""
 
     @property
     def severity(self) -> Severity | None:
@@ -102,11 +106,16 @@ class Verdict:
         return severity.name
 
     def __str__(self) -> str:
-        """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``"""
-        parts = [f"step {self.step}", self.word, *map(str, self.findings)]
+        """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``
+
+        ``HALT`` is said only of a run that is halted; else it is an ``ALARM``, and what is done instead is said.
+        """
+        parts = [f"step {self.step}", "ALARM" if self.instead else self.word, *map(str, self.findings)]
         if self.culprit:
             parts.append(f"in {self.culprit}")
-        if not self.go:
+        if self.instead:
+            parts.append(self.instead)
+        elif not self.go:
             parts.append(f"skipped {self.skips_in_a_row} of {self.skip_limit}")
         return "  ".join(parts)
 

@@ -4,7 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -131,6 +131,8 @@ class Watch:
         """The first verdict that was HALT."""
         self.acts = False
         """Whether someone acts on the verdicts: said in every event."""
+        self.instead_of_halt = "it should be halted, which is the loop's to do"
+        """What becomes of a run whose verdict is HALT, in words; nothing, where that ends it."""
         self.complete: Callable[[Row], Row] = lambda row: row
         """What a row goes through when its numbers have arrived ..."""
         self.trim: Callable[[Row, Verdict], Row] = lambda row, verdict: row
@@ -368,6 +370,8 @@ class Watch:
                 raise
             self._drop_own_detectors(error)
             self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
+        if verdict.severity == Severity.HALT:
+            verdict = replace(verdict, instead=self.instead_of_halt)
         self._recent.append(verdict)
         self._judged_rows += 1
         if verdict.severity == Severity.HALT and self.halted is None:

@@ -153,6 +153,16 @@ def test_what_is_told_in_order_and_what_is_not(hook: Hook, tmp_path: Path) -> No
     ]
 
 
+def test_a_halt_that_a_playbook_treats_is_no_end(hook: Hook, tmp_path: Path) -> None:
+    notifier = started(tmp_path / "a", hook.url)
+    notifier.event(happened("guard", act=True, playbook="standard"))
+    notifier.event(happened("halt", 62, text="step 62  ALARM  a parameter is not finite", incident=2))
+    notifier.event(happened("end", 90, reason="halted", error="RunHalted: ..."))
+    notifier.close()
+    assert hook.titles == ["a: would be halted, playbook standard decides (step 62)", "a: halted (step 90)"]
+    assert "nothing yet, playbook standard decides" in hook.got[0]["text"]
+
+
 def test_what_was_said_is_not_said_again_and_too_much_is_counted(hook: Hook, tmp_path: Path) -> None:
     notifier = started(tmp_path / "a", Notify(hook.url, at_most=3))
     for number in (1, 1, 2, 3, 4, 5):

@@ -1,7 +1,7 @@
 """A scheduler that is told its step in, one that counts by itself out: timm's, whose steps need a number.
 
-timm's schedulers have ``step(epoch)`` and ``step_update(num_updates)``; each acts only on schedules that are made in its
-unit. The guard calls ``step_update`` after every step; ``step(epoch)`` stays the loop's, and does no harm to it.
+timm's schedulers have ``step(epoch)`` and ``step_update(num_updates)``; each acts only on schedules that are made in
+its unit. The guard calls ``step_update`` after every step; ``step(epoch)`` stays the loop's, and does no harm to it.
 """
 
 import inspect

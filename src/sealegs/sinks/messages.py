@@ -72,11 +72,7 @@ class Messenger:
             case "intervention":
                 return self._about_intervention(event)
             case "halt":
-                self._halted = True
-                title = "halted" if self._acts else "would be halted, but nothing acts on it"
-                return self._written(
-                    event, title, self._check_and_resume, incident=detail.get("incident"), is_last=True
-                )
+                return self._about_halt(event)
             case "stalled":
                 first = "look at the process and the machine; stop it and resume if it does not go on"
                 return self._written(event, "stands still", first, key=(detail.get("where"),))
@@ -99,6 +95,16 @@ class Messenger:
             return f"see whether the loss comes back: the guard only skips; `sealegs check {self._folder}`"
         again = f"if it comes back, `sealegs replay {self._folder}#{number}`"
         return f"nothing yet, playbook {self._playbook} decides; {again}"
+
+    def _about_halt(self, event: Event) -> Message:
+        """Weights that are not finite, or a budget that is spent: the end of the run, unless a playbook treats it."""
+        treated = self._acts and self._playbook not in (None, "observe")
+        self._halted |= not treated
+        title = "halted" if self._acts else "would be halted, but nothing acts on it"
+        title = f"would be halted, playbook {self._playbook} decides" if treated else title
+        number = event.detail.get("incident")
+        first = self._about_trouble(number) if treated else self._check_and_resume
+        return self._written(event, title, first, incident=number, is_last=not treated)
 
     def _about_intervention(self, event: Event) -> Message:
         detail = event.detail
