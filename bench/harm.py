@@ -15,7 +15,8 @@ unguarded seeds (of at least a thousandth of their mean). A training is *worse* 
   a mean over five seeds does not show that one of them was lost.
 
 Where a keeper did nothing, the quality must be that of the plain run, to the last bit: pairs of which that is not true
-are counted, and each is a finding. (An accuracy is coarse: the same one does not say that the weights are the same.) What a ``GradScaler`` skips by itself is not counted.
+are counted, and each is a finding. (An accuracy is coarse: the same one does not say that the weights are the same.)
+What a ``GradScaler`` skips by itself is not counted.
 
 FOLDER keeps finished cells in cells.jsonl, each with a digest of the code that it depends on: the guard's and the
 training's own, or only the latter for keepers that are not ours. PREFIX.json gets everything.

@@ -32,7 +32,7 @@ import sealegs
 from bench import peers
 from sealegs.cli.check import check
 from sealegs.errors import RunHalted
-from sealegs.recovery.actions import Rollback
+from sealegs.recovery.actions import Rollback, actions_from
 from sealegs.vocabulary import Event, Severity
 
 T = TypeVar("T")
@@ -304,7 +304,7 @@ def count(event: Event, counts: Counts) -> None:
     """Take one event of a run folder into the counts."""
     detail = event.detail
     if event.kind == "intervention" and detail["acted"]:
-        is_rollback = any(action.get("kind") == Rollback.kind for action in detail["actions"])
+        is_rollback = any(isinstance(action, Rollback) for action in actions_from(detail["actions"]))
         counts.rollbacks += is_rollback
         counts.other_interventions += not is_rollback
     if event.kind == "alarm":

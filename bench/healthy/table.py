@@ -158,7 +158,7 @@ def guard_table(cells: Sequence[Mapping[str, Any]], trainings: Sequence[str], ke
     """A row a training."""
     head = (
         *("kind", "training", "seeds x steps", "metric", "plain", keeper, "difference in spreads", "worse"),
-        *("skipped", "alarms", "rollbacks", "halts", "`check`", "same quality"),
+        *("skipped", "alarms", "rollbacks (other interventions)", "halts", "`check`", "same quality"),
     )
     lines = [f"## {keeper}\n", row(head), row(["---"] * len(head))]
     for of in all_of(cells, trainings, keeper):
@@ -176,7 +176,7 @@ def guard_table(cells: Sequence[Mapping[str, Any]], trainings: Sequence[str], ke
             "**worse**" if of.is_worse else "",
             often(sum(of.skips.values()), of.steps, of.skips),
             by_reason(alarms),
-            of.summed("rollbacks") or "",
+            interventions(of),
             of.summed("halts") or "",
             ", ".join(f"{name} {verdicts[name]}" for name in VERDICTS if verdicts[name]),
             f"{of.same} of {len(of.cells)}" + (f", **{of.changed_untouched} untouched**" * (of.changed_untouched > 0)),
@@ -246,6 +246,12 @@ def touches(of: Compared) -> int:
     alarms = (each for cell in of.cells for each in cell["counts"]["alarms"].items())
     stops: int = sum(count for name, count in alarms if name == STOPS)
     return sum(of.skips.values()) + of.summed("clipped") + stops
+
+
+def interventions(of: Compared) -> str:
+    """``3 (1)``: rollbacks, and in brackets what a playbook did without going back; nothing for none."""
+    rollbacks, others = of.summed("rollbacks"), of.summed("other_interventions")
+    return f"{rollbacks} ({others})" if rollbacks or others else ""
 
 
 def quality(cells: Iterable[Mapping[str, Any]]) -> str:
