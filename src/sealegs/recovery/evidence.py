@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.detectors.spike import MANY
+from sealegs.judge import is_surprise
 from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
 from sealegs.vocabulary import Row, Severity, Verdict
@@ -37,6 +38,8 @@ updates were skipped and norms grew 40,000 times and more; half of the data in a
 and norms grew up to 5.4 times."""
 LATELY = 8
 """Steps that say what batches cost."""
+AT_ONCE = 0.5
+"""How much of its height, as a logarithm, a stretch of dear batches must lose within three steps to have passed."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed, and twice as many before them, ..."""
 SUREST = math.log(1000)
@@ -58,6 +61,8 @@ class Trouble:
     """The evidence, to be read."""
     source: str | None = None
     """The source of data that the evidence names."""
+    lasted: int = 0
+    """Steps that it lasted, where it is over by now."""
 
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -70,9 +75,9 @@ class Seen(NamedTuple):
 
     row: Row
     is_bad: bool
-    """Skipped, or part of what was found late."""
+    """Skipped, or surprising, or part of what was found late."""
     is_condemned: bool
-    """Skipped, though everything in it is finite."""
+    """Though everything in it is finite."""
     is_learned: bool
     """Its update was applied."""
 
@@ -106,6 +111,10 @@ class Evidence:
         """What batches may cost, as a logarithm, before that is asked once more."""
         self._unexplained: int | None = None
         """The step that bad data of no known origin began with."""
+        self._calm = 0
+        """Steps in a row that were not bad."""
+        self._passed = 0
+        """Steps of a stretch of other data that has passed, and of which it is asked now what it has left behind."""
         self._is_lasting = False
         """Whether there was an alarm since that of what lasts, and was not all kept from the weights, or batches have
         become dearer again."""
@@ -153,7 +162,9 @@ class Evidence:
 
     def is_of_the_data(self, rise: float, *, norm_has_grown: bool) -> bool:
         """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
-        much, as a logarithm, and the norm of whose gradients may have grown."""
+        much, as a logarithm, and the norm of whose gradients may have grown. Not where they are as before again."""
+        if self._passed:
+            return False
         onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
         lately = max(len(losses) - LATELY, 0)
         if not self._recent[onset].is_bad:  # asked because batches have become dearer
@@ -193,6 +204,10 @@ class Evidence:
         self._sound_until = median(self._losses(LATELY)) + LEAP if self.is_sound else math.inf
         bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         found = f"{bad} of {len(self._recent)} steps were bad; {found}"
+        lasted, self._passed = self._passed, 0
+        if lasted and is_condemned:
+            text = f"{found}: other data have passed within {lasted} steps, and left the weights worse off"
+            return self._trouble(Trigger.SPOILT, text, onset, lasted=lasted)
         if is_condemned:
             return self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
         if source is None:  # bad data of no known origin, so far: skipping is all that can be done
@@ -206,8 +221,9 @@ class Evidence:
             self._often -= self._nonfinite[0]
         self._nonfinite.append(is_nonfinite)
         self._often += is_nonfinite
-        is_skipped = not verdict.go and verdict.skips_in_a_row > 0  # a scaler that looks for its scale skips by design
-        self._recent.append(Seen(row, is_skipped, is_skipped and not is_nonfinite, verdict.go))
+        is_bad = not verdict.go and verdict.skips_in_a_row > 0  # a scaler that looks for its scale skips by design
+        is_bad |= any(map(is_surprise, verdict.findings))
+        self._recent.append(Seen(row, is_bad, is_bad and not is_nonfinite, verdict.go))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
         self._is_lasting |= bool(late) and sum(self._recent[place].is_bad for place in late) < MANY
@@ -223,12 +239,29 @@ class Evidence:
         if self._since_probe > WINDOW:
             self._is_probed = False
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
-        if not is_skipped:
+        self._calm = 0 if is_bad else self._calm + 1
+        if self.is_sound and self._calm == LATELY and (lasted := self._length_of_what_passed()):
+            self._passed, self._is_lasting = lasted, True
+        if not is_bad:
             self._condemned = 0
         elif not is_nonfinite:
             self._condemned += 1
             last = islice(reversed(self._recent), self._since_probe)
             self._unprobed = sum(seen.is_condemned for seen in last)
+
+    def _length_of_what_passed(self) -> int:
+        """Steps of a stretch of dear batches that ended at once, and was trained on; 0 where it did not end so.
+
+        What is learnt becomes cheaper little by little; what was foreign is gone from one batch to the next.
+        """
+        onset, losses = self._onset(LATELY), self._losses(WINDOW)
+        before, stretch, since = losses[:onset][-WINDOW // 2 :], losses[onset:-LATELY], losses[-LATELY:]
+        learned = sum(seen.is_learned for seen in islice(self._recent, onset, len(losses) - LATELY))
+        if len(before) < LATELY or len(stretch) < self._playbook.probe_after or learned < TAUGHT:
+            return 0
+        usual, last = median(before), median(stretch[-3:])
+        is_other = median(stretch) - usual >= LEAP
+        return len(stretch) if is_other and last - median(since[:3]) >= AT_ONCE * (last - usual) else 0
 
     def _has_become_dearer(self) -> bool:
         """Whether every batch has, after updates that were applied: where none was, the weights are still sound."""
@@ -257,7 +290,7 @@ class Evidence:
             return self._onset(PROBE_AGAIN)
         return next(at for at, seen in enumerate(self._recent) if int(seen.row["step"]) >= self._unexplained)
 
-    def _trouble(self, trigger: Trigger, text: str, at: int, *, source: str | None = None) -> Trouble:
+    def _trouble(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Trouble:
         onset = self._recent[at].row
         batch = onset.get("batch_index")
         return Trouble(
@@ -266,6 +299,7 @@ class Evidence:
             batch=None if batch is None else int(batch),
             text=text,
             source=source,
+            lasted=lasted,
         )
 
 

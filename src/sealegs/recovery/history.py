@@ -33,6 +33,8 @@ class Trigger(StrEnum):
     """Steps are condemned one after the other, and so is a batch that was healthy before: it is the weights."""
     BAD_DATA = "bad-data"
     """Steps are condemned one after the other, but a batch that was healthy before still is: it is the data."""
+    SPOILT = "spoilt"
+    """Other data came, were trained on and are gone, and a batch that was healthy before is worse off for them."""
     NOT_RECOVERING = "not-recovering"
     """At a look the loss of an incident was neither back nor coming down."""
     BUDGET_SPENT = "budget-spent"

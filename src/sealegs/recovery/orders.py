@@ -83,7 +83,8 @@ def change_books(
             case Rollback(skip=count) if count and order.trouble.batch is not None:
                 # the update that did it may have come of the step before; a row names the last batch of its step
                 earliest = order.trouble.batch - (2 * batches_a_step - 1)
-                changed.append(_leave_out(batches, max(earliest, 0), count))
+                lasted = (order.trouble.lasted + 1) * batches_a_step if order.trouble.lasted else 0
+                changed.append(_leave_out(batches, max(earliest, 0), max(count, lasted)))
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))

@@ -35,6 +35,10 @@ TRIGGERS = frozenset(Trigger) - {Trigger.ASKED}
 """Those that a rung can be for."""
 
 
+HEALS = frozenset({Trigger.SPOILT})
+"""What heals by itself, if more slowly: undone once in a run, and no reason to end one. Where it comes again, such are
+the data, and to leave them out each time would be to never learn them."""
+
 HALTING = frozenset({Trigger.NONFINITE_WEIGHTS, Trigger.BUDGET_SPENT})
 """Where a playbook has no rung for these, the run is halted: it would train on garbage, or on nothing. Where it has
 none for the others, the run goes on."""
@@ -47,6 +51,7 @@ ADVICE = {
     Trigger.DAMAGED: "lower the peak learning rate, warm up longer, use beta2 0.95 and clip at 1.0 or below; from 1B "
     "parameters up add QK-norm or z-loss",
     Trigger.BAD_DATA: "look at the data of the skipped batches, and take their source out of the mixture",
+    Trigger.SPOILT: "look at the data of these batches, and announce it if they are to be learned",
     Trigger.NOT_RECOVERING: "lower the peak learning rate, use beta2 0.95; from 1B parameters up add QK-norm or z-loss",
     Trigger.BUDGET_SPENT: "look at the data of the skipped batches; if they are sound, lower the peak learning rate",
 }
@@ -191,11 +196,12 @@ class Playbook:
            5  damaged, nonfinite-often,           roll back to the newest healthy state at least 1000 steps
               nonfinite-weights, not-recovering   before the onset, skip 200 batches; learning rate x 0.5,
                                                   warmed up again over 50 steps; clip at 0.5
-           6  anything                            halt
+           6  anything else                       halt
+           7  spoilt                              roll back to the newest healthy state, skip 10 batches
         Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
         takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
         """
-        state = TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
+        state = TRIGGERS - HEALS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
         return cls(
             name="standard",
             rungs=(
@@ -204,7 +210,8 @@ class Playbook:
                 Rung(state, (Rollback(back=0, skip=10),)),
                 Rung(state, (Rollback(back=100, skip=50),)),
                 Rung(state, (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5))),
-                Rung(TRIGGERS, (Halt(),)),
+                Rung(TRIGGERS - HEALS, (Halt(),)),
+                Rung(HEALS, (Rollback(back=0, skip=10),)),
             ),
         )
 
@@ -228,7 +235,7 @@ class Playbook:
         Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
         takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
         """
-        state = TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
+        state = TRIGGERS - HEALS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
         return cls(
             name="palm",
             rungs=(
@@ -296,6 +303,8 @@ def choose(
     if not rungs:
         reason = f"{what}: playbook {playbook.name} has no rung for it"
         return _halt(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
+    if trigger in HEALS and any(treatment.trigger == trigger for treatment in history):
+        return Decision(None, (Continue(),), f"{what}: it was undone once, and has come again: such are these data")
     trouble = same_trouble(Case(trigger, onset, batch, kind), history, again_within=playbook.again_within)
     used = max((t.rung for t in trouble if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
@@ -319,7 +328,7 @@ def _table_lines(number: str, when: str, what: str) -> Iterable[str]:
 
 
 def _when(triggers: Set[Trigger]) -> str:
-    return "anything" if triggers == TRIGGERS else ", ".join(sorted(triggers))
+    return "anything else" if triggers == TRIGGERS - HEALS else ", ".join(sorted(triggers))
 
 
 def _halt(trigger: Trigger, reason: str) -> Decision:
