@@ -171,7 +171,8 @@ def _diverges(curve: Curve, one: Stretch) -> bool:
 def _verdict(
     run: Run, curve: Curve, found: Sequence[Stretch], incidents: Sequence[Incident], problems: Sequence[Problem]
 ) -> tuple[Health, str]:
-    grave = [(one, it) for one, it in zip(found, incidents, strict=True) if _asks_for_action(one, it)]
+    _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
+    grave = [(one, it) for one, it in zip(found, incidents, strict=True) if _asks_for_action(one, it, last)]
     if grave:
         return "act", _told([it for _, it in grave])
     blind = next((problem for problem in problems if problem.signal == "loss" and problem.kind == "constant"), None)
@@ -189,8 +190,11 @@ def _verdict(
     return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"
 
 
-def _asks_for_action(one: Stretch, incident: Incident) -> bool:
-    if one.kind in BENIGN or one.kind in WATCHED:
+def _asks_for_action(one: Stretch, incident: Incident, last: float) -> bool:
+    """Not what is over, however long it took, where the run ends no higher than it was before: as other tasks are
+    learned, one after the other."""
+    is_over = not one.is_open and incident.trajectory == "lingering" and last <= incident.pre_loss
+    if one.kind in BENIGN or one.kind in WATCHED or is_over:
         return False
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW

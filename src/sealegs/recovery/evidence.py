@@ -111,8 +111,8 @@ class Evidence:
         """What batches may cost, as a logarithm, before that is asked once more."""
         self._unexplained: int | None = None
         """The step that bad data of no known origin began with."""
-        self._calm = 0
-        """Steps in a row that were not bad."""
+        self._sound_loss: float | None = None
+        """What batches from before had when a stretch of other data had just begun; none is going on without one."""
         self._passed = 0
         """Steps of a stretch of other data that has passed, and of which it is asked now what it has left behind."""
         self._is_lasting = False
@@ -162,9 +162,7 @@ class Evidence:
 
     def is_of_the_data(self, rise: float, *, norm_has_grown: bool) -> bool:
         """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
-        much, as a logarithm, and the norm of whose gradients may have grown. Not where they are as before again."""
-        if self._passed:
-            return False
+        much, as a logarithm, and the norm of whose gradients may have grown."""
         onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
         lately = max(len(losses) - LATELY, 0)
         if not self._recent[onset].is_bad:  # asked because batches have become dearer
@@ -197,14 +195,26 @@ class Evidence:
         self._usual, self._leap, self._sound_until = state["usual"], state["leap"], state["sound_until"]
         self.is_sound = state["is_sound"]
 
-    def probed(self, found: str, *, is_condemned: bool, source: str | None) -> Trouble | None:
-        """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data."""
+    def is_left_worse_off(self, loss: float, least: float) -> bool | None:
+        """Whether batches from before, of that loss, are dearer by more than ``least``, as a logarithm, than when a
+        stretch of other data had just begun that has passed; None where none has."""
+        if not self._passed or self._sound_loss is None:
+            return None
+        return not loss <= self._sound_loss * math.exp(least)
+
+    def probed(self, found: str, *, loss: float, is_condemned: bool, source: str | None) -> Trouble | None:
+        """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data.
+
+        ``loss`` is theirs.
+        """
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
         self.is_sound = not is_condemned
         self._sound_until = median(self._losses(LATELY)) + LEAP if self.is_sound else math.inf
         bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         found = f"{bad} of {len(self._recent)} steps were bad; {found}"
         lasted, self._passed = self._passed, 0
+        is_begun = self.is_sound and not lasted
+        self._sound_loss = min(loss, self._sound_loss or math.inf) if is_begun else None
         if lasted and is_condemned:
             text = f"{found}: other data have passed within {lasted} steps, and left the weights worse off"
             return self._trouble(Trigger.SPOILT, text, onset, lasted=lasted)
@@ -239,8 +249,7 @@ class Evidence:
         if self._since_probe > WINDOW:
             self._is_probed = False
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
-        self._calm = 0 if is_bad else self._calm + 1
-        if self.is_sound and self._calm == LATELY and (lasted := self._length_of_what_passed()):
+        if self._sound_loss is not None and (lasted := self._length_of_what_passed()):
             self._passed, self._is_lasting = lasted, True
         if not is_bad:
             self._condemned = 0
@@ -250,18 +259,20 @@ class Evidence:
             self._unprobed = sum(seen.is_condemned for seen in last)
 
     def _length_of_what_passed(self) -> int:
-        """Steps of a stretch of dear batches that ended at once, and was trained on; 0 where it did not end so.
+        """Steps of a stretch of dear batches that ended at once, a few steps ago, and was trained on; else 0.
 
         What is learnt becomes cheaper little by little; what was foreign is gone from one batch to the next.
         """
-        onset, losses = self._onset(LATELY), self._losses(WINDOW)
-        before, stretch, since = losses[:onset][-WINDOW // 2 :], losses[onset:-LATELY], losses[-LATELY:]
-        learned = sum(seen.is_learned for seen in islice(self._recent, onset, len(losses) - LATELY))
-        if len(before) < LATELY or len(stretch) < self._playbook.probe_after or learned < TAUGHT:
+        onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
+        end = len(losses) - LATELY
+        before, stretch, since = losses[:onset][-WINDOW // 2 :], losses[onset:end], losses[end:]
+        if len(before) < LATELY or len(stretch) < self._playbook.probe_after:
             return 0
+        learned = sum(seen.is_learned for seen in islice(self._recent, onset, end))
         usual, last = median(before), median(stretch[-3:])
-        is_other = median(stretch) - usual >= LEAP
-        return len(stretch) if is_other and last - median(since[:3]) >= AT_ONCE * (last - usual) else 0
+        is_other = median(stretch) - usual >= LEAP and learned >= TAUGHT
+        low = last - AT_ONCE * (last - usual)
+        return len(stretch) if is_other and median(since[:3]) <= low and max(since) < last else 0
 
     def _has_become_dearer(self) -> bool:
         """Whether every batch has, after updates that were applied: where none was, the weights are still sound."""

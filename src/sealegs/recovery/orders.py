@@ -19,6 +19,9 @@ from sealegs.recovery.evidence import Trouble
 
 A = TypeVar("A")
 
+SHARP = 3
+"""Steps by which the end of what lasted may be dated too early, and its beginning too late."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -83,7 +86,7 @@ def change_books(
             case Rollback(skip=count) if count and order.trouble.batch is not None:
                 # the update that did it may have come of the step before; a row names the last batch of its step
                 earliest = order.trouble.batch - (2 * batches_a_step - 1)
-                lasted = (order.trouble.lasted + 1) * batches_a_step if order.trouble.lasted else 0
+                lasted = (order.trouble.lasted + SHARP) * batches_a_step if order.trouble.lasted else 0
                 changed.append(_leave_out(batches, max(earliest, 0), max(count, lasted)))
             case SkipBatches(count=count):
                 assert batches.number is not None

@@ -43,6 +43,11 @@ class Noise(NamedTuple):
     loss: float = 0.0
     grad_norm: float = 0.0
 
+    @property
+    def least_rise(self) -> float:
+        """Of the loss of a batch that tells, as a logarithm."""
+        return max(SCALES * self.loss, SMALLEST_RISE)
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -63,7 +68,7 @@ class Kept:
         Between batches losses differ by a scale or more, but one batch has much the same loss a few steps later: so
         little is needed to tell that the weights are not what they were.
         """
-        loss_limit = self.loss * math.exp(max(SCALES * noise.loss, SMALLEST_RISE))
+        loss_limit = self.loss * math.exp(noise.least_rise)
         grad_norm_limit = self.grad_norm * max(math.exp(NORM_SCALES * noise.grad_norm), GROWN_NORM)
         has_grown = grad_norm is not None and grad_norm > grad_norm_limit
         factor = None

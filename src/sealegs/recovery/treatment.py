@@ -154,11 +154,12 @@ class Recovery:
             return None
         is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
         is_condemned = found.is_condemned and not is_excused
+        is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
         if found.change:
             self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
         source = None if is_condemned or found.change else self._following.suspect()
-        trouble = evidence.probed(str(found), is_condemned=is_condemned, source=source)
+        trouble = evidence.probed(str(found), loss=found.loss, is_condemned=is_condemned, source=source)
         return None if trouble is None else self._interventions.treat(trouble, number)
 
     def saved(self, step: int, *, was_waited_for: bool) -> None:
