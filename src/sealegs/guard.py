@@ -2,11 +2,12 @@
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,9 @@ from sealegs.watch import Watch
 RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", *ROW, *MERGED))
 """Names in a row that are the guard's own."""
 
+TURNS = 8
+"""Steps that a guard must have made right after those of another one for both to be parts of one training."""
+
 T = TypeVar("T")
 
 
@@ -84,6 +88,9 @@ class Guard:
     ...                 print(verdict)
     step 6  SKIP  loss is not finite: nan  in weight  skipped 1 of 10
     """
+
+    _newest: ClassVar["weakref.ref[Guard] | None"] = None
+    """The one that decided a step last, of all in this process."""
 
     def __init__(
         self,
@@ -213,6 +220,8 @@ class Guard:
         """What batches that are tried again must leave as it was."""
         self._is_tried = False
         """Whether one of them has been, and what it changed is still to be put back."""
+        self._turns = 0
+        """Steps right after those of another guard."""
         self._is_finished = False
         self._has_failed = False
         self._knows_its_step = not resume
@@ -330,6 +339,7 @@ class Guard:
         A learning rate or an announcement that comes between them is the next step's. A step that is never updated,
         because of an exception, is decided anew when it comes again.
         """
+        self._take_turns()
         if self._decided is not None:
             self._take_back_decision()
             self._decided = None
@@ -580,11 +590,23 @@ class Guard:
             self.fail(error)
         self.close()
 
+    def _take_turns(self) -> None:
+        """Guards whose steps take turns train models that depend on each other, as the two of a GAN do: what one loses
+        the other wins, so a loss that rises is no damage, and one that goes back alone parts from the other."""
+        other, Guard._newest = Guard._newest and Guard._newest(), weakref.ref(self)
+        if other is None or other is self or self._turns > TURNS:
+            return
+        self._turns += 1
+        if self._turns > TURNS:
+            self.watch.note("one-of-several", step=self.number, reason="its steps and another guard's take turns")
+            if self.recovery is not None:
+                self.recovery.stand_back()
+
     def _what_is_not_well(self) -> str:
         if self.number and not is_finite(self._model):
             return "a weight is not finite"
         is_of_the_data = self.recovery is not None and self.recovery.found_sound
-        return "" if is_of_the_data else self._ending.trouble()
+        return "" if is_of_the_data or self._turns > TURNS else self._ending.trouble()
 
     def _between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""

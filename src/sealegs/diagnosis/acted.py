@@ -7,6 +7,7 @@ from sealegs.record.run import Run
 MANY = 0.001
 """Share of the steps above which skips whose numbers were finite are more than an accident."""
 NEVER_LEARNED = "what was in them was never learned"
+ONE_OF_SEVERAL = "another model is trained in turns with it, and what one loses the other wins"
 LOOK_AT_SKIPS = (
     "Look at the batches that were skipped (the `skip` events say why, their rows have `batch_index`): if they are "
     "bad, leave them out; if they are sound, the rules are too strict for this run: loosen them, or judge without "
@@ -30,6 +31,11 @@ def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
     verdict, because = curve
     if (ended := how_it_stands(done)) is not None:
         return "act", ended if verdict != "act" else f"{because}; {ended[:1].lower()}{ended[1:]}"
+    if done is not None and done.is_one_of_several and verdict == "act":
+        return "watch", f"{because}; but its loss is not its own: {ONE_OF_SEVERAL}"
+    if done is not None and done.open_since is not None and verdict == "healthy":
+        number, step = done.open_since.detail.get("incident"), done.open_since.step
+        return "watch", f"incident {number}, since step {step}, was not over when the record ends"
     if done is None or not skipped_much(done):
         return verdict, because
     if verdict == "act":
@@ -45,9 +51,8 @@ def how_it_stands(done: Done | None) -> str | None:
         why = halted.detail.get("error") if halted.kind == "end" else halted.detail.get("evidence")
         why = why or halted.detail.get("text") or "it does not say why"
         return f"The run was halted at step {halted.step}: {why}"
-    if (alarm := done.open_since) is not None:
-        number = alarm.detail.get("incident")
-        return f"Incident {number}, since step {alarm.step}, was not over when the record ends"
+    if (ended := done.ended_badly) is not None:
+        return f"The run ended badly: {ended.detail.get('why', 'it does not say how')}"
     return None
 
 

@@ -22,6 +22,8 @@ from sealegs.record.run import Run
 RULES = ("calibrated", "textbook")
 FEWEST_POINTS = 10
 """Losses below which a curve says nothing."""
+BLIND = ("constant", "hovers")
+"""Problems of a loss that can say nothing of a run."""
 BENIGN = ("epoch_step",)
 WATCHED = ("plateau",)
 PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
@@ -71,6 +73,8 @@ def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
 
 def _stretches(run: Run, curve: Curve, rules: str) -> list[Stretch]:
     broken = nonfinite(run, curve) + overflowed(run, curve)
+    if metrics.hovers(curve.losses[curve.finite]):
+        return sorted(broken)
     if rules == "textbook":
         return sorted(broken + live.by_the_book(curve))
     grown, surprising = risen(run, curve), live.surprising(run, curve)
@@ -175,7 +179,7 @@ def _verdict(
     grave = [(one, it) for one, it in zip(found, incidents, strict=True) if _asks_for_action(one, it, last)]
     if grave:
         return "act", _told([it for _, it in grave])
-    blind = next((problem for problem in problems if problem.signal == "loss" and problem.kind == "constant"), None)
+    blind = next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
     if blind is not None:
         return "unknown", blind.text
     if len(curve.finite) < FEWEST_POINTS:

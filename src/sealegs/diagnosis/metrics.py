@@ -38,6 +38,11 @@ SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "scheduler", "schedule", "lr_s
 WITHOUT = ("", "none", "constant", "flat", "fixed")
 
 
+HOVERING = 0.05
+"""Share of the losses that are negative, that are not, and that have another sign than the one before, from which on
+a loss is no measure."""
+
+
 def problems_of(run: Run, curve: Curve) -> tuple[Problem, ...]:
     """All of them, the loss's first."""
     return (
@@ -49,8 +54,30 @@ def problems_of(run: Run, curve: Curve) -> tuple[Problem, ...]:
     )
 
 
+def hovers(losses: Floats) -> bool:
+    """Whether losses go to and fro about zero, as those of policy gradients do: such a loss is no measure of anything.
+
+    >>> hovers(np.array([1e-9, -2e-9, 3e-9, 1e-9, -1e-9] * 20)), hovers(np.linspace(3.0, -2.0, 100))
+    (True, False)
+    """
+    negative = losses < 0
+    return (
+        len(losses) >= ENOUGH
+        and HOVERING < negative.mean() < 1 - HOVERING
+        and (np.mean(negative[1:] != negative[:-1]) > HOVERING)
+    )
+
+
 def _of_loss(curve: Curve) -> Iterator[Problem]:
     losses = curve.losses[curve.finite][-LATEST:]
+    if hovers(losses):
+        yield Problem(
+            signal="loss",
+            kind="hovers",
+            text="the loss goes to and fro about zero, as that of a policy gradient does, and measures nothing",
+            hides="everything: whether such a run is well is said by reward, entropy and KL",
+        )
+        return
     if len(losses) >= ENOUGH and losses.min() < losses.max():
         yield from _quantised(losses)
         yield from _smoothed(losses)

@@ -77,6 +77,10 @@ class Done:
     """What the run was halted with, unless it has gone on since."""
     open_since: Event | None = None
     """The alarm of an incident that was not over when the record ends."""
+    ended_badly: Event | None = None
+    """The end of a run that the guard found not to be well."""
+    is_one_of_several: bool = False
+    """Whether its steps and another guard's took turns, as those of a GAN do."""
 
     @property
     def is_anything(self) -> bool:
@@ -106,6 +110,8 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
         outcomes=dict(results.most_common()),
         halted=_halted(told),
         open_since=_open(told, last),
+        ended_badly=next((event for event in told[-1:] if event.detail.get("reason") == "ended-badly"), None),
+        is_one_of_several=any(event.kind == "one-of-several" for event in told),
     )
 
 

@@ -79,6 +79,10 @@ class Interventions:
                 self._watch.note("rung-passed-over", step=number, rung=decision.rung, reason=str(reason))
                 self._books.history = (*self._books.history, self._treatment(replace(order, actions=())))
 
+    def stand_back(self) -> None:
+        """Do no more by itself than a guard without a playbook; people may still ask."""
+        self._playbook = Playbook.observe()
+
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out what a person asks for, or say why not."""
         text = f"asked for: {' '.join(words)}"

@@ -162,6 +162,12 @@ class Recovery:
         trouble = evidence.probed(str(found), loss=found.loss, is_condemned=is_condemned, source=source)
         return None if trouble is None else self._interventions.treat(trouble, number)
 
+    def stand_back(self) -> None:
+        """Another guard trains beside this one: nothing is tried again, and the run is not brought back."""
+        self.playbook = Playbook.observe()
+        self._goes_back = self._probes = False
+        self._interventions.stand_back()
+
     def saved(self, step: int, *, was_waited_for: bool) -> None:
         """A checkpoint is being written. One that was waited for, as the last of a run is, goes by the steps before."""
         self._retreat.proofs.saved(step, led_by=self._following.healthy if was_waited_for else 0)
