@@ -198,6 +198,11 @@ class Facts:
         """Whether the loss came back by itself."""
         return self.focus is not None and self.focus.trajectory in ("fast", "slow") and not self.stays_bad
 
+    @property
+    def came_back(self) -> bool:
+        """Whether the loss is where it was, however long that took."""
+        return self.focus is not None and self.focus.recovery_loss is not None
+
     # What was usual, and what was not
 
     def before(self, signal: str) -> Series:

@@ -73,8 +73,6 @@ def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
 
 def _stretches(run: Run, curve: Curve, rules: str) -> list[Stretch]:
     broken = nonfinite(run, curve) + overflowed(run, curve)
-    if metrics.hovers(curve.losses[curve.finite]):
-        return sorted(broken)
     if rules == "textbook":
         return sorted(broken + live.by_the_book(curve))
     grown, surprising = risen(run, curve), live.surprising(run, curve)
@@ -176,12 +174,14 @@ def _verdict(
     run: Run, curve: Curve, found: Sequence[Stretch], incidents: Sequence[Incident], problems: Sequence[Problem]
 ) -> tuple[Health, str]:
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
-    grave = [(one, it) for one, it in zip(found, incidents, strict=True) if _asks_for_action(one, it, last)]
-    if grave:
-        return "act", _told([it for _, it in grave])
     blind = next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
+    pairs = zip(found, incidents, strict=True)
+    grave = [it for one, it in pairs if _asks_for_action(one, it, last, is_blind=blind is not None)]
+    if grave:
+        return "act", _told(grave)
     if blind is not None:
-        return "unknown", blind.text
+        rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
+        return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
     if len(curve.finite) < FEWEST_POINTS:
         return "unknown", f"{len(curve.finite)} losses are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
@@ -194,15 +194,18 @@ def _verdict(
     return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"
 
 
-def _asks_for_action(one: Stretch, incident: Incident, last: float) -> bool:
-    """Not what is over, however long it took, where the run ends no higher than it was before: as other tasks are
-    learned, one after the other."""
-    is_over = not one.is_open and incident.trajectory == "lingering" and last <= incident.pre_loss
-    if one.kind in BENIGN or one.kind in WATCHED or is_over:
-        return False
+def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
+    """Not what came down by itself, however long that took, nor what is over where the run ends no higher than it was
+    before: so other tasks are learned, one after the other. Nor the rises of a loss that measures nothing."""
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
-    return incident.trajectory in ("lingering", "divergent") or (one.kind == "overflow" and one.is_open)
+    if one.kind == "overflow":
+        return one.is_open or incident.trajectory == "divergent"
+    is_over = not one.is_open and incident.trajectory == "lingering"
+    is_over = is_over and (one.kind == "spike" or last <= incident.pre_loss)
+    if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
+        return False
+    return incident.trajectory in ("lingering", "divergent")
 
 
 def _told(incidents: Sequence[Incident]) -> str:

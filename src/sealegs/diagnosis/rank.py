@@ -172,7 +172,8 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
     if top.card.name in LEAVE_IT and top.grade != "hypothesis":
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts = []
-    if (facts.persists or facts.stays_bad) and not facts.is_over and not top.card.spares_weights:
+    asks = facts.findings.verdict == "act"  # else it is over, or nobody can say: no reason to give up what was learned
+    if asks and (facts.persists or facts.stays_bad) and not facts.is_over and not top.card.spares_weights:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
         is_late = len(facts.loss.finite.within(0, facts.onset - 1).values) > 0
         parts.append(f"reload the last checkpoint before step {facts.onset}{at}" if is_late else "begin again")
@@ -182,8 +183,10 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
         )
         parts[-1] += f": {test}"
-    else:
-        parts.append(_orders(facts, top.card.remedies))
+    elif orders := _orders(facts, top.card.remedies):
+        parts.append(
+            orders if asks or not facts.came_back else f"leave it, the loss is back; if it comes again, {orders}"
+        )
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
 
