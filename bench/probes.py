@@ -144,7 +144,7 @@ def trained(settings: Settings) -> tuple[Transformer, list[tuple[Batch, Kept]], 
         batch = data.training.batch(step)
         loss, norms = measured(model, batch, settings)
         if step in wanted:
-            kept.append((batch, Kept(step, None, loss, float(norms.norm()), norms)))
+            kept.append((batch, Kept(step, (), loss, float(norms.norm()), norms)))
         streams = [
             streaming.learn(stream, math.log(value))
             for stream, value in zip(streams, (loss, float(norms.norm())), strict=True)

@@ -212,6 +212,7 @@ def test_what_was_skipped_is_said_when_it_closes(tmp_path: Path, capsys: pytest.
     assert [event.detail.get("skipped") for event in events] == [None, text]
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
 def test_shadow_mode_does_not_halt() -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=None, act=False) as guard:
@@ -441,6 +442,7 @@ def test_compiled_code_is_not_asked_for_activations_for_ever(tmp_path: Path) -> 
     assert not any(signal.startswith("activation_norm") for signal in sealegs.open_run(tmp_path / "a").signals)
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
 def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
     results = {}
     for announced in (False, True):

@@ -603,6 +603,9 @@ class Guard:
                 self.recovery.stand_back()
 
     def _what_is_not_well(self) -> str:
+        is_halted = self.watch.halted is not None or (self.recovery is not None and self.recovery.is_over)
+        if is_halted and self._act:
+            return ""  # which was raised
         if self.number and not is_finite(self._model):
             return "a weight is not finite"
         is_of_the_data = self.recovery is not None and self.recovery.found_sound
@@ -643,6 +646,7 @@ class Guard:
         if step is None:
             return False
         self._untouched = None  # all of it is that of the step now
+        self._ending.went_back()
         self.number = step
         if self.recovery is not None:
             self.recovery.went_to(step)

@@ -100,6 +100,7 @@ def test_what_comes_back_before_the_run_has_recovered_is_the_same(tmp_path: Path
 # Has it helped?
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
 def test_nothing_has_helped_while_the_loss_is_not_back(tmp_path: Path) -> None:
     """After the rollback the loss is three times what it was, and is got used to: updates are applied, and that is no
     recovery."""

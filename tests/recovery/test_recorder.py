@@ -26,6 +26,10 @@ from sealegs.replay.capsule import open_capsule
 OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
 
 
+# the runs end in the middle of their incident
+pytestmark = pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
+
+
 class Tied(nn.Module):
     """One weight under two names, a buffer, and a norm that counts."""
 

@@ -206,6 +206,7 @@ def test_textbook_rules_are_for_looking(tmp_path: Path) -> None:
         Guard(model, optimizer, run=watch, **STANDARD)
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
 def test_in_shadow_mode_the_ladder_is_the_same(tmp_path: Path) -> None:
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, act=False) as guard:
@@ -450,6 +451,7 @@ def test_summed_gradients_are_told_where_each_tensor_is_measured(
     assert len(events(tmp_path / "a", "intervention")) == is_damage
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
 def test_a_last_checkpoint_with_a_bad_weight_is_not_healthy(tmp_path: Path) -> None:
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=20) as guard:

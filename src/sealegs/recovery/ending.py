@@ -83,6 +83,11 @@ class Ending:
         self._condemned = 0 if verdict.go else self._condemned + 1
         self._then(row, verdict)
 
+    def went_back(self) -> None:
+        """The run is at a healthy state: what its last steps showed is of weights that are gone."""
+        self._last.clear()
+        self._condemned = 0
+
     def trouble(self) -> str:
         """Why the run is not well, in a sentence; empty where it is."""
         if not self._last:
@@ -110,5 +115,4 @@ class Ending:
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
         self._unrecovered = tuple(Level(*level) for level in state["unrecovered"])
         self._excused = state["excused"]
-        self._last.clear()
-        self._condemned = 0
+        self.went_back()

@@ -111,6 +111,7 @@ class Trainee:
             "schedulers": self._schedules(snapshot.plain["schedulers"], tensors),
             "scaler": _scaler_at(self.scaler, snapshot.plain["scaler"]),
             "data": None,
+            "also": {},
         }
         return State(tensors, plain, own={"data": None, "rng": of_host}, step=snapshot.step)
 

@@ -90,6 +90,11 @@ class Recovery:
         return self._following.evidence.is_sound
 
     @property
+    def is_over(self) -> bool:
+        """Whether a halt was decided."""
+        return self._interventions.is_over
+
+    @property
     def margins(self) -> Margins:
         """What is tightened."""
         return self._books.margins
