@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from sealegs import judge
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
+from sealegs.recovery import contents
 from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector
 from sealegs.vocabulary import Row, Severity
@@ -840,6 +842,80 @@ def test_an_evaluation_is_no_stall(tmp_path: Path) -> None:
         with guard.paused():
             time.sleep(0.5)
     assert "stalled" not in [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+
+
+class Clock:
+    """Stands still unless somebody moves it."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in ("sealegs.guard", "sealegs.recovery.reading"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    return clock
+
+
+def test_a_checkpoint_that_is_written_beside_the_loop_is_no_slow_stretch(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 60 steps a disk takes 15 steps for one, and the steps beside it take three times as long."""
+    may_end, write = threading.Event(), contents.write_tensors
+
+    def slowly(*words: Any) -> None:
+        may_end.wait(60)
+        write(*words)
+
+    monkeypatch.setattr(contents, "write_tensors", slowly)
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=60) as guard:
+        assert guard.checkpoints is not None
+        for loss in losses(model, 400):
+            since = guard.number % 60 if guard.number >= 60 else 60
+            clock.now += 0.3 if since < 15 else 0.1
+            if since == 15:
+                may_end.set()
+                guard.checkpoints.wait()
+                may_end.clear()
+            guard.step(loss)
+        may_end.set()
+    run = sealegs.open_run(tmp_path / "a")
+    assert len([event for event in run.events if event.kind == "checkpoint"]) == 6
+    assert [event.detail["text"] for event in run.events if event.kind == "remark"] == []
+    saving = [int(step) % 60 for step in run.steps[run.logged("saving")] if step >= 60]
+    assert set(saving) == set(range(16))
+    assert run.column("step_s")[65] == pytest.approx(0.3)
+
+
+def test_a_slow_stretch_between_checkpoints_is_one(clock: Clock, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=60) as guard:
+        assert guard.checkpoints is not None
+        for loss in losses(model, 300):
+            clock.now += 0.3 if guard.number >= 200 else 0.1
+            guard.step(loss)
+            guard.checkpoints.wait()
+    events = sealegs.open_run(tmp_path / "a").events
+    assert [event.step // 10 for event in events if event.kind == "remark"] == [21]
+
+
+def test_a_pause_in_a_pause_counts_once(clock: Clock, tmp_path: Path) -> None:
+    model, optimizer = small()
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=100) as guard:
+        for loss in losses(model, 4):
+            clock.now += 1.0
+            guard.step(loss)
+            with guard.paused():
+                clock.now += 5.0
+                with guard.paused():
+                    clock.now += 7.0
+                guard.checkpoint(wait=True)
+    assert sealegs.open_run(tmp_path / "a").column("step_s")[1:].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_loop_that_clips_by_itself_has_its_gradients_seen_before(tmp_path: Path) -> None:

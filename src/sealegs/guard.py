@@ -44,7 +44,7 @@ from sealegs.sinks.notify import Where
 from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch
 
-RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", *ROW, *MERGED))
+RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", "saving", *ROW, *MERGED))
 """Names in a row that are the guard's own."""
 
 TURNS = 8
@@ -222,6 +222,9 @@ class Guard:
         """Whether one of them has been, and what it changed is still to be put back."""
         self._turns = 0
         """Steps right after those of another guard."""
+        self._is_paused = False
+        self._was_saving = False
+        """Whether a checkpoint has been written beside the loop since the last step was decided."""
         self._is_finished = False
         self._has_failed = False
         self._knows_its_step = not resume
@@ -365,7 +368,7 @@ class Guard:
             if before is None:
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
-            known = self._reading.known(self.number, tokens) | self._batch | signals
+            known = self._reading.known(self.number, tokens) | self._batch | self._beside() | signals
             seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
             end = self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)
         self._batch = {}
@@ -438,11 +441,16 @@ class Guard:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Around what is no training, an evaluation or a checkpoint: its time does not count as the step's."""
+        if self._is_paused:  # by somebody around it, who counts this too
+            yield
+            return
         began = time.perf_counter()
+        self._is_paused = True
         self.watch.rest()
         try:
             yield
         finally:
+            self._is_paused = False
             self._reading.pace.paused(time.perf_counter() - began)
 
     @contextmanager
@@ -529,6 +537,7 @@ class Guard:
             raise ConfigError("checkpoint: the guard writes none; give it checkpoint_every= and a run folder")
         with self.paused():
             is_begun = self._saving.save(self.number, self.state_dict, wait=wait)
+        self._was_saving |= is_begun and not wait
         if is_begun and self.recovery is not None:
             self.recovery.saved(self.number, was_waited_for=wait)
         return is_begun
@@ -626,8 +635,23 @@ class Guard:
             self._save_if_due()
 
     def _save_if_due(self) -> None:
-        if self._saving is not None and self._saving.is_due:  # again, where one is still being written
+        # later, where one is still being written; several ranks must ask each other, which `checkpoint` does
+        is_busy = self._is_saving and self._meter.ranks.world == 1
+        if self._saving is not None and self._saving.is_due and not is_busy:
             self._saving.is_due = not self.checkpoint()
+
+    @property
+    def _is_saving(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints._is_writing
+
+    def _beside(self) -> dict[str, Signal]:
+        """Whether a checkpoint was being written since the last step: the thread takes time from the loop.
+
+        Each rank says so of itself, rank 0 in the record: they write at about the same time, and it decides nothing.
+        """
+        is_saving = self._is_saving
+        was_saving, self._was_saving = self._was_saving, is_saving
+        return {"saving": 1.0} if is_saving or was_saving else {}
 
     def _take_back_decision(self) -> None:
         """A step was decided and has not been updated: nothing was skipped, and it may come again."""

@@ -42,7 +42,7 @@ from sealegs.record.run import Run, open_run
 from sealegs.recovery.state import Trainee
 from sealegs.vocabulary import Row
 
-NOT_REPEATED = {"time", "tokens_per_s", "step_s"}
+NOT_REPEATED = {"time", "tokens_per_s", "step_s", "saving"}
 
 
 def nano(tokens: Path, steps: int = 20, **other: Any) -> Settings:

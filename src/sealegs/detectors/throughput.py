@@ -9,7 +9,7 @@ from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 WINDOW = 20
-"""Steps whose median is judged: ten slow ones do not move it, so no evaluation, checkpoint or compilation does."""
+"""Steps whose median is judged: ten slow ones do not move it, so no evaluation or compilation does."""
 HISTORY = 25
 """Windows whose median is the running speed: 500 steps. A slower speed that lasts is the running one after 260."""
 FIRST_JUDGED = 5
@@ -47,7 +47,7 @@ class Throughput:
 
     def look(self, state: State, now: Row) -> Finding | None:
         """Judge the pace of the last steps, this one included; an episode is reported once."""
-        seconds = usable(now, "step_s")
+        seconds = pace_in(now)
         if seconds is None or state.is_told or not self._is_slow(state, seconds):
             return None
         pace, running = median((*state.recent, seconds)[-WINDOW:]), median(state.medians)
@@ -64,7 +64,7 @@ class Throughput:
 
     def learn(self, state: State, now: Row) -> State:
         """Take the step in."""
-        seconds = usable(now, "step_s")
+        seconds = pace_in(now)
         if seconds is None:
             return state
         recent = (*state.recent, seconds)[-WINDOW:]
@@ -82,3 +82,11 @@ class Throughput:
         # An episode ends halfway back, so that a pace right at the limit is not reported again and again.
         share = (1 + self.share) / 2 if state.is_told else self.share
         return median((*state.recent, seconds)[-WINDOW:]) > median(state.medians) / share
+
+
+def pace_in(now: Row) -> float | None:
+    """Seconds of a step that had the machine to itself: one beside which a checkpoint is written is slow by that.
+
+    A thread that writes for more than ten steps would move the median of twenty, at every checkpoint.
+    """
+    return None if now.get("saving") else usable(now, "step_s")

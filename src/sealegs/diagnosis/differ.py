@@ -14,7 +14,7 @@ CLEARLY = 4.0
 """So many times the noise from step to step, ..."""
 MANY, OF = 6, 8
 """... at so many of so many logged steps, is more than noise."""
-UNLIKE = frozenset({"time", "step_s", "tokens_per_s"})
+UNLIKE = frozenset({"time", "step_s", "saving", "tokens_per_s"})
 """Signals that no two runs share."""
 
 

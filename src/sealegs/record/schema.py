@@ -45,6 +45,7 @@ SIGNALS = {
     "lr": "learning rate of the update",
     "loss_scale": "factor on the fp16 loss; absent in other precisions",
     "step_s": "seconds since the step before",
+    "saving": "1 where a checkpoint was being written beside the step; absent elsewhere",
     "gate_closed": "1 where the device decided not to apply the update; absent where the host decides",
     "loss_p": "probability of such a loss or a higher one if nothing is wrong, as the device found it",
     "grad_norm_p": "the same of the gradient norm",
