@@ -154,6 +154,7 @@ def guarded(
     """A run in a guard's folder, with losses as they are given at some steps; events as a guard writes them."""
     with sealegs.Watch(folder) as watch:
         watch.acts = act
+        watch.instead_of_halt = ""
         watch.note("guard", act=act, playbook=playbook)
         for step, loss in enumerate(curve(steps).tolist()):
             watch.see(step, loss=spoilt.get(step, loss), grad_norm=0.5)
