@@ -39,7 +39,8 @@ and norms grew up to 5.4 times."""
 LATELY = 8
 """Steps that say what batches cost."""
 AT_ONCE = 0.5
-"""How much of its height, as a logarithm, a stretch of dear batches must lose within three steps to have passed."""
+"""How much of its height, as a logarithm, a stretch of dear batches must lose within three steps to have passed: what
+has been learnt, all but a little, loses that little by chance."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed, and twice as many before them, ..."""
 SUREST = math.log(1000)
@@ -269,10 +270,9 @@ class Evidence:
         if len(before) < LATELY or len(stretch) < self._playbook.probe_after:
             return 0
         learned = sum(seen.is_learned for seen in islice(self._recent, onset, end))
-        usual, last = median(before), median(stretch[-3:])
-        is_other = median(stretch) - usual >= LEAP and learned >= TAUGHT
-        low = last - AT_ONCE * (last - usual)
-        return len(stretch) if is_other and median(since[:3]) <= low and max(since) < last else 0
+        height, last = median(stretch) - median(before), median(stretch[-3:])
+        is_other = height >= LEAP and learned >= TAUGHT
+        return len(stretch) if is_other and median(since[:3]) <= last - AT_ONCE * height and max(since) < last else 0
 
     def _has_become_dearer(self) -> bool:
         """Whether every batch has, after updates that were applied: where none was, the weights are still sound."""
