@@ -9,6 +9,8 @@ from sealegs.replay.capsule import open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.tested import put_to_the_test
 
+pytestmark = pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # they are to
+
 CAUSES = (
     "hard-batch",
     "hard-batch:strength=2.4",  # ten times as dear as usual, and right

@@ -20,7 +20,10 @@ from sealegs.replay.subject import load_builder
 from sealegs.report import plots
 from sealegs.report.remediation import parse
 
-pytestmark = pytest.mark.xdist_group("remedied")  # one run serves all
+pytestmark = [
+    pytest.mark.xdist_group("remedied"),  # one run serves all
+    pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly"),  # it is to
+]
 
 BUILD = """
 import sealegs, torch

@@ -33,7 +33,10 @@ from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.replay.tested import put_to_the_test
 from sealegs.report import replayed
 
-pytestmark = pytest.mark.xdist_group("replay")  # one prefix serves all
+pytestmark = [
+    pytest.mark.xdist_group("replay"),  # one prefix serves all
+    pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly"),  # they are to
+]
 
 NANO = SIZES["nano"]
 CADENCE = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)

@@ -148,7 +148,7 @@ class Interventions:
         elif target.step == 0:
             self._books.margins = self._books.margins.from_scratch()
             share = f"{self._books.margins.lr:g} of the learning rate"
-            said.append(f"from scratch, since there is no healthy state after it, with {share}")
+            said.append(f"from scratch, since no later state is healthy and old enough, with {share}")
         return said
 
     def _conclude(self, order: Order, changed: list[str], target: Target | None, cost: Cost, began: float) -> None:
