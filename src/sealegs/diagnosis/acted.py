@@ -33,9 +33,8 @@ def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
         return "act", ended if verdict != "act" else f"{because}; {ended[:1].lower()}{ended[1:]}"
     if done is not None and done.is_one_of_several and verdict == "act":
         return "watch", f"{because}; but its loss is not its own: {ONE_OF_SEVERAL}"
-    if done is not None and done.open_since is not None and verdict == "healthy":
-        number, step = done.open_since.detail.get("incident"), done.open_since.step
-        return "watch", f"incident {number}, since step {step}, was not over when the record ends"
+    if done is not None and verdict == "healthy" and (doubt := _how_it_ended(done)):
+        return "watch", doubt
     if done is None or not skipped_much(done):
         return verdict, because
     if verdict == "act":
@@ -44,16 +43,24 @@ def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
 
 
 def how_it_stands(done: Done | None) -> str | None:
-    """A run that was halted, or whose last incident is not over, in one sentence."""
+    """A run that was halted, in one sentence."""
     if done is None:
         return None
     if (halted := done.halted) is not None:
         why = halted.detail.get("error") if halted.kind == "end" else halted.detail.get("evidence")
         why = why or halted.detail.get("text") or "it does not say why"
         return f"The run was halted at step {halted.step}: {why}"
-    if (ended := done.ended_badly) is not None:
-        return f"The run ended badly: {ended.detail.get('why', 'it does not say how')}"
     return None
+
+
+def _how_it_ended(done: Done) -> str:
+    """What was not over in the end, in a sentence; whether that is trouble, or harder data, the curve has to say."""
+    if done.ended_badly is not None:
+        return f"the run ended badly: {done.ended_badly.detail.get('why', 'it does not say how')}"
+    if done.open_since is not None:
+        number, step = done.open_since.detail.get("incident"), done.open_since.step
+        return f"incident {number}, since step {step}, was not over when the record ends"
+    return ""
 
 
 def skipped_much(done: Done | None) -> bool:

@@ -28,13 +28,11 @@ class Level(NamedTuple):
     kind: str
     usual: float
     limit: float
-    peak: float
-    """The highest since."""
 
     @classmethod
     def of(cls, incident: Incident) -> "Level":
         """That of one."""
-        return cls(incident.number, incident.start, incident.kind, incident.usual, incident.limit, incident.peak_loss)
+        return cls(incident.number, incident.start, incident.kind, incident.usual, incident.limit)
 
     def is_far_below(self, loss: float) -> bool:
         """Whether a loss is so high that no healthy run would end with it.
@@ -44,12 +42,7 @@ class Level(NamedTuple):
         if math.isnan(self.limit):
             return math.isinf(loss)
         deviation = 2 * (self.limit - self.usual)
-        return loss > self.usual + max(FAR * abs(self.usual), DEVIATIONS * deviation) and not self.is_learned(loss)
-
-    def is_learned(self, loss: float) -> bool:
-        """Whether a loss has come more than half of the way down since the peak: another task, that is being learned,
-        a harder part of the data; whatever it was, it does not get worse."""
-        return loss < (self.usual + self.peak) / 2
+        return loss > self.usual + max(FAR * abs(self.usual), DEVIATIONS * deviation)
 
     def __str__(self) -> str:
         before = "" if math.isnan(self.usual) else f", a loss of {self.usual:.4g} before it"
@@ -102,7 +95,7 @@ class Ending:
                 return f"{level} never came back: the loss is {loss:.4g} in the end"
         looked = state.rows - state.course.followed_from >= incidents.LOOKS[0]
         is_waited_for = state.course.is_back or incidents.is_decaying(state.course, is_first=False)
-        if incident is not None and looked and not is_waited_for and not levels[-1].is_learned(loss):
+        if incident is not None and looked and not is_waited_for:
             return f"{levels[-1]} is open, and the loss does not come down: it is {loss:.4g} in the end"
         return ""
 
