@@ -24,7 +24,7 @@ from sealegs.recovery.actions import (
     Tighten,
 )
 from sealegs.recovery.history import Treatment, Trigger
-from sealegs.recovery.playbook import ADVICE, HALTING, TRIGGERS, Decision, Playbook, Rung, choose
+from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, TRIGGERS, Decision, Playbook, Rung, choose
 
 STANDARD = Playbook.standard()
 
@@ -54,7 +54,7 @@ def rungs(playbook: Playbook, *troubles: tuple[Trigger, int]) -> list[int | None
     return [decision.rung for decision in climbed(playbook, troubles)]
 
 
-@pytest.mark.parametrize("trigger", sorted(TRIGGERS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}))
+@pytest.mark.parametrize("trigger", sorted(TRIGGERS - HEALS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}))
 def test_trouble_that_comes_back_climbs_the_standard_ladder(trigger: Trigger) -> None:
     decisions = climbed(STANDARD, [(trigger, 5000)] * 5)
     assert [decision.actions for decision in decisions[:3]] == [
@@ -75,6 +75,28 @@ def test_a_bad_source_is_taken_out_once() -> None:
         (Halt(ADVICE[Trigger.BAD_DATA]),),
     ]
     assert rungs(STANDARD, (Trigger.BUDGET_SPENT, 5000), (Trigger.BUDGET_SPENT, 5000)) == [1, 6]
+
+
+@pytest.mark.parametrize("onset", [5000, 5900, 50_000])
+def test_what_heals_by_itself_is_undone_once_in_a_run(onset: int) -> None:
+    """However far away it comes again, it is neither undone again nor the end."""
+    decisions = climbed(STANDARD, [(Trigger.SPOILT, 5000), (Trigger.SPOILT, onset), (Trigger.SPOILT, onset)])
+    assert [decision.actions for decision in decisions] == [(Rollback(back=0, skip=10),), (Continue(),), (Continue(),)]
+    assert [decision.rung for decision in decisions] == [7, None, None]
+    assert decisions[1].reason == f"spoilt at step {onset}: it was undone once, and has come again: such are these data"
+    assert rungs(STANDARD, (Trigger.SPOILT, 5000), (Trigger.DAMAGED, 5010)) == [7, 3], "damage has a ladder of its own"
+
+
+def test_what_heals_by_itself_halts_no_run_that_has_no_rollback_left() -> None:
+    none_left = choose(replace(STANDARD, rollbacks=0), Trigger.SPOILT, 5000, ())
+    assert (none_left.rung, none_left.actions) == (None, (Continue(),))
+    assert none_left.reason == "spoilt at step 5000: 0 rollbacks have been made, and 0 are allowed in all"
+    shared = Playbook(name="mine", rungs=(Rung({Trigger.SPOILT, Trigger.DAMAGED}, (Rollback(),)),))
+    damaged, spoilt = climbed(shared, [(Trigger.DAMAGED, 5000), (Trigger.SPOILT, 5100)])
+    assert (damaged.rung, spoilt.rung, spoilt.actions) == (1, None, (Continue(),))
+    assert choose(shared, Trigger.DAMAGED, 5100, [treated(damaged, Trigger.DAMAGED, 5000)]).halts
+    mine = Playbook(name="mine", rungs=(Rung({Trigger.SPOILT}, (Halt("ring me"),)),))
+    assert choose(mine, Trigger.SPOILT, 5000, ()).actions == (Halt("ring me"),), "unless that is asked for"
 
 
 def test_palm() -> None:
@@ -233,7 +255,7 @@ def test_a_treatment_comes_back_from_a_file() -> None:
     ]
     written = json.dumps([treatment.to_plain() for treatment in history], allow_nan=False)
     assert [Treatment.from_plain(plain) for plain in json.loads(written)] == history
-    assert {treatment.rung for treatment in history} == {None, 1, 2, 3, 4, 5, 6}
+    assert {treatment.rung for treatment in history} == {None, 1, 2, 3, 4, 5, 6, 7}
     assert all(type(Treatment.from_plain(plain).trigger) is Trigger for plain in json.loads(written))
 
 
@@ -304,7 +326,7 @@ def test_no_sequence_of_triggers_is_endless(playbook: Playbook, given_: list[tup
             used.add(decision.rung)
         else:
             assert decision.halts or decision.actions == (Continue(),)
-            assert decision.halts == (playbook.has_rung_for(trigger) or trigger in HALTING)
+            assert decision.halts == (trigger in HALTING or (playbook.has_rung_for(trigger) and trigger not in HEALS))
         history.append(treated(decision, trigger, onset))
     assert len(used) <= len(playbook.rungs)
     assert sum(isinstance(action, Rollback) for t in history for action in t.actions) <= playbook.rollbacks
@@ -314,7 +336,10 @@ def test_no_sequence_of_triggers_is_endless(playbook: Playbook, given_: list[tup
 def test_trouble_that_keeps_coming_back_is_halted(
     playbook: Playbook, trigger: Trigger, others: list[tuple[Trigger, int]]
 ) -> None:
-    """Whatever happened before, and wherever it comes back: after as many treatments as it has rungs it is the end."""
+    """Whatever happened before, and wherever it comes back: after as many treatments as it has rungs it is the end.
+
+    What heals by itself is treated once at most, and then no more.
+    """
     history = [treated(d, t, o) for d, (t, o) in zip(climbed(playbook, others), others, strict=True)]
     if not playbook.has_rung_for(trigger):
         return
@@ -323,6 +348,9 @@ def test_trouble_that_keeps_coming_back_is_halted(
         decided.append(choose(playbook, trigger, onset, history))
         history.append(treated(decided[-1], trigger, onset))
         onset += playbook.again_within
+    if trigger in HEALS:
+        assert all(decision.actions == (Continue(),) and decision.rung is None for decision in decided[1:])
+        return
     assert decided[-1].halts
     assert choose(playbook, trigger, onset, history).halts, "and stays so"
 

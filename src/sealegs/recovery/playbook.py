@@ -121,7 +121,7 @@ class Playbook:
                                               before the onset, skip 20 batches; learning rate x 0.5,
                                               warmed up again over 50 steps
        -  bad-data, nonfinite-often,          go on, skipping what is condemned
-          not-recovering
+          not-recovering, spoilt
        -  budget-spent, nonfinite-weights     halt
     Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
     takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
@@ -173,7 +173,8 @@ class Playbook:
         rung  when                                what is done
            -  a step is condemned                 skip it
            -  bad-data, damaged,                  go on, skipping what is condemned
-              nonfinite-often, not-recovering
+              nonfinite-often, not-recovering,
+              spoilt
            -  budget-spent, nonfinite-weights     halt
         """
         return cls(name="observe")
@@ -196,10 +197,11 @@ class Playbook:
            5  damaged, nonfinite-often,           roll back to the newest healthy state at least 1000 steps
               nonfinite-weights, not-recovering   before the onset, skip 200 batches; learning rate x 0.5,
                                                   warmed up again over 50 steps; clip at 0.5
-           6  anything else                       halt
+           6  anything but spoilt                 halt
            7  spoilt                              roll back to the newest healthy state, skip 10 batches
         Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
-        takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
+        takes a later rung. With none left, or after 10 rollbacks in all, the run is halted. What is spoilt
+        heals by itself, too: it is undone once in a run, and halts none.
         """
         state = TRIGGERS - HEALS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
         return cls(
@@ -231,7 +233,7 @@ class Playbook:
            3  budget-spent, damaged,              halt
               nonfinite-often,
               nonfinite-weights, not-recovering
-           -  bad-data                            go on, skipping what is condemned
+           -  bad-data, spoilt                    go on, skipping what is condemned
         Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
         takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
         """
@@ -261,6 +263,8 @@ class Playbook:
                 f"Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it "
                 f"takes a later rung. With none left, or after {self.rollbacks} rollbacks in all, the run is halted."
             )
+            if any(map(self.has_rung_for, HEALS)):
+                text += f" What is {', '.join(HEALS)} heals by itself, too: it is undone once in a run, and halts none."
             if self.requeues:
                 text += " What was left out is handed out at the end of its epoch."
             lines += textwrap.wrap(text, WIDTH)
@@ -292,7 +296,7 @@ def choose(
     """The next rung for a trigger, whose trouble began at step ``onset``, with a ``batch``; ``kind`` is the incident's.
 
     Never one that this trouble has used, nor one before it: after as many treatments as there are rungs, or with the
-    last of the rollbacks that are allowed in all, the run is halted.
+    last of the rollbacks that are allowed in all, the run is halted; where it heals by itself, it goes on.
 
     >>> print(choose(Playbook.standard(), Trigger.DAMAGED, 4821, ()).reason)
     damaged at step 4821: rung 3 is the first for it
@@ -302,18 +306,18 @@ def choose(
     history = [treatment for treatment in history if treatment.trigger != Trigger.ASKED]
     if not rungs:
         reason = f"{what}: playbook {playbook.name} has no rung for it"
-        return _halt(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
+        return _end(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
     if trigger in HEALS and any(treatment.trigger == trigger for treatment in history):
         return Decision(None, (Continue(),), f"{what}: it was undone once, and has come again: such are these data")
     trouble = same_trouble(Case(trigger, onset, batch, kind), history, again_within=playbook.again_within)
     used = max((t.rung for t in trouble if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:
-        return _halt(trigger, f"{what}: rung {used} was the last for it, and it has come back")
+        return _end(trigger, f"{what}: rung {used} was the last for it, and it has come back")
     rung = rungs[number]
     spent = sum(any(isinstance(action, Rollback) for action in treatment.actions) for treatment in history)
     if rung.rolls_back and spent >= playbook.rollbacks:
-        return _halt(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
+        return _end(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
     after = f"comes after rung {used}" if used else "is the first for it"
     return Decision(number, _advised(rung.actions, trigger), f"{what}: rung {number} {after}")
 
@@ -328,11 +332,12 @@ def _table_lines(number: str, when: str, what: str) -> Iterable[str]:
 
 
 def _when(triggers: Set[Trigger]) -> str:
-    return "anything else" if triggers == TRIGGERS - HEALS else ", ".join(sorted(triggers))
+    return f"anything but {', '.join(HEALS)}" if triggers == TRIGGERS - HEALS else ", ".join(sorted(triggers))
 
 
-def _halt(trigger: Trigger, reason: str) -> Decision:
-    return Decision(None, (Halt(ADVICE[trigger]),), reason)
+def _end(trigger: Trigger, reason: str) -> Decision:
+    """No rung is left: a halt, unless it heals by itself."""
+    return Decision(None, (Continue() if trigger in HEALS else Halt(ADVICE[trigger]),), reason)
 
 
 def _advised(actions: tuple[Action, ...], trigger: Trigger) -> tuple[Action, ...]:
