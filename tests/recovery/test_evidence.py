@@ -12,40 +12,60 @@ from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 
 def seen(evidence: Evidence, step: int, kind: str = "go", **signals: float | str) -> Trouble | None:
+    """A step that is judged: one that is ``high`` surprises, and its update is applied."""
     row: Row = {"step": step, "batch_index": step + 1000, "loss": 2.0, **signals}
-    severity = {"go": None, "skip": Severity.GATE, "nan": Severity.GATE, "halt": Severity.HALT}[kind]
+    gate = Severity.GATE
+    severity = {"go": None, "skip": gate, "high": gate, "nan": gate, "halt": Severity.HALT}[kind]
     detector = "nonfinite" if kind == "nan" else "spike/loss"
-    findings = () if severity is None else (_finding(detector, step, severity),)
-    return evidence.take(row, Verdict(step=step, findings=findings, skips_in_a_row=int(kind != "go")))
+    findings = () if severity is None else (_finding(detector, step, severity, spoils_update=kind != "high"),)
+    return evidence.take(row, Verdict(step=step, findings=findings, skips_in_a_row=int(kind not in ("go", "high"))))
 
 
 def asks(evidence: Evidence) -> bool:
     return evidence.wants_probe
 
 
-def _finding(detector: str, step: int, severity: Severity) -> Finding:
-    return Finding(detector=detector, step=step, severity=severity, signal="loss", value=9.0, limit=3.0)
+def probed(
+    evidence: Evidence, *, loss: float = 2.0, is_condemned: bool = False, source: str | None = None
+) -> Trouble | None:
+    """What is found at once when batches from before have that loss."""
+    return evidence.probed(f"a loss of {loss:g}", loss=loss, is_condemned=is_condemned, source=source)
 
 
-def test_an_isolated_hard_batch_asks_for_nothing() -> None:
+def _finding(detector: str, step: int, severity: Severity, *, spoils_update: bool) -> Finding:
+    return Finding(
+        detector=detector,
+        step=step,
+        severity=severity,
+        signal="loss",
+        value=9.0,
+        limit=3.0,
+        spoils_update=spoils_update,
+    )
+
+
+@pytest.mark.parametrize("kind", ["skip", "high"])
+def test_an_isolated_hard_batch_asks_for_nothing(kind: str) -> None:
     evidence = Evidence(Playbook.standard())
     for step in range(1000):
-        assert seen(evidence, step, "skip" if step % 50 == 0 else "go") is None
+        assert seen(evidence, step, kind if step % 50 == 0 else "go") is None
         assert not asks(evidence)
 
 
-def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another() -> None:
+@pytest.mark.parametrize("kind", ["skip", "high"])
+def test_five_in_a_row_ask_for_a_probe_and_twenty_more_for_another(kind: str) -> None:
+    """Be they skipped or trained on."""
     evidence = Evidence(Playbook.standard())
     for step in range(5):
         assert not asks(evidence)
-        seen(evidence, step, "skip")
+        seen(evidence, step, kind)
     assert asks(evidence)
-    assert evidence.probed("a loss of 2", is_condemned=False, source=None) is None
+    assert probed(evidence) is None
     for step in range(5, 5 + PROBE_AGAIN):
         assert not asks(evidence)
-        seen(evidence, step, "skip")
+        seen(evidence, step, kind)
     assert asks(evidence)
-    trouble = evidence.probed("a loss of 9", is_condemned=True, source=None)
+    trouble = probed(evidence, loss=9.0, is_condemned=True)
     assert trouble is not None
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
 
@@ -55,7 +75,7 @@ def after_a_leap(to: float, *, taught: int = 0) -> Evidence:
     for step in range(40):
         seen(evidence, step, loss=2.0)
     for step in range(40, 52):
-        seen(evidence, step, "go" if 40 < step <= 40 + taught else "skip", loss=to)
+        seen(evidence, step, "high" if 40 < step <= 40 + taught else "skip", loss=to)
     return evidence
 
 
@@ -84,7 +104,7 @@ def test_weights_that_were_found_sound_are_asked_once_more_where_batches_become_
     then: float, asks_again: bool
 ) -> None:
     evidence = after_a_leap(4.0)
-    assert evidence.probed("a loss of 2", is_condemned=False, source=None) is None
+    assert probed(evidence) is None
     asked = []
     for step in range(52, 72):
         seen(evidence, step, loss=then)
@@ -92,13 +112,13 @@ def test_weights_that_were_found_sound_are_asked_once_more_where_batches_become_
     assert not any(asked[: LATELY - 1]), "a few batches tell nothing"
     assert asked[LATELY - 1] == asked[-1] == asks_again
     if asks_again:
-        evidence.probed("a loss of 2", is_condemned=False, source=None)
+        probed(evidence)
         assert not asks(evidence)
 
 
 def test_sound_weights_that_nothing_was_taught_since_are_not_asked_again() -> None:
     evidence = after_a_leap(4.0)
-    assert evidence.probed("a loss of 2", is_condemned=False, source=None) is None
+    assert probed(evidence) is None
     for step in range(52, 52 + PROBE_AGAIN - 1):
         seen(evidence, step, "skip", loss=9.0)
         assert not asks(evidence)
@@ -116,13 +136,14 @@ def test_what_was_usual_before_a_leap_is_remembered_as_long_as_it_lasts() -> Non
     assert not is_of_the_data(evidence, 0.0), "nothing is known of before"
 
 
-def test_many_in_a_hundred_ask_for_a_probe_too() -> None:
+@pytest.mark.parametrize("kind", ["skip", "high"])
+def test_many_in_a_hundred_ask_for_a_probe_too(kind: str) -> None:
     evidence = Evidence(Playbook.standard())
     asked = []
     for step in range(100):
-        seen(evidence, step, "skip" if step % 3 else "go")
+        seen(evidence, step, kind if step % 3 else "go")
         asked.append(asks(evidence))
-    assert asked.index(True) == 29, "at the twentieth skip"
+    assert asked.index(True) == 29, "at the twentieth of them"
 
 
 def mixed(evidence: Evidence, steps: range, verdict: str, *, rise: float = 0.0, of_web: float = 0.0) -> None:
@@ -138,7 +159,7 @@ def test_a_source_is_named_where_the_loss_has_risen_with_its_share() -> None:
     evidence = Evidence(Playbook.standard())
     mixed(evidence, range(30), "go")
     mixed(evidence, range(30, 42), "skip", of_web=3.0)
-    trouble = evidence.probed("a loss of 2", is_condemned=False, source=evidence.suspect())
+    trouble = probed(evidence, source=evidence.suspect())
     assert trouble is not None
     assert (trouble.trigger, trouble.source, trouble.onset) == (Trigger.BAD_DATA, "web", 30)
 
@@ -155,7 +176,7 @@ def test_many_batches_tell_what_few_did_not() -> None:
     evidence = Evidence(Playbook.standard())
     mixed(evidence, range(30), "go")
     mixed(evidence, range(30, 36), "skip", of_web=2.0)
-    assert evidence.probed("a loss of 2", is_condemned=False, source=evidence.suspect()) is None
+    assert probed(evidence, source=evidence.suspect()) is None
     asked = []
     for step in range(36, 100):
         mixed(evidence, range(step, step + 1), "go", of_web=2.0)
@@ -212,7 +233,7 @@ def acquitted(*, before: float = 3.0, then: float = 4.0) -> Evidence:
     for step in range(100, 112):
         seen(evidence, step, "skip" if step == 111 else "go", loss=then)
     assert is_of_the_data(evidence, 0.1)
-    assert evidence.probed("a loss of 3", is_condemned=False, source=None) is None
+    assert probed(evidence, loss=3.0) is None
     return evidence
 
 
@@ -259,3 +280,123 @@ def test_what_a_probe_found_is_restored(then: float) -> None:
     restored.load_state_dict(json.loads(json.dumps(evidence.state_dict())))
     assert restored.is_sound
     assert restored.state_dict() == evidence.state_dict()
+
+
+# Other data that pass.
+
+
+def other_data(
+    length: int, *, before: int = 60, kind: str = "high", height: float = 4.0, learnt: float = 0.0
+) -> tuple[Evidence, int]:
+    """A stretch that costs more, found by a probe not to be damage after five steps, and the step that comes after it.
+
+    By its end so much of the rise, as a logarithm, has been learnt.
+    """
+    evidence = Evidence(Playbook.standard())
+    for step in range(before):
+        seen(evidence, step)
+    for step in range(before, before + length):
+        share = 1 - learnt * (step - before) / length
+        seen(evidence, step, kind, loss=2.0 * (height / 2.0) ** share)
+        if asks(evidence):
+            assert evidence.is_left_worse_off(9.0, 0.1) is None, "it goes on"
+            assert probed(evidence) is None
+    assert evidence.is_sound
+    return evidence, before + length
+
+
+def asked_at(evidence: Evidence, first: int, last: int, loss: float = 2.0) -> list[int]:
+    """The steps after which it is asked what other data have left behind; nothing is found."""
+    asked = []
+    for step in range(first, last):
+        seen(evidence, step, loss=loss)
+        if asks(evidence):
+            asked.append(step)
+            probed(evidence)
+    return asked
+
+
+@pytest.mark.parametrize(("surprising", "length"), [(12, 12), (12, 20), (30, 30)])
+def test_a_stretch_of_other_data_that_has_passed_is_found_with_its_length(surprising: int, length: int) -> None:
+    """Be its batches surprising to its end, or not quite."""
+    evidence, then = other_data(surprising)
+    end = 60 + length
+    for step in range(then, end):
+        seen(evidence, step, loss=4.0)
+    for step in range(end, end + LATELY):
+        assert not asks(evidence), "a few batches tell nothing"
+        assert seen(evidence, step) is None
+    assert asks(evidence)
+    assert evidence.is_left_worse_off(2.1, 0.1) is False
+    assert evidence.is_left_worse_off(2.3, 0.1) is True, "beside what they had when it had just begun"
+    assert evidence.is_left_worse_off(math.nan, 0.1) is True
+    trouble = probed(evidence, loss=2.3, is_condemned=True)
+    assert trouble is not None
+    assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.SPOILT, 60, 1060)
+    assert trouble.lasted == length
+    assert f"other data have passed within {length} steps, and left the weights worse off" in trouble.text
+
+
+def test_what_has_passed_is_asked_about_once() -> None:
+    evidence, end = other_data(20)
+    assert asked_at(evidence, end, end + 300) == [end + LATELY - 1]
+    assert evidence.is_left_worse_off(9.0, 0.1) is None
+    evidence, end = other_data(20)
+    for step in range(end, end + LATELY):
+        seen(evidence, step)
+    assert probed(evidence) is None, "nothing was left behind"
+    for step in range(end + LATELY, end + 40):
+        seen(evidence, step, "high" if step >= end + 35 else "go", loss=4.0 if step >= end + 35 else 2.0)
+    trouble = probed(evidence, loss=9.0, is_condemned=True)
+    assert trouble is not None
+    assert (trouble.trigger, trouble.lasted) == (Trigger.DAMAGED, 0), "what comes after it is judged for itself"
+
+
+def test_a_change_that_stays_has_not_passed() -> None:
+    evidence, end = other_data(20)
+    assert not asked_at(evidence, end, end + 300, loss=4.0)
+    assert evidence.is_left_worse_off(9.0, 0.1) is None
+
+
+@pytest.mark.parametrize("length", [20, 60])
+def test_a_change_that_is_learnt_little_by_little_has_not_passed(length: int) -> None:
+    evidence, end = other_data(length, learnt=0.9)
+    assert not asked_at(evidence, end, end + 300)
+
+
+def test_what_was_not_trained_on_has_left_nothing_behind() -> None:
+    evidence, end = other_data(19, kind="skip")
+    assert not asked_at(evidence, end, end + 100)
+
+
+def test_a_rise_that_is_no_leap_is_no_stretch_of_other_data() -> None:
+    evidence, end = other_data(20, height=2.4)
+    assert not asked_at(evidence, end, end + 100)
+
+
+def test_what_a_stretch_is_compared_with_is_of_its_own_beginning() -> None:
+    """Not of one long before, when other batches were tried."""
+    evidence, end = other_data(20)
+    assert asked_at(evidence, end, end + 300, loss=4.0) == []
+    for step in range(end + 300, end + 312):
+        seen(evidence, step, "high", loss=8.0)
+        if step == end + 304:
+            assert asks(evidence)
+            probed(evidence, loss=3.0)
+    for step in range(end + 312, end + 312 + LATELY):
+        seen(evidence, step, loss=4.0)
+    assert evidence.is_left_worse_off(3.1, 0.1) is False
+    assert evidence.is_left_worse_off(3.4, 0.1) is True
+
+
+def test_damage_that_comes_with_other_data_is_damage() -> None:
+    """The probe finds so while the stretch goes on: nothing is waited for."""
+    evidence = Evidence(Playbook.standard())
+    for step in range(60):
+        seen(evidence, step)
+    for step in range(60, 65):
+        seen(evidence, step, "high", loss=4.0)
+    trouble = probed(evidence, loss=4.0, is_condemned=True)
+    assert trouble is not None
+    assert (trouble.trigger, trouble.lasted) == (Trigger.DAMAGED, 0)
+    assert not asked_at(evidence, 65, 165)

@@ -247,8 +247,8 @@ class Evidence:
             self._is_lasting = True
         if self._since_probe > WINDOW // 2:
             self._unexplained = None
-        if self._since_probe > WINDOW:
-            self._is_probed = False
+        if self._since_probe > WINDOW:  # a stretch that begins now is compared with its own beginning
+            self._is_probed, self._sound_loss = False, None
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
         if self._sound_loss is not None and (lasted := self._length_of_what_passed()):
             self._passed, self._is_lasting = lasted, True
