@@ -15,6 +15,7 @@ from bench.detection.contenders import (
     ALARM,
     ALONE,
     BARE,
+    FLAG,
     SKIP,
     STATISTIC,
     TURNED,
@@ -132,7 +133,9 @@ def test_sealegs_turned_to_its_own_chance_is_sealegs() -> None:
         run.loss[1200:1220] *= 1.2
         run.loss[1250] = math.nan
         found = sealegs({"turned": -math.log10(own), "looser": -math.log10(10 * own)}).flags(run)
-        assert (found["turned"] == found[SKIP] | found[ALARM]).all()
+        assert (found["turned"] == found[FLAG]).all()
+        assert not (found[ALARM] & ~found[FLAG]).any()
+        assert np.flatnonzero(found[SKIP]).tolist() == [1250], "what is not finite; the others are only flagged"
         flagged += found["turned"].sum()
         doubtful += (found["looser"] & ~found["turned"])[:1000].sum()
     assert flagged > 100
@@ -154,7 +157,7 @@ def test_sealegs_by_one_signal_alone_is_sealegs_given_nothing_else(signal: str) 
         found = sealegs({f"{signal}@": -math.log10(own)}).flags(run)
         quiet = replace(run, grad_norm=None) if signal == "loss" else replace(run, loss=np.full(1300, 3.0))
         alone = sealegs().flags(quiet)
-        assert (found[f"{signal}@"] == alone[SKIP] | alone[ALARM]).all()
+        assert (found[f"{signal}@"] == alone[FLAG]).all()
         flagged += found[f"{signal}@"].sum()
     assert flagged >= 4
 
@@ -261,7 +264,7 @@ def test_all_of_it_is_kept_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
     found = [part for part in text.split("### ") if "| control: by chance |" in part]
     by_detector, flagged, finds_more = 1, 1, 2
     assert text.count("### ") == len(found) + by_detector + flagged + finds_more
-    assert "| **Sealegs, skip** | 0 flags in 1,600 | 0 0 100 (51-100) 100 100; 2; 100 before the peak by 2 |" in text
+    assert "| **Sealegs, flag** | 0 flags in 1,600 | 0 0 100 (51-100) 100 100; 2; 100 before the peak by 2 |" in text
     assert "than **Sealegs, turned**: of 15 faults" in text
     raw = json.loads(json.dumps(tables.raw(results, data), allow_nan=False))
     assert raw["found"]["defaults"]["NaN, 1 step"][SKIP]["within"] == [2] * 5

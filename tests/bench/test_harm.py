@@ -1,0 +1,70 @@
+"""A sample of bench/harm.py: healthy trainings that a guard must not touch; and the bench sees it when one does."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from bench.harm import Cell, modules_of, run, trainings_of
+
+from sealegs import judge
+from sealegs.detectors.spike import Spike, State
+
+OPEN = "bench.healthy.open"
+SAMPLE = [
+    ("tabular", "rare-positives", "guard"),
+    ("images", "task-switches", "playbook"),
+    ("generative", "adversaries", "playbook"),
+]
+"""What a guard that skips high losses ruined, what playbooks rolled back: see docs/benchmarks/2026-11-17-harm.md."""
+
+
+def cells_of(module: str, training: str, keeper: str) -> list[dict[str, Any]]:
+    return [run(Cell(f"{OPEN}.{module}", training, 0, each), "") for each in ("plain", keeper)]
+
+
+@pytest.mark.parametrize(("module", "training", "keeper"), SAMPLE, ids=[name for _, name, _ in SAMPLE])
+def test_a_healthy_training_is_left_alone(module: str, training: str, keeper: str) -> None:
+    plain, guarded = cells_of(module, training, keeper)
+    counts = guarded["counts"]
+    assert guarded["error"] is None
+    assert (counts["skips"], counts["rollbacks"], counts["halts"]) == ({}, 0, 0)
+    assert counts["steps"] == plain["counts"]["steps"] > 500
+    assert counts["verdict"] != "act"
+    assert guarded["quality"] == pytest.approx(plain["quality"], rel=0.02)
+
+
+@pytest.mark.parametrize("is_restrained", [True, False])
+def test_a_guard_that_skips_high_losses_does_harm_unless_it_notices(
+    monkeypatch: pytest.MonkeyPatch, is_restrained: bool
+) -> None:
+    """Twice the median of the last losses, the way it was until 2026-11-17, on one positive in a hundred."""
+    seen: list[float] = []
+
+    def spoils_update(self: Spike, state: State, value: float, p: float) -> bool:
+        if self.signal != "loss":
+            return False
+        recent = sorted(seen[-32:])
+        seen.append(value)
+        return len(recent) >= 8 and value > 2 * recent[len(recent) // 2]
+
+    monkeypatch.setattr(Spike, "spoils_update", spoils_update)
+    if not is_restrained:
+        monkeypatch.setattr(judge, "restrained", lambda before, tally, step: (tally, ()))
+    plain, guarded = cells_of("tabular", "rare-positives", "guard")
+    skips = Counter(guarded["counts"]["skips"]).total()
+    if is_restrained:
+        assert skips <= 5
+        assert guarded["quality"] == pytest.approx(plain["quality"], rel=0.05)
+    else:
+        assert skips > 50
+        assert guarded["quality"] < 0.5 < plain["quality"]
+
+
+def test_there_are_as_many_as_are_claimed_and_half_of_them_are_frozen() -> None:
+    for half in ("open", "frozen"):
+        names = [each.name for module in modules_of(half) for each in trainings_of(module)]
+        assert len(names) == len(set(names)) >= 30
