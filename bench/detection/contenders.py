@@ -17,7 +17,8 @@ from sealegs.stats import streaming
 from sealegs.vocabulary import Severity, Verdict
 
 SETTLED = streaming.START + streaming.SETTLED
-SKIP, ALARM = "**Sealegs, skip**", "**Sealegs, alarm**"
+FLAG, ALARM, SKIP = DECISIONS = "**Sealegs, flag**", "**Sealegs, alarm**", "**Sealegs, skip**"
+"""What it finds at a step, of any gravity beyond a remark; what opens an incident; what it does not apply."""
 TURNED, STATISTIC = "**Sealegs, turned**", "Sealegs, bare statistic"
 ALONE = {"loss": "Sealegs, loss alone", "grad_norm": "Sealegs, norm alone"}
 """What it would flag if it were given one signal only."""
@@ -193,21 +194,20 @@ def sealegs(
     def advance(state: Any, row: dict[str, float]) -> tuple[Any, tuple[bool, ...]]:
         before = state
         state, verdict = judge.fold(detectors, state, row)
-        is_alarm = False
-        for finding in verdict.findings:
-            is_alarm |= finding.severity >= Severity.ALARM
-            if counted is not None and finding.severity >= Severity.ALARM:
-                counted[f"{finding.detector} alarm"] += 1
-            if counted is not None and finding.severity >= Severity.GATE and finding.spoils_update:
-                counted[f"{finding.detector} skip"] += 1
+        grave = [finding for finding in verdict.findings if finding.severity >= Severity.GATE]
+        for finding in grave if counted is not None else ():
+            counted[f"{finding.detector} flag"] += 1
+            counted[f"{finding.detector} alarm"] += finding.severity >= Severity.ALARM
+            counted[f"{finding.detector} skip"] += finding.spoils_update
+        found = bool(grave), any(finding.severity >= Severity.ALARM for finding in grave), not verdict.go
         if not limits and scores is None:
-            return state, (not verdict.go, is_alarm)
+            return state, found
         score = surprise(detectors, before, row, verdict)
         if scores is not None:
             scores.append(score)
-        return state, (not verdict.go, is_alarm, *(score[given] > limit for given, limit in limits.values()))
+        return state, (*found, *(score[given] > limit for given, limit in limits.values()))
 
-    return Fold((SKIP, ALARM, *limits), lambda: judge.begin(detectors), advance)
+    return Fold((*DECISIONS, *limits), lambda: judge.begin(detectors), advance)
 
 
 Surprise = dict[str, float]
@@ -219,20 +219,21 @@ def surprise(detectors: judge.Detectors, state: judge.State, row: Mapping[str, f
     """Of a step, by the state before it and the verdict on it.
 
     What the detectors learn does not depend on that chance, so one fold answers for all, nor on the other signal, so it
-    answers for each alone. At the chance of the standard set this is its skips and alarms
-    (tests/bench/test_detection.py).
+    answers for each alone. At the chance of the standard set this is what it flags (tests/bench/test_detection.py).
     """
     sure = {
         f.signal
         for f in verdict.findings
-        if (f.severity >= Severity.ALARM or (f.severity >= Severity.GATE and f.spoils_update))
-        and f.detector != "budget"  # counts the skips of the standard chance
+        if f.severity >= Severity.GATE
+        and f.detector != "budget"  # counts what surprises at the standard chance
         and (f.p is None or not f.detector.startswith("spike/"))
     }
     sure |= {signal for signal in ALONE if signal in row and usable(row, signal) is None}
     alone, together = dict.fromkeys(ALONE, -math.inf), []
     for detector, own in zip(detectors, state.detectors, strict=True):
         if isinstance(detector, Spike) and (value := usable(row, detector.signal)) is not None:
+            if value > detector.gross_limit(own):  # at any chance
+                sure.add(detector.signal)
             p = detector.p(own, row, value) * own.audit.correction
             score = -math.log10(p) if p > 0 else math.inf
             is_doubtful = own.seen < GROWN and own.stream.burst == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from bench.detection.contenders import ALARM, SKIP, TURNED
+from bench.detection.contenders import ALARM, FLAG, TURNED
 from bench.detection.tables import CONTROL, TURNABLE, Recalls, merged
 from bench.detection.turned import SEALEGS
 
@@ -81,7 +81,7 @@ def draw_axes(axes: Any, lines: Mapping[str, Curve], points: Mapping[str, tuple[
     for name, curve in lines.items():
         axes.plot([max(x, NONE) for x, _ in curve], [y for _, y in curve], **looks[name])
     for name, (x, y) in points.items():
-        if name in (SKIP, ALARM):
+        if name in (FLAG, ALARM):
             axes.plot(max(x, NONE), y, marker="*", ms=13, color=OURS, mec="white", zorder=6)
         elif name in looks:
             axes.plot(max(x, NONE), y, marker="o", ms=6, mfc="none", color=looks[name]["color"])
@@ -101,7 +101,7 @@ def write(results: Mapping[str, Mapping[str, Any]], recalls: Recalls, path: Path
     figure, axes = plt.subplots(figsize=(9, 7))
     draw_axes(axes, lines, points)
     label(axes, {name: curve[-1] for name, curve in lines.items()}, style(list(lines)))
-    for name in (SKIP, ALARM):
+    for name in (FLAG, ALARM):
         x, y = points[name]
         axes.annotate(plain(name), (max(x, NONE), y), (9, -4), textcoords="offset points", ha="left", color=OURS)
     axes.set_xlabel("false alarms per 100k healthy steps (rings: each rule at its default)")
@@ -111,14 +111,14 @@ def write(results: Mapping[str, Mapping[str, Any]], recalls: Recalls, path: Path
 
     figure, grid = plt.subplots(4, 4, figsize=(14, 12), sharex=True, sharey=True)
     for axes, fault in zip(grid.flat, all_faults, strict=False):
-        own = {name: point for name, point in defaults(results, recalls, [fault]).items() if name in (SKIP, ALARM)}
+        own = {name: point for name, point in defaults(results, recalls, [fault]).items() if name in (FLAG, ALARM)}
         draw_axes(axes, curves(results, recalls, [fault]), own)
         axes.set_title(fault, fontsize=9)
     for axes in grid.flat[len(all_faults) :]:
         axes.axis("off")
     looks = style(list(lines))
     handles = [Line2D([], [], label=plain(name), **looks[name]) for name in lines]
-    figure.supxlabel("false alarms per 100k healthy steps (stars: Sealegs as it is, alarm and skip)")
+    figure.supxlabel("false alarms per 100k healthy steps (stars: Sealegs as it is, alarm and flag)")
     figure.supylabel(f"found within {WITHIN} steps of onset, %")
     figure.tight_layout(rect=(0.02, 0.07, 1, 1))
     figure.legend(handles=handles, loc="lower center", ncols=7, frameon=False, fontsize=8, bbox_to_anchor=(0.5, 0.025))

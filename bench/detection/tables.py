@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from bench.detection.cells import AFTER_NAN, LASTING
-from bench.detection.contenders import ALARM, ALONE, SKIP, STATISTIC, TURNED, families
+from bench.detection.contenders import ALONE, DECISIONS, STATISTIC, TURNED, families
 from bench.detection.data import Data
 from bench.detection.measures import DELAYS, Recall, higher_than, poisson, recall
 from bench.detection.turned import COMPARED, RATES, SEALEGS
@@ -49,7 +49,7 @@ def recalls_of(results: Results, data: Data) -> Recalls:
         rows = {name: own for who in (SEALEGS, *families()) for name, own in first[who][event].items()}
         defaults = {name: recall(own, peaks) for name, own in rows.items() if not name.startswith("@")}
         every.setdefault("defaults", {})[event] = {
-            name: defaults[name] for name in (SKIP, ALARM, *(rule.name for rule in RULES))
+            name: defaults[name] for name in (*DECISIONS, *(rule.name for rule in RULES))
         }
         for setting in (f"@{rate:g}" for rate in RATES):
             turned = {row: first[who][event].get(setting) for who, row in TURNABLE.items()}
@@ -170,7 +170,7 @@ def short(x: float) -> str:
 def ordered(cells: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """By row, in the order of every table."""
     known = dict(cells)
-    return {name: known[name] for name in (SKIP, ALARM, *(rule.name for rule in RULES)) if name in known}
+    return {name: known[name] for name in (*DECISIONS, *(rule.name for rule in RULES)) if name in known}
 
 
 def merged(results: Results, cell: str, header: str) -> dict[str, Any]:
@@ -203,9 +203,11 @@ def by_detector(results: Results, steps: int) -> str:
     """Findings on healthy steps, by the detector that made them."""
     counted = results["healthy"][SEALEGS]["by_detector"]
     names = [detector.name for detector in judge.standard()]
-    columns = {kind: {name: str(counted.get(f"{name} {kind}", 0)) for name in names} for kind in ("skip", "alarm")}
+    kinds = ("flag", "alarm", "skip")
+    columns = {kind: {name: str(counted.get(f"{name} {kind}", 0)) for name in names} for kind in kinds}
     columns["control: healthy steps looked at"] = dict.fromkeys(names, f"{steps:,}")
-    return table("Sealegs on the same runs, by detector", "Findings that asked for a skip or raised an alarm.", columns)
+    note = "Findings beyond a remark; those of them that raised an alarm; those that asked for a skip."
+    return table("Sealegs on the same runs, by detector", note, columns)
 
 
 def flagged_words(results: Results) -> str:
@@ -354,8 +356,9 @@ def plain(recalls: Any) -> Any:
 
 
 FALSE_FLAGS = """Every step counts, the first ones too; in brackets the 95 % Poisson interval. Noise: 15k steps on
-a flat and 15k on a power-law loss, loss alone but for the last column. The last row is the control of every table: one
-step in a hundred, by chance. Step numbers: how many different ones the flags fall on; runs of one data order share
+a flat and 15k on a power-law loss, loss alone but for the last column. Of Sealegs: *flag*, what it finds beyond a
+remark; *alarm*, what opens an incident; *skip*, the updates it leaves out, which most of what it finds is no reason
+for. The last row is the control of every table: one step in a hundred, by chance. Step numbers: how many different ones the flags fall on; runs of one data order share
 their hard batches."""
 YOUNG = """The first steps of healthy runs; numbers: different step numbers, as above. Sealegs must not skip more than
 1 in 5,000. Synthetic: power law with norm, five runs of each noise."""
