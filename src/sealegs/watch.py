@@ -85,11 +85,11 @@ class Watch:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with sealegs.Watch(f"{folder}/a1", settings={"lr": 3e-4}) as watch:
     ...         for step in range(20):
-    ...             verdict = watch.see(step, loss=torch.tensor(2.5 if step < 19 else 99.0), grad_norm=0.5)
+    ...             verdict = watch.see(step, loss=torch.tensor(2.5), grad_norm=0.5 if step < 19 else 99.0)
     ...     print(verdict)
-    ...     sealegs.open_run(f"{folder}/a1").column("loss")[-3:].tolist()
-    step 19  SKIP  loss spike: 99, expected below 5  skipped 1 of 150
-    [2.5, 2.5, 99.0]
+    ...     sealegs.open_run(f"{folder}/a1").column("grad_norm")[-3:].tolist()
+    step 19  SKIP  grad_norm spike: 99, expected below 5  skipped 1 of 150
+    [0.5, 0.5, 99.0]
     """
 
     def __init__(

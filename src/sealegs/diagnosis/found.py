@@ -196,13 +196,14 @@ def _verdict(
 
 def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
     """Not what came down by itself, however long that took, nor what is over where the run ends no higher than it was
-    before: so other tasks are learned, one after the other. Nor the rises of a loss that measures nothing."""
+    before: so other tasks are learned, one after the other. Nor the rises of a loss that measures nothing. But what a
+    resume has lost asks for it, be it learned anew by now: the next resume will lose it again."""
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
     is_over = not one.is_open and incident.trajectory == "lingering"
-    is_over = is_over and (one.kind == "spike" or last <= incident.pre_loss)
+    is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and last <= incident.pre_loss))
     if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
         return False
     return incident.trajectory in ("lingering", "divergent")

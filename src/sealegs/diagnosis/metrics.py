@@ -63,8 +63,8 @@ def hovers(losses: Floats) -> bool:
     negative = losses < 0
     return (
         len(losses) >= ENOUGH
-        and HOVERING < negative.mean() < 1 - HOVERING
-        and (np.mean(negative[1:] != negative[:-1]) > HOVERING)
+        and bool(HOVERING < negative.mean() < 1 - HOVERING)
+        and bool(np.mean(negative[1:] != negative[:-1]) > HOVERING)
     )
 
 
