@@ -122,9 +122,11 @@ class Spike:
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
             found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
             return replace(found, spoils_update=spoils)
+        if not is_condemned and not spoils:
+            return None
         if not is_condemned:
-            found = self._finding(now, Severity.GATE, value, self.gross_limit(state), None) if spoils else None
-            return found and replace(found, spoils_update=True)
+            found = self._finding(now, Severity.GATE, value, self.gross_limit(state), None)
+            return replace(found, spoils_update=True)
         stream, correction = state.stream, state.audit.correction
         limit = streaming.limit(stream, self.gate / correction)
         limit = _exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
