@@ -148,7 +148,7 @@ def all_taken(guard: sealegs.Guard, losses: Iterator[Tensor]) -> None:
 
 def test_the_rungs_agree(tmp_path: Path) -> None:
     """Watch with `if verdict.go`, and Guard: the same verdicts, the same weights."""
-    spoilt = {15: math.nan, 40: 100.0, 41: 100.0, 70: math.inf}
+    spoilt = {15: math.nan, 40: 100.0, 41: 1e5, 70: math.inf}
     model, optimizer = small()
     seen = []
     with sealegs.Watch(tmp_path / "watch") as watch:
@@ -208,7 +208,7 @@ def test_what_was_skipped_is_said_when_it_closes(tmp_path: Path, capsys: pytest.
 
     assert made("plain", {}) == made("shadow", {20: 1000.0}, act=False) == ""
     said = made("skipped", {20: 1000.0, 25: math.nan})
-    text = "2 of 30 steps (spike/loss 1, nonfinite 1), 6.7%, the first at step 20, the last at 25"
+    text = "2 of 30 steps (spike/grad_norm 1, nonfinite 1), 6.7%, the first at step 20, the last at 25"
     assert said == f"sealegs: {tmp_path / 'skipped'}: skipped {text}\n"
     events = [sealegs.open_run(tmp_path / name).events[-1] for name in ("plain", "skipped")]
     assert [event.detail.get("skipped") for event in events] == [None, text]
@@ -238,7 +238,11 @@ def struck(model: nn.Module, guard: sealegs.Guard, steps: int, at: int) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"act": False}, "it would be halted: shadow mode, nothing is done"),
+        pytest.param(
+            {"act": False},
+            "it would be halted: shadow mode, nothing is done",
+            marks=pytest.mark.filterwarnings("ignore:the run ended badly. a weight is not finite"),
+        ),
         ({"playbook": Playbook.standard(), "checkpoint_every": 4}, "playbook standard decides"),
     ],
 )
@@ -450,15 +454,19 @@ def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
     for announced in (False, True):
         model, optimizer = small(lr=1e-5)
         guard = sealegs.Guard(model, optimizer, run=tmp_path / str(announced))
-        skips = 0
+        surprises = 0
         for step, loss in enumerate(losses(model, 260)):
             if step == 200 and announced:
                 guard.announce("new data")
-            skips += not guard.step(loss * (1.8 if step >= 200 else 1.0)).go
-        results[announced] = skips
+            verdict = guard.step(loss * (1.8 if step >= 200 else 1.0))
+            assert verdict.go
+            surprises += verdict.severity is not None and verdict.severity >= Severity.GATE
         guard.close()
-    assert results[True] == 0
-    assert results[False] > 20
+        events = sealegs.open_run(tmp_path / str(announced)).events
+        results[announced] = surprises, any(event.kind == "alarm" for event in events)
+    assert results[True] == (0, False)
+    assert results[False][0] > 20
+    assert results[False][1]
     run = sealegs.open_run(tmp_path / "True")
     assert run.column("announced")[200] == "new data"
     assert [(event.kind, event.detail["change"]) for event in run.events if event.kind == "announced"] == [
@@ -466,7 +474,8 @@ def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
     ]
 
 
-SPOILT = {30: math.nan, 90: 50.0, 180: 3.0, 181: 3.0, 200: math.inf}
+SPOILT = {30: math.nan, 90: 1e4, 180: 1e4, 181: 1e6, 200: math.inf}
+"""Each far beyond the largest so far, the one before among them."""
 
 
 def all_but_speed(verdict: sealegs.Verdict) -> str:
@@ -494,7 +503,8 @@ def test_its_state_is_restored_bit_for_bit(tmp_path: Path) -> None:
                 guard.announce("another mixture")
             (loss,) = losses(model, 1, SPOILT, first=step)
             said.append(all_but_speed(guard.step(loss)))
-        said.append(json.dumps(guard.state_dict()["watch"]["state"][1][:6]))
+        tally = guard.state_dict()["watch"]["state"][1]
+        said.append(json.dumps(tally[:6] + tally[7:]))  # remarks on speed are left out
         guard.close()
         return said, weights(model)
 
@@ -694,6 +704,95 @@ def test_what_cannot_be_guarded_is_refused() -> None:
     (loss,) = losses(model, 1)
     with pytest.raises(ConfigError, match=r"signals \['gate_closed', 'step'\]"):
         guard.step(loss, step=7, gate_closed=0.0)
+
+
+def struck_at(model: nn.Module, guard: sealegs.Guard, steps: int, at: int) -> Iterator[int]:
+    """A loop in which a weight becomes NaN, as ``struck``, that others can take turns with."""
+    is_due = True
+    for batch in guard.batches([torch.randn(16, 4) for _ in range(steps)]):
+        if guard.number == at and is_due:
+            is_due = False
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = math.nan
+        loss = model(batch).square().mean() + 0.5
+        loss.backward()
+        guard.step(loss)
+        yield guard.number
+
+
+def two_guards(folder: Path) -> list[tuple[nn.Module, sealegs.Guard]]:
+    """Of a training that has a playbook for either, as one of a GAN might have."""
+    made = []
+    for name in ("one", "other"):
+        model, optimizer = small()
+        options: dict[str, Any] = {"playbook": Playbook.standard(), "checkpoint_every": 4, "sample_every": 1}
+        made.append((model, sealegs.Guard(model, optimizer, run=folder / name, **options)))
+    return made
+
+
+def test_guards_that_take_turns_stand_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one loses the other wins, and one that goes back alone parts from the other: it is halted instead."""
+    monkeypatch.setattr(sealegs.Guard, "_newest", None)
+    (model, guard), (its, other) = two_guards(tmp_path)
+    assert guard.goes_back
+    assert other.goes_back
+    turns = zip(struck_at(model, guard, 60, at=20), struck_at(its, other, 60, at=-1), strict=True)
+    with pytest.raises(RunHalted, match="the run is halted: a weight is not finite"):
+        for _ in turns:
+            pass
+    assert not guard.goes_back
+    assert not other.goes_back
+    other.end()
+    for each in (guard, other):
+        each.close()
+    runs = [sealegs.open_run(tmp_path / name) for name in ("one", "other")]
+    told = [[event.step for event in run.events if event.kind == "one-of-several"] for run in runs]
+    assert told == [[9], [8]]
+    done = [
+        [action["action"] for action in event.detail["actions"]]
+        for event in runs[0].events
+        if "actions" in event.detail
+    ]
+    assert done == [["halt"]]
+    assert not any(event.kind == "intervention" for event in runs[1].events)
+    (halt,) = [event for event in runs[0].events if event.kind == "halt"]
+    assert halt.detail["text"].startswith("step 20  HALT  a parameter is not finite"), "no playbook decides any more"
+    assert runs[1].events[-1].detail["reason"] == "finished"
+
+
+def test_a_loss_that_another_guard_drives_up_is_no_bad_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warning of a run that ends badly is an error here; alone, this one is told to have."""
+    monkeypatch.setattr(sealegs.Guard, "_newest", None)
+    for takes_turns in (False, True):
+        model, optimizer = small(lr=1e-5)
+        its, theirs = small(lr=1e-5)
+        guard, other = sealegs.Guard(model, optimizer, run=None), sealegs.Guard(its, theirs, run=None)
+        for step, (loss, its_loss) in enumerate(zip(losses(model, 400), losses(its, 400), strict=True)):
+            guard.step(loss * (3.0 if step >= 350 else 1.0))
+            if takes_turns:
+                other.step(its_loss)
+        guard.finish()
+        assert guard.ended_badly == "" if takes_turns else "never came back" in guard.ended_badly
+
+
+def test_guards_one_after_the_other_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and then the next, to and fro a few times, too: each goes back as it would alone."""
+    monkeypatch.setattr(sealegs.Guard, "_newest", None)
+    (model, guard), (its, other) = two_guards(tmp_path)
+    loops = struck_at(model, guard, 60, at=20), struck_at(its, other, 60, at=-1)
+    for _ in range(3):
+        for loop in loops:
+            for _, _ in zip(range(10), loop, strict=False):
+                pass
+    for loop in loops:
+        for _ in loop:
+            pass
+    for each in (guard, other):
+        assert each.goes_back
+        each.close()
+    events = [event for name in ("one", "other") for event in sealegs.open_run(tmp_path / name).events]
+    assert not any(event.kind == "one-of-several" for event in events)
+    assert [event.step for event in events if event.kind == "intervention"], "the first was brought back"
 
 
 def test_a_schedule_that_the_loop_steps_is_only_stored() -> None:

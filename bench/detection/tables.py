@@ -358,8 +358,8 @@ def plain(recalls: Any) -> Any:
 FALSE_FLAGS = """Every step counts, the first ones too; in brackets the 95 % Poisson interval. Noise: 15k steps on
 a flat and 15k on a power-law loss, loss alone but for the last column. Of Sealegs: *flag*, what it finds beyond a
 remark; *alarm*, what opens an incident; *skip*, the updates it leaves out, which most of what it finds is no reason
-for. The last row is the control of every table: one step in a hundred, by chance. Step numbers: how many different ones the flags fall on; runs of one data order share
-their hard batches."""
+for. The last row is the control of every table: one step in a hundred, by chance. Step numbers: how many different ones
+the flags fall on; runs of one data order share their hard batches."""
 YOUNG = """The first steps of healthy runs; numbers: different step numbers, as above. Sealegs must not skip more than
 1 in 5,000. Synthetic: power law with norm, five runs of each noise."""
 FOUND = """Per cent of 150 places found within 0, 1, 8 (95 % Wilson interval), 32 and 200 steps of onset, one number

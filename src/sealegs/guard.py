@@ -610,6 +610,7 @@ class Guard:
             self.watch.note("one-of-several", step=self.number, reason="its steps and another guard's take turns")
             if self.recovery is not None:
                 self.recovery.stand_back()
+                self.watch.instead_of_halt = self._instead_of_halt()
 
     def _what_is_not_well(self) -> str:
         is_halted = self.watch.halted is not None or (self.recovery is not None and self.recovery.is_over)
