@@ -242,7 +242,8 @@ def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Fin
 
     Whatever is not finite is skipped for ever.
     """
-    is_alone = before.skips_in_a_row == 1 and not before.nonfinite_in_a_row and not tally.surprises_in_a_row
+    is_alone = before.skips_in_a_row == 1 and before.surprises_in_a_row > 0  # not by a rule of somebody's own
+    is_alone = is_alone and not before.nonfinite_in_a_row and not tally.surprises_in_a_row
     if not is_alone or tally.is_restrained:
         return tally, ()
     tally = tally._replace(lone_skips=tally.lone_skips + 1)

@@ -38,6 +38,8 @@ PROBLEMS = {
     "missing": "Rows have no value where they should have one.",
     "impossible": "The metric has values that it cannot have, such as a negative norm.",
     "clipped": "The gradient norm never passes one value: it was measured after clipping, which hides every spike.",
+    "hovers": "A loss of both signs, to and fro about zero, is a means to a gradient, as that of a policy gradient is: "
+    "how high it is says nothing.",
     "flat": "The learning rate does not follow the schedule that the settings claim.",
     "coarse": "So few points were logged that what happens between two of them cannot be seen.",
 }
