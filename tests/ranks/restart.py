@@ -47,7 +47,7 @@ def main(out: Path) -> None:
                 is_damaged = True
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter.mul_(30.0)
+                        parameter.mul_(math.inf)
             if attempt == 0 and guard.number == KILLED and rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             loss = (model(batch) - batch[:, :4]).square().mean()

@@ -57,7 +57,7 @@ def test_a_run_that_never_came_back_is_warned_of(words: dict[str, Any], tmp_path
         train(guard, model, 700)
     assert guard.ended_badly
     (end,) = ends(tmp_path / "a")
-    assert end == {"reason": "ended-badly", "why": guard.ended_badly}
+    assert (end["reason"], end["why"]) == ("ended-badly", guard.ended_badly)
 
 
 def test_with_a_playbook_it_is_halted_before(tmp_path: Path) -> None:
