@@ -55,7 +55,7 @@ class Recovery:
         self._batches = batches
         self._goes_back = act and bool(playbook.rungs)
         self._probe = Probe()
-        self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA)))
+        self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
         ranks = Together()
         self.recorder = Recorder(
             trainee=trainee,
