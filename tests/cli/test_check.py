@@ -149,21 +149,38 @@ def test_the_schema_in_the_documents_is_the_one_that_holds() -> None:
 
 
 def guarded(
-    folder: Path, spoilt: dict[int, float], *, act: bool = True, steps: int = 1500, playbook: Any = None
+    folder: Path,
+    spoilt: dict[int, float],
+    *,
+    norms: dict[int, float] | None = None,
+    act: bool = True,
+    steps: int = 1500,
+    playbook: Any = None,
 ) -> str:
-    """A run in a guard's folder, with losses as they are given at some steps; events as a guard writes them."""
+    """A run in a guard's folder, with losses and norms as they are given at some steps; events as a guard writes
+    them."""
     with sealegs.Watch(folder) as watch:
         watch.acts = act
         watch.instead_of_halt = ""
         watch.note("guard", act=act, playbook=playbook)
         for step, loss in enumerate(curve(steps).tolist()):
-            watch.see(step, loss=spoilt.get(step, loss), grad_norm=0.5)
+            watch.see(step, loss=spoilt.get(step, loss), grad_norm=(norms or {}).get(step, 0.5))
     return str(folder)
 
 
+def noted(folder: str, kind: str, *, step: int = 1500, **told: Any) -> str:
+    """With one more event."""
+    with (Path(folder) / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": kind, "step": step, "time": 1.0, **told}) + "\n")
+    return folder
+
+
 def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> None:
-    """Every fortieth step was skipped, and the curve of the others is smooth: these were never learned."""
-    folder = guarded(tmp_path / "a", dict.fromkeys(range(300, 1480, 40), 9.0) | {350: float("nan")})
+    """Two steps in eighty were skipped, each with a norm far beyond all before it, and the curve is smooth: these were
+    never learned."""
+    exploded = [step + more for step in range(300, 1480, 80) for more in (0, 1)]
+    norms = {step: 0.5 * 11.0**count for count, step in enumerate(exploded, 1)}
+    folder = guarded(tmp_path / "a", {350: float("nan")}, norms=norms)
     code, out, _ = check(folder, "--json")
     told = json.loads(out)
     assert msgspec.convert(told, Checked) == told
@@ -171,9 +188,9 @@ def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> 
     assert told["skips"].pop("share") == pytest.approx(31 / 1500)
     assert told["skips"] == {
         "count": 31,
-        "reasons": {"spike/loss": 30, "nonfinite": 1},
+        "reasons": {"spike/grad_norm": 30, "nonfinite": 1},
         "first": 300,
-        "last": 1460,
+        "last": 1421,
         "finite": 30,
         "not_acted": 0,
     }
@@ -181,7 +198,7 @@ def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> 
     _, out, _ = check(folder)
     words = " ".join(out.split())
     assert "30 of 1,500 steps (2.0%) were skipped though finite: what was in them was never learned" in words
-    assert "Skipped 31 of 1,500 steps (spike/loss 30, nonfinite 1), 2.1%, the first at step 300" in words
+    assert "Skipped 31 of 1,500 steps (spike/grad_norm 30, nonfinite 1), 2.1%, the first at step 300" in words
     assert code in (0, 1)
 
 
@@ -201,7 +218,7 @@ def test_many_small_skips_are_watched_with_a_way_out(check: Check, tmp_path: Pat
 
 
 def test_what_nobody_acted_on_and_what_could_not_be_learned_is_told_and_no_more(check: Check, tmp_path: Path) -> None:
-    shadow = json.loads(check(guarded(tmp_path / "a", {900: 20.0}, act=False), "--json")[1])
+    shadow = json.loads(check(guarded(tmp_path / "a", {}, norms={900: 20.0}, act=False), "--json")[1])
     assert (shadow["skips"]["count"], shadow["skips"]["not_acted"]) == (0, 1)
     folder = guarded(tmp_path / "b", {step: float("nan") for step in range(300, 900, 100)})
     broken = json.loads(check(folder, "--json")[1])
@@ -223,15 +240,65 @@ def test_a_run_that_was_halted_is_to_be_acted_on_until_it_goes_on(check: Check, 
     assert not json.loads(check(str(folder), "--json")[1])["first_action"].startswith("The run was halted")
 
 
-def test_an_incident_that_is_open_in_the_end_is_to_be_acted_on(check: Check, tmp_path: Path) -> None:
-    late, early = (dict.fromkeys(range(first, first + 6), 20.0) for first in (1494, 1300))
-    told = json.loads(check(guarded(tmp_path / "a", late), "--json")[1])
-    assert told["verdict"] == "act"
-    assert told["first_action"].startswith("Incident 1, since step 149")
-    over = json.loads(check(guarded(tmp_path / "b", early), "--json")[1])
+def test_an_incident_that_is_open_in_the_end_is_to_be_watched(check: Check, tmp_path: Path) -> None:
+    """Whether it is trouble the curve says: here it shows none, for the alarm is of another kind."""
+
+    def told(name: str, at: int, **options: Any) -> dict[str, Any]:
+        folder = noted(guarded(tmp_path / name, {}, **options), "alarm", step=at, incident=1)
+        code, out, _ = check(folder, "--json")
+        assert code == 0
+        return dict(json.loads(out))
+
+    late = told("a", 1494)
+    assert late["verdict"] == "watch"
+    assert late["because"] == "incident 1, since step 1494, was not over when the record ends"
+    assert late["first_action"] == "Leave it: nothing asks for an action."
+    over = told("b", 1300)
+    assert over["verdict"] == "healthy"
     assert "not over" not in over["first_action"] + over["because"]
-    followed = json.loads(check(guarded(tmp_path / "c", early, playbook="observe"), "--json")[1])
-    assert "was not over when the record ends" in followed["first_action"]  # with a playbook its end would be told
+    followed = told("c", 1300, playbook="observe")
+    assert followed["verdict"] == "watch"
+    assert "was not over when the record ends" in followed["because"]  # with a playbook its end would be told
+
+
+def test_a_loss_that_is_up_in_the_end_is_to_be_watched(check: Check, tmp_path: Path) -> None:
+    late = dict.fromkeys(range(1494, 1500), 20.0)
+    code, out, _ = check(guarded(tmp_path / "a", late), "--json")
+    told = json.loads(out)
+    assert (code, told["verdict"], told["skips"]["count"]) == (0, "watch", 0)
+    assert told["because"].startswith("spike at step 1494: loss 2.")
+    assert "eload" not in told["first_action"]
+
+
+def test_how_a_run_ended_is_told_and_its_curve_says_whether_to_act(check: Check, tmp_path: Path) -> None:
+    ended: dict[str, Any] = {"kind": "end", "reason": "ended-badly", "why": "incident 1 never came back"}
+    calm = json.loads(check(noted(guarded(tmp_path / "a", {}), **ended), "--json")[1])
+    assert (calm["verdict"], calm["because"]) == ("watch", "the run ended badly: incident 1 never came back")
+    stays = {step: float(loss) for step, loss in enumerate(spiked()) if step >= 900}
+    code, out, _ = check(noted(guarded(tmp_path / "b", stays), **ended), "--json")
+    assert (code, json.loads(out)["verdict"]) == (1, "act")
+
+
+def test_a_loss_that_is_not_a_runs_own_is_watched_at_most(check: Check, tmp_path: Path) -> None:
+    """Of one of two that take turns; else this curve is to be acted on."""
+    stays = {step: float(loss) for step, loss in enumerate(spiked()) if step >= 900}
+    folder = guarded(tmp_path / "a", stays)
+    assert json.loads(check(folder, "--json")[1])["verdict"] == "act"
+    told = json.loads(check(noted(folder, "one-of-several"), "--json")[1])
+    assert told["verdict"] == "watch"
+    assert told["because"].endswith(
+        "its loss is not its own: another model is trained in turns with it, and what one loses the other wins"
+    )
+    assert "eload" not in told["first_action"]
+
+
+def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
+    losses = 0.02 * np.random.default_rng(1).standard_normal(400)
+    code, out, _ = check(str(csv(tmp_path / "a.csv", losses)), "--explain")
+    words = " ".join(out.split())
+    assert code == 0
+    assert "UNKNOWN: the loss goes to and fro about zero" in words
+    assert "hovers: A loss of both signs" in words
 
 
 def test_interventions_and_what_came_of_them(check: Check, tmp_path: Path) -> None:
@@ -303,6 +370,8 @@ def test_every_finding_is_explained_and_has_its_page() -> None:
     assert {"verdicts", "metrics-that-cannot-be-believed", "incidents", "causes"} <= headings
     for name in (*explained.VERDICTS, *explained.INCIDENTS, *explained.PROBLEMS):
         assert f"`{name}`" in page, name
+    source = (ROOT / "src" / "sealegs" / "diagnosis" / "metrics.py").read_text()
+    assert set(re.findall(r'kind="([a-z-]+)"', source)) == set(explained.PROBLEMS)
 
 
 def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

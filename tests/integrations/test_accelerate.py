@@ -353,9 +353,9 @@ def test_a_batch_that_is_tried_again_leaves_other_optimizers_their_loss_scale(tm
     of_other = ours.prepare(torch.optim.SGD(other.parameters(), lr=1e-3))
     norms = []
     with guarded(ours, made, tmp_path / "run", playbook=STANDARD) as guard:
-        while guard.guard.number < 60:
+        while guard.guard.number < 240:
             for batch in guard.batches(loader):
-                is_bad = 40 <= guard.guard.number < 50 and not guard.guard.data.is_probe
+                is_bad = 200 <= guard.guard.number < 210 and not guard.guard.data.is_probe  # once a loss is judged
                 loss = loss_of(model, batch) * (30.0 if is_bad else 1.0)
                 ours.backward(loss)
                 ours.clip_grad_norm_(model.parameters(), 0.5)

@@ -370,11 +370,13 @@ def test_batches_that_are_left_out_cost_no_step(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_counted_back_are_made_after_all(tmp_path: Path) -> None:
-    """Seven bad batches: one from before is tried, the weights are sound, and a fifth epoch has what is missing."""
+    """Seven gradients that explode: a batch from before is tried, the weights are sound, and a fifth epoch has what is
+    missing."""
     trainer = small.trainer(tmp_path / "out", max_steps=64, learning_rate=3e-3)
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
     batch = lambda: -1 if attached.guard.data.is_probe else attached.guard.data.number  # noqa: E731
-    with small.broken(trainer.model, batch, ("gradient-scale:factor=1e4,steps=7@50",)):
+    exploding = tuple(f"gradient-scale:factor={50.0 ** (1 + step):g}@{50 + step}" for step in range(7))
+    with small.broken(trainer.model, batch, exploding):
         trainer.train()
     (counted,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "counted-back")
     assert counted.detail["steps"] == 7
