@@ -17,7 +17,9 @@ import sealegs
 from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
 
-AT, STEPS, FEATURES = 300, 340, 16
+AT, AT_GROWN, AFTER, FEATURES = 300, 1100, 40, 16
+"""The step at which it goes wrong, and so many steps more. What only a batch's loss shows comes when the statistic is
+grown: of a loss as noisy as this (15 to 20 %) a run of 300 steps takes seven times the usual for chance."""
 USUAL = {
     "bad-data-batch": (4.0, 7),
     "hard-batch": (1.9, 6),
@@ -42,6 +44,15 @@ class Wrong(NamedTuple):
     """Labels, features, weights, gradients or rates are so many times as large; or so many rows are constant; or the
     learning rate is this, for lost moments to show."""
     steps: int
+
+    @property
+    def at(self) -> int:
+        """The first of them."""
+        return AT_GROWN if self.cause in ("hard-batch", "bad-data-batch") else AT
+
+    def lasts_at(self, step: int) -> bool:
+        """Whether a step is one of them."""
+        return self.at <= step < self.at + self.steps
 
 
 def parsed(text: str) -> Wrong:
@@ -77,8 +88,7 @@ def build(wrong: Wrong, seed: int) -> sealegs.Subject:
         weight_decay=0.0,
     )
     jump = wrong.strength if cause == "lr-discontinuity" else 1.0
-    high = range(AT, AT + wrong.steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: jump if step in high else 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: jump if wrong.lasts_at(step) else 1.0)
     is_half = cause == "fp16-overflow"
 
     @contextmanager
@@ -115,9 +125,9 @@ def batches(wrong: Wrong, seed: int) -> list[dict[str, Tensor]]:
     for parameter in teacher.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=random) * (0.4 if parameter.ndim > 1 else 0.1))
     made = []
-    for step in range(STEPS):
+    for step in range(wrong.at + AFTER):
         x = torch.randn(32, FEATURES, generator=random)
-        cause = wrong.cause if AT <= step < AT + wrong.steps else ""
+        cause = wrong.cause if wrong.lasts_at(step) else ""
         if cause == "hard-batch":
             x *= wrong.strength  # further out than it has learnt yet, and right
         y, noise = teacher(x), torch.randn(32, 4, generator=random)
@@ -148,7 +158,7 @@ def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> 
         inject(map(parse, faults), model, optimizers=optimizer, clock=lambda: guard.number),
     ):
         for batch in guard.batches(batches(wrong, seed)):
-            strikes = guard.number == AT
+            strikes = guard.number == wrong.at
             with torch.no_grad():
                 if strikes and cause == "corrupt-weight":
                     first.mul_(wrong.strength)
