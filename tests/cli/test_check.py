@@ -297,7 +297,7 @@ def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
     code, out, _ = check(str(csv(tmp_path / "a.csv", losses)), "--explain")
     words = " ".join(out.split())
     assert code == 0
-    assert "UNKNOWN: the loss goes to and fro about zero" in words
+    assert "CANNOT TELL: the loss goes to and fro about zero" in words
     assert "hovers: A loss of both signs" in words
 
 
