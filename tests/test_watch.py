@@ -202,6 +202,36 @@ def test_what_is_no_loss_is_refused(loss: Any, tmp_path: Path) -> None:
         watch.see(0, loss=loss)
 
 
+def test_what_a_rule_of_the_users_own_skips_is_skipped_however_often() -> None:
+    """The guard doubts its own surprises where they come one at a time, and whoever gave it another rule does not."""
+
+    def bad_shard(row: Row) -> sealegs.Finding | None:
+        if int(row["step"]) % 50 != 49:
+            return None
+        told: dict[str, Any] = {"detector": "shard", "signal": "shard", "value": 1.0, "limit": 0.5, "note": "bad shard"}
+        return sealegs.Finding(step=int(row["step"]), severity=Severity.GATE, **told)
+
+    watch = sealegs.Watch(None, detectors=[bad_shard])
+    noise = np.random.default_rng(0).normal(size=500)
+    verdicts = [watch.see(step, loss=3 + 0.01 * noise[step], grad_norm=0.5) for step in range(500)]
+    assert [verdict.step for verdict in verdicts if not verdict.go] == list(range(49, 500, 50))
+    assert not any(finding.detector == "restraint" for verdict in verdicts for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("loss", [9.0, 90.0])
+def test_a_high_loss_is_told_and_no_reason_to_skip(loss: float, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=400)
+    with sealegs.Watch(tmp_path / "a") as watch:
+        words = [
+            watch.see(step, loss=loss if step == 300 else 3 + 0.01 * noise[step], grad_norm=0.5) for step in range(400)
+        ]
+        assert all(verdict.go for verdict in words)
+        assert words[300].severity == Severity.ALARM
+        assert "loss spike" in str(words[300])
+    (alarm,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "alarm"]
+    assert (alarm.step, watch.skips) == (300, 0)
+
+
 def test_corrected_thresholds_are_said_at_the_end(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     with sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(total=10_000)) as watch:

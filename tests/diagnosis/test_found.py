@@ -211,6 +211,45 @@ def test_a_jump_after_a_resume_is_called_so() -> None:
     assert calm.verdict == "healthy"
 
 
+def test_what_a_resume_has_lost_is_to_be_acted_on_though_it_was_learned_anew() -> None:
+    """Other data raise the loss for a while, too, and are no damage; the weights that a resume left behind are, and the
+    next will leave them again."""
+    first, second = falling(600), falling(1400)[500:]
+    steps = np.concatenate([np.arange(600), np.arange(500, 1400)])
+    relearned = second * (1 + np.exp(-np.arange(900) / 120))
+    found = look(run(np.concatenate([first, relearned]), steps=steps))
+    assert [(one.kind, one.start, one.trajectory) for one in found.incidents] == [("resume_jump", 500, "lingering")]
+    assert found.verdict == "act"
+    assert relearned[-50:].mean() < first[450:500].mean(), "and it is over"
+
+
+def test_a_task_that_is_learned_after_another_is_to_be_watched() -> None:
+    """A step up that stays for a tenth of the run and more, and is over where the run ends: below what was before."""
+    loss = falling(3000)
+    loss[1000:1600] *= 1.6
+    loss[2400:] *= 0.7
+    found = look(run(loss))
+    (shift,) = [one for one in found.incidents if one.start == 1000]
+    assert shift.trajectory == "lingering"
+    assert found.verdict == "watch"
+    stays = falling(3000)
+    stays[1000:] *= 1.6
+    assert look(run(stays)).verdict == "act"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_about_zero_is_not_told_well_nor_ill(seed: int) -> None:
+    """Whatever it does; what is not finite is, all the same."""
+    loss = 0.02 * noise("Gaussian", 600, seed)
+    assert look(run(loss)).verdict in ("unknown", "watch")
+    rising = loss + 0.05 * (np.arange(600) >= 300)
+    found = look(run(rising))
+    assert (found.verdict, "about zero" in found.because) == ("watch", True)
+    assert [problem.kind for problem in found.problems] == ["hovers"]
+    rising[500:] = np.nan
+    assert look(run(rising)).verdict == "act"
+
+
 def test_a_run_that_was_begun_again_is_no_jump() -> None:
     steps = np.concatenate([np.arange(300), np.arange(300)])
     assert look(run(np.concatenate([falling(300), falling(300, seed=1)]), steps=steps)).verdict == "healthy"

@@ -59,6 +59,28 @@ def test_a_constant_loss_is_one_too_and_a_constant_rate_is_not() -> None:
     assert set(problems(np.full(100, 2.5), lr=np.full(100, 1e-3))) == {"loss: constant"}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_that_goes_to_and_fro_about_zero_is_no_measure(seed: int) -> None:
+    """As that of a policy gradient, whose size says nothing; and nothing more is said of it."""
+    found = problems(0.02 * np.random.default_rng(seed).standard_t(5, 600), lr=np.full(600, 1e-3))
+    assert set(found) == {"loss: hovers"}
+    assert "about zero" in found["loss: hovers"].text
+    assert "reward" in found["loss: hovers"].hides
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(np.linspace(3.0, -2.0, 600), id="falls through zero, as a likelihood of densities does"),
+        pytest.param(falling() - 12, id="is negative all the time"),
+        pytest.param(falling() * np.where(np.arange(600) % 100 == 0, -1, 1), id="is negative now and then"),
+        pytest.param(np.tile([0.01, -0.01], 29), id="is too short to say"),
+    ],
+)
+def test_a_loss_of_both_signs_may_be_one(loss: Floats) -> None:
+    assert "loss: hovers" not in problems(np.asarray(loss))
+
+
 def test_a_loss_kept_in_bf16_is_quantised() -> None:
     loss = falling(2000)
     kept = (loss.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.float64)

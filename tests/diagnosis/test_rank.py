@@ -105,6 +105,25 @@ def test_weights_that_are_sound_are_not_reloaded(tmp_path: Path) -> None:
     assert "eload" not in found.first_action
 
 
+def test_a_checkpoint_is_reloaded_only_where_there_is_something_to_act_on(tmp_path: Path) -> None:
+    """A rise that came down by itself, late, is no reason to give up what was learned since."""
+    high = CALM["loss"] | {"line": [[0, 6.0], [100, 3.0], [299, 2.8], [300, 7.0], [400, 3.0], [420, 2.7], [600, 2.5]]}
+    back = diagnosed(tmp_path, signals={"loss": high})
+    assert back.findings.verdict == "watch"
+    assert "eload" not in back.first_action
+    stays = CALM["loss"] | {"line": [[0, 6.0], [100, 3.0], [299, 2.8], [300, 7.0], [400, 5.0], [600, 4.9]]}
+    damaged = diagnosed(tmp_path, signals={"loss": stays})
+    assert damaged.findings.verdict == "act"
+    assert damaged.first_action.startswith("Reload the last checkpoint before step 300")
+
+
+def test_a_loss_about_zero_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    loss = {"line": [[0, 0.0], [600, 0.0]], "noise": 0.0, "set": [[step, step + 1, -0.01] for step in range(0, 600, 2)]}
+    found = diagnosed(tmp_path, signals={"loss": loss | {"line": [[0, 0.01], [600, 0.01]]}})
+    assert found.findings.verdict == "unknown"
+    assert "eload" not in found.first_action
+
+
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_hypothesis_names_a_card_and_says_why(path: Path, tmp_path: Path) -> None:
     found = diagnose(look(run_from(read_case(path), tmp_path)), source="", format="")
