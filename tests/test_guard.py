@@ -734,14 +734,12 @@ def test_guards_that_take_turns_stand_back(tmp_path: Path, monkeypatch: pytest.M
     """What one loses the other wins, and one that goes back alone parts from the other: it is halted instead."""
     monkeypatch.setattr(sealegs.Guard, "_newest", None)
     (model, guard), (its, other) = two_guards(tmp_path)
-    assert guard.goes_back
-    assert other.goes_back
+    assert [each.goes_back for each in (guard, other)] == [True, True]
     turns = zip(struck_at(model, guard, 60, at=20), struck_at(its, other, 60, at=-1), strict=True)
     with pytest.raises(RunHalted, match="the run is halted: a weight is not finite"):
         for _ in turns:
             pass
-    assert not guard.goes_back
-    assert not other.goes_back
+    assert [each.goes_back for each in (guard, other)] == [False, False]
     other.end()
     for each in (guard, other):
         each.close()

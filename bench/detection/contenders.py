@@ -195,10 +195,11 @@ def sealegs(
         before = state
         state, verdict = judge.fold(detectors, state, row)
         grave = [finding for finding in verdict.findings if finding.severity >= Severity.GATE]
-        for finding in grave if counted is not None else ():
-            counted[f"{finding.detector} flag"] += 1
-            counted[f"{finding.detector} alarm"] += finding.severity >= Severity.ALARM
-            counted[f"{finding.detector} skip"] += finding.spoils_update
+        if counted is not None:
+            for finding in grave:
+                counted[f"{finding.detector} flag"] += 1
+                counted[f"{finding.detector} alarm"] += finding.severity >= Severity.ALARM
+                counted[f"{finding.detector} skip"] += finding.spoils_update
         found = bool(grave), any(finding.severity >= Severity.ALARM for finding in grave), not verdict.go
         if not limits and scores is None:
             return state, found
