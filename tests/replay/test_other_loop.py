@@ -32,6 +32,20 @@ def test_the_cause_is_the_one_that_was_put_in(what: str, tmp_path: Path) -> None
     assert found.cause == wrong.cause, found.because
 
 
+@pytest.mark.parametrize("what", ["hard-batch:strength=3,steps=12", "bad-data-batch:steps=12"])
+def test_in_a_young_run_it_is_found_after_a_row_of_batches_that_were_trained_on(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_loop, "AT_GROWN", 400)
+    wrong = other_loop.parsed(what)
+    other_loop.train(wrong, 802, tmp_path / "a")
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert capsule.description.opened == 404
+    assert all(row["applied"] for row in capsule.rows)
+    found = put_to_the_test(Experiment(capsule, other_loop.build(wrong, 802)))
+    assert found.cause == wrong.cause, found.because
+
+
 @pytest.mark.parametrize(
     ("fault", "cause", "told"),
     [
