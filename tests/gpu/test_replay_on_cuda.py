@@ -32,6 +32,7 @@ def subject(device: str) -> Subject:
     return Subject(model=model, optimizers=[optimizer], loss=loss)
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # nobody treats it
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_an_incident_on_a_device_is_run_again(where: str, tmp_path: Path) -> None:
     """Batches on the host or on the device; the state is a snapshot that lay on the device."""
