@@ -300,9 +300,9 @@ def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[
         (Severity.HALT, "steps skipped in all", tally.skips, max(budget.total, int(budget.share * tally.steps))),
     )
     surprises = tally.surprises_in_a_row if tally.surprises_in_a_row == ROW else 0
-    for severity, note, value, limit in (
-        *(skips if counts else ()),
-        (Severity.ALARM, "surprising steps in a row", surprises, ROW - 1),
+    for severity, note, value, limit, lasts in (
+        *((*skip, 1) for skip in skips if counts),
+        (Severity.ALARM, "surprising steps in a row", surprises, ROW - 1, ROW),
     ):
         if value > limit:
             return (
@@ -315,6 +315,7 @@ def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[
                     limit=limit,
                     spoils_update=counts,
                     note=note,
+                    lasts=lasts,
                 ),
             )
     return ()

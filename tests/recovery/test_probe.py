@@ -173,7 +173,7 @@ def test_a_trial_is_over_with_its_last_batch_and_each_is_compared_with_itself() 
 
 
 def found(loss: float, norm: float | None = 1.0, factor: float | None = None) -> Found:
-    return Found(loss, 3.0, 3.3, norm, 1.5, factor)
+    return Found(loss, 3.0, 3.3, norm, 1.0, 1.5, factor)
 
 
 def test_one_batch_of_three_does_not_condemn_and_one_that_is_not_finite_does() -> None:
@@ -195,10 +195,10 @@ def test_most_batches_have_to_show_a_common_factor() -> None:
 
 
 def test_a_batch_whose_loss_or_gradient_is_gone_tells_nothing_beside_others() -> None:
-    gone = Found(0.0, 0.01, 0.0103, 1.0, 1.5, None)
+    gone = Found(0.0, 0.01, 0.0103, 1.0, 1.0, 1.5, None)
     assert not together([gone, found(3.0), found(3.0)]).is_condemned
     assert together([gone, found(30.0), found(30.0)]).is_condemned
-    without_gradient = Found(3.0, 3.0, 3.3, 0.0, 0.0015, None)
+    without_gradient = Found(3.0, 3.0, 3.3, 0.0, 0.001, 0.0015, None)
     assert not together([without_gradient, found(3.0), found(3.0)]).is_condemned
     assert together([without_gradient, found(3.0, 9.0), found(3.0, 9.0)]).is_condemned
 

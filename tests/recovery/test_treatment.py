@@ -339,7 +339,7 @@ def test_the_batches_of_a_step_are_tried_again_together(is_damage: bool, tmp_pat
     seen: list[Tensor] = []
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         batches = guard.batches(data(4000))
-        while guard.number < 240 and not events(tmp_path / "a", "probe"):
+        while guard.number < 260 and not events(tmp_path / "a", "intervention" if is_damage else "probe"):
             if is_damage and guard.number == 220:
                 with torch.no_grad():
                     model.weight.add_(3.0)  # type: ignore[operator]
@@ -353,13 +353,12 @@ def test_the_batches_of_a_step_are_tried_again_together(is_damage: bool, tmp_pat
                     loss.backward()
                     total += loss.detach()
             guard.step(total)
-    assert len(tried) == 4 * MOST_TRIED
+    assert len(tried) == 4 * MOST_TRIED * (1 + is_damage)
     for first in range(0, len(tried), 4):
         places = [next(at for at, batch in enumerate(seen) if torch.equal(batch, one)) for one in tried[first:][:4]]
         assert places == list(range(places[0], places[0] + 4))
         assert places[0] % 4 == 0
-    (probe,) = events(tmp_path / "a", "probe")
-    assert probe["is_condemned"] == is_damage
+    assert {probe["is_condemned"] for probe in events(tmp_path / "a", "probe")} == {is_damage}
     assert len(events(tmp_path / "a", "skip", "alarm")) < 10
     if is_damage:  # from the first batch of the step before that of the onset
         (done,) = events(tmp_path / "a", "intervention")
@@ -405,7 +404,7 @@ def test_a_probe_leaves_the_scaler_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spread", "announced", "is_damage"),
-    [(0.02, False, True), (0.3, False, False), (0.3, True, True)],
+    [(0.02, False, True), (0.3, False, False), (0.02, True, True)],
     ids=["quiet", "noisy", "not known after a change"],
 )
 def test_gradients_have_grown_where_that_is_more_than_their_noise(
@@ -421,7 +420,7 @@ def test_gradients_have_grown_where_that_is_more_than_their_noise(
             factor = bad(guard) or 1.0
             loss = loss_of(model, batch) * min(factor, 9.0)
             loss.backward()
-            norm = torch.exp(spread * batch[0, 0]) * (1.9 if guard._batches.is_probe else factor)
+            norm = torch.exp(spread * batch[0, 0]) * (2.6 if guard._batches.is_probe else factor)
             guard.step(loss, grad_norm=norm)
             if guard.number >= 232 or events(tmp_path / "a", "probe"):
                 break
@@ -456,9 +455,9 @@ def test_summed_gradients_are_told_where_each_tensor_is_measured(
             if measured != "by the guard":
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             guard.step(loss, grad_norm=norm if measured == "by the loop" else None)
-            if events(tmp_path / "a", "probe"):
+            if guard.number == 240 or events(tmp_path / "a", "intervention"):
                 break
-    (probe,) = events(tmp_path / "a", "probe")
+    probe, *_ = events(tmp_path / "a", "probe")
     assert probe["tried"] == MOST_TRIED
     assert probe["loss"] < probe["loss_limit"]
     assert probe["is_condemned"] == is_damage

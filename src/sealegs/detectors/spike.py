@@ -121,7 +121,7 @@ class Spike:
         if self._comes_again(state, p):
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
             found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
-            return replace(found, spoils_update=spoils)
+            return replace(found, spoils_update=spoils, lasts=2)
         if not is_condemned and not spoils:
             return None
         if not is_condemned:

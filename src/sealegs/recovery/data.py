@@ -43,6 +43,8 @@ class Batches:
         self.deferred = deferred
         self.on_epoch: Callable[[int], object] = lambda number: None
         """Who is told that an epoch is about to be begun, before its order is drawn."""
+        self.on_loader: Callable[[], object] = lambda: None
+        """Who is told that batches come from another loader now."""
         self.by_epoch = False
         """Whether an iterator ends with the epoch that it is in, also where it went back from a later one, which the
         next iterator then goes through once more: for loops that count epochs, and end each as they do."""
@@ -77,7 +79,11 @@ class Batches:
         After going back into an epoch before, an iterator hands out the rest of that one first.
         """
         if loader is not self._given:
+            is_another = self._given is not None
             self._take(loader)
+            if is_another:
+                self._probe.clear()
+                self.on_loader()
         self._iterators += 1
         return self._hand_out(self._iterators)
 

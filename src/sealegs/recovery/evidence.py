@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.detectors.spike import MANY
-from sealegs.judge import is_surprise
+from sealegs.judge import is_surprise, thaw
 from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.wander import Wander
 from sealegs.vocabulary import Row, Severity, Verdict
 
 OFTEN_WITHIN = 500
@@ -31,16 +32,34 @@ LEAP = math.log(1.25)
 FORGOTTEN = 0.5
 """... and how much of it, at most, those from before have become dearer by: weights that learn other data forget what
 they knew, but slowly; where they are at fault themselves, both are as dear."""
-TAUGHT = 4
+TAUGHT = 2
 """Updates with such batches before weights can have forgotten anything; until then they are not excused where the
 gradients of batches from before have grown. In six runs at 49M parameters each: queries and keys x16, where all
 updates were skipped and norms grew 40,000 times and more; half of the data in another language, where none were skipped
 and norms grew up to 5.4 times."""
+FIRST = 32
+"""Losses that a run begins with ..."""
+GROWN = math.log(1.05)
+"""... and by how much, as a logarithm, it has gone up from there where a higher loss is no damage."""
+LOST = 0.1
+"""Part of what a run has learned, as the loss goes, that weights must have lost to be damaged: with one positive in a
+thousand the loss of all others is twice what it was when the model has learned to tell them, and still next to
+nothing."""
+OTHERS = math.log(2.0)
+"""By how much, as a logarithm, batches from before are dearer than the next one, by the same weights, where these have
+forgotten them for other data: damaged weights are as bad for both."""
+DEAR_IN_A_ROW = 2
+"""Batches dearer than all of half a window before them, and by a leap, that ask for a probe before a surprise does: a
+run that has seen a change of its data before is not surprised by the next, and forgets within eight steps what could
+have told. Of losses without order one step in 1,300 asks so."""
+HEALING = 16
+"""Steps within which weights that were condemned may lose half of what batches have become dearer by: those that do are
+left alone, since to go back would cost more than to go on."""
 LATELY = 8
 """Steps that say what batches cost."""
 AT_ONCE = 0.5
-"""How much of its height, as a logarithm, a stretch of dear batches must lose within three steps to have passed: what
-has been learnt, all but a little, loses that little by chance."""
+"""How much of its height, as a logarithm, a stretch of dear batches must lose from eight batches to the next eight to
+have passed: what has been learnt, all but a little, loses that little by chance."""
 FEWEST_BATCHES = 8
 """Batches from which a source can be blamed, and twice as many before them, ..."""
 SUREST = math.log(1000)
@@ -81,6 +100,23 @@ class Seen(NamedTuple):
     """Though everything in it is finite."""
     is_learned: bool
     """Its update was applied."""
+    is_explained: bool
+    """A probe had found that it is the data."""
+
+
+class Doubt(NamedTuple):
+    """A probe has condemned the weights. Those that have only learned other data, and those that heal by themselves,
+    are left alone."""
+
+    trouble: Trouble
+    number: int
+    """The first step that is done by the weights that were tried."""
+    loss: float
+    """Of batches from before, as a logarithm ..."""
+    rise: float
+    """... and by how much it has risen."""
+    least: float
+    """How much of that tells."""
 
 
 class Evidence:
@@ -88,6 +124,9 @@ class Evidence:
 
     def __init__(self, playbook: Playbook) -> None:
         self._playbook = playbook
+        self._first: tuple[float, ...] = ()
+        """The first losses of the run, as logarithms."""
+        self._of_losses, self._of_norms = Wander(), Wander()
         self.forget()
 
     def forget(self) -> None:
@@ -99,11 +138,22 @@ class Evidence:
         self._recent: deque[Seen] = deque(maxlen=WINDOW)
         self._condemned = 0
         """Steps in a row."""
+        self._dear = 0
+        """Batches in a row that were dearer than any before them ..."""
+        self._dearest = math.inf
+        """... which were no dearer than this, as a logarithm."""
         self._unprobed = 0
         """Condemned ones among the last steps, since the last probe."""
         self._since_probe = 0
         """Steps since that."""
         self._is_probed = False
+        self._is_suspected = False
+        """Whether batches from before were dearer already at the first surprise: then it is not what came after."""
+        self._doubt: Doubt | None = None
+        self.excuse = ""
+        """Why the last doubt came to nothing, if that was with the last row."""
+        self._calm = 0
+        """Steps in a row that were not bad."""
         self._usual, self._leap = 0.0, 0.0
         """The loss of batches before trouble began, as a logarithm, and by how much it leapt there."""
         self.is_sound = False
@@ -123,9 +173,35 @@ class Evidence:
     @property
     def wants_probe(self) -> bool:
         """Whether it is time to ask: is it the data, or the weights?"""
-        if self._is_lasting or self._unprobed >= PROBE_AGAIN:
+        if self.has_grown or self._doubt is not None:
+            return False
+        if self._is_lasting or (self._unprobed >= PROBE_AGAIN and not self.is_sound):
             return True
-        return not self._is_probed and self._condemned >= self._playbook.probe_after
+        if not self._is_probed:
+            return self._condemned > 0 or DEAR_IN_A_ROW <= self._dear < LATELY
+        return self._is_suspected and self._condemned >= self._playbook.probe_after
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the loss is higher than when the run began, in health: then (returns that grow, a critic that learns
+        from its own estimates, a task that becomes harder) it is no measure of weights, and asks for nothing."""
+        healthy = [loss for seen, loss in zip(self._recent, self._losses(WINDOW), strict=True) if not seen.is_bad]
+        is_known = len(self._first) == FIRST and len(healthy) >= FIRST
+        return is_known and median(healthy) - median(self._first) > GROWN
+
+    @property
+    def has_other_data(self) -> bool:
+        """Whether a probe found, long ago, that it is the data: these are the data now."""
+        return self.is_sound and self._since_probe > WINDOW
+
+    @property
+    def wander(self) -> tuple[float, float]:
+        """How far the loss and the norm of gradients may rise and come back by themselves, as logarithms."""
+        return self._of_losses.reach, self._of_norms.reach
+
+    def has_risen(self, usual: float) -> bool:
+        """Whether what batches cost lately is beyond what the loss has come back from by itself."""
+        return not median(self._losses(LATELY)) - math.log(usual) <= self._of_losses.reach if usual > 0 else True
 
     def take(self, row: Row, verdict: Verdict) -> Trouble | None:
         """One step that was judged."""
@@ -142,7 +218,7 @@ class Evidence:
             return self._trouble(Trigger.NONFINITE_OFTEN, text, self._onset(WINDOW))
         if verdict.severity == Severity.HALT:
             return self._trouble(Trigger.BUDGET_SPENT, str(verdict), self._onset(0))
-        return None
+        return self._resolved(row)
 
     @property
     def wants_suspect(self) -> bool:
@@ -167,7 +243,7 @@ class Evidence:
         onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
         lately = max(len(losses) - LATELY, 0)
         if not self._recent[onset].is_bad:  # asked because batches have become dearer
-            onset = lately
+            onset = len(losses) - self._dear if self._dear else lately
         before, since = losses[:onset][-WINDOW // 2 :], losses[onset:]
         if len(before) >= LATELY:  # else it began before what is remembered, and is as it was found then
             # an onset may be dated too early, so the dearest stretch since then
@@ -181,6 +257,10 @@ class Evidence:
         can_have_forgotten = taught >= TAUGHT or not norm_has_grown
         return self._leap >= LEAP and rise <= FORGOTTEN * self._leap and can_have_forgotten
 
+    def loss_is_back(self) -> None:
+        """An incident is over: what was held against the weights is, too."""
+        self._doubt = None
+
     def new_incident(self) -> None:
         """One was opened: what a probe found long before says nothing of it."""
         if self._since_probe > WINDOW:
@@ -188,13 +268,16 @@ class Evidence:
 
     def state_dict(self) -> dict[str, Any]:
         """What a probe has found, as JSON values; the rest is forgotten where a run begins anew."""
-        found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until}
-        return found | {"is_sound": self.is_sound}
+        found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
+        return found | {"first": self._first, "wander": [self._of_losses, self._of_norms]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._usual, self._leap, self._sound_until = state["usual"], state["leap"], state["sound_until"]
         self.is_sound = state["is_sound"]
+        if "first" in state:  # older states have none
+            self._first = tuple(state["first"])
+            self._of_losses, self._of_norms = (thaw(Wander(), wander) for wander in state["wander"])
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether batches from before, of that loss, are dearer by more than ``least``, as a logarithm, than when a
@@ -203,29 +286,80 @@ class Evidence:
             return None
         return not loss <= self._sound_loss * math.exp(least)
 
-    def probed(self, found: str, *, loss: float, is_condemned: bool, source: str | None) -> Trouble | None:
-        """What batches showed that were healthy before: bad now, and it is the weights; good, and it is the data.
+    def is_slight(self, loss: float, loss_then: float) -> bool:
+        """Whether weights by which batches from before have that loss have lost next to nothing of what they knew."""
+        if len(self._first) < FIRST:
+            return False
+        return loss - loss_then < LOST * (math.exp(median(self._first)) - loss_then)
 
-        ``loss`` is theirs.
+    def probed(
+        self, found: str, *, number: int, loss: float, rise: float, least: float, is_condemned: bool, source: str | None
+    ) -> Trouble | None:
+        """What batches showed, before step ``number``, that were healthy before: good now, and it is the data; bad, and
+        it is the weights, unless what comes next says otherwise.
+
+        ``loss`` is theirs, ``rise`` what it has risen by, as a logarithm, and ``least`` what must be for it to tell.
         """
+        is_early = not self._is_lasting and self._condemned < self._playbook.probe_after
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
-        self.is_sound = not is_condemned
-        self._sound_until = median(self._losses(LATELY)) + LEAP if self.is_sound else math.inf
+        self.is_sound, self._is_suspected, self._sound_until = False, is_condemned, math.inf
+        if not is_condemned:
+            self._find_sound()
         bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         found = f"{bad} of {len(self._recent)} steps were bad; {found}"
         lasted, self._passed = self._passed, 0
         is_begun = self.is_sound and not lasted
         self._sound_loss = min(loss, self._sound_loss or math.inf) if is_begun else None
         if lasted and is_condemned:
+            self.is_sound, self._is_suspected = True, False  # when it began
             text = f"{found}: other data have passed within {lasted} steps, and left the weights worse off"
-            return self._trouble(Trigger.SPOILT, text, onset, lasted=lasted)
+            return self._trouble(Trigger.SPOILT, text, len(self._recent) - LATELY - lasted, lasted=lasted)
+        if is_condemned and is_early:  # one surprise is none: it is asked again where more follow
+            return None
         if is_condemned:
-            return self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
+            trouble = self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
+            if not 0 < loss < math.inf:
+                return trouble
+            self._doubt = Doubt(trouble, number, math.log(loss), rise, least)
+            return None
         if source is None:  # bad data of no known origin, so far: skipping is all that can be done
             self._unexplained = int(self._recent[onset].row["step"])
             return None
         text = f"{found}: the data are bad, those of {source}"
         return self._trouble(Trigger.BAD_DATA, text, onset, source=source)
+
+    def _resolved(self, row: Row) -> Trouble | None:
+        """What the weights were condemned for, once a batch that they have not seen has said the same."""
+        self.excuse = ""
+        if self._doubt is None or int(row["step"]) < self._doubt.number:
+            return None
+        doubt, after = self._doubt, int(row["step"]) - self._doubt.number
+        (cost,) = self._losses(1)
+        if after == 0 and cost <= doubt.loss - max(OTHERS, doubt.least):
+            self.excuse = (
+                f"{doubt.trouble.text}, or so it seemed: the next batch has a loss of {math.exp(cost):.4g} by "
+            )
+            self.excuse += "the same weights, which have learned other data and forgotten those from before"
+            self._find_sound()
+        elif doubt.rise < LEAP or self._is_growing(doubt) or after + 1 >= HEALING:
+            self._doubt = None
+            return doubt.trouble
+        elif after + 1 >= LATELY and median(self._losses(LATELY)) <= doubt.loss - doubt.rise / 2:
+            self.excuse = f"{doubt.trouble.text}, but heal: {after + 1} steps later half of it is over"
+            self._unprobed = 0
+        else:
+            return None
+        self._doubt = None
+        return None
+
+    def _is_growing(self, doubt: Doubt) -> bool:
+        """Whether it becomes worse, or nothing is learned that could heal."""
+        learned = sum(seen.is_learned for seen in islice(reversed(self._recent), LATELY))
+        return learned < TAUGHT or not self._losses(1)[0] <= doubt.loss + max(LEAP, doubt.least)
+
+    def _find_sound(self) -> None:
+        self.is_sound, self._is_suspected = True, False
+        self._sound_until = max(self._losses(LATELY)) + LEAP
 
     def _count(self, row: Row, verdict: Verdict, is_nonfinite: bool) -> None:
         if len(self._nonfinite) == OFTEN_WITHIN:
@@ -234,10 +368,18 @@ class Evidence:
         self._often += is_nonfinite
         is_bad = not verdict.go and verdict.skips_in_a_row > 0  # a scaler that looks for its scale skips by design
         is_bad |= any(map(is_surprise, verdict.findings))
-        self._recent.append(Seen(row, is_bad, is_bad and not is_nonfinite, verdict.go))
+        loss = _log(row["loss"])
+        if len(self._first) < FIRST and loss < math.inf:
+            self._first = (*self._first, loss)
+        self._compare_with_all_before(loss)
+        is_explained = self.is_sound and self._is_probed
+        if len(self._recent) == WINDOW:
+            self._follow_wander(self._recent[0])
+        self._recent.append(Seen(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
-        self._is_lasting |= bool(late) and sum(self._recent[place].is_bad for place in late) < MANY
+        is_new = sum(self._recent[place].is_bad for place in late) < min(len(late), MANY)
+        self._is_lasting |= is_new and not is_explained
         for place in late:
             self._recent[place] = self._recent[place]._replace(is_bad=True)
         self._since_probe += 1
@@ -247,8 +389,11 @@ class Evidence:
             self._is_lasting = True
         if self._since_probe > WINDOW // 2:
             self._unexplained = None
+        self._calm = 0 if is_bad or self._dear else self._calm + 1
+        if self._calm > PROBE_AGAIN:  # what comes now is another thing
+            self._is_probed = self._is_suspected = False
         if self._since_probe > WINDOW:  # a stretch that begins now is compared with its own beginning
-            self._is_probed, self._sound_loss = False, None
+            self._sound_loss = None
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
         if self._sound_loss is not None and (lasted := self._length_of_what_passed()):
             self._passed, self._is_lasting = lasted, True
@@ -259,20 +404,41 @@ class Evidence:
             last = islice(reversed(self._recent), self._since_probe)
             self._unprobed = sum(seen.is_condemned for seen in last)
 
+    def _compare_with_all_before(self, loss: float) -> None:
+        """Count it, if it is dear: those that were before it in the row are not what it is compared with."""
+        if not 0 < self._dear < LATELY:
+            before = self._losses(WINDOW // 2)
+            is_known = len(before) == WINDOW // 2
+            self._dear, self._dearest = 0, max(*before, median(before) + LEAP) if is_known else math.inf
+        self._dear = self._dear + 1 if math.inf > loss > self._dearest else 0
+
+    def _follow_wander(self, seen: Seen) -> None:
+        """With a row of a window ago: of what was gone back from, none becomes so old."""
+        if seen.is_explained:
+            self._of_losses, self._of_norms = self._of_losses.anew(), self._of_norms.anew()
+            return
+        self._of_losses = self._of_losses.after(_log(seen.row["loss"]))
+        self._of_norms = self._of_norms.after(_log(seen.row.get("grad_norm", 0.0)))
+
     def _length_of_what_passed(self) -> int:
         """Steps of a stretch of dear batches that ended at once, a few steps ago, and was trained on; else 0.
 
         What is learnt becomes cheaper little by little; what was foreign is gone from one batch to the next.
         """
-        onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
+        losses = self._losses(WINDOW)
         end = len(losses) - LATELY
+        # what is found late is dated early: the stretch begins with a step that was surprising itself
+        places = range(self._onset(PROBE_AGAIN), max(end, 0))
+        onset = next((place for place in places if self._recent[place].is_condemned), end)
         before, stretch, since = losses[:onset][-WINDOW // 2 :], losses[onset:end], losses[end:]
         if len(before) < LATELY or len(stretch) < self._playbook.probe_after:
             return 0
-        learned = sum(seen.is_learned for seen in islice(self._recent, onset, end))
-        height, last = median(stretch) - median(before), median(stretch[-3:])
+        usual = median(before)
+        height, last = median(stretch) - usual, median(stretch[-LATELY:])
+        of_stretch = zip(islice(self._recent, onset, end), stretch, strict=True)
+        learned = sum(seen.is_learned and loss >= usual + height / 2 for seen, loss in of_stretch)
         is_other = height >= LEAP and learned >= TAUGHT
-        return len(stretch) if is_other and median(since[:3]) <= last - AT_ONCE * height and max(since) < last else 0
+        return len(stretch) if is_other and median(since) <= last - AT_ONCE * height and max(since) < last else 0
 
     def _has_become_dearer(self) -> bool:
         """Whether every batch has, after updates that were applied: where none was, the weights are still sound."""
@@ -282,8 +448,7 @@ class Evidence:
     def _losses(self, count: int) -> list[float]:
         """Of the last rows, as logarithms."""
         rows = islice(self._recent, max(len(self._recent) - count, 0), None)
-        losses = (float(seen.row["loss"]) for seen in rows)
-        return [math.log(loss) if 0 < loss < math.inf else math.inf for loss in losses]
+        return [_log(seen.row["loss"]) for seen in rows]
 
     def _onset(self, gap: int) -> int:
         """Which of the recent rows it began with, where so many good ones may lie between two bad ones."""
@@ -312,6 +477,11 @@ class Evidence:
             source=source,
             lasted=lasted,
         )
+
+
+def _log(value: Any) -> float:
+    """Infinite where there is none."""
+    return math.log(value) if 0 < float(value) < math.inf else math.inf
 
 
 def shares_of(sources: str) -> dict[str, float]:

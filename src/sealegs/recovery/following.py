@@ -76,6 +76,8 @@ class Following:
             self._batch_of.append((int(row["step"]), int(batch)))
         self._incidents, news = incidents.follow(self._incidents, row, verdict, self._playbook.looks)
         trouble = self.evidence.take(row, verdict)
+        if self.evidence.excuse:
+            self._watch.note("weights-excused", step=int(row["step"]), reason=self.evidence.excuse)
         if trouble is None and self._incidents.is_open and self.evidence.wants_suspect:
             source = self.suspect()
             trouble = None if source is None else self.evidence.explained(source)
@@ -110,6 +112,12 @@ class Following:
     def incident(self) -> Incident | None:
         """The one that is open."""
         return self._incidents.open
+
+    @property
+    def has_other_data(self) -> bool:
+        """Whether the last row was good, of a run whose data were found to be others long ago: they are its data now,
+        though its loss may never be what it was."""
+        return self.good > 0 and self.evidence.has_other_data
 
     def end(self, number: int) -> None:
         """The run is halted before step ``number``, and its incident is over."""
@@ -172,7 +180,9 @@ class Following:
             self._tell_closed(incident, step)
             self.cost = Cost()
             self.is_back = incident.recovery_loss is not None
-        elif not news.is_decaying and not self.evidence.is_sound:
+            if self.is_back:
+                self.evidence.loss_is_back()
+        elif not news.is_decaying and self._is_of_the_weights(incident):
             return Trouble(
                 trigger=Trigger.NOT_RECOVERING,
                 onset=incident.start,
@@ -180,6 +190,11 @@ class Following:
                 text=f"{incident}; the loss is not coming down",
             )
         return None
+
+    def _is_of_the_weights(self, incident: Incident) -> bool:
+        """Whether a loss that does not come down may be theirs, so that going back can help."""
+        is_excused = self.evidence.is_sound or self.evidence.has_grown
+        return not is_excused and self.evidence.has_risen(incident.usual)
 
     def _tell_closed(self, incident: Incident, step: int) -> None:
         cost = self.cost.told(self._watch.record)

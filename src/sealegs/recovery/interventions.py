@@ -20,7 +20,7 @@ from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
 from sealegs.recovery.history import Treatment, Trigger
 from sealegs.recovery.orders import Order, change_books, change_data, refuse_idle
-from sealegs.recovery.playbook import Playbook, choose
+from sealegs.recovery.playbook import HEALS, Playbook, choose
 from sealegs.recovery.retreat import Retreat, Target
 from sealegs.watch import Watch
 
@@ -69,7 +69,8 @@ class Interventions:
                 kind=self._kind,
             )
             if decision.rung is None and not decision.halts:  # nothing is to be done about it
-                self._following.evidence.forget()
+                if trouble.trigger not in HEALS:  # of what heals, the weights were sound, and that is still known
+                    self._following.evidence.forget()
                 return None
             who = f"playbook {self._playbook.name}" + (f", rung {decision.rung}" if decision.rung else "")
             order = Order(decision.actions, trouble, number, who, decision.rung, decision.reason)

@@ -22,8 +22,8 @@ APART = 6
 """Steps between the first of them; later ones replace the oldest, and are as far apart as it takes to prove one."""
 SCALES, SMALLEST_RISE = 2.0, math.log(1.03)
 """By how much the loss of a batch must have risen for the weights to be damaged: in scales of noise, and at least."""
-NORM_SCALES, GROWN_NORM = 3.0, 1.5
-"""And the norm of its gradients: in scales of its own noise, and at least by what factor. At 49M parameters, 300 steps
+NORM_SCALES, GROWN_NORM = 3.0, math.log(1.5)
+"""And the norm of its gradients: in scales of its own noise, and at least. At 49M parameters, 300 steps
 old, a scale is 0.22 to 0.27; a healthy batch has up to 5 times the norm it had 12 to 30 steps before, three of them
 together up to 1.55 (bf16, 180 trials of six seeds)."""
 SAME_LOSS = 1.01
@@ -38,15 +38,22 @@ the damage in the model keeps the gradients it had."""
 
 
 class Noise(NamedTuple):
-    """By how much signals differ from step to step in health, as logarithms: their scales."""
+    """By how much signals differ in health, as logarithms: from step to step (their scales), and in the long run."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
+    wander_of_loss: float = 0.0
+    wander_of_norm: float = 0.0
 
     @property
     def least_rise(self) -> float:
         """Of the loss of a batch that tells, as a logarithm."""
-        return max(SCALES * self.loss, SMALLEST_RISE)
+        return max(SCALES * self.loss, SMALLEST_RISE, self.wander_of_loss)
+
+    @property
+    def least_growth(self) -> float:
+        """Of the norm of its gradients, likewise."""
+        return max(NORM_SCALES * self.grad_norm, GROWN_NORM, self.wander_of_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +76,12 @@ class Kept:
         little is needed to tell that the weights are not what they were.
         """
         loss_limit = self.loss * math.exp(noise.least_rise)
-        grad_norm_limit = self.grad_norm * max(math.exp(NORM_SCALES * noise.grad_norm), GROWN_NORM)
+        grad_norm_limit = self.grad_norm * math.exp(noise.least_growth)
         has_grown = grad_norm is not None and grad_norm > grad_norm_limit
         factor = None
         if self.norms is not None and has_grown and loss <= self.loss * SAME_LOSS:
             factor = factor_of(waited_for(self.norms), norms)
-        return Found(loss, self.loss, loss_limit, grad_norm, grad_norm_limit, factor)
+        return Found(loss, self.loss, loss_limit, grad_norm, self.grad_norm, grad_norm_limit, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,7 @@ class Found:
     """When they were trained on."""
     loss_limit: float
     grad_norm: float | None
+    grad_norm_then: float
     grad_norm_limit: float
     factor: float | None
     """By which the gradients of every tensor have grown alike, while the loss is what it was; None where not all have.
@@ -108,6 +116,11 @@ class Found:
         """Whether the gradients are larger than they were, not just computed otherwise."""
         is_larger = self.grad_norm is not None and not self.grad_norm <= self.grad_norm_limit
         return is_larger and self.factor is None
+
+    @property
+    def norm_is_gross(self) -> bool:
+        """Whether they have grown twice as far as they may, as a logarithm: then it is damage, whatever the loss is."""
+        return self.norm_has_grown and not (self.grad_norm or 0.0) * self.grad_norm_then <= self.grad_norm_limit**2
 
     @property
     def is_condemned(self) -> bool:
@@ -226,6 +239,10 @@ class Probe:
         self._newest = Kept()
         self._since_kept = APART  # the first of the new line is kept, so that one is proven when trouble comes again
 
+    def forget_all(self) -> None:
+        """No batch from before can be tried again."""
+        self.forget_from(-1)
+
     def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> Found | None:
         """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""
         self._found.append(self._trial[len(self._found)].compared(loss, grad_norm, norms, noise))
@@ -242,6 +259,7 @@ def together(tried: Sequence[Found]) -> Found:
         loss_then=_mean([found.loss_then for found in founds]),
         loss_limit=_mean([found.loss_limit for found in founds]),
         grad_norm=_mean(norms) if len(norms) == len(founds) else None,
+        grad_norm_then=_mean([found.grad_norm_then for found in founds]),
         grad_norm_limit=_mean([found.grad_norm_limit for found in founds]),
         factor=median(factors) if 2 * len(factors) > len(founds) else None,
         tried=len(founds),

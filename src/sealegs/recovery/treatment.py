@@ -83,6 +83,7 @@ class Recovery:
         )
         self._people = People(folder, ranks)
         watch.after = self._hear
+        batches.on_loader = self._probe.forget_all  # they may be places in what was collected meanwhile
 
     @property
     def found_sound(self) -> bool:
@@ -152,19 +153,28 @@ class Recovery:
         streams = {detector.signal: state.stream for detector, state in self._watch.states_of(Spike)}
         of_norms = streams["grad_norm"]
         # of a stream that has not started, or has begun anew with an announced change, nobody knows the noise
-        noise = Noise(streams["loss"].scale, of_norms.scale if of_norms.has_started else 0.0)
-        found = self._probe.compared(loss, grad_norm, norms, noise)
         evidence = self._following.evidence
+        noise = Noise(streams["loss"].scale, of_norms.scale if of_norms.has_started else 0.0, *evidence.wander)
+        found = self._probe.compared(loss, grad_norm, norms, noise)
         if found is None or not evidence.wants_probe:  # something was done meanwhile
             return None
         is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
+        is_excused |= not found.norm_is_gross and evidence.is_slight(found.loss, found.loss_then)
         is_condemned = found.is_condemned and not is_excused
         is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
         if found.change:
             self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
         source = None if is_condemned or found.change else self._following.suspect()
-        trouble = evidence.probed(str(found), loss=found.loss, is_condemned=is_condemned, source=source)
+        trouble = evidence.probed(
+            str(found),
+            number=number,
+            loss=found.loss,
+            rise=found.rise,
+            least=noise.least_rise,
+            is_condemned=is_condemned,
+            source=source,
+        )
         return None if trouble is None else self._interventions.treat(trouble, number)
 
     def stand_back(self) -> None:
@@ -225,8 +235,8 @@ class Recovery:
         seen = self._following.follow(row, verdict, number)
         self._retreat.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
         # the same fault may come once more: without batches from before it, nobody could ask what it is
-        is_doubtful = seen.is_doubtful and not seen.is_retried
-        self._probe.follow(row, is_calm=seen.is_calm or seen.is_retried, is_doubtful=is_doubtful)
+        is_retried = seen.is_retried or self._following.has_other_data
+        self._probe.follow(row, is_calm=seen.is_calm or is_retried, is_doubtful=seen.is_doubtful and not is_retried)
         if seen.trouble is None and self._following.incident is None:  # else nobody knows yet what came of it
             if self._following.is_back:
                 self._books.held(step, self._following.good)
@@ -238,7 +248,7 @@ class Recovery:
         """Keep batches that can be tried again."""
         if not self._probes:
             return
-        is_healthy = self._following.healthy > 0 or self._following.is_retried
+        is_healthy = self._following.healthy > 0 or self._following.is_retried or self._following.has_other_data
         self._probe.after_step(number, batches=batches, is_healthy=is_healthy)
         if self._probe.why_none:
             self._probes = False
