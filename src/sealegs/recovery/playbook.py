@@ -132,7 +132,8 @@ class Playbook:
     looks: tuple[int, ...] = (50, 200, 500)
     """Rows after the onset at which it is asked whether the loss is coming down."""
     probe_after: int = 5
-    """Condemned steps in a row after which a batch that was healthy is tried again: is it the weights, or the data?"""
+    """Surprising steps in a row after which weights can be damaged. Batches that were healthy are tried again at the
+    first already, before what has come since can have been learned."""
     again_within: int = 1000
     """Steps after an onset in which trouble can be the same trouble, come back: what else has to speak for it is in
     ``recovery/history.py``. The first and third of a kind may be so far apart from the second."""
