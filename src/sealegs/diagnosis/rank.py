@@ -184,9 +184,8 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
         )
         parts[-1] += f": {test}"
     elif orders := _orders(facts, top.card.remedies):
-        parts.append(
-            orders if asks or not facts.came_back else f"leave it, the loss is back; if it comes again, {orders}"
-        )
+        is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE
+        parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
 
