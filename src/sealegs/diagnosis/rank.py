@@ -158,7 +158,7 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
     done = facts.findings.done
     if (ended := acted.how_it_stands(done)) is not None:
         return f"{ended}. {_action(facts, likely) if likely else acted.WITHOUT_CAUSE}"
-    if not likely and acted.skipped_much(done):
+    if not likely and acted.lost_much(done):
         return acted.LOOK_AT_SKIPS
     return _action(facts, likely)
 
