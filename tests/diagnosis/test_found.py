@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from sealegs.detectors.textbook import ThreeSigma
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.found import bounds, look
+from sealegs.diagnosis.gravity import gravity
 from sealegs.diagnosis.live import _windowed
+from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import ConfigError
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
@@ -267,6 +269,9 @@ def test_a_rise_of_nothing_but_the_loss_is_to_be_watched(rises: Callable[[int], 
     assert look(run(loss)).verdict == "act"
     found = with_norms(loss)
     assert (found.verdict, "show no damage" in found.because) == ("watch", True), found.because
+    action = diagnose(found, source="", format="").first_action
+    assert action.startswith("Leave the weights alone")
+    assert f"about step {min(found.cleared, key=gravity).start} " in action
 
 
 def with_norms(loss: Floats, damage: str = "", *, every: int = 1, without: str = "") -> Findings:

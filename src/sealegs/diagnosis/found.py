@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from sealegs.diagnosis import acted, live, metrics
-from sealegs.diagnosis.contract import Findings, Health
+from sealegs.diagnosis.contract import Findings, Health, Problem
 from sealegs.diagnosis.curve import Curve, Floats, Indices, beside, curve_of
 from sealegs.diagnosis.damage import is_cleared
 from sealegs.diagnosis.epochs import epoch_steps, is_at_boundaries
@@ -52,7 +52,11 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
         unseen=_unseen(run, curve, rules),
         done=acted.done_in(run),
     )
-    verdict, because = acted.weighed(_verdict(findings, curve, found), findings.done)
+    grave = _grave(findings, curve, found)
+    cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
+    damage = [incident for incident in grave if incident not in cleared]
+    findings = replace(findings, cleared=cleared)
+    verdict, because = acted.weighed(_verdict(findings, curve, found, damage), findings.done)
     return replace(findings, verdict=verdict, because=because)
 
 
@@ -162,13 +166,24 @@ def _diverges(curve: Curve, one: Stretch) -> bool:
     return is_long and (is_above_start or end - begin > SMALLEST)
 
 
-def _verdict(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> tuple[Health, str]:
-    run, incidents = findings.run, findings.incidents
+def _blind(findings: Findings) -> Problem | None:
+    """Why the loss can say nothing of the run, if it cannot."""
+    problems = findings.problems
+    return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
+
+
+def _grave(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> list[Incident]:
+    """Incidents that ask for an action, as far as the loss tells."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
-    blind = next((problem for problem in findings.problems if problem.signal == "loss" and problem.kind in BLIND), None)
-    pairs = zip(found, incidents, strict=True)
-    grave = [it for one, it in pairs if _asks_for_action(one, it, last, is_blind=blind is not None)]
-    damage = [it for it in grave if not is_cleared(findings, it)]
+    is_blind = _blind(findings) is not None
+    pairs = zip(found, findings.incidents, strict=True)
+    return [incident for one, incident in pairs if _asks_for_action(one, incident, last, is_blind=is_blind)]
+
+
+def _verdict(
+    findings: Findings, curve: Curve, found: Sequence[Stretch], damage: Sequence[Incident]
+) -> tuple[Health, str]:
+    run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
         return "act", _told(damage)
     if blind is not None:
@@ -180,7 +195,7 @@ def _verdict(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> tupl
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
-        return "watch", _told(doubtful) + (f"; but {CLEARED}" if grave else "")
+        return "watch", _told(doubtful) + (f"; but {CLEARED}" if findings.cleared else "")
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
     return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"

@@ -20,6 +20,7 @@ from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
 from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.found import RULES, onsets
+from sealegs.diagnosis.gravity import gravity
 from sealegs.diagnosis.tree import walk
 from sealegs.errors import ConfigError
 
@@ -34,6 +35,11 @@ ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
 """What a run can show without anything having happened to it."""
 TELLING = 5
 """Signals that are asked for where the cause is unknown."""
+CHANGED = (
+    "Leave the weights alone: they show no damage. If the data, the task or the parts of the loss changed about step "
+    "{step} on purpose, announce it there next time (`guard.announce`); if not, compare the batches before and after."
+)
+"""What to do about a loss that rose, and nothing else did."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes of which the first action is to leave the run alone."""
 
@@ -168,6 +174,8 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
     if not likely:
         is_told = facts.findings.verdict != "unknown"
         return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."
+    if facts.findings.verdict == "watch" and facts.findings.cleared:
+        return CHANGED.format(step=min(facts.findings.cleared, key=gravity).start)
     top = likely[0]
     if top.card.name in LEAVE_IT and top.grade != "hypothesis":
         return f"Leave it: {_orders(facts, top.card.remedies)}."
