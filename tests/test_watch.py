@@ -174,6 +174,25 @@ def test_a_verdict_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
     assert event.detail["findings"][0]["signal"] == "loss"
 
 
+def test_what_is_hardly_learned_is_said_when_it_closes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two sources, one with a tenth of the steps and all of the skips; where nothing acts, nothing was lost."""
+    for acts in (True, False):
+        with sealegs.Watch(tmp_path / str(acts)) as watch:
+            watch.acts = acts
+            for step in range(400):
+                loss = math.nan if step % 50 == 40 else 2.5
+                watch.see(step, loss=loss, grad_norm=0.5, sources="wiki=4" if step % 10 == 0 else "books=4")
+            watch.see(400, eval_loss=2.5)
+            watch.catch_up()
+            watch.note("end", reason="finished")
+    told = "8 of 8 skipped steps were of wiki, 10.0% of the data: 20% of it was never learned"
+    assert capsys.readouterr().err == f"sealegs: {tmp_path / 'True'}: skipped 8 of 400 steps (nonfinite 8), 2.0%, " + (
+        f"the first at step 40, the last at 390; {told}\n"
+    )
+    *_, end = sealegs.open_run(tmp_path / "True").events
+    assert end.detail["skipped"].endswith(told)
+
+
 def test_evaluations_between_steps_do_not_break_a_row_of_skips(tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "a") as watch:
         for step in range(3):

@@ -18,7 +18,8 @@ from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
 from sealegs.judge import Budget
 from sealegs.record import manifest as manifests
-from sealegs.record.acted import Skips
+from sealegs.record.acted import Skips, told_of
+from sealegs.record.unlearned import Division
 from sealegs.record.writer import RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.stall import Watchdog
@@ -146,7 +147,9 @@ class Watch:
         self._step = 0
         self._judged_rows = 0
         self._skips = Skips()
-        """Steps that somebody did not update because of a verdict, in this process."""
+        """Steps that somebody did not update because of a verdict, in this process ..."""
+        self._division = Division()
+        """... and how they divide over the sources of data."""
         self._is_closed = False
         self._has_ended = False
         self._has_failed = False
@@ -201,7 +204,7 @@ class Watch:
         if self.record is None:
             return
         if kind == "end" and self._skips.count:
-            detail = {"skipped": self._skips.told(self._judged_rows), **detail}
+            detail = {"skipped": self._told_of_skips(), **detail}
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
@@ -374,6 +377,8 @@ class Watch:
             verdict = replace(verdict, instead=self.instead_of_halt)
         self._recent.append(verdict)
         self._judged_rows += 1
+        if "sources" in row:
+            self._division.add(str(row["sources"]), skips=self.acts and not verdict.go)
         if verdict.severity == Severity.HALT and self.halted is None:
             self.halted = verdict
         if verdict.findings:
@@ -401,8 +406,10 @@ class Watch:
         is_shown = any(sink.name == "terminal" for sink in self._sinks)
         if self._skips.count and self.record is not None and not is_shown:
             with suppress(OSError):  # a terminal that has gone
-                text = f"sealegs: {self.record.folder}: skipped {self._skips.told(self._judged_rows)}"
-                print(text, file=sys.stderr, flush=True)
+                print(f"sealegs: {self.record.folder}: skipped {self._told_of_skips()}", file=sys.stderr, flush=True)
+
+    def _told_of_skips(self) -> str:
+        return told_of(self._skips, self._judged_rows, self._division.worst())
 
     def _stalled(self, seconds: float, where: str) -> None:
         self.note("stalled", seconds=round(seconds, 1), where=where)

@@ -193,6 +193,7 @@ def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> 
         "last": 1421,
         "finite": 30,
         "not_acted": 0,
+        "unlearned": None,
     }
     assert told["interventions"] == {"count": 0, "by_action": {}, "outcomes": {}}
     _, out, _ = check(folder)
@@ -215,6 +216,31 @@ def test_many_small_skips_are_watched_with_a_way_out(check: Check, tmp_path: Pat
     assert told["because"].startswith("50 of 1,500 steps (3.3%) were skipped though finite")
     assert "batch" in told["first_action"]
     assert "loosen" in told["first_action"]
+
+
+@pytest.mark.parametrize(("every", "verdict"), [(30, "watch"), (10, "healthy")])
+def test_a_source_that_is_hardly_learned_is_to_be_watched(
+    check: Check, tmp_path: Path, every: int, verdict: str
+) -> None:
+    """Eight skips of 1,500 steps, none with finite numbers: nothing, but for the source that had them all."""
+    folder = tmp_path / "a"
+    with sealegs.Watch(folder) as watch:
+        watch.note("guard", act=True, playbook=None)
+        for step, loss in enumerate(curve().tolist()):
+            watch.see(step, loss=loss, grad_norm=0.5, sources="books=7 code=1" if step % every else "wiki=8")
+    finding = {"detector": "nonfinite", "signal": "loss", "severity": "GATE", "spoils_update": True}
+    for step in range(300, 1500, 150):
+        noted(str(folder), "skip", step=step, text="", findings=[finding], acted=True)
+    code, out, _ = check(str(folder), "--json")
+    found = json.loads(out)
+    assert msgspec.convert(found, Checked) == found
+    assert (code, found["verdict"], found["skips"]["finite"]) == (0, verdict, 0)
+    assert (found["skips"]["unlearned"]["source"], found["skips"]["unlearned"]["skipped"]) == ("wiki", 8)
+    lost = f"{8 * every / 1500:.0%} of it was never learned"
+    told = f"8 of 8 skipped steps were of wiki, {1 / every:.1%} of the data: {lost}"
+    assert (found["because"] == told) == (verdict == "watch")
+    assert found["first_action"].startswith("Look at the batches" if verdict == "watch" else "Leave it")
+    assert f"; {told}." in " ".join(check(str(folder))[1].split())
 
 
 def test_what_nobody_acted_on_and_what_could_not_be_learned_is_told_and_no_more(check: Check, tmp_path: Path) -> None:
@@ -298,6 +324,8 @@ def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
     words = " ".join(out.split())
     assert code == 0
     assert "CANNOT TELL: the loss goes to and fro about zero" in words
+    assert "First action Go by the reward, not by this loss" in words
+    assert "Log this next time the settings, reward, entropy, kl" in words
     assert "hovers: A loss of both signs" in words
 
 

@@ -1,6 +1,7 @@
 """Each kind of incident is found, and curves without one are healthy: of any noise, length, interval and sign."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from sealegs.detectors.textbook import ThreeSigma
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.found import bounds, look
+from sealegs.diagnosis.gravity import gravity
 from sealegs.diagnosis.live import _windowed
+from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import ConfigError
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
@@ -235,6 +238,83 @@ def test_a_task_that_is_learned_after_another_is_to_be_watched() -> None:
     stays = falling(3000)
     stays[1000:] *= 1.6
     assert look(run(stays)).verdict == "act"
+
+
+def witnessed(loss: Floats, seed: int = 7) -> dict[str, Floats]:
+    """The norms that belong to a loss where nothing is wrong: gradients that go with it, weights that grow slowly."""
+    rows = len(loss)
+    rates = np.full(rows, 1e-3)
+    norms = 0.5 * np.sqrt(loss) * np.exp(0.1 * noise("t5", rows, seed))
+    return {"grad_norm": norms, "param_norm": np.linspace(30, 33, rows), "lr": rates}
+
+
+def harder_in_stages(rows: int) -> Floats:
+    return falling(rows) * 1.7 ** (3 * np.arange(rows) // rows)
+
+
+def weighed_more_and_more(rows: int) -> Floats:
+    """A term whose weight grows over the second half."""
+    return falling(rows) * np.exp(np.clip(np.linspace(-1, 1, rows), 0, 0.5))
+
+
+def in_turns(rows: int) -> Floats:
+    return falling(rows) * np.where(np.arange(rows) // (rows // 7) % 2, 2.5, 1.0)
+
+
+@pytest.mark.parametrize("rises", [harder_in_stages, weighed_more_and_more, in_turns])
+@pytest.mark.parametrize("rows", [800, 3000])
+def test_a_rise_of_nothing_but_the_loss_is_to_be_watched(rises: Callable[[int], Floats], rows: int) -> None:
+    """Where the norms of every step are there, and would show damage; the loss alone may be anything."""
+    loss = rises(rows)
+    assert look(run(loss)).verdict == "act"
+    found = with_norms(loss)
+    assert (found.verdict, "show no damage" in found.because) == ("watch", True), found.because
+    action = diagnose(found, source="", format="").first_action
+    assert action.startswith("Leave the weights alone")
+    assert f"about step {min(found.cleared, key=gravity).start} " in action
+
+
+def with_norms(loss: Floats, damage: str = "", *, every: int = 1, without: str = "") -> Findings:
+    """A loss with its norms, and with one thing that is wrong from step 600 on."""
+    logged = witnessed(loss)
+    late = np.arange(len(loss)) >= 600
+    match damage:
+        case "weights leap":
+            logged["param_norm"] *= np.where(late, 1.5, 1.0)
+        case "gradients explode":
+            logged["grad_norm"] *= np.where(late, 6.0, 1.0)
+        case "one gradient":
+            logged["grad_norm"][601] = 40.0
+        case "the rate leaps":
+            logged["lr"] *= np.where(late, 20.0, 1.0)
+        case "worse on what is held out":
+            logged["eval_loss"] = np.where(np.arange(len(loss)) % 100 == 50, np.where(late, 4.0, 2.0), np.nan)
+        case "gradients are not measured":
+            logged["grad_norm"][:] = 1.0
+    logged.pop(without, None)
+    return look(run(loss, every=every, created="", **logged))
+
+
+def risen_at_600() -> Floats:
+    loss = falling(1200)
+    loss[600:] *= 1.6
+    return loss
+
+
+@pytest.mark.parametrize(
+    "damage", ["weights leap", "gradients explode", "one gradient", "the rate leaps", "worse on what is held out"]
+)
+def test_a_rise_with_a_sign_of_damage_asks_for_action(damage: str) -> None:
+    assert with_norms(risen_at_600()).verdict == "watch"
+    assert with_norms(risen_at_600(), damage).verdict == "act"
+
+
+def test_a_log_that_would_not_show_damage_clears_nothing() -> None:
+    loss = risen_at_600()
+    assert with_norms(loss, every=10).verdict == "act"
+    assert with_norms(loss, without="grad_norm").verdict == "act"
+    assert with_norms(loss, without="param_norm").verdict == "act"
+    assert with_norms(loss, "gradients are not measured").verdict == "act"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -124,6 +124,14 @@ def test_a_loss_about_zero_is_no_reason_to_go_back(tmp_path: Path) -> None:
     assert "eload" not in found.first_action
 
 
+def test_what_is_wrong_with_a_metric_is_not_over_when_the_loss_is_back(tmp_path: Path) -> None:
+    about_zero = [[step, step, -0.01] for step in range(0, 600, 2)]
+    loss = {"line": [[0, 0.01], [600, 0.01]], "noise": 0.1, "set": [*about_zero, [300, 306, 0.5]]}
+    found = diagnosed(tmp_path, signals={"loss": loss})
+    assert "fast" in [incident.trajectory for incident in found.findings.incidents]
+    assert found.first_action.startswith("Go by the reward, not by this loss")
+
+
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_hypothesis_names_a_card_and_says_why(path: Path, tmp_path: Path) -> None:
     found = diagnose(look(run_from(read_case(path), tmp_path)), source="", format="")

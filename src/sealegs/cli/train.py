@@ -257,7 +257,7 @@ def what_happened(folder: Path) -> list[str]:
     lines = [remarkable(event) or event.kind for event in events]
     if len(lines) > SHOWN:
         lines = [f"... {len(lines) - SHOWN} earlier ones in {folder / EVENTS}", *lines[-SHOWN:]]
-    skipped = f"skipped {done.skips.told(done.steps)}" if done.skips.count else "no step was skipped"
+    skipped = f"skipped {done.told_of_skips}" if done.skips.count else "no step was skipped"
     return [skipped, *(f"  {line}" for line in lines), ""]
 
 

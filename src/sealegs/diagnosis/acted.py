@@ -1,8 +1,14 @@
 """What was done to a run in, what that says of it out: a curve can be smooth because its steep steps were left out."""
 
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
 from sealegs.diagnosis.contract import Health
-from sealegs.record.acted import Done, done_to, spelt
+from sealegs.record.acted import Done, done_to, skipped_steps, spelt
 from sealegs.record.run import Run
+from sealegs.record.unlearned import Division, Unlearned
 
 MANY = 0.001
 """Share of the steps above which skips whose numbers were finite are more than an accident."""
@@ -23,11 +29,25 @@ def done_in(run: Run) -> Done | None:
     if not run.has_events:
         return None
     steps = len(run.written("loss").steps) if "loss" in run.signals else 0
-    return done_to(run.events, steps=steps, last=int(run.steps[-1]) if len(run.steps) else 0)
+    done = done_to(run.events, steps=steps, last=int(run.steps[-1]) if len(run.steps) else 0)
+    return replace(done, unlearned=_unlearned(run)) if done.skips.count else done
+
+
+def _unlearned(run: Run) -> Unlearned | None:
+    """The source that lost most of itself to skips; of a step that was made twice, the first counts."""
+    if "sources" not in run.signals:
+        return None
+    steps, _, sources = run.written("sources")
+    known, first = np.unique(steps, return_index=True)
+    skips = Counter(map(str, sources[first[np.isin(known, skipped_steps(run.events))]].tolist()))
+    division = Division()
+    for text, count in Counter(map(str, sources.tolist())).items():
+        division.add(text, steps=count, skips=skips[text])
+    return division.worst()
 
 
 def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
-    """The verdict on a curve, with what was done to the run: halted or in trouble is `act`, many skips `watch`."""
+    """The verdict on a curve, with what was done to the run: halted is `act`, much that was skipped is `watch`."""
     verdict, because = curve
     if (ended := how_it_stands(done)) is not None:
         return "act", ended if verdict != "act" else f"{because}; {ended[:1].lower()}{ended[1:]}"
@@ -35,11 +55,11 @@ def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
         return "watch", f"{because}; but its loss is not its own: {ONE_OF_SEVERAL}"
     if done is not None and verdict == "healthy" and (doubt := _how_it_ended(done)):
         return "watch", doubt
-    if done is None or not skipped_much(done):
+    if done is None or not (lost := _lost(done)):
         return verdict, because
     if verdict == "act":
-        return verdict, f"{because}; {_many(done)}"
-    return "watch", _many(done) + ("" if verdict == "healthy" else f"; {because}")
+        return verdict, f"{because}; {lost}"
+    return "watch", lost + ("" if verdict == "healthy" else f"; {because}")
 
 
 def how_it_stands(done: Done | None) -> str | None:
@@ -63,11 +83,15 @@ def _how_it_ended(done: Done) -> str:
     return ""
 
 
-def skipped_much(done: Done | None) -> bool:
-    """Whether more steps with finite numbers were skipped than can be an accident."""
-    return done is not None and done.skips.finite > MANY * done.steps
+def lost_much(done: Done | None) -> bool:
+    """Whether data were skipped that should have been learned, more than can be an accident."""
+    return done is not None and bool(_lost(done))
 
 
-def _many(done: Done) -> str:
-    share = spelt(done.skips.finite / max(done.steps, done.skips.finite))
-    return f"{done.skips.finite:,} of {done.steps:,} steps ({share}) were skipped though finite: {NEVER_LEARNED}"
+def _lost(done: Done) -> str:
+    """What was lost to skips, where that is much: of all data, or of one source."""
+    share = spelt(done.skips.finite / max(done.steps, done.skips.finite, 1))
+    of_all = f"{done.skips.finite:,} of {done.steps:,} steps ({share}) were skipped though finite: {NEVER_LEARNED}"
+    told = [of_all] if done.skips.finite > MANY * done.steps else []
+    told += [str(done.unlearned)] if done.unlearned is not None and done.unlearned.is_much else []
+    return "; ".join(told)

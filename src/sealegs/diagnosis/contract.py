@@ -35,6 +35,8 @@ class Findings:
     verdict: Health
     because: str
     """Why that, in one sentence."""
+    cleared: tuple[Incident, ...] = ()
+    """Rises that would ask for an action, if the record did not show that nothing but the loss has risen."""
     unseen: tuple[str, ...] = ()
     """What cannot be seen at the resolution of this log."""
     done: Done | None = None

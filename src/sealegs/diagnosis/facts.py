@@ -11,7 +11,7 @@ import numpy as np
 from sealegs.detectors.proportion import Proportion
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve import Floats, Indices, curve_of
-from sealegs.diagnosis.found import gravity
+from sealegs.diagnosis.gravity import gravity
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.diagnosis.stretches import hidden
 from sealegs.incidents import Incident

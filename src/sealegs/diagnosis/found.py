@@ -6,13 +6,16 @@ within 50 rows or a fortieth of the run, `slow` within 500 or a tenth, whichever
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from sealegs.diagnosis import acted, live, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem
 from sealegs.diagnosis.curve import Curve, Floats, Indices, beside, curve_of
+from sealegs.diagnosis.damage import is_cleared
 from sealegs.diagnosis.epochs import epoch_steps, is_at_boundaries
+from sealegs.diagnosis.gravity import BENIGN, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.rises import SMALLEST, heights_of
 from sealegs.diagnosis.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.errors import ConfigError
@@ -24,12 +27,7 @@ FEWEST_POINTS = 10
 """Losses below which a curve says nothing."""
 BLIND = ("constant", "hovers")
 """Problems of a loss that can say nothing of a run."""
-BENIGN = ("epoch_step",)
-WATCHED = ("plateau",)
-PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
-"""What a stretch is called that several finders have found; of incidents that went the same way, which to tell of."""
-GRAVEST = ("divergent", "lingering", None, "slow", "fast")
-"""Trajectories, the gravest first; None is still open."""
+CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 IN_A_ROW = 3
 """Losses in a row that are not finite that ask for an action, as live."""
 
@@ -45,23 +43,21 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
     incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
-    done = acted.done_in(run)
-    verdict, because = acted.weighed(_verdict(run, curve, found, incidents, problems), done)
-    return Findings(
+    findings = Findings(
         run=run,
         problems=problems,
         incidents=incidents,
-        verdict=verdict,
-        because=because,
+        verdict="unknown",
+        because="",
         unseen=_unseen(run, curve, rules),
-        done=done,
+        done=acted.done_in(run),
     )
-
-
-def gravity(incident: Incident) -> tuple[bool, int, int, int]:
-    """The order of incidents: the first is the one that the verdict tells of and that the causes are sought for."""
-    is_mild = incident.kind in BENIGN + WATCHED
-    return is_mild, GRAVEST.index(incident.trajectory), PRIORITY.index(incident.kind), incident.start
+    grave = _grave(findings, curve, found)
+    cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
+    damage = [incident for incident in grave if incident not in cleared]
+    findings = replace(findings, cleared=cleared)
+    verdict, because = acted.weighed(_verdict(findings, curve, found, damage), findings.done)
+    return replace(findings, verdict=verdict, because=because)
 
 
 def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
@@ -170,15 +166,26 @@ def _diverges(curve: Curve, one: Stretch) -> bool:
     return is_long and (is_above_start or end - begin > SMALLEST)
 
 
-def _verdict(
-    run: Run, curve: Curve, found: Sequence[Stretch], incidents: Sequence[Incident], problems: Sequence[Problem]
-) -> tuple[Health, str]:
+def _blind(findings: Findings) -> Problem | None:
+    """Why the loss can say nothing of the run, if it cannot."""
+    problems = findings.problems
+    return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
+
+
+def _grave(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> list[Incident]:
+    """Incidents that ask for an action, as far as the loss tells."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
-    blind = next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
-    pairs = zip(found, incidents, strict=True)
-    grave = [it for one, it in pairs if _asks_for_action(one, it, last, is_blind=blind is not None)]
-    if grave:
-        return "act", _told(grave)
+    is_blind = _blind(findings) is not None
+    pairs = zip(found, findings.incidents, strict=True)
+    return [incident for one, incident in pairs if _asks_for_action(one, incident, last, is_blind=is_blind)]
+
+
+def _verdict(
+    findings: Findings, curve: Curve, found: Sequence[Stretch], damage: Sequence[Incident]
+) -> tuple[Health, str]:
+    run, incidents, blind = findings.run, findings.incidents, _blind(findings)
+    if damage:
+        return "act", _told(damage)
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
@@ -188,7 +195,7 @@ def _verdict(
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
-        return "watch", _told(doubtful)
+        return "watch", _told(doubtful) + (f"; but {CLEARED}" if findings.cleared else "")
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
     return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"

@@ -20,6 +20,7 @@ from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
 from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.found import RULES, onsets
+from sealegs.diagnosis.gravity import gravity
 from sealegs.diagnosis.tree import walk
 from sealegs.errors import ConfigError
 
@@ -34,6 +35,11 @@ ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
 """What a run can show without anything having happened to it."""
 TELLING = 5
 """Signals that are asked for where the cause is unknown."""
+CHANGED = (
+    "Leave the weights alone: they show no damage. If the data, the task or the parts of the loss changed about step "
+    "{step} on purpose, announce it there next time (`guard.announce`); if not, compare the batches before and after."
+)
+"""What to do about a loss that rose, and nothing else did."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes of which the first action is to leave the run alone."""
 
@@ -158,7 +164,7 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
     done = facts.findings.done
     if (ended := acted.how_it_stands(done)) is not None:
         return f"{ended}. {_action(facts, likely) if likely else acted.WITHOUT_CAUSE}"
-    if not likely and acted.skipped_much(done):
+    if not likely and acted.lost_much(done):
         return acted.LOOK_AT_SKIPS
     return _action(facts, likely)
 
@@ -168,6 +174,8 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
     if not likely:
         is_told = facts.findings.verdict != "unknown"
         return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."
+    if facts.findings.verdict == "watch" and facts.findings.cleared:
+        return CHANGED.format(step=min(facts.findings.cleared, key=gravity).start)
     top = likely[0]
     if top.card.name in LEAVE_IT and top.grade != "hypothesis":
         return f"Leave it: {_orders(facts, top.card.remedies)}."
@@ -184,9 +192,8 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
         )
         parts[-1] += f": {test}"
     elif orders := _orders(facts, top.card.remedies):
-        parts.append(
-            orders if asks or not facts.came_back else f"leave it, the loss is back; if it comes again, {orders}"
-        )
+        is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE
+        parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
 

@@ -1,6 +1,7 @@
 """Facts in, Signs out: resumes, weights, moments, ranks, and losses that have no right to be what they are."""
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,8 @@ from sealegs.diagnosis.evidence import NOT_ASKED, Sign, opposite, so, unlogged
 from sealegs.diagnosis.facts import LIMITS, NEAR, SOON, Facts
 from sealegs.record.manifest import dotted
 
+REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
+"""Names under which loops log what they are after."""
 MEMORY = 100
 """Steps in which a second moment fills up, where beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
 
@@ -292,9 +295,24 @@ def is_flat(facts: Facts) -> Sign:
     return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
 
 
+def loss_hovers(facts: Facts) -> Sign:
+    """The loss goes to and fro about zero, and measures nothing."""
+    found = [it.text for it in facts.findings.problems if it.signal == "loss" and it.kind == "hovers"]
+    return so(bool(found), found[0] if found else "the loss does not go to and fro about zero")
+
+
+def reward_logged(facts: Facts) -> Sign:
+    """What such a loss is for is in the log: rewards or returns."""
+    if not loss_hovers(facts).holds:
+        return NOT_ASKED
+    found = [name for name in facts.run.signals if REWARD.search(name.lower())]
+    return so(True, f"the log has {', '.join(found[:3])}") if found else unlogged("reward, entropy, kl")
+
+
 def metric_doubtful(facts: Facts) -> Sign:
     """Something is wrong with the loss as a metric, beyond that it is seldom logged."""
-    found = [it for it in facts.findings.problems if it.signal == "loss" and it.kind not in ("coarse", "missing")]
+    known = ("coarse", "missing", "hovers")
+    found = [it for it in facts.findings.problems if it.signal == "loss" and it.kind not in known]
     return so(bool(found), found[0].text if found else "nothing is wrong with the loss as a metric")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sealegs.record.unlearned import Unlearned
 from sealegs.vocabulary import Event, Severity
 
 JUDGED = ("skip", "alarm", "halt")
@@ -66,6 +67,8 @@ class Done:
     steps: int
     """That were made, those that a rollback or a resume went back behind among them."""
     skips: Skips = Skips()
+    unlearned: Unlearned | None = None
+    """A source of data that has far more than its share of them, where rows name sources."""
     not_acted: int = 0
     """Steps that were condemned where nothing acts: in shadow mode, or by a watch."""
     interventions: int = 0
@@ -87,24 +90,26 @@ class Done:
         """Whether there is something to tell."""
         return bool(self.skips.count or self.not_acted or self.interventions or self.halted or self.open_since)
 
+    @property
+    def told_of_skips(self) -> str:
+        """How many steps were skipped, why, where, and of which data."""
+        return told_of(self.skips, self.steps, self.unlearned)
+
 
 def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
     """What was done to a run of so many ``steps``, the ``last`` of which has that number."""
     told = list(events)
-    skips, not_acted = Skips(), 0
-    for event in told:
-        findings = findings_in(event)
-        if event.kind in JUDGED and any(map(_spoils, findings)):
-            is_done = bool(event.detail.get("acted"))
-            skips = skips.after(event.step, findings) if is_done else skips
-            not_acted += not is_done
-    made = [event for event in told if event.kind == "intervention" and event.detail.get("acted")]
+    condemned = [event for event in told if _is_condemned(event)]
+    skips = Skips()
+    for event in filter(_is_acted_on, condemned):
+        skips = skips.after(event.step, findings_in(event))
+    made = [event for event in told if event.kind == "intervention" and _is_acted_on(event)]
     ends = {event.detail.get("intervention"): event.detail.get("result") for event in told if event.kind == "outcome"}
     results = Counter(str(ends.get(event.detail.get("number")) or "not known yet") for event in made)
     return Done(
         steps=steps,
         skips=skips,
-        not_acted=not_acted,
+        not_acted=len(condemned) - skips.count,
         interventions=len(made),
         actions=dict(Counter(kind for event in made for kind in _actions(event)).most_common()),
         outcomes=dict(results.most_common()),
@@ -113,6 +118,16 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
         ended_badly=next((event for event in told[-1:] if event.detail.get("reason") == "ended-badly"), None),
         is_one_of_several=any(event.kind == "one-of-several" for event in told),
     )
+
+
+def skipped_steps(events: Iterable[Event]) -> list[int]:
+    """The steps whose update was not applied, as often as that was so."""
+    return [event.step for event in events if _is_condemned(event) and _is_acted_on(event)]
+
+
+def told_of(skips: Skips, steps: int, unlearned: Unlearned | None) -> str:
+    """Skips of so many steps, and the source that has far more than its share of them."""
+    return skips.told(steps) + (f"; {unlearned}" if unlearned is not None else "")
 
 
 def reason_of(findings: Iterable[Mapping[str, Any]]) -> str:
@@ -141,6 +156,14 @@ def spelt(share: float) -> str:
     ('4.8%', '0.04%')
     """
     return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
+
+
+def _is_condemned(event: Event) -> bool:
+    return event.kind in JUDGED and any(map(_spoils, findings_in(event)))
+
+
+def _is_acted_on(event: Event) -> bool:
+    return bool(event.detail.get("acted"))
 
 
 def _spoils(finding: Mapping[str, Any]) -> bool:

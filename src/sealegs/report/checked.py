@@ -100,7 +100,7 @@ def deeds(done: Done | None) -> list[str]:
         return []
     told = []
     if done.skips.count:
-        told.append(f"Skipped {done.skips.told(done.steps)}.")
+        told.append(f"Skipped {done.told_of_skips}.")
     if done.not_acted:
         several = "s were" if done.not_acted != 1 else " was"
         told.append(
@@ -127,6 +127,7 @@ def _skips(done: Done | None) -> dict[str, Any] | None:
         "last": skips.last,
         "finite": skips.finite,
         "not_acted": done.not_acted,
+        "unlearned": done.unlearned._asdict() if done.unlearned is not None else None,
     }
 
 

@@ -54,6 +54,16 @@ Hypothesis = TypedDict(  # `for` is a word of Python
 )
 
 
+class Unlearned(TypedDict):
+    """A source of data that has far more than its share of the skips."""
+
+    source: str
+    skipped: int
+    skips: int
+    data: float
+    lost: float
+
+
 class Skips(TypedDict):
     """Steps whose update was not applied."""
 
@@ -64,6 +74,7 @@ class Skips(TypedDict):
     last: int | None
     finite: int
     not_acted: int
+    unlearned: Unlearned | None
 
 
 class Interventions(TypedDict):
