@@ -81,7 +81,7 @@ def test_the_diff_trains_as_before_and_is_recorded(
         exec(PREAMBLE + MODELS[model] + OPTIMIZER + program, names)  # noqa: S102 - our own README
         inputs, wanted = names["loader"][0]
         losses.append(names["criterion"](names["model"](inputs), wanted).item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "up to the rounding of the norm that clips"
+    assert losses[0] == losses[1], "to the last bit"
     run = sealegs.open_run("experiments/mine")
     assert run.steps.tolist() == list(range(12))
     assert run.column("lr")[1] == pytest.approx(0.9e-3)

@@ -12,16 +12,19 @@ from torch.optim import SGD, AdamW
 
 import sealegs
 
-STEPS = 5
+GUARDED, STEPS = 30, 32
+"""After the guarded ones the guard is closed."""
 
 
-KINDS = ("dense", "in views", "sparse")
+KINDS = ("dense", "in views", "sparse", "clipped")
+CLIP = 1e-4
 
 
 def network(kind: str) -> nn.Sequential:
     torch.manual_seed(0)
     first = nn.Embedding(50, 16, sparse=True) if kind == "sparse" else nn.Linear(8, 16)
-    return nn.Sequential(first, nn.GELU(), nn.Linear(16, 4))
+    more = (nn.Linear(16, 16) for _ in range(8 if kind == "clipped" else 0))  # of few norms most sums are the same
+    return nn.Sequential(first, nn.GELU(), *more, nn.Linear(16, 4))
 
 
 def rows(kind: str) -> Tensor:
@@ -29,25 +32,29 @@ def rows(kind: str) -> Tensor:
 
 
 def trained(rank: int, kind: str, *, has_guard: bool) -> list[list[float]]:
-    """The weights after each step; a guard is closed after the third."""
+    """Weights and moments after each step, with a guard for the first of them or without."""
     model = nn.parallel.DistributedDataParallel(network(kind), gradient_as_bucket_view=kind == "in views")
     optimizer = SGD(model.parameters(), lr=1e-2) if kind == "sparse" else AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)
     seen = []
-    guard = sealegs.Guard(model, optimizer, run=None) if has_guard else None
+    clip = CLIP if kind == "clipped" else None
+    guard = sealegs.Guard(model, optimizer, run=None, clip=clip) if has_guard else None
     for step in range(STEPS):
-        with model.no_sync() if guard is None else guard.accumulate() if step < 3 else model.no_sync():
+        with model.no_sync() if guard is None else guard.accumulate() if step < GUARDED else model.no_sync():
             (model(rows(kind)).square().mean() / 2).backward()
         loss = model(rows(kind)).square().mean() / 2
         loss.backward()
-        if guard is not None and step < 3:
+        if guard is not None and step < GUARDED:
             guard.step(loss)
         else:
+            if clip is not None:
+                assert nn.utils.clip_grad_norm_(model.parameters(), clip) > clip, "else this tests nothing"
             optimizer.step()
             optimizer.zero_grad()
-        if guard is not None and step == 2:
+        if guard is not None and step == GUARDED - 1:
             guard.close()
-        seen.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]).tolist())
+        moments = [moment for state in optimizer.state.values() for moment in state.values()]
+        seen.append(torch.cat([tensor.detach().flatten() for tensor in (*model.parameters(), *moments)]).tolist())
     if guard is not None:
         assert guard._meter.norms_before is not None
         assert guard._meter.norms_before.take() is None, "a guard that is closed keeps nothing"

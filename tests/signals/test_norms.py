@@ -32,13 +32,37 @@ def test_norms_and_their_total() -> None:
     assert read.norms.dtype == torch.float64
 
 
-def test_clipping_is_torchs() -> None:
-    ours, theirs = network(), network()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("largest", [0.3, 1e9])
+def test_clipping_is_torchs_to_the_last_bit(largest: float, dtype: torch.dtype) -> None:
+    """Also where the optimizers have another order than the model, which is the one that loops clip in."""
+    for seed in range(50):
+        ours, theirs = network(), network()
+        for model in (ours, theirs):
+            model[2].bias = nn.Parameter(torch.zeros(2, dtype=dtype))
+            torch.manual_seed(seed)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        read = GradientReader(ours, [SGD(ours[2].parameters()), SGD(ours[0].parameters())]).read()
+        assert read.names == ("0.weight", "0.bias", "2.weight", "2.bias")
+        read.clip(largest, torch.zeros(()))
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), largest)
+        assert all(map(torch.equal, gradients_of(ours), gradients_of(theirs)))
+
+
+def test_ranks_that_hold_other_gradients_clip_by_the_norm_of_all() -> None:
+    for is_alike in (True, False):
+        ours, theirs = network(), network()
+        read = GradientReader(ours, [SGD(ours.parameters())]).read()
+        read.clip(1.0, torch.tensor(100.0, dtype=torch.float64), torch.tensor(is_alike))
+        own = torch.nn.utils.get_total_norm(gradients_of(theirs))
+        torch.nn.utils.clip_grads_with_norm_(theirs.parameters(), 1.0, own if is_alike else torch.tensor(100.0))
+        assert all(map(torch.equal, gradients_of(ours), gradients_of(theirs)))
+
+
+def test_small_gradients_are_left_as_they_are() -> None:
+    ours = network()
     read = GradientReader(ours, [SGD(ours.parameters())]).read()
-    read.clip(0.3, read.total())
-    torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.3)
-    for a, b in zip(gradients_of(ours), gradients_of(theirs), strict=True):
-        torch.testing.assert_close(a, b)
     before = [gradient.clone() for gradient in gradients_of(ours)]
     read.clip(1e9, read.total())
     assert all(torch.equal(a, b) for a, b in zip(before, gradients_of(ours), strict=True)), (

@@ -220,7 +220,8 @@ def one_by_one(seed: int, keeper: Keeper) -> float:
     right = torch.zeros(2000)
     for row in steps.batches(range(2000)):
         logit = model(features[row]).squeeze(-1)
-        right[row] = float((logit > 0) == (wanted[row] > 0))
+        if not steps.is_probe:
+            right[row] = float((logit > 0) == (wanted[row] > 0))
         loss = F.binary_cross_entropy_with_logits(logit, wanted[row])
         loss.backward()
         steps.step(loss)

@@ -129,7 +129,7 @@ class Gatekeeper:
 
 def _clip_all(seen: Seen, clip: float | None, grad_norm: Tensor) -> None:
     if clip is not None and seen.gradients is not None:
-        seen.gradients.clip(clip, grad_norm)
+        seen.gradients.clip(clip, grad_norm, seen.are_replicated())
 
 
 def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:

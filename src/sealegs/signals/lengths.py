@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sealegs.signals.collect import waited_for
 
@@ -16,7 +16,9 @@ MOST_ADDED = 2**18
 """Numbers whose norm torch has to within 2.5e-5 on a CPU in float32 if they are drawn at random, and to within 4.3e-4
 if they are equal, and so rounded alike; the error grows with their number, to 3 % of a hundred million."""
 LEAST_NORM = 1e-15
-"""Below which float32 does not hold the squares."""
+"""Below which float32 does not hold the squares, nor ..."""
+MOST_NORM = 1e19
+"""... above this."""
 
 
 def lengths(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -28,12 +30,30 @@ def lengths(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     norms: dict[int, Tensor] = {}
     for places in kinds:
         some = [tensors[place] for place in places]
-        is_rough = some[0].device.type == "cpu" and some[0].dtype == torch.float32
-        found = (_rough_norms(some) if is_rough else _norms(some, exact)).to(device)
+        found = (_rough_norms(some) if _is_rough(some[0]) else _norms(some, exact)).to(device)
         if len(kinds) == 1:
             return found
         norms.update(zip(places, found.unbind(), strict=True))
     return torch.stack([norms[place] for place in range(len(tensors))])
+
+
+def total_of_torch(tensors: Sequence[Tensor], norms: Tensor) -> Tensor:
+    """What ``clip_grad_norm_`` finds as the norm of all tensors together, to the last bit; ``norms`` are their lengths.
+
+    On a CPU most of these are torch's own, and nothing is added a second time but what was added in float64.
+    """
+    if not all(map(_is_rough, tensors)):
+        return nn.utils.get_total_norm(tensors)
+    found = norms.float()
+    again = [
+        place
+        for place, (tensor, norm) in enumerate(zip(tensors, waited_for(norms), strict=True))
+        # by a margin: what float32 finds to be below may be above in float64
+        if tensor.numel() > MOST_ADDED or not 2 * LEAST_NORM < norm < MOST_NORM
+    ]
+    if again:
+        found[again] = _norms([tensors[place] for place in again], torch.float32)
+    return torch.linalg.vector_norm(found)  # type: ignore[no-any-return]
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
@@ -47,6 +67,10 @@ def alike(tensors: Iterable[Tensor]) -> list[list[int]]:
     for place, tensor in enumerate(tensors):
         places.setdefault((tensor.device, tensor.dtype), []).append(place)
     return list(places.values())
+
+
+def _is_rough(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.dtype is torch.float32
 
 
 def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:

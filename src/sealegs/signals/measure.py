@@ -48,10 +48,16 @@ class Seen:
     gradients: Gradients | None
     """None where the user clips, and gave the norm."""
     blocks: tuple[Block, ...]
+    squares: Tensor | None = None
+    """Of the norms of several ranks: of what each holds, as a share of all."""
 
     def grad_norm(self) -> Tensor:
         """The norm of all gradients."""
         return self.norms if self.gradients is None or not self.norms.dim() else self.gradients.total()
+
+    def are_replicated(self) -> Tensor | None:
+        """Of several ranks: whether all hold the same gradients, as far as their norms tell."""
+        return None if self.squares is None else (self.squares == self.squares[0]).all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,7 @@ class Meter:
         compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
         worst = merged[2] if gradients is not None else None
         agreed: Block = partial(_agreed, number, MERGED[3:compared]), merged[3:compared]
-        return Seen(merged[0], merged[1], worst, gradients, (agreed, *blocks))
+        return Seen(merged[0], merged[1], worst, gradients, (agreed, *blocks), rows[:, FIELDS.index("square")])
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the row of the next; get ready for that."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.signals.groups import plain_name
-from sealegs.signals.lengths import alike, lengths
+from sealegs.signals.lengths import alike, lengths, total_of_torch
 from sealegs.signals.replayed import Recorder, Replayed, addresses
 from sealegs.signals.weights import local
 
@@ -23,6 +23,8 @@ class Gradients:
     """
 
     names: tuple[str, ...]
+    owners: list[Tensor]
+    """The parameters that have them."""
     tensors: list[Tensor]
     """What this rank holds of them; changed in place by ``clip``."""
     norms: Tensor
@@ -39,8 +41,18 @@ class Gradients:
         """Which tensor has the largest norm."""
         return self.norms.argmax() if len(self.names) else torch.zeros((), dtype=torch.long, device=self.norms.device)
 
-    def clip(self, largest: float, total: Tensor) -> None:
-        """Scale them so that their norm, which is ``total``, is at most ``largest``."""
+    def clip(self, largest: float, total: Tensor, are_replicated: Tensor | None = None) -> None:
+        """Scale them so that their norm is at most ``largest``, as ``clip_grad_norm_`` does, to the last bit.
+
+        Where that cannot be, ``total`` is taken for their norm: of sparse ones, of shards, and on several ranks unless
+        ``are_replicated``, or each would scale by a norm of its own.
+        """
+        gradients = [owner.grad for owner in self.owners if owner.grad is not None]
+        if all(map(_is_plain, gradients)):
+            own = total_of_torch(gradients, self.norms)
+            norm = own if are_replicated is None else torch.where(are_replicated, own, total.to(own))
+            nn.utils.clip_grads_with_norm_(self.owners, largest, norm)
+            return
         factor = torch.clamp(largest / (total + 1e-6), max=1.0)
         for places in alike(self.tensors):
             tensors = [self.tensors[place] for place in places]
@@ -54,9 +66,12 @@ class GradientReader:
         self._optimizers = tuple(optimizers)
         self.by_name = {plain_name(name): parameter for name, parameter in model.named_parameters()}
         self._names = {id(parameter): name for name, parameter in self.by_name.items()}
+        self._places = {owner: place for place, owner in enumerate(self._names)}
         self._owners: list[int] = []
         """Whose gradients were read last, by identity, and ..."""
         self._names_of_owners: tuple[str, ...] = ()
+        self._order: list[int] = []
+        """... their places in the order of the model, in which loops clip: sums depend on it."""
         self._norms = Replayed[Tensor](Recorder())
 
     @torch.no_grad()
@@ -70,10 +85,13 @@ class GradientReader:
                 owners.setdefault(id(gradient), parameter)  # two may share one, and two optimizers a parameter
         ids = list(map(id, owners.values()))
         if ids != self._owners:
-            names = (self._names.get(owner, "a parameter that is not the model's") for owner in ids)
+            self._order = sorted(range(len(ids)), key=lambda place: self._places.get(ids[place], len(self._places)))
+            names = (self._names.get(ids[place], "a parameter that is not the model's") for place in self._order)
             self._owners, self._names_of_owners = ids, tuple(names)
-        tensors = [_elements(parameter) for parameter in owners.values()]
-        return Gradients(self._names_of_owners, tensors, self._norms_of(tensors), met == len(ids))
+        found = list(owners.values())
+        ordered = [found[place] for place in self._order]
+        tensors = list(map(_elements, ordered))
+        return Gradients(self._names_of_owners, ordered, tensors, self._norms_of(tensors), met == len(ids))
 
     def holds(self, gradients: Gradients) -> bool:
         """Whether the parameters still have these, and no others."""
@@ -103,10 +121,14 @@ def _elements(parameter: Tensor) -> Tensor:
     """The numbers of a gradient that this rank holds: of a sparse one, those that are there."""
     gradient = parameter.grad
     assert gradient is not None
-    if type(gradient) is Tensor and gradient.layout is torch.strided and not gradient.is_complex():  # nearly all
+    if _is_plain(gradient) and not gradient.is_complex():  # nearly all
         return gradient
     if gradient.is_sparse:
         parameter.grad = gradient.coalesce()  # parts that meet in one element add up: only then has it a norm
         return parameter.grad.values()
     held = local(gradient)
     return torch.view_as_real(held) if held.is_complex() else held
+
+
+def _is_plain(gradient: Tensor) -> bool:
+    return type(gradient) is Tensor and gradient.layout is torch.strided
