@@ -643,7 +643,7 @@ class Guard:
 
     @property
     def _is_saving(self) -> bool:
-        return self.checkpoints is not None and self.checkpoints._is_writing
+        return self.checkpoints is not None and self.checkpoints.is_writing
 
     def _beside(self) -> dict[str, Signal]:
         """Whether a checkpoint was being written since the last step: the thread takes time from the loop.
