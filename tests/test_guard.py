@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -986,6 +987,34 @@ def test_a_checkpoint_that_is_written_beside_the_loop_is_no_slow_stretch(
     saving = [int(step) % 60 for step in run.steps[run.logged("saving")] if step >= 60]
     assert set(saving) == set(range(16))
     assert run.column("step_s")[65] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("end", ["well", "with an error", "with a halt"])
+def test_a_checkpoint_that_was_put_off_is_made_when_the_run_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """That of step 8 was due while the one of step 4 was being written."""
+    may_end, write = threading.Event(), contents.write_tensors
+
+    def slowly(*words: Any) -> None:
+        may_end.wait(60)
+        write(*words)
+
+    monkeypatch.setattr(contents, "write_tensors", slowly)
+    model, optimizer = small()
+    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=4)
+    for loss in losses(model, 9):
+        guard.step(loss)
+    with suppress(RunHalted):
+        for loss in losses(model, 100 if end == "with a halt" else 0):
+            guard.step(loss * math.nan)
+    may_end.set()
+    with suppress(KeyError), closing(guard):
+        if end == "with an error":
+            raise KeyError
+    told = [event.step for event in sealegs.open_run(tmp_path / "a").events if event.kind == "checkpoint"]
+    assert guard.checkpoints is not None
+    assert guard.checkpoints.steps() == told == ([4, 9] if end == "well" else [4])
 
 
 def test_a_slow_stretch_between_checkpoints_is_one(clock: Clock, tmp_path: Path) -> None:

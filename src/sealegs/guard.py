@@ -1,5 +1,6 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down."""
 
+import sys
 import time
 import warnings
 import weakref
@@ -582,6 +583,7 @@ class Guard:
         self._is_finished = True
         if not self._has_failed:  # else the last step may have been left in the middle
             self._between_steps()
+            self._save_what_was_put_off()
         self._meter.close()
         if self.recovery is not None:
             self.recovery.close()
@@ -612,9 +614,13 @@ class Guard:
                 self.recovery.stand_back()
                 self.watch.instead_of_halt = self._instead_of_halt()
 
+    @property
+    def _is_halted(self) -> bool:
+        is_over = self.watch.halted is not None or (self.recovery is not None and self.recovery.is_over)
+        return is_over and self._act
+
     def _what_is_not_well(self) -> str:
-        is_halted = self.watch.halted is not None or (self.recovery is not None and self.recovery.is_over)
-        if is_halted and self._act:
+        if self._is_halted:
             return ""  # which was raised
         if self.number and not is_finite(self._model):
             return "a weight is not finite"
@@ -641,9 +647,16 @@ class Guard:
         if self._saving is not None and self._saving.is_due and not is_busy:
             self._saving.is_due = not self.checkpoint()
 
+    def _save_what_was_put_off(self) -> None:
+        """A checkpoint that was due while another was being written, at the end of a run. Not while an error ends it:
+        its step may have been left in the middle, and ranks that have failed cannot be asked."""
+        if self.checkpoints is not None and not self._is_halted and sys.exception() is None:
+            self.checkpoints.wait()
+            self._save_if_due()
+
     @property
     def _is_saving(self) -> bool:
-        return self.checkpoints is not None and self.checkpoints._is_writing
+        return self.checkpoints is not None and self.checkpoints.is_writing
 
     def _beside(self) -> dict[str, Signal]:
         """Whether a checkpoint was being written since the last step: the thread takes time from the loop.

@@ -2,13 +2,14 @@
 
 import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from bench.harm import Cell, modules_of, run, trainings_of
+from bench.harm import HALVES, Cell, modules_of, run, trainings_of
 
 from sealegs import judge
 from sealegs.detectors.spike import Spike, State
@@ -64,7 +65,7 @@ def test_a_guard_that_skips_high_losses_does_harm_unless_it_notices(
         assert guarded["quality"] < 0.5 < plain["quality"]
 
 
-def test_there_are_as_many_as_are_claimed_and_half_of_them_are_frozen() -> None:
-    for half in ("open", "frozen"):
-        names = [each.name for module in modules_of(half) for each in trainings_of(module)]
-        assert len(names) == len(set(names)) >= 30
+def test_there_are_as_many_as_are_claimed_in_every_half_and_each_has_a_name_of_its_own() -> None:
+    names = {half: [each.name for module in modules_of(half) for each in trainings_of(module)] for half in HALVES}
+    assert min(map(len, names.values())) >= 30
+    assert not [name for name, count in Counter(chain(*names.values())).items() if count > 1]

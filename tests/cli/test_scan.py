@@ -173,6 +173,7 @@ def test_what_cannot_be_read_is_named_and_passed_over(scan: Callable[..., Said])
         (["ids.npy", "--order", "ids.npy"], "--order: give --batch, too"),
         (["a.txt", "-o", "empty"], "--output empty: is there already; name a new folder"),
         (["a.txt", "--tokenizer", "a.txt"], "--tokenizer a.txt: not a tokenizer.json"),
+        (["a.txt", "--tokenizer", "panic.json"], "--tokenizer panic.json: not a tokenizer.json (range"),
         (["a.txt", "mine.toml"], "a settings file is scanned by itself"),
     ],
 )
@@ -182,6 +183,8 @@ def test_bad_input_is_one_sentence(words: list[str], sentence: str, scan: Callab
     Path("empty.txt").write_text("")
     Path("a.dat").write_bytes(b"\0")
     Path("odd.bin").write_bytes(b"123")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "###"}
+    Path("panic.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     np.save("ids.npy", np.arange(100, dtype=np.uint16))
     np.save("floats.npy", np.zeros(3))
     before = sorted(Path().rglob("*"))

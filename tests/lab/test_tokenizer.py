@@ -184,6 +184,20 @@ def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
         load(path, 512)
 
 
+def test_a_file_that_the_library_panics_at(tutor: Tokenizer, tmp_path: Path) -> None:
+    """At once, or at the first text: Rust's panic is no ``Exception``."""
+    path = tmp_path / "tokenizer.json"
+    model = json.loads(tutor.to_json())["model"]
+    truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
+    for content, why in (
+        (changed(tutor, model={**model, "continuing_subword_prefix": "####"}), "out of range"),
+        (changed(tutor, truncation=truncation), "strictly less"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(SourceError, match=rf"damaged, or not a tokenizer\.json \(.*{why}.*\): copy or train"):
+            load(path, 600)
+
+
 @given(st.data())
 def test_damage_is_refused_or_does_no_harm(tutor: Tokenizer, tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("damaged") / "tokenizer.json"

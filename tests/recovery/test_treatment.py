@@ -147,6 +147,37 @@ def test_there_is_always_the_beginning(tmp_path: Path) -> None:
     assert sealegs.open_run(tmp_path / "a").column("lr")[20] == pytest.approx(0.5e-2)
 
 
+class OwnRate(torch.optim.Optimizer):
+    """As Hugging Face's Adafactor has it: the rate is made in every step, of the weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            weight -= 1e-2 * weight.grad.sign()
+
+
+def test_a_rate_that_is_the_optimizer_s_own_is_not_lowered(tmp_path: Path) -> None:
+    """The rung is passed over for the next one, a person is told why, and the run goes on; from scratch, too."""
+    often = {Trigger.NONFINITE_OFTEN}
+    rungs = Rung(often, (Rollback(back=0, skip=10), LowerLR(0.5))), Rung(often, (Rollback(back=0, skip=1),))
+    model, _ = small()
+    words: dict[str, Any] = {"playbook": Playbook(name="mine", rungs=rungs), "sample_every": 0, "checkpoint_every": 500}
+    with Guard(model, OwnRate(model), run=tmp_path / "a", **words) as guard:
+        train(guard, model, 60, once(10, 11, 12))
+        with pytest.raises(ConfigError, match=r"lr 0\.5: an optimizer has lr=None"):
+            guard.ask("lr", "0.5")
+        train(guard, model, 70)
+    (passed,) = events(tmp_path / "a", "rung-passed-over")
+    assert (passed["rung"], passed["reason"]) == (1, "an optimizer has lr=None: it makes its rate itself")
+    (done,) = events(tmp_path / "a", "intervention")
+    assert done["to_step"] == 0
+    assert "from scratch" in done["changed"]
+    assert "learning rate" not in done["changed"]
+
+
 class Unwilling(list[Tensor]):
     """A loader that cannot change its mixture, though it seems to."""
 

@@ -61,7 +61,7 @@ def triplets(seed: int, keeper: Keeper) -> float:
     metric="macro recall",
     about="digits, 100 to 1 from the most to the least frequent, plain cross entropy, batch 16, SGD with momentum",
 )
-def long_tail(seed: int, keeper: Keeper) -> float:
+def digits_long_tail(seed: int, keeper: Keeper) -> float:
     """Of the last class there are two examples."""
     torch.manual_seed(seed)
     images, labels, test_images, test_labels = digits(0.3)

@@ -114,11 +114,14 @@ def load(path: Path, vocabulary: int | None = None) -> Tokenizer:
     library = _library()
     try:
         bpe = library.Tokenizer.from_str(path.read_bytes().decode())
+        is_ours = _is_ours(bpe)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror}): give the path of a tokenizer.json") from error
-    except Exception as error:  # the library raises no narrower one
+    except BaseException as error:  # the library raises no narrower one, and Rust's panic is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise SourceError(f"{path}: damaged, or not a tokenizer.json ({error}): copy or train it anew") from error
-    if not _is_ours(bpe):
+    if not is_ours:
         raise SourceError(f"{path}: not a tokenizer that Sealegs trained (byte-level, {END} as token 0): train it anew")
     size = bpe.get_vocab_size()
     if vocabulary is not None and size > vocabulary:

@@ -144,6 +144,11 @@ class Checkpoints:
         return "; ".join(_taken(self._trouble)) or None
 
     @property
+    def is_writing(self) -> bool:
+        """Whether a thread of this rank is."""
+        return self._is_writing
+
+    @property
     def held_bytes(self) -> int:
         """Host memory that ``save_soon`` holds, from its first call on."""
         return self._staging.held_bytes

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sealegs.detectors.spike import MANY
 from sealegs.judge import is_surprise, thaw
+from sealegs.record.unlearned import shares_of
 from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.wander import Wander
@@ -480,17 +481,6 @@ class Evidence:
 def _log(value: Any) -> float:
     """Infinite where there is none."""
     return math.log(value) if 0 < float(value) < math.inf else math.inf
-
-
-def shares_of(sources: str) -> dict[str, float]:
-    """What part of a batch each source is.
-
-    >>> shares_of("grammar=6 stdlib=2")
-    {'grammar': 0.75, 'stdlib': 0.25}
-    """
-    rows = {name: float(count) for name, _, count in (part.rpartition("=") for part in sources.split()) if name}
-    total = sum(rows.values())
-    return {name: count / total for name, count in rows.items()} if total else {}
 
 
 def blamed(batches: Sequence[Batch], onset: int) -> str | None:

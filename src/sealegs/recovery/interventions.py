@@ -19,7 +19,7 @@ from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
 from sealegs.recovery.history import Treatment, Trigger
-from sealegs.recovery.orders import Order, change_books, change_data, refuse_idle
+from sealegs.recovery.orders import Order, change_books, change_data, makes_its_rate, refuse_idle
 from sealegs.recovery.playbook import HEALS, Playbook, choose
 from sealegs.recovery.retreat import Retreat, Target
 from sealegs.watch import Watch
@@ -98,7 +98,7 @@ class Interventions:
         """All of it, or ``Impossible``, and nothing has changed."""
         began = time.perf_counter()
         onset, number = order.trouble.onset, order.number
-        refuse_idle(order, self._batches)
+        refuse_idle(order, self._batches, self._optimizers)
         rollback = order.find(Rollback) if self._act else None
         targets = iter(()) if rollback is None else self._retreat.targets(onset, rollback.back)
         target = next(targets, None)
@@ -147,9 +147,10 @@ class Interventions:
         if order.find(LowerLR) is not None:
             self._books.margins = replace(self._books.margins, rewarm_from=target.step)
         elif target.step == 0:
-            self._books.margins = self._books.margins.from_scratch()
-            share = f"{self._books.margins.lr:g} of the learning rate"
-            said.append(f"from scratch, since no later state is healthy and old enough, with {share}")
+            said.append("from scratch, since no later state is healthy and old enough")
+            if not any(map(makes_its_rate, self._optimizers)):
+                self._books.margins = self._books.margins.from_scratch()
+                said[-1] += f", with {self._books.margins.lr:g} of the learning rate"
         return said
 
     def _conclude(self, order: Order, changed: list[str], target: Target | None, cost: Cost, began: float) -> None:

@@ -1,7 +1,10 @@
 """An Order in, what it changes in the data and the margins out, in words: everything but going back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from torch.optim import Optimizer
 
 from sealegs.recovery.actions import (
     Action,
@@ -41,8 +44,15 @@ class Order:
         return next((action for action in self.actions if isinstance(action, kind)), None)
 
 
-def refuse_idle(order: Order, batches: Batches) -> None:
+def makes_its_rate(optimizer: Optimizer) -> bool:
+    """Whether there is no learning rate to lower: Hugging Face's Adafactor makes its own of the weights."""
+    return any(group["lr"] is None for group in optimizer.param_groups)
+
+
+def refuse_idle(order: Order, batches: Batches, optimizers: Sequence[Optimizer]) -> None:
     """What would do nothing here."""
+    if order.find(LowerLR) is not None and any(map(makes_its_rate, optimizers)):
+        raise Impossible("an optimizer has lr=None: it makes its rate itself")
     if order.find(SkipBatches) is not None and batches.number is None:
         raise Impossible("no batch was handed out yet; use guard.batches(loader)")
     if order.find(Stratify) is not None and (refusal := batches.cannot_stratify()):

@@ -23,7 +23,9 @@ def tokenizer_of(path: str) -> Any:
         made = tokenizers.Tokenizer.from_str(Path(path).read_bytes().decode())
     except OSError as error:
         raise SourceError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
-    except Exception as error:  # the library raises no narrower one
+    except BaseException as error:  # the library raises no narrower one, and Rust's panic is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise SourceError(f"--tokenizer {path}: not a tokenizer.json ({error})") from error
     made.no_truncation()
     made.no_padding()
