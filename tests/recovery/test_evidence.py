@@ -111,6 +111,21 @@ def test_one_surprise_is_no_damage_and_five_in_a_row_are(kind: str) -> None:
     assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
 
 
+def test_weights_that_were_dear_at_a_surprise_are_asked_again_though_nothing_surprises_any_more() -> None:
+    """As in a young run, which takes what it cannot explain for its new level."""
+    evidence = watching()
+    for step in range(60):
+        seen(evidence, step, "skip" if step >= 57 else "go", loss=9.0 if step >= 57 else 2.0)
+        if asks(evidence):
+            assert probed(evidence, loss=9.0, is_condemned=True) is None
+    for step in range(60, 57 + LATELY):
+        seen(evidence, step, loss=9.0)
+        assert not asks(evidence), "the first was asked after step 57"
+    seen(evidence, 57 + LATELY, loss=9.0)
+    assert asks(evidence)
+    assert found_damaged(evidence).onset == 57
+
+
 def test_a_loss_that_has_grown_since_the_run_began_asks_for_nothing() -> None:
     """Returns that grow; what is learned becomes harder."""
     for factor, asked in ((1.04, True), (1.06, False)):

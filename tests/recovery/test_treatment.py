@@ -468,6 +468,30 @@ def layered() -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(widths[-1], 1))
 
 
+@pytest.mark.parametrize("step", [40, 100])
+def test_a_young_run_that_takes_damage_for_its_new_level_is_brought_back(step: int, tmp_path: Path) -> None:
+    """All weights x30: four updates are skipped, the fifth is not, and nothing is surprised any more."""
+    model = layered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    left = {step}
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, clip=1.0) as guard:
+        for batch in guard.batches(data()):
+            if guard.number in left and not guard.is_probe:
+                left.clear()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(30)
+            loss = loss_of(model, batch)
+            loss.backward()
+            guard.step(loss)
+            if guard.number >= 200:
+                break
+    (done,) = events(tmp_path / "a", "intervention")
+    assert (done["trigger"], done["onset"]) == ("damaged", step)
+    assert done["step"] <= step + 30
+    assert loss.item() < 10
+
+
 @pytest.mark.parametrize(
     ("measured", "is_damage"), [("by the guard", False), ("before clipping", False), ("by the loop", True)]
 )

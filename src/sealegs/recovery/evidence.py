@@ -180,7 +180,13 @@ class Evidence:
             return True
         if not self._is_probed:
             return self._condemned > 0 or DEAR_IN_A_ROW <= self._dear < LATELY
-        return self._is_suspected and self._condemned >= self._playbook.probe_after
+        return self._is_suspected and (self._condemned >= self._playbook.probe_after or self._is_overdue)
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether weights that were dear at the first surprise are to be asked again though nothing surprises any more:
+        a young run takes what it cannot explain for its new level."""
+        return self._is_suspected and self._since_probe >= LATELY
 
     @property
     def has_grown(self) -> bool:
@@ -301,7 +307,7 @@ class Evidence:
 
         ``loss`` is theirs, ``rise`` what it has risen by, as a logarithm, and ``least`` what must be for it to tell.
         """
-        is_early = not self._is_lasting and self._condemned < self._playbook.probe_after
+        is_early = not (self._is_lasting or self._is_overdue or self._condemned >= self._playbook.probe_after)
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
         self.is_sound, self._is_suspected, self._sound_until = False, is_condemned, math.inf
         if not is_condemned:
@@ -341,7 +347,7 @@ class Evidence:
             self.excuse += " by the same weights, which have learned other data and forgotten those from before"
             self._find_sound()
         elif doubt.rise < LEAP or self._is_growing(doubt) or after + 1 >= HEALING:
-            self._doubt = None
+            self._doubt, self._is_suspected = None, False
             return doubt.trouble
         elif after + 1 >= LATELY and median(self._losses(LATELY)) <= doubt.loss - doubt.rise / 2:
             self.excuse = f"{doubt.trouble.text}, but heal: {after + 1} steps later half of it is over"
