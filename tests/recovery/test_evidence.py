@@ -539,6 +539,16 @@ def test_a_rise_that_is_no_leap_is_no_stretch_of_other_data() -> None:
     assert not asked_at(evidence, end, end + 100)
 
 
+def test_data_that_have_come_and_gone_before_are_not_foreign() -> None:
+    evidence, end = other_data(40)
+    assert asked_at(evidence, end, end + 2 * WINDOW) == [end + LATELY - 1]
+    for step in range(end + 2 * WINDOW, end + 2 * WINDOW + 40):
+        seen(evidence, step, "high", loss=4.0)
+        if asks(evidence):
+            probed(evidence)
+    assert not asked_at(evidence, end + 2 * WINDOW + 40, end + 4 * WINDOW)
+
+
 def test_what_a_stretch_is_compared_with_is_of_its_own_beginning() -> None:
     """Not of one long before, when other batches were tried."""
     evidence, end = other_data(20)

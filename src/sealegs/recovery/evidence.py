@@ -128,6 +128,9 @@ class Evidence:
         self._first: tuple[float, ...] = ()
         """The first losses of the run, as logarithms."""
         self._of_losses, self._of_norms = Wander(), Wander()
+        """Of how they wander by themselves ..."""
+        self._of_data = Wander()
+        """... and of how the loss does with the data that come."""
         self.forget()
 
     def forget(self) -> None:
@@ -276,7 +279,7 @@ class Evidence:
     def state_dict(self) -> dict[str, Any]:
         """What a probe has found, as JSON values; the rest is forgotten where a run begins anew."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
-        return found | {"first": self._first, "wander": [self._of_losses, self._of_norms]}
+        return found | {"first": self._first, "wander": [self._of_losses, self._of_norms, self._of_data]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
@@ -284,7 +287,7 @@ class Evidence:
         self.is_sound = state["is_sound"]
         if "first" in state:  # older states have none
             self._first = tuple(state["first"])
-            self._of_losses, self._of_norms = (thaw(Wander(), wander) for wander in state["wander"])
+            self._of_losses, self._of_norms, self._of_data = (thaw(Wander(), wander) for wander in state["wander"])
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether batches from before, of that loss, are dearer by more than ``least``, as a logarithm, than when a
@@ -419,6 +422,7 @@ class Evidence:
 
     def _follow_wander(self, seen: Seen) -> None:
         """With a row of a window ago: of what was gone back from, none becomes so old."""
+        self._of_data = self._of_data.after(_log(seen.row["loss"]))
         if seen.is_explained:
             self._of_losses, self._of_norms = self._of_losses.anew(), self._of_norms.anew()
             return
@@ -442,7 +446,8 @@ class Evidence:
         height, last = median(stretch) - usual, median(stretch[-LATELY:])
         of_stretch = zip(islice(self._recent, onset, end), stretch, strict=True)
         learned = sum(seen.is_learned and loss >= usual + height / 2 for seen, loss in of_stretch)
-        is_other = height >= LEAP and learned >= TAUGHT
+        # domains that come in turns are the run's own, however unlike they are
+        is_other = height >= max(LEAP, self._of_data.reach) and learned >= TAUGHT
         return len(stretch) if is_other and median(since) <= last - AT_ONCE * height and max(since) < last else 0
 
     def _has_become_dearer(self) -> bool:
