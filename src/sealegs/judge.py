@@ -41,6 +41,9 @@ GROWTH = 2.0
 several times over (6 to 9 times a step in BLOOM-176B), a new level is reached once."""
 ROW = 5
 """Surprises in a row that are an incident, however little surprising each may be in a young run."""
+SKIPPED_ROW = 3
+"""So many finite ones that were skipped in a row are an alarm, too: of healthy runs none has had two. A young run knows
+no surprises, and takes the fifth for its new level."""
 RARE = 1000
 """Of so many steps one finite one may be skipped alone, with a loss as before at the next: beyond that it is the nature
 of the data, and none is any more."""
@@ -300,9 +303,11 @@ def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[
         (Severity.HALT, "steps skipped in all", tally.skips, max(budget.total, int(budget.share * tally.steps))),
     )
     surprises = tally.surprises_in_a_row if tally.surprises_in_a_row == ROW else 0
+    is_row = tally.skips_in_a_row == SKIPPED_ROW and tally.nonfinite_in_a_row == 0
     for severity, note, value, limit, lasts in (
         *((*skip, 1) for skip in skips if counts),
         (Severity.ALARM, "surprising steps in a row", surprises, ROW - 1, ROW),
+        (Severity.ALARM, "finite steps skipped in a row", is_row * SKIPPED_ROW, SKIPPED_ROW - 1, SKIPPED_ROW),
     ):
         if value > limit:
             return (
