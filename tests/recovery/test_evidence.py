@@ -124,6 +124,14 @@ def test_weights_that_were_dear_at_a_surprise_are_asked_again_though_nothing_sur
     seen(evidence, 57 + LATELY, loss=9.0)
     assert asks(evidence)
     assert found_damaged(evidence).onset == 57
+    grown = watching()
+    for step in range(500, 560):
+        seen(grown, step, "skip" if step >= 557 else "go", loss=9.0 if step >= 557 else 2.0)
+        if asks(grown):
+            assert probed(grown, loss=9.0, is_condemned=True) is None
+    for step in range(560, 600):
+        seen(grown, step, loss=9.0)
+        assert not asks(grown), "one that knows its noise would be surprised"
 
 
 def test_a_loss_that_has_grown_since_the_run_began_asks_for_nothing() -> None:

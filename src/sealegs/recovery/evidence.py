@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.detectors.spike import MANY
+from sealegs.detectors.spike import MANY, YOUNG
 from sealegs.judge import is_surprise, thaw
 from sealegs.record.unlearned import shares_of
 from sealegs.recovery.history import Trigger
@@ -188,8 +188,10 @@ class Evidence:
     @property
     def _is_overdue(self) -> bool:
         """Whether weights that were dear at the first surprise are to be asked again though nothing surprises any more:
-        a young run takes what it cannot explain for its new level."""
-        return self._is_suspected and self._since_probe >= LATELY
+        a young run takes what it cannot explain for its new level. One that knows its noise would be surprised; where
+        it is not, weights may be cut on purpose."""
+        is_young = bool(self._recent) and int(self._recent[-1].row["step"]) < YOUNG + LATELY
+        return is_young and self._is_suspected and self._since_probe >= LATELY
 
     @property
     def has_grown(self) -> bool:
