@@ -37,7 +37,7 @@ GROSS = 10.0
 """A gradient norm so many times the largest of late is no update to apply. Of healthy trainings of thirty kinds none
 comes to a third of it (bench/harm.py)."""
 GROWTH = 2.0
-"""Nor is one that surprises right after one that did, and has grown so many times since: gradients that explode do so
+"""Nor is one of so many times the largest of late, right after one that surprised, too: gradients that explode do so
 several times over (6 to 9 times a step in BLOOM-176B), a new level is reached once."""
 ROW = 5
 """Surprises in a row that are an incident, however little surprising each may be in a young run."""

@@ -271,6 +271,16 @@ def test_gradients_that_explode_are_stopped_before_they_are_gross() -> None:
     assert skipped(values)[:4] == [1202, 1203, 1204, 1205]
 
 
+def test_what_gradients_have_come_to_before_is_no_explosion() -> None:
+    """One row at a time, of which few are not learned yet: next to nothing, and now and then two of them in a row."""
+    random = np.random.default_rng(0)
+    values = 0.06 * np.exp(0.02 * random.standard_normal(3000))
+    rare = np.append(5, np.flatnonzero(random.random(3000) < 0.01))
+    values[rare] = random.uniform(2, 6, len(rare))
+    values[800::200], values[801::200] = 2.2, 5.0
+    assert skipped(values) == []
+
+
 def test_a_new_level_of_gradients_is_reached_once_and_applied() -> None:
     """Parameters that thaw, another task, a change of the mixture: no explosion."""
     for factor in (3.0, 5.0, 8.0):

@@ -52,8 +52,6 @@ class State(NamedTuple):
     """Of the last 16 values, which were high: a bit each."""
     quiet: int = 0
     """Values until it is said again that many are."""
-    before: float = 0.0
-    """The last value."""
     largest: float = 0.0
     """Of late; what was beyond the limit counts as the limit ..."""
     met: float = 0.0
@@ -83,7 +81,7 @@ class Spike:
     gross: float = math.inf
     """So many times the largest value of late spoils the update; infinite for a signal that spoils none ..."""
     growth: float = math.inf
-    """... and so does a surprise that is so many times the value before, which was surprising, too."""
+    """... and so does a surprise of so many times that, right after another surprise."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alarm <= self.gate <= streaming.LEVELS[-1]:
@@ -152,7 +150,6 @@ class Spike:
         limit = self.gross_limit(state)
         taken = min(value, limit)
         state = state._replace(
-            before=value,
             largest=max(state.largest * FADING, taken),
             met=state.met if value <= limit else max(state.met, taken),
         )
@@ -183,7 +180,8 @@ class Spike:
 
     def spoils_update(self, state: State, value: float, p: float) -> bool:
         """Whether a value is beyond anything the run has had, or explodes: the one before was surprising, too."""
-        is_exploding = state.stream.burst > 0 and self._condemns(state, p) and value >= self.growth * state.before
+        # not against the one before: what it has come to of late, and was well, is no explosion
+        is_exploding = state.stream.burst > 0 and self._condemns(state, p) and value >= self.growth * state.largest
         return is_exploding or not value <= self.gross_limit(state)
 
     def gross_limit(self, state: State) -> float:

@@ -48,7 +48,7 @@ thousand the loss of all others is twice what it was when the model has learned 
 nothing."""
 OTHERS = math.log(2.0)
 """By how much, as a logarithm, batches from before are dearer than the next one, by the same weights, where these have
-forgotten them for other data: damaged weights are as bad for both."""
+forgotten them for other data: damaged weights are as bad for both. Where the next one is the dearer, a leap tells."""
 DEAR_IN_A_ROW = 2
 """Batches dearer than all of half a window before them, and by a leap, that ask for a probe before a surprise does: a
 run that has seen a change of its data before is not surprised by the next, and forgets within eight steps what could
@@ -56,6 +56,8 @@ have told. Of losses without order one step in 1,300 asks so."""
 HEALING = 16
 """Steps within which weights that were condemned may lose half of what batches have become dearer by: those that do are
 left alone, since to go back would cost more than to go on."""
+BEING_TAUGHT = 2 * HEALING
+"""Steps with other data in which weights that were sound may become worse for all: what comes later came by itself."""
 LATELY = 8
 """Steps that say what batches cost."""
 AT_ONCE = 0.5
@@ -118,6 +120,8 @@ class Doubt(NamedTuple):
     """... and by how much it has risen."""
     least: float
     """How much of that tells."""
+    lately: float
+    """What batches cost that came, as a logarithm: the dearest of the last."""
 
 
 class Evidence:
@@ -177,12 +181,16 @@ class Evidence:
     @property
     def wants_probe(self) -> bool:
         """Whether it is time to ask: is it the data, or the weights?"""
-        if self.has_grown or self._doubt is not None:
-            return False
+        return self._doubt is None and self._has_cause and not self.has_grown
+
+    @property
+    def _has_cause(self) -> bool:
         if self._is_lasting or (self._unprobed >= PROBE_AGAIN and not self.is_sound):
             return True
         if not self._is_probed:
-            return self._condemned > 0 or DEAR_IN_A_ROW <= self._dear < LATELY
+            # one that was followed by others before it was judged, as on a device, is asked about all the same
+            has_surprised = any(seen.is_condemned for seen in islice(reversed(self._recent), LATELY))
+            return has_surprised or DEAR_IN_A_ROW <= self._dear < LATELY
         return self._is_suspected and (self._condemned >= self._playbook.probe_after or self._is_overdue)
 
     @property
@@ -251,7 +259,9 @@ class Evidence:
 
     def is_of_the_data(self, rise: float, *, norm_has_grown: bool) -> bool:
         """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
-        much, as a logarithm, and the norm of whose gradients may have grown."""
+        much, as a logarithm, and the norm of whose gradients may have grown; or did when they began."""
+        if self._is_taught:
+            return True
         onset, losses = self._onset(PROBE_AGAIN), self._losses(WINDOW)
         lately = max(len(losses) - LATELY, 0)
         if not self._recent[onset].is_bad:  # asked because batches have become dearer
@@ -312,16 +322,19 @@ class Evidence:
 
         ``loss`` is theirs, ``rise`` what it has risen by, as a logarithm, and ``least`` what must be for it to tell.
         """
+        bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         is_early = not (self._is_lasting or self._is_overdue or self._condemned >= self._playbook.probe_after)
+        is_early |= not bad  # batches may be dear by chance, and weights are not damaged in a run without a surprise
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
-        self.is_sound, self._is_suspected, self._sound_until = False, is_condemned, math.inf
+        was_sound, self.is_sound, self._is_suspected, self._sound_until = self.is_sound, False, is_condemned, math.inf
         if not is_condemned:
             self._find_sound()
-        bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         found = f"{bad} of {len(self._recent)} steps were bad; {found}"
         lasted, self._passed = self._passed, 0
         is_begun = self.is_sound and not lasted
-        self._sound_loss = min(loss, self._sound_loss or math.inf) if is_begun else None
+        # where it is asked late, a few updates with other data have been forgotten for already
+        then = math.inf if was_sound else loss * math.exp(-rise)
+        self._sound_loss = min(loss, then, self._sound_loss or math.inf) if is_begun else None
         if lasted and is_condemned:
             self.is_sound, self._is_suspected = True, False  # when it began
             text = f"{found}: other data have passed within {lasted} steps, and left the weights worse off"
@@ -332,7 +345,7 @@ class Evidence:
             trouble = self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
             if not 0 < loss < math.inf:
                 return trouble
-            self._doubt = Doubt(trouble, number, math.log(loss), rise, least)
+            self._doubt = Doubt(trouble, number, math.log(loss), rise, least, max(self._losses(LATELY)))
             return None
         if source is None:  # bad data of no known origin, so far: skipping is all that can be done
             self._unexplained = int(self._recent[onset].row["step"])
@@ -347,14 +360,18 @@ class Evidence:
             return None
         doubt, after = self._doubt, int(row["step"]) - self._doubt.number
         (cost,) = self._losses(1)
-        if after == 0 and cost <= doubt.loss - max(OTHERS, doubt.least):
+        lately = median(self._losses(LATELY))
+        is_cheaper = cost <= doubt.loss - max(OTHERS, doubt.least)
+        is_dearer = math.inf > cost >= doubt.loss + max(LEAP, doubt.least) and lately >= doubt.loss + LEAP
+        if after == 0 and (is_cheaper or is_dearer):
             self.excuse = f"{doubt.trouble.text}, or so it seemed: the next batch has a loss of {math.exp(cost):.4g}"
-            self.excuse += " by the same weights, which have learned other data and forgotten those from before"
+            self.excuse += " by the same weights, which learn other data and forget those from before"
             self._find_sound()
+            self._sound_loss = math.exp(doubt.loss - doubt.rise) if is_dearer else None
         elif doubt.rise < LEAP or self._is_growing(doubt) or after + 1 >= HEALING:
             self._doubt, self._is_suspected = None, False
             return doubt.trouble
-        elif after + 1 >= LATELY and median(self._losses(LATELY)) <= doubt.loss - doubt.rise / 2:
+        elif after + 1 >= LATELY and lately <= doubt.loss - doubt.rise / 2:
             self.excuse = f"{doubt.trouble.text}, but heal: {after + 1} steps later half of it is over"
             self._unprobed = 0
         else:
@@ -365,7 +382,15 @@ class Evidence:
     def _is_growing(self, doubt: Doubt) -> bool:
         """Whether it becomes worse, or nothing is learned that could heal."""
         learned = sum(seen.is_learned for seen in islice(reversed(self._recent), LATELY))
-        return learned < TAUGHT or not self._losses(1)[0] <= doubt.loss + max(LEAP, doubt.least)
+        return learned < TAUGHT or not self._losses(1)[0] <= max(doubt.loss, doubt.lately) + max(LEAP, doubt.least)
+
+    @property
+    def _is_taught(self) -> bool:
+        """Whether weights were sound a little ago, when other data began, and have been trained on these since: what
+        batches from before cost now is what they were taught, and undone only if the data pass."""
+        if self._sound_loss is None or not 0 < self._since_probe <= BEING_TAUGHT:
+            return False
+        return median(self._losses(self._since_probe)[:LATELY]) >= self._usual + max(self._leap / 2, LEAP)
 
     def _find_sound(self) -> None:
         self.is_sound, self._is_suspected = True, False
@@ -407,6 +432,8 @@ class Evidence:
         self._in_a_row = self._in_a_row + 1 if is_nonfinite else 0
         if self._sound_loss is not None and (lasted := self._length_of_what_passed()):
             self._passed, self._is_lasting = lasted, True
+        if self._is_lasting and self.has_grown:  # it is not asked now, and what it was is no matter later
+            self._is_lasting = False
         if not is_bad:
             self._condemned = 0
         elif not is_nonfinite:
@@ -445,12 +472,23 @@ class Evidence:
         if len(before) < LATELY or len(stretch) < self._playbook.probe_after:
             return 0
         usual = median(before)
-        height, last = median(stretch) - usual, median(stretch[-LATELY:])
+        last = median(stretch[-LATELY:])
+        # of a stretch that is dated too early most is as it was before
+        height = max(median(stretch), last) - usual
         of_stretch = zip(islice(self._recent, onset, end), stretch, strict=True)
         learned = sum(seen.is_learned and loss >= usual + height / 2 for seen, loss in of_stretch)
         # domains that come in turns are the run's own, however unlike they are
         is_other = height >= max(LEAP, self._of_data.reach) and learned >= TAUGHT
-        return len(stretch) if is_other and median(since) <= last - AT_ONCE * height and max(since) < last else 0
+        fall = LEAP if self._has_learned_nothing(stretch) else AT_ONCE * height
+        return len(stretch) if is_other and median(since) <= last - fall and max(since) < last else 0
+
+    def _has_learned_nothing(self, stretch: Sequence[float]) -> bool:
+        """Whether it ends as dear as the run began, and no longer becomes cheaper: noise, which leaves nothing of what
+        was known. What comes after it is learned anew, and so its end is not as sharp."""
+        if len(self._first) < FIRST or len(stretch) < 2 * LATELY:
+            return False
+        earlier, last = median(stretch[-2 * LATELY : -LATELY]), median(stretch[-LATELY:])
+        return abs(earlier - last) < GROWN and last > median(self._first) - GROWN
 
     def _has_become_dearer(self) -> bool:
         """Whether every batch has, after updates that were applied: where none was, the weights are still sound."""

@@ -18,13 +18,13 @@ from sealegs.stats import audit, streaming
 
 SCALARS = (
     *("age", "early", "level", "slope", "scale", "q80", "q90", "q98", "excess", "excess_squared", "beyond", "burst"),
-    *("values", "hundredths", "thousandths", "before", "largest", "met", "is_signed"),
+    *("values", "hundredths", "thousandths", "largest", "met", "is_signed"),
 )
 """What is remembered of a signal besides its first values: streaming.State, Audit, and what else of spike.State an
 update is decided by."""
 FIRST_STATE = (
     *(0.0, 0.0, 0.0, 0.0, 1.0, *streaming.FIRST_QUANTILES, *streaming.FIRST_EXCESS, 0.0, 0.0),
-    *(0.0,) * (7 + streaming.START),
+    *(0.0,) * (6 + streaming.START),
 )
 STREAM = 12
 """How many of the scalars an announced change sets back."""
@@ -118,7 +118,7 @@ class Gate:
 def flat(state: State) -> list[float]:
     """What the gate remembers of a signal, of what the host does."""
     stream = state.stream
-    decides = (state.before, state.largest, state.met, state.is_signed)
+    decides = (state.largest, state.met, state.is_signed)
     scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, *decides)
     return [*map(float, scalars), *(0.0,) * (streaming.START - len(stream.early)), *stream.early]
 
@@ -177,7 +177,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     state, early_values = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
     state[:, :STREAM] = torch.where(announced, gate.first, state[:, :STREAM])
     age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *more = state.unbind(1)
-    values, hundredths, thousandths, before, largest, met, is_signed = more
+    values, hundredths, thousandths, largest, met, is_signed = more
     chance, smallest, gross, growth = gate.limits.unbind(1)
 
     value = torch.stack((loss.reshape(()).double(), grad_norm.reshape(()).double()))
@@ -195,7 +195,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     e = x - (level + slope)
     p = torch.where(coarse | (e <= smallest), 1.0, _probability(e / scale, q80, q90, q98, excess, squared))
     is_gross = ~(value_or_one <= limit)
-    is_exploding = (burst > 0) & (p < chance / correction) & (value_or_one >= growth * before)
+    is_exploding = (burst > 0) & (p < chance / correction) & (value_or_one >= growth * largest)
 
     joins = (burst > 0) & (p < streaming.LEVELS[2])
     suspicious = usable & ((p < SUSPICIOUS / correction) | joins) & ~coarse
@@ -207,7 +207,6 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
         torch.where(counted, values * audit.MEMORY + 1.0, values),
         torch.where(counted, hundredths * audit.MEMORY + (p < audit.CHECKED[0]), hundredths),
         torch.where(counted, thousandths * audit.MEMORY + (p < audit.CHECKED[1]), thousandths),
-        torch.where(usable, value_or_one, before),
         torch.where(usable, torch.maximum(largest * FADING, taken), largest),
         torch.where(usable & is_gross, torch.maximum(met, taken), met),
         is_signed.double(),

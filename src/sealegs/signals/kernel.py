@@ -48,7 +48,7 @@ _FADING = tl.constexpr(spike.FADING)
 _SUSPICIOUS = tl.constexpr(spike.SUSPICIOUS)
 _ACCEPTED_SPREAD = tl.constexpr(streaming.ACCEPTED_SPREAD)
 _FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
-_SCALARS = tl.constexpr(19)
+_SCALARS = tl.constexpr(18)
 _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
 _CHUNK = tl.constexpr(512)
@@ -166,14 +166,13 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     values = tl.load(state_at + 12)
     hundredths = tl.load(state_at + 13)
     thousandths = tl.load(state_at + 14)
-    before = tl.load(state_at + 15)
-    largest = tl.load(state_at + 16)
-    met = tl.load(state_at + 17)
+    largest = tl.load(state_at + 15)
+    met = tl.load(state_at + 16)
     place = tl.arange(0, _START)
     after = tl.load(state_at + _SCALARS + place + 1, mask=place < _START - 1, other=0.0)
     after_next = tl.load(state_at + _SCALARS + place + 2, mask=place < _START - 2, other=0.0)
 
-    is_signed = (tl.load(state_at + 18) > 0) | ((value < 0) & (value > -_f64(_INF)))
+    is_signed = (tl.load(state_at + 17) > 0) | ((value < 0) & (value > -_f64(_INF)))
     usable = (value > 0) & (value < _INF) & (is_signed == 0)
     safe = tl.where(usable, value, 1.0)
     seen = age + early
@@ -187,12 +186,12 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     rise = x - (level + slope)
     p = tl.where(coarse | (rise <= smallest), 1.0, _probability(rise / scale, q80, q90, q98, excess, squared))
     is_gross = (safe <= limit) == 0
-    is_exploding = (burst > 0) & (p < chance / correction) & (safe >= growth * before)
+    is_exploding = (burst > 0) & (p < chance / correction) & (safe >= growth * largest)
     spoilt = usable & (is_gross | is_exploding)
     joins = (burst > 0) & (p < _f64(_P98))
     suspicious = usable & ((p < _f64(_SUSPICIOUS) / correction) | joins) & (coarse == 0)
     in_burst = suspicious & (burst > 0)
-    tl.store(state_at + 18, tl.where(is_signed, _f64(1.0), 0.0))
+    tl.store(state_at + 17, tl.where(is_signed, _f64(1.0), 0.0))
 
     if usable:
         if early >= _START:
@@ -251,9 +250,8 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
             tl.store(state_at + 13, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
             tl.store(state_at + 14, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
         taken = tl.minimum(safe, limit)
-        tl.store(state_at + 15, safe)
-        tl.store(state_at + 16, tl.maximum(largest * _f64(_FADING), taken))
-        tl.store(state_at + 17, tl.where(is_gross, tl.maximum(met, taken), met))
+        tl.store(state_at + 15, tl.maximum(largest * _f64(_FADING), taken))
+        tl.store(state_at + 16, tl.where(is_gross, tl.maximum(met, taken), met))
     elif announced:  # the statistic begins anew, whatever this value is
         tl.store(state_at, age)
         tl.store(state_at + 1, early)
