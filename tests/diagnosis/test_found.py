@@ -240,6 +240,19 @@ def test_a_task_that_is_learned_after_another_is_to_be_watched() -> None:
     assert look(run(stays)).verdict == "act"
 
 
+@pytest.mark.parametrize(("name", "kind"), [("one-row-at-a-time", "spike"), ("returns-that-grow", "level_shift")])
+def test_healthy_losses_that_stay_high_for_a_while_do_not_ask_for_action(name: str, kind: str) -> None:
+    """A hinge loss of single rows, most of them learned, in which a few that are not keep every mean of ten up; and the
+    loss of an actor and its critic, which is high from the first step on, the more the better it plays."""
+    loss = np.array((Path(__file__).parent / "healthy" / f"{name}.txt").read_text().split(), dtype=np.float64)
+    found = look(run(loss, created="now"))
+    assert (kind, "lingering") in [(incident.kind, incident.trajectory) for incident in found.incidents]
+    assert found.verdict == "watch", found.because
+    worse = loss.copy()
+    worse[-200:] *= 5
+    assert look(run(worse, created="now")).verdict == "act", "which is a level, and the last"
+
+
 def witnessed(loss: Floats, seed: int = 7) -> dict[str, Floats]:
     """The norms that belong to a loss where nothing is wrong: gradients that go with it, weights that grow slowly."""
     rows = len(loss)

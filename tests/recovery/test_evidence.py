@@ -2,10 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from sealegs.recovery.evidence import (
+    BEING_TAUGHT,
+    DEAR_IN_A_ROW,
     FIRST,
     HEALING,
     LATELY,
@@ -98,6 +101,18 @@ def test_a_surprise_asks_for_a_probe_at_once_and_not_again_while_it_goes_on(kind
     assert asks(evidence), "another one"
 
 
+def test_a_surprise_that_others_have_followed_is_asked_about_all_the_same() -> None:
+    """A device tells of it a few steps later."""
+    evidence = watching()
+    for step in range(5):
+        seen(evidence, step)
+    for step in range(5, 5 + LATELY):
+        seen(evidence, step, "high" if step == 5 else "go")
+        assert asks(evidence)
+    seen(evidence, 5 + LATELY)
+    assert not asks(evidence), "nobody could be asked, and it is long over"
+
+
 @pytest.mark.parametrize("kind", ["skip", "high"])
 def test_one_surprise_is_no_damage_and_five_in_a_row_are(kind: str) -> None:
     evidence = watching()
@@ -161,6 +176,40 @@ def test_two_batches_dearer_than_any_before_ask_though_nothing_is_surprised() ->
         assert not asks(evidence), "it is asked once"
 
 
+@pytest.mark.parametrize(("kind", "is_damage"), [("go", False), ("high", True)])
+def test_a_run_without_a_surprise_is_not_brought_back(kind: str, is_damage: bool) -> None:
+    """Batches may be dear by chance, at once and again; an adversary makes them so."""
+    evidence = watching()
+    for step in range(2 * WINDOW):
+        seen(evidence, step, "high" if step == 150 and kind == "high" else "go")
+        if asks(evidence):
+            probed(evidence)
+    for step in range(2 * WINDOW, 2 * WINDOW + LATELY + DEAR_IN_A_ROW):
+        seen(evidence, step, loss=3.0 if step < 2 * WINDOW + DEAR_IN_A_ROW else 5.0)
+        if asks(evidence) and step < 2 * WINDOW + DEAR_IN_A_ROW:
+            assert probed(evidence) is None
+    for step in range(2 * WINDOW + LATELY + DEAR_IN_A_ROW, 2 * WINDOW + BEING_TAUGHT + 2 * LATELY):
+        seen(evidence, step, loss=9.0)
+    assert asks(evidence), "they have become dearer since they were found sound"
+    assert probed(evidence, loss=9.0, is_condemned=True) is None
+    assert any(seen(evidence, NEXT + after, loss=9.0) for after in range(HEALING)) == is_damage
+
+
+def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() -> None:
+    """Returns that grow, and shrink again."""
+    evidence = Evidence(Playbook.standard())
+    for step in range(FIRST):
+        seen(evidence, step, loss=2.0)
+    for step in range(FIRST, 3 * WINDOW):
+        seen(evidence, step, loss=4.0)
+    drift = replace(_finding("drift/loss", 300, Severity.ALARM, spoils_update=False), lasts=50)
+    evidence.take({"step": 300, "loss": 4.0}, Verdict(step=300, findings=(drift,), skips_in_a_row=0))
+    assert not asks(evidence)
+    for step in range(301, 600):
+        seen(evidence, step, loss=1.9)
+        assert not asks(evidence)
+
+
 def condemned(*, loss: float = 9.0, least: float = 0.1) -> Evidence:
     """Weights by which batches from before have that loss, after five surprising steps."""
     evidence = watching()
@@ -181,6 +230,18 @@ def test_weights_by_which_the_next_batch_is_far_cheaper_have_learned_other_data(
     assert evidence.is_sound == bool(evidence.excuse) != is_damage
     for step in range(NEXT + 1, NEXT + HEALING):
         assert not asks(evidence)
+        trouble = seen(evidence, step, loss=then) or trouble
+    assert (trouble is not None) == is_damage
+
+
+@pytest.mark.parametrize(("old", "then", "is_damage"), [(4.0, 9.0, False), (4.0, 4.9, True), (8.0, 9.0, True)])
+def test_weights_by_which_the_next_batches_are_dearer_still_learn_other_data(
+    old: float, then: float, is_damage: bool
+) -> None:
+    evidence = condemned(loss=old)
+    trouble = seen(evidence, NEXT, loss=then)
+    assert evidence.is_sound == bool(evidence.excuse) != is_damage
+    for step in range(NEXT + 1, NEXT + HEALING):
         trouble = seen(evidence, step, loss=then) or trouble
     assert (trouble is not None) == is_damage
 
@@ -426,6 +487,15 @@ def test_a_second_change_of_the_data_is_measured_from_before_the_first(steps: in
     assert not is_of_the_data(evidence, 0.4)
 
 
+def test_weights_that_were_sound_when_other_data_began_are_taught_by_these() -> None:
+    """A stage of a curriculum in which everything becomes dearer for a while: it came with the data."""
+    evidence = acquitted()
+    for step in range(112, 112 + LATELY + 1):
+        seen(evidence, step, loss=5.0 if step < 112 + 1 else 8.0)
+    assert asks(evidence)
+    assert is_of_the_data(evidence, 2.0)
+
+
 def test_what_was_dear_when_weights_were_found_sound_is_not_the_measure_for_ever() -> None:
     evidence = acquitted(then=10.0)
     for step in range(112, 300):
@@ -535,6 +605,25 @@ def test_a_change_that_stays_has_not_passed() -> None:
 def test_a_change_that_is_learnt_little_by_little_has_not_passed(length: int) -> None:
     evidence, end = other_data(length, learnt=0.9)
     assert not asked_at(evidence, end, end + 300)
+
+
+def test_a_stretch_that_is_dated_too_early_is_as_high_as_its_end() -> None:
+    """A surprise, twenty steps as before, and then a task that is learned: most of the stretch is at the usual loss."""
+    evidence = watching()
+    learned = [2.0 * (16 / 2) ** (1 - step / 40) for step in range(40)]
+    for step, loss in enumerate([2.0] * 60 + [2.6] + [2.0] * 19 + learned):
+        seen(evidence, step, "high" if step == 60 or 80 <= step < 90 else "go", loss=loss)
+        if asks(evidence):
+            assert evidence.is_left_worse_off(9.0, 0.1) is None
+            probed(evidence)
+
+
+@pytest.mark.parametrize(("height", "is_noise"), [(20.0, True), (12.0, False)])
+def test_noise_after_which_everything_is_learned_anew_has_passed(height: float, is_noise: bool) -> None:
+    """It is as dear as the run began, and stays so; what comes after it is cheaper by a third at first."""
+    evidence, end = other_data(40, height=height)
+    asked = [asked_at(evidence, end + after, end + after + 1, height * 0.92**after) for after in range(1, LATELY + 2)]
+    assert any(asked) == is_noise
 
 
 def test_what_was_not_trained_on_has_left_nothing_behind() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from sealegs.diagnosis import acted, live, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem
 from sealegs.diagnosis.curve import Curve, Floats, Indices, beside, curve_of
-from sealegs.diagnosis.damage import RISES, is_cleared
+from sealegs.diagnosis.damage import is_cleared
 from sealegs.diagnosis.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.gravity import BENIGN, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.rises import SMALLEST, heights_of
@@ -178,7 +178,7 @@ def _grave(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> list[I
     is_blind = _blind(findings) is not None
     pairs = zip(found, findings.incidents, strict=True)
     asking = [(one, it) for one, it in pairs if _asks_for_action(one, it, last, is_blind=is_blind)]
-    return [it for one, it in asking if it.kind not in RISES or not _is_only_tail(curve, one)]
+    return [it for one, it in asking if one.kind != "spike" or not _is_only_tail(curve, one)]
 
 
 def _verdict(
@@ -214,18 +214,19 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
     is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and last <= incident.pre_loss))
     if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
         return False
-    return incident.trajectory in ("lingering", "divergent")
+    has_level = not math.isnan(incident.pre_loss)  # else it has shifted from nothing
+    return incident.trajectory == "divergent" or (incident.trajectory == "lingering" and has_level)
 
 
 def _is_only_tail(curve: Curve, one: Stretch) -> bool:
-    """Whether most losses of a stretch, and most of the last, are what most were before it: a few that are very high
-    keep a mean of ten up, and are no level."""
+    """Whether most losses of a stretch, and most of the last, are no higher than a quarter was before it: a few that are
+    very high keep a mean of ten up, and are no level."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
     losses = curve.losses[curve.finite]
     before, within, last = losses[max(begin - USUAL, 0) : begin], losses[begin:end], losses[-USUAL:]
     if min(len(before), len(within)) < FEWEST:
         return False
-    return max(float(np.median(within)), float(np.median(last))) <= float(np.median(before))
+    return max(float(np.median(within)), float(np.median(last))) <= float(np.quantile(before, 0.75))
 
 
 def _told(incidents: Sequence[Incident]) -> str:

@@ -120,8 +120,6 @@ class Doubt(NamedTuple):
     """... and by how much it has risen."""
     least: float
     """How much of that tells."""
-    lately: float
-    """What batches cost that came, as a logarithm: the dearest of the last."""
 
 
 class Evidence:
@@ -345,7 +343,7 @@ class Evidence:
             trouble = self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
             if not 0 < loss < math.inf:
                 return trouble
-            self._doubt = Doubt(trouble, number, math.log(loss), rise, least, max(self._losses(LATELY)))
+            self._doubt = Doubt(trouble, number, math.log(loss), rise, least)
             return None
         if source is None:  # bad data of no known origin, so far: skipping is all that can be done
             self._unexplained = int(self._recent[onset].row["step"])
@@ -382,7 +380,7 @@ class Evidence:
     def _is_growing(self, doubt: Doubt) -> bool:
         """Whether it becomes worse, or nothing is learned that could heal."""
         learned = sum(seen.is_learned for seen in islice(reversed(self._recent), LATELY))
-        return learned < TAUGHT or not self._losses(1)[0] <= max(doubt.loss, doubt.lately) + max(LEAP, doubt.least)
+        return learned < TAUGHT or not self._losses(1)[0] <= doubt.loss + max(LEAP, doubt.least)
 
     @property
     def _is_taught(self) -> bool:
