@@ -16,7 +16,7 @@ from sealegs.diagnosis.curve import Curve, Floats, Indices, beside, curve_of
 from sealegs.diagnosis.damage import is_cleared
 from sealegs.diagnosis.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.gravity import BENIGN, PRIORITY, WATCHED, gravity
-from sealegs.diagnosis.rises import SMALLEST, heights_of
+from sealegs.diagnosis.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
@@ -219,14 +219,14 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
 
 
 def _is_only_tail(curve: Curve, one: Stretch) -> bool:
-    """Whether most losses of a stretch, and most of the last, are no higher than a quarter was before it: a few that are
-    very high keep a mean of ten up, and are no level."""
+    """Whether most losses of a stretch, and most of the last, are what most were before it: a few that are very high
+    keep a mean of ten up, and are no level."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
-    losses = curve.losses[curve.finite]
-    before, within, last = losses[max(begin - USUAL, 0) : begin], losses[begin:end], losses[-USUAL:]
+    heights = heights_of(curve.losses[curve.finite])
+    before, within, last = heights[max(begin - USUAL, 0) : begin], heights[begin:end], heights[-USUAL:]
     if min(len(before), len(within)) < FEWEST:
         return False
-    return max(float(np.median(within)), float(np.median(last))) <= float(np.quantile(before, 0.75))
+    return max(float(np.median(within)), float(np.median(last))) - float(np.median(before)) < SLOW_SMALLEST
 
 
 def _told(incidents: Sequence[Incident]) -> str:
