@@ -571,8 +571,9 @@ def test_a_stretch_of_other_data_that_has_passed_is_found_with_its_length(surpri
         assert not asks(evidence), "a few batches tell nothing"
         assert seen(evidence, step) is None
     assert asks(evidence)
-    assert evidence.is_left_worse_off(2.1, 0.1) is False
-    assert evidence.is_left_worse_off(2.3, 0.1) is True, "beside what they had when it had just begun"
+    assert evidence.is_left_worse_off(3.7, 0.1) is False, "a tenth of what was learned is slight"
+    assert evidence.is_left_worse_off(3.9, 0.1) is True, "beside what they had when it had just begun"
+    assert evidence.is_left_worse_off(3.9, 0.7) is False, "so much the loss differs by in health"
     assert evidence.is_left_worse_off(math.nan, 0.1) is True
     trouble = probed(evidence, loss=2.3, is_condemned=True)
     assert trouble is not None
@@ -657,8 +658,8 @@ def test_what_a_stretch_is_compared_with_is_of_its_own_beginning() -> None:
             probed(evidence, loss=3.0)
     for step in range(end + 312, end + 312 + LATELY):
         seen(evidence, step, loss=4.0)
-    assert evidence.is_left_worse_off(3.1, 0.1) is False
-    assert evidence.is_left_worse_off(3.4, 0.1) is True
+    assert evidence.is_left_worse_off(4.6, 0.1) is False
+    assert evidence.is_left_worse_off(4.8, 0.1) is True
 
 
 def test_damage_that_comes_with_other_data_is_damage() -> None:

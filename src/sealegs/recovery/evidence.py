@@ -300,11 +300,11 @@ class Evidence:
             self._of_losses, self._of_norms, self._of_data = (thaw(Wander(), wander) for wander in state["wander"])
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
-        """Whether batches from before, of that loss, are dearer by more than ``least``, as a logarithm, than when a
-        stretch of other data had just begun that has passed; None where none has."""
+        """Whether batches from before, of that loss, are dearer by more than ``least``, as a logarithm, and more than
+        slightly, than when a stretch of other data had just begun that has passed; None where none has."""
         if not self._passed or self._sound_loss is None:
             return None
-        return not loss <= self._sound_loss * math.exp(least)
+        return not (loss <= self._sound_loss * math.exp(least) or self.is_slight(loss, self._sound_loss))
 
     def is_slight(self, loss: float, loss_then: float) -> bool:
         """Whether weights by which batches from before have that loss have lost next to nothing of what they knew."""
