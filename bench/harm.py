@@ -1,13 +1,14 @@
 """Are healthy trainings worse off under the guard? Every training under every keeper, seed by seed, as Markdown.
 
-    python bench/harm.py [--half open|frozen|held|all] [--seeds N] [--keepers NAME ...] [--only NAME ...] [--jobs 2]
-                         [--keep FOLDER] [--out PREFIX]
+    python bench/harm.py [--half open|frozen|held|late|all] [--seeds N] [--keepers NAME ...] [--only NAME ...]
+                         [--jobs 2] [--keep FOLDER] [--out PREFIX]
 
 The trainings are those of bench/healthy/open, which rules may be tuned on, bench/healthy/frozen, which nobody who tuned
-them had seen until 2026-11-17, and bench/healthy/held, which were written after that by somebody who did not know the
-rules; bench/healthy/contract.py says what one is. Nothing is wrong with any of them: whatever is skipped
-was skipped by mistake. Differences are paired by seed, and their unit, the *spread*, is the standard deviation of the
-unguarded seeds (of at least a thousandth of their mean). A training is *worse* under a keeper where one of these holds:
+them had seen until 2026-11-17, bench/healthy/held, which were written after that by somebody who did not know the
+rules, and bench/healthy/late, written on 2026-11-17 after all rules, by somebody who did not know them;
+bench/healthy/contract.py says what one is. Nothing is wrong with any of them: whatever is skipped was skipped by
+mistake. Differences are paired by seed, and their unit, the *spread*, is the standard deviation of the unguarded seeds
+(of at least a thousandth of their mean). A training is *worse* under a keeper where one of these holds:
 
 - a seed was halted or failed, or ended with a quality that is no number;
 - the mean difference is negative, by more than half a spread and more than two standard errors of the differences:
@@ -51,7 +52,7 @@ from bench.healthy.table import report
 from sealegs.errors import RunHalted
 
 ROOT = Path(__file__).resolve().parents[1]
-HALVES = ("open", "frozen", "held")
+HALVES = ("open", "frozen", "held", "late")
 GUARD_CODE = ("detectors", "stats", "signals", "recovery", "record", "diagnosis")
 """Folders of src/sealegs that a guarded cell depends on, beside the modules ..."""
 GUARD_MODULES = ("judge.py", "watch.py", "guard.py", "incidents.py", "vocabulary.py")
