@@ -1,13 +1,16 @@
 """What the rows themselves prove, and what is asked about in any case."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from sealegs.replay import unrecorded
 from sealegs.replay.arms import Arm, Kind
 from sealegs.replay.experiment import Change, Outcome
+from sealegs.replay.subject import Seen
 from sealegs.replay.tested import Tried, _is_open
-from sealegs.replay.unrecorded import ranks_apart
+from sealegs.replay.unrecorded import Departure, _nearest_rate, ranks_apart
 from sealegs.vocabulary import Row
 
 
@@ -51,3 +54,20 @@ def test_a_jump_of_the_rate_is_asked_about_also_where_other_batches_leave_nothin
     assert _is_open(arm("lr-discontinuity"), high, None, [gone])
     assert _is_open(arm("lr-discontinuity", "with"), high, None, [gone])
     assert not _is_open(arm("lr-too-high"), high, None, [gone])
+
+
+@pytest.mark.parametrize("factor", [0.3, 7.0, 41.0, 300.0])
+def test_the_rate_that_was_used_is_found_though_larger_ones_lower_the_loss_first(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty times the rate is the best there is here, so most losses are those of two rates: the norm tells which."""
+
+    def shown(rate: float) -> Seen:
+        return Seen(3.6 + 0.002 * (rate - 20) ** 2, 1.0 + 0.05 * rate)
+
+    monkeypatch.setattr(unrecorded, "_after", lambda experiment, step, *, factor: shown(factor))
+    was, experiment = shown(factor), SimpleNamespace(rows={8: {"grad_norm": shown(factor).grad_norm}})
+    left = Departure(step=8, signal="loss", was=was.loss, now=shown(1.0).loss, agreed=7)
+    found, misfit = _nearest_rate(experiment, left)  # type: ignore[arg-type]
+    assert misfit < 0.01
+    assert found == pytest.approx(factor, rel=0.05)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from sealegs.replay.arms import LOST
@@ -19,7 +20,7 @@ ROUNDING, LEAP = 1e-6, 10.0
 RATES = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Factors on the learning rate that are tried ..."""
 REFINED = 10
-"""... and how often the best of them is looked at more closely."""
+"""... and how often what lies between two of them is halved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +109,26 @@ def _is_over_at_once(experiment: Experiment, left: Departure) -> bool:
 
 
 def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float]:
-    """The factor on the learning rate that comes nearest to the record: on a grid, then between its neighbours."""
+    """The factor on the learning rate that comes nearest to the record: on a grid, and wherever the recorded loss lies
+    between those of two neighbours. A larger step may lower the loss before it raises it, so there may be several."""
+    shows: dict[float, Seen] = {}
+
+    def is_above(factor: float) -> bool:
+        if factor not in shows:
+            shows[factor] = _after(experiment, left.step - 1, factor=factor)
+        return not shows[factor].loss <= left.was
 
     def misfit(factor: float) -> float:
-        return _misfit(_after(experiment, left.step - 1, factor=factor), experiment, left)
+        return _misfit(shows[factor], experiment, left)
 
-    misfits = {factor: misfit(factor) for factor in RATES}
-    for _ in range(REFINED):
-        best = min(misfits, key=misfits.__getitem__)
-        if misfits[best] < ALIKE or not math.isfinite(misfits[best]):
-            break
-        below = max((factor for factor in misfits if 0 < factor < best), default=best / 2)
-        above = min((factor for factor in misfits if factor > best), default=best * 2)
-        for factor in (math.sqrt(below * best), math.sqrt(best * above)) if best else ():
-            misfits[factor] = misfit(factor)
-    best = min(misfits, key=misfits.__getitem__)
-    return best, misfits[best]
+    for low, high in [pair for pair in pairwise(RATES) if is_above(pair[0]) != is_above(pair[1])]:
+        for _ in range(REFINED):
+            middle = math.sqrt(low * high) or high / 2
+            low, high = (low, middle) if is_above(low) != is_above(middle) else (middle, high)
+            if misfit(middle) < ALIKE:
+                return middle, misfit(middle)
+    best = min(shows, key=misfit)
+    return best, misfit(best)
 
 
 def _after(
