@@ -576,3 +576,22 @@ def test_against_numpys_histogram_in_low_precision_too() -> None:
         losses = (torch.rand(4, 2048) * 15.9).to(dtype)
         wanted = torch.histc(losses.float(), bins=32, min=0, max=16)
         assert token_loss_histogram(losses).tolist() == [*wanted.tolist(), 0.0]
+
+
+def test_gradients_of_single_rows_are_passed_over() -> None:
+    """``torch.func`` runs the module on tensors that must not be kept."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    sampler = ActivationSampler(model)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def of_row(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (row,)).square().sum()
+
+    rows = torch.randn(5, 4)
+    with sampler.sampling():
+        torch.func.vmap(torch.func.grad(of_row), in_dims=(None, 0))(weights, rows)
+    assert sampler.take()[0] == ()
+    assert sampler.left_out["0"] == "inside a function transform (vmap, grad)"
+    with sampler.sampling():
+        model(rows)
+    assert len(sampler.take()[0]) == 3

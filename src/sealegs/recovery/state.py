@@ -82,6 +82,8 @@ class Trainee:
         rank, world = _rank_and_world()
         parts, moments, settings = snapshots.contents(snapshot)
         live = walk(self.model, self.optimizers)
+        if grown := sorted(live.weights.keys() - parts.keys()):
+            raise SourceError(f"the state of step {snapshot.step} has no {grown[0]}: the model has grown since")
         tensors: dict[str, Tensor] = {}
         extra = {}
         for name, value in self._weights().items():

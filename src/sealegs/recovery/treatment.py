@@ -54,6 +54,9 @@ class Recovery:
         self._watch = watch
         self._batches = batches
         self._goes_back = act and bool(playbook.rungs)
+        self._optimizers = trainee.optimizers
+        self._trained = 0
+        """Parameters that the optimizers had at the last update."""
         self._probe = Probe()
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
         ranks = Together()
@@ -114,6 +117,7 @@ class Recovery:
         ``norms`` are those of each gradient, or one number, that of all.
         """
         self._probe.norms = norms
+        self._heed_growth()
         self._retreat.before_update()
 
     def after_step(
@@ -243,6 +247,15 @@ class Recovery:
             else:
                 self._books.lingers(step)
         return seen.trouble
+
+    def _heed_growth(self) -> None:
+        """Parameters that an optimizer is given on the way are a change by intention: a model of which more is trained
+        is another one, and what batches cost before says nothing of it."""
+        count = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        if 0 < self._trained < count:
+            self._probe.forget_all()
+            self._watch.announce(f"the optimizer trains {count - self._trained} more parameters than before")
+        self._trained = count
 
     def _keep_probe(self, number: int, batches: int) -> None:
         """Keep batches that can be tried again."""

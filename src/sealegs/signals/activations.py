@@ -46,7 +46,8 @@ class ActivationSampler:
     Layers are the members of the outermost numbered containers (``blocks.0``, ``transformer.h.11``); of a model without
     any, its children. Hooks are there from ``arm`` to ``disarm`` only. They pass over evaluations (gradients off) and
     over the second run of checkpointed layers, change nothing and keep no activation. Inside selective checkpointing,
-    or under any other dispatch mode, they look away: there one operation more could go into the mode's books.
+    or under any other dispatch mode, they look away: there one operation more could go into the mode's books. So they
+    do inside ``torch.func`` (gradients of single rows), whose tensors must not leave it.
 
     **torch.compile** (seen with 2.13). What was compiled without hooks ignores those that come later: nothing is
     compiled again, nothing is seen. What is compiled while hooks are there is compiled once more when they have gone.
@@ -171,6 +172,9 @@ class ActivationSampler:
             return False
         if torch._C._len_torch_dispatch_stack():
             self.left_out[layer] = "under a dispatch mode (selective checkpointing, for one)"
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.left_out[layer] = "inside a function transform (vmap, grad)"  # whose tensors must not leave it
             return False
         if torch._C._current_graph_task_id() >= 0:  # inside backward
             return module not in self._run_forward
