@@ -41,7 +41,7 @@ def test_a_model_that_grows_is_not_brought_back_and_what_it_was_is_not_written(t
         for step, inputs, labels in guard.batches(batches()):
             if step == AT and not guard.is_probe:
                 model.heads.append(nn.Linear(32, 2))
-                nn.init.constant_(model.heads[1].bias, -8.0)  # of which none has come yet
+                model.heads[1].get_parameter("bias").data.fill_(-8.0)  # of which none has come yet
                 optimizer.add_param_group({"params": list(model.heads[1].parameters())})
             loss = F.cross_entropy(model(inputs), labels)
             loss.backward()

@@ -224,3 +224,13 @@ def test_batches_of_steps_that_are_to_be_done_again_are_forgotten() -> None:
         probe.follow({"step": step, "loss": 2.0, "grad_norm": 1.0}, is_calm=True, is_doubtful=False)
         probe.after_step(step + 1, is_healthy=True)
     assert all(str(batch).startswith("again") for batch in probe.begin())
+
+
+@pytest.mark.parametrize(("loss", "is_gross"), [(1.01, True), (8.0, True), (30.0, False)])
+def test_gradients_that_have_grown_less_than_the_loss_are_no_damage_of_their_own(loss: float, is_gross: bool) -> None:
+    """Twenty times as large: of a loss that was next to nothing both grow by orders of magnitude."""
+    found = Found(
+        loss=loss, loss_then=1.0, loss_limit=1.1, grad_norm=20.0, grad_norm_then=1.0, grad_norm_limit=1.5, factor=None
+    )
+    assert found.norm_has_grown
+    assert found.norm_is_gross == is_gross

@@ -585,7 +585,8 @@ def test_gradients_of_single_rows_are_passed_over() -> None:
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
 
     def of_row(weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        return torch.func.functional_call(model, weights, (row,)).square().sum()
+        outputs: Tensor = torch.func.functional_call(model, weights, (row,))
+        return outputs.square().sum()
 
     rows = torch.randn(5, 4)
     with sampler.sampling():

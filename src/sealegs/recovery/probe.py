@@ -119,8 +119,11 @@ class Found:
 
     @property
     def norm_is_gross(self) -> bool:
-        """Whether they have grown twice as far as they may, as a logarithm: then it is damage, whatever the loss is."""
-        return self.norm_has_grown and not (self.grad_norm or 0.0) * self.grad_norm_then <= self.grad_norm_limit**2
+        """Whether they have grown twice as far as they may, as a logarithm, and further than the loss: then it is
+        damage, whatever the loss is. Of a loss that was next to nothing both grow by orders of magnitude."""
+        grown = (self.grad_norm or 0.0) / max(self.grad_norm_then, 1e-300)
+        is_far = not grown * self.grad_norm_then**2 <= self.grad_norm_limit**2
+        return self.norm_has_grown and is_far and not math.log(max(grown, 1.0)) <= self.rise
 
     @property
     def is_condemned(self) -> bool:
