@@ -120,7 +120,7 @@ class Training:
 TRAININGS = {
     "SGD with momentum": Training(optimizers=sgd),
     "unclipped": Training(optimizers=sgd, clip=None),
-    "accumulated, seldom clipped": Training(micro_batches=2, scheduled=True, clip=2.5),
+    "accumulated, seldom clipped": Training(micro_batches=2, scheduled=True, clip=2.0),
     "many parameters in groups": Training(model=lambda: Reader(16, 8), optimizers=by_groups, scheduled=True),
     "a large table, bf16 autocast": Training(
         model=lambda: Reader(64, 1, MOST_ADDED // 64 + 1), autocast=torch.bfloat16
