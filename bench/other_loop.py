@@ -161,7 +161,7 @@ def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> 
             strikes = guard.number == wrong.at
             with torch.no_grad():
                 if strikes and cause == "corrupt-weight":
-                    first.mul_(wrong.strength)
+                    first.data.mul_(wrong.strength)
                 if strikes and cause == "optimizer-reset":
                     for moments in optimizer.state.values():
                         moments["exp_avg"].zero_()

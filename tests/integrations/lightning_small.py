@@ -90,7 +90,7 @@ def module_class(home: str) -> Any:
                 self.damaged.remove(step)
                 with torch.no_grad():
                     for parameter in self.parameters():
-                        parameter.mul_(30)
+                        parameter.data.mul_(30)
             self.digests[step] = digest(self.net, *self.trainer.optimizers)
             self.seen.append((step, self.trainer.current_epoch, batch_idx))
             return loss_of(self.net, batch)

@@ -281,7 +281,7 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
             is_damaged = True
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.mul_(30.0)
+                    parameter.data.mul_(30.0)
 
     with guarded(ours, made, tmp_path / "run", playbook=STANDARD, snapshot_every=20) as guard:
         trained(ours, made, guard, steps=110, after=damage)

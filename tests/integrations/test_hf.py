@@ -257,7 +257,7 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
         if step == damaged and step not in numbers:
             with torch.no_grad():
                 for parameter in trainer.model.parameters():
-                    parameter.mul_(8.0)
+                    parameter.data.mul_(8.0)
         numbers.append(step)
 
     watching(trainer, found, damage)

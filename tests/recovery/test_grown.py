@@ -1,7 +1,8 @@
-"""A model that is given more parameters on the way: a change by intention, and no state from before fits it."""
+"""Changes by intention: a model that is given more parameters on the way, and weights that the loop sets by itself."""
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,3 +57,26 @@ def test_a_model_that_grows_is_not_brought_back_and_what_it_was_is_not_written(t
     (failed,) = [event.detail["reason"] for event in events if event.kind == "capsule-failed"]
     assert "the model has grown since" in failed
     assert guard.number == STEPS
+
+
+@pytest.mark.parametrize("is_meant", [True, False])
+def test_weights_that_the_loop_has_set_are_meant_to_be_so(is_meant: bool, tmp_path: Path) -> None:
+    """A head that begins anew is no damage. What torch has no word of is: so does memory that fails."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-2)
+    head = model[2].get_parameter("weight")
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=Playbook.standard(), checkpoint_every=50) as guard:
+        for _, inputs, labels in guard.batches(batches()):
+            if guard.number == AT - 70 and not guard.is_probe:
+                with torch.no_grad():
+                    (head if is_meant else head.data).mul_(-20.0)
+            loss = F.cross_entropy(model(inputs), labels % 2)
+            loss.backward()
+            guard.step(loss)
+            if guard.number >= AT:
+                break
+        guard.finish()
+    kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+    assert "alarm" in kinds
+    assert ("intervention" not in kinds) == ("weights-set" in kinds) == is_meant

@@ -373,7 +373,7 @@ def test_the_batches_of_a_step_are_tried_again_together(is_damage: bool, tmp_pat
         while guard.number < 260 and not events(tmp_path / "a", "intervention" if is_damage else "probe"):
             if is_damage and guard.number == 220:
                 with torch.no_grad():
-                    model.weight.add_(3.0)  # type: ignore[operator]
+                    model.weight.data.add_(3.0)  # type: ignore[operator]
             total = torch.zeros(())
             for place in range(4):
                 batch = next(batches)
@@ -480,7 +480,7 @@ def test_a_young_run_that_takes_damage_for_its_new_level_is_brought_back(step: i
                 left.clear()
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter.mul_(30)
+                        parameter.data.mul_(30)
             loss = loss_of(model, batch)
             loss.backward()
             guard.step(loss)

@@ -38,11 +38,11 @@ def strike_weights(model: nn.Module, plan: WeightPlan, clock: Clock) -> Removabl
                 continue
             if isinstance(fault, WeightScale):
                 for target in targets:
-                    weight = target.parameter().detach()
+                    weight = target.parameter().data  # torch is not to know of it: memory that fails does not tell
                     scale(fault, course.result(weight.clone(), weight))
                 course.note(label(fault, targets), step, before=1.0, after=fault.factor)
             else:
-                course.strike_element(fault, targets[0].name, targets[0].parameter(), step)
+                course.strike_element(fault, targets[0].name, targets[0].parameter().data, step)
 
     # before FSDP2's own hook gathers the shards
     return model.register_forward_pre_hook(untraced(strike), prepend=True)

@@ -56,10 +56,13 @@ class Recovery:
         self._goes_back = act and bool(playbook.rungs)
         self._optimizers = trainee.optimizers
         self._trained = 0
-        """Parameters that the optimizers had at the last update."""
+        """Parameters that the optimizers had at the last update ..."""
+        self._versions: int | None = None
+        """... and how often these had been changed in their place when it was over; None where nobody knows."""
+        self._says_set = True
         self._probe = Probe()
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
-        ranks = Together()
+        self._ranks = ranks = Together()
         self.recorder = Recorder(
             trainee=trainee,
             watch=watch,
@@ -118,6 +121,7 @@ class Recovery:
         """
         self._probe.norms = norms
         self._heed_growth()
+        self._heed_setting()
         self._retreat.before_update()
 
     def after_step(
@@ -128,6 +132,7 @@ class Recovery:
         The step before has trained on so many ``tokens`` and ``batches``, and gradients were clipped: at ``clip``, or
         by the loop.
         """
+        self._versions = self._count_changes()
         self._retreat.tokens += tokens
         self._interventions.loop_clips, self._interventions.batches_a_step = loop_clips, batches
         self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
@@ -199,6 +204,7 @@ class Recovery:
         """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
         self._retreat.forget_after(step)
         self._probe.forget_from(step)
+        self._versions = None
         self._following.go_on()
         self._following.forget_judged()
 
@@ -206,6 +212,7 @@ class Recovery:
         """The run goes on at a step that it was at before: what was kept of later ones is of weights that are gone."""
         self.recorder.forget_from(step)
         self._probe.forget_from(step)
+        self._versions = None
 
     def close(self) -> None:
         """Wait for what is being written of incidents; one that is open is written as it stands."""
@@ -256,6 +263,26 @@ class Recovery:
             self._probe.forget_all()
             self._watch.announce(f"the optimizer trains {count - self._trained} more parameters than before")
         self._trained = count
+
+    def _heed_setting(self) -> None:
+        """Weights that the loop has set by itself since the last update (lottery tickets, a head that begins anew) are
+        meant to be what they are, and what batches cost before says nothing of them. Memory that fails changes weights
+        without a word of torch's; so does whoever writes to ``.data``."""
+        if self._versions is None or self._versions == self._count_changes():
+            return
+        self._probe.forget_all()
+        self._following.evidence.loss_is_back()
+        if self._says_set:
+            text = "the loop has set weights by itself: batches from before it are not tried again (said once)"
+            self._watch.note("weights-set", text=text)
+            self._says_set = False
+
+    def _count_changes(self) -> int | None:
+        """How often torch has changed the weights in their place. Shards are changed where they are gathered."""
+        if not self._probes or self._ranks.world > 1:
+            return None
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        return sum(weight._version for group in groups for weight in group["params"])
 
     def _keep_probe(self, number: int, batches: int) -> None:
         """Keep batches that can be tried again."""
