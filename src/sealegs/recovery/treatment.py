@@ -282,7 +282,8 @@ class Recovery:
         if not self._probes or self._ranks.world > 1:
             return None
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        return sum(weight._version for group in groups for weight in group["params"])
+        versions: list[int] = [weight._version for group in groups for weight in group["params"]]
+        return sum(versions)
 
     def _keep_probe(self, number: int, batches: int) -> None:
         """Keep batches that can be tried again."""
