@@ -12,6 +12,7 @@ whatever surprises, as guards do.
 """
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -40,8 +41,17 @@ AS_IT_IS = "as it is"
 def _skip_surprises(*signals: str) -> None:
     own = Spike.spoils_update
 
-    def spoils_update(self: Spike, state: State, value: float, p: float) -> bool:
-        return own(self, state, value, p) or (self.signal in signals and self._condemns(state, p))
+    def spoils_update(self: Spike, state: State, value: float, p: float, *, clip: float = math.inf) -> bool:
+        return own(self, state, value, p, clip=clip) or (self.signal in signals and self._condemns(state, p))
+
+    Spike.spoils_update = spoils_update  # type: ignore[method-assign]
+
+
+def _skip_what_is_clipped() -> None:
+    own = Spike.spoils_update
+
+    def spoils_update(self: Spike, state: State, value: float, p: float, *, clip: float = math.inf) -> bool:
+        return own(self, state, value, p)
 
     Spike.spoils_update = spoils_update  # type: ignore[method-assign]
 
@@ -68,6 +78,7 @@ RULES: dict[str, Callable[[], None]] = {
     AS_IT_IS: lambda: None,
     "not finite is applied, too": _apply_what_is_not_finite,
     "gross gradients are applied, too": partial(_let_be, "GROSS"),
+    "gross gradients are skipped, clipped or not": _skip_what_is_clipped,
     "exploding gradients are applied, too": partial(_let_be, "GROWTH"),
     "a loss that runs away from its rate is applied, too": _forget_the_rate,
     "a surprising norm is skipped, too": partial(_skip_surprises, "grad_norm"),

@@ -149,13 +149,13 @@ def all_taken(guard: sealegs.Guard, losses: Iterator[Tensor]) -> None:
 
 def test_the_rungs_agree(tmp_path: Path) -> None:
     """Watch with `if verdict.go`, and Guard: the same verdicts, the same weights."""
-    spoilt = {15: math.nan, 40: 100.0, 41: 1e5, 70: math.inf}
+    spoilt = {15: math.nan, 40: 1e3, 41: 1e6, 70: math.inf}
     model, optimizer = small()
     seen = []
     with sealegs.Watch(tmp_path / "watch") as watch:
         for step, loss in enumerate(losses(model, 90, spoilt)):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            verdict = watch.see(step, loss=loss, grad_norm=norm)
+            verdict = watch.see(step, loss=loss, grad_norm=norm, clip_norm=1.0)
             if verdict.go:
                 optimizer.step()
             optimizer.zero_grad()
@@ -474,7 +474,7 @@ def test_an_announced_change_is_let_through(tmp_path: Path) -> None:
     ]
 
 
-SPOILT = {30: math.nan, 90: 1e4, 180: 1e4, 181: 1e6, 200: math.inf}
+SPOILT = {30: math.nan, 90: 1e4, 180: 1e5, 181: 1e6, 200: math.inf}
 """Each far beyond the largest so far, the one before among them."""
 
 

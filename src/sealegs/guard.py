@@ -211,6 +211,8 @@ class Guard:
         """What is known of the batch that the step trains on."""
         self._gradients: Gradients | None = None
         """As they were before the loop clipped them."""
+        self._loop_clips_at: float | None = None
+        """The norm that it clips all of them to, where it said so."""
         self._decided: _Decided | None = None
         """A step that ``update`` is to end."""
         self._ended: _Ended | None = None
@@ -291,12 +293,13 @@ class Guard:
         """
         self._update.unscale(optimizers)
 
-    def before_clipping(self) -> None:
-        """The loop is about to clip by itself: measure the gradients while they are whole.
+    def before_clipping(self, norm: float | None = None) -> None:
+        """The loop is about to clip by itself, to ``norm``: measure the gradients while they are whole.
 
         The next ``step`` or ``decide`` goes by that, names the tensor at fault, and clips nothing. A loop that clips in
         several calls may tell before each: they are whole before the first.
         """
+        self._loop_clips_at = norm
         if self._gradients is not None and self._meter.holds(self._gradients):
             return
         with torch.no_grad():
@@ -354,6 +357,7 @@ class Guard:
         if reserved := RESERVED.intersection(signals):
             raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         before, self._gradients = self._gradients, None
+        bound, self._loop_clips_at = self._loop_clips_at, None
         if self._batches.is_probe:
             self._decided = _Decided(self._update.discard, None, self._probed(loss, grad_norm, before))
             return
@@ -369,9 +373,12 @@ class Guard:
             if before is None:
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
+            clip = None if loop_clips else self._clip_now
             known = self._reading.known(self.number, tokens) | self._batch | self._beside() | signals
+            if (norm := bound if loop_clips else clip) is not None:
+                known["clip_norm"] = norm
             seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
-            end = self._gatekeeper.decide(self.number, seen, known, None if loop_clips else self._clip_now)
+            end = self._gatekeeper.decide(self.number, seen, known, clip)
         self._batch = {}
         self._decided = _Decided(end, seen.norms, _Ended(tokens or 0, loop_clips))
 

@@ -1,5 +1,6 @@
 """A sample of bench/harm.py: healthy trainings that a guard must not touch; and the bench sees it when one does."""
 
+import math
 import sys
 from collections import Counter
 from itertools import chain
@@ -13,6 +14,7 @@ from bench.harm import HALVES, Cell, modules_of, run, trainings_of
 
 from sealegs import judge
 from sealegs.detectors.spike import Spike, State
+from sealegs.vocabulary import Row
 
 OPEN = "bench.healthy.open"
 SAMPLE = [
@@ -44,15 +46,19 @@ def test_a_guard_that_skips_high_losses_does_harm_unless_it_notices(
 ) -> None:
     """Twice the median of the last losses, the way it was until 2026-11-17, on one positive in a hundred."""
     seen: list[float] = []
+    own = Spike.learn
 
-    def spoils_update(self: Spike, state: State, value: float, p: float) -> bool:
-        if self.signal != "loss":
-            return False
+    def learn(self: Spike, state: State, now: Row) -> State:
+        if self.signal == "loss":
+            seen.append(now["loss"])
+        return own(self, state, now)
+
+    def gross_limit(self: Spike, state: State) -> float:
         recent = sorted(seen[-32:])
-        seen.append(value)
-        return len(recent) >= 8 and value > 2 * recent[len(recent) // 2]
+        return 2 * recent[len(recent) // 2] if self.signal == "loss" and len(recent) >= 8 else math.inf
 
-    monkeypatch.setattr(Spike, "spoils_update", spoils_update)
+    monkeypatch.setattr(Spike, "learn", learn)
+    monkeypatch.setattr(Spike, "gross_limit", gross_limit)
     if not is_restrained:
         monkeypatch.setattr(judge, "restrained", lambda before, tally, step: (tally, ()))
     plain, guarded = cells_of("tabular", "rare-positives", "guard")

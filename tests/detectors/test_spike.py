@@ -13,11 +13,12 @@ from sealegs.stats.audit import Audit
 from sealegs.vocabulary import Finding, Severity
 
 
-def run(values: Any, detector: Spike | None = None) -> tuple[list[Finding | None], State]:
+def run(values: Any, detector: Spike | None = None, **known: Any) -> tuple[list[Finding | None], State]:
+    """``known`` of every step."""
     detector = detector or Spike()
     state, findings = detector.init(), []
     for step, value in enumerate(values):
-        row = {"step": step, detector.signal: float(value)}
+        row = {"step": step, detector.signal: float(value), **known}
         findings.append(detector.look(state, row))
         state = detector.learn(state, row)
     return findings, state
@@ -222,8 +223,9 @@ def test_a_surprise_right_after_another_is_an_alarm_in_a_grown_run(
 NORM = Spike(signal="grad_norm", smallest=1.5, must_fall=False, gross=10.0, growth=2.0)
 
 
-def skipped(values: Any, detector: Spike = NORM) -> list[int]:
-    return [step for step, found in enumerate(run(values, detector)[0]) if found is not None and found.spoils_update]
+def skipped(values: Any, **known: Any) -> list[int]:
+    findings, _ = run(values, NORM, **known)
+    return [step for step, found in enumerate(findings) if found is not None and found.spoils_update]
 
 
 def norms(steps: int, seed: int = 0, tail: float = 0.2) -> Any:
@@ -245,6 +247,23 @@ def test_a_gradient_beyond_anything_spoils_its_update_at_any_age(at: int) -> Non
     assert skipped(values) == [at]
     values[at] = 9 * largest * 0.5 ** (at / 1000)  # the largest may have been long ago
     assert skipped(values) == []
+
+
+def test_what_is_clipped_to_a_size_that_is_known_is_applied_unless_nothing_new_could_be_so_large() -> None:
+    """The first row of a new class is 10 to 20 times the largest gradient before it; it is clipped, and teaches."""
+    values = norms(600)
+    largest = values[:400].max()
+    for factor, clip, skips in [(30, largest, []), (300, largest, [400]), (30, 11 * largest, [400])]:
+        values[400] = factor * largest
+        assert skipped(values, clip_norm=clip) == skips
+        found = run(values, NORM, clip_norm=clip)[0][400]
+        assert found is not None
+        assert found.severity >= Severity.GATE, "it is a surprise all the same"
+
+
+@pytest.mark.parametrize("clip", ["auto", math.nan, math.inf])
+def test_a_clipping_that_nobody_knows_bounds_nothing(clip: Any) -> None:
+    assert skipped([1.0] * 50 + [11.0] + [1.0] * 9, clip_norm=clip) == [50]
 
 
 def test_the_first_eight_say_nothing_of_what_is_beyond_them() -> None:

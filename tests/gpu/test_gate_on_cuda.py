@@ -34,14 +34,16 @@ def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gat
     return made
 
 
-def test_it_decides_as_the_detectors_do(gate: Gate) -> None:
+@pytest.mark.parametrize("clip_norm", [float("inf"), 1.0])
+def test_it_decides_as_the_detectors_do(gate: Gate, clip_norm: float) -> None:
     values, announced = host_side.troubled(2500, 0)
-    expected, states = host_side.on_host(values, announced)
+    expected, states = host_side.on_host(values, announced, clip_norm)
     rows = torch.empty(len(values), len(gates.ROW), dtype=torch.float64, device="cuda")
     on_device = torch.tensor(values, dtype=torch.float64, device="cuda")
     for step in range(len(values)):
         coarse = any(at <= step < at + host_side.WIDENED_STEPS for at in announced)
-        rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], told=gates.Told(step in announced, coarse))
+        told = gates.Told(step in announced, coarse, clip_norm=clip_norm)
+        rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], told=told)
     found = rows.cpu().numpy()
     assert (found[:, 2] == [row[0] for row in expected]).all()
     np.testing.assert_allclose(found[:, 3:5], [row[1:] for row in expected], rtol=1e-9)

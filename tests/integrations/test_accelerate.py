@@ -83,12 +83,13 @@ def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path
             for batch in loader:
                 loss = loss_of(model, batch)
                 loss.backward()
-                by_hand.before_clipping()
+                by_hand.before_clipping(0.5)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 by_hand.step(loss)
                 if by_hand.number == STEPS:
                     break
     assert small.digest(model, optimizer.optimizer) == found[-1][0]
+    assert set(sealegs.open_run(tmp_path / "run").column("clip_norm")) == {0.5}
     texts = [
         [event.detail["text"] for event in sealegs.open_run(tmp_path / name).events if "findings" in event.detail]
         for name in ("run", "by-hand")
@@ -149,7 +150,9 @@ def test_the_norm_is_that_of_gradients_before_they_are_clipped(clip: Any, tmp_pa
                 norms.append(float(torch.nn.utils.get_total_norm(p.grad for p in made[0].parameters())))
                 clip(ours, made[0])
                 guard.step(loss)
-    assert sealegs.open_run(tmp_path / "run").column("grad_norm") == pytest.approx(norms, rel=1e-5)
+    run = sealegs.open_run(tmp_path / "run")
+    assert run.column("grad_norm") == pytest.approx(norms, rel=1e-5)
+    assert "clip_norm" not in run.signals, "nothing bounds all of them together"
     assert "clip_grad_value_" not in vars(ours)
 
 

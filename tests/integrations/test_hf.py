@@ -151,7 +151,7 @@ def test_verdicts_and_weights_are_those_of_a_loop_by_hand(faulted: tuple[Any, Pa
             ids = batches[step % 16]
             loss = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(ids[:, 1:].numel())).loss
             loss.backward()
-            guard.before_clipping()
+            guard.before_clipping(1.0)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             guard.step(loss)
     assert small.digest(model, optimizer) == small.digest(trainer.model, trainer.optimizer.optimizer)
@@ -164,6 +164,7 @@ def test_verdicts_and_weights_are_those_of_a_loop_by_hand(faulted: tuple[Any, Pa
         for one in (folder, tmp_path / "run")
     ]
     assert texts[0] == texts[1] != []
+    assert [set(sealegs.open_run(one).column("clip_norm")) for one in (folder, tmp_path / "run")] == [{1.0}, {1.0}]
 
 
 def test_a_step_is_decided_before_the_trainer_waits_for_its_loss(
@@ -375,7 +376,7 @@ def test_steps_that_are_counted_back_are_made_after_all(tmp_path: Path) -> None:
     trainer = small.trainer(tmp_path / "out", max_steps=64, learning_rate=3e-3)
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
     batch = lambda: -1 if attached.guard.data.is_probe else attached.guard.data.number  # noqa: E731
-    exploding = tuple(f"gradient-scale:factor={50.0 ** (1 + step):g}@{50 + step}" for step in range(7))
+    exploding = tuple(f"gradient-scale:factor={500.0 ** (1 + step):g}@{50 + step}" for step in range(7))
     with small.broken(trainer.model, batch, exploding):
         trainer.train()
     (counted,) = (event for event in sealegs.open_run(tmp_path / "run").events if event.kind == "counted-back")

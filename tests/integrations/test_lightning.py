@@ -181,6 +181,8 @@ def test_where_nothing_happens_everything_is_as_without_the_guard(way: str, tmp_
     assert found[0] == found[1]
     rows = rows_of(tmp_path / "a")
     assert len(rows) == {"accumulated": 9, "choosy": STEPS - 3}.get(way, len(module.seen))
+    bound = {"clipped": 0.5, "bf16": 0.5, "fp16": 0.5, "manual": 1.0}.get(way)
+    assert {row.get("clip_norm") for row in rows} == {bound}, "of all gradients together, where they have one"
     if way.startswith("clipped"):
         assert max(row["grad_norm"] for row in rows) > 1, "before it was clipped"
 

@@ -43,12 +43,14 @@ def troubled(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[
     return list(zip(loss.tolist(), norm.tolist(), strict=True)), {170, 1700}
 
 
-def on_host(values: Sequence[tuple[float, float]], announced: set[int]) -> tuple[list[tuple[float, ...]], list[State]]:
+def on_host(
+    values: Sequence[tuple[float, float]], announced: set[int], clip_norm: float = math.inf
+) -> tuple[list[tuple[float, ...]], list[State]]:
     """(closed, p of loss, p of norm) of each step by the judge, and the states of the detectors after the last."""
     detectors: tuple[Any, ...] = (NonFinite(), *DETECTORS)
     state, out = begin(detectors), []
     for step, (loss, norm) in enumerate(values):
-        row: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm}
+        row: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm, "clip_norm": clip_norm}
         if step in announced:
             row["announced"] = "lr decay"
         before = [heeding(s, row) for s in state.detectors[1:]]
@@ -63,7 +65,11 @@ def on_host(values: Sequence[tuple[float, float]], announced: set[int]) -> tuple
 
 
 def on_device(
-    gate: Gate, values: Sequence[tuple[float, float]], announced: set[int], first: int = 0
+    gate: Gate,
+    values: Sequence[tuple[float, float]],
+    announced: set[int],
+    first: int = 0,
+    clip_norm: float = math.inf,
 ) -> list[list[float]]:
     out = []
     for step, (loss, norm) in enumerate(values, first):
@@ -71,23 +77,29 @@ def on_device(
         row = gate.decide(
             torch.tensor(loss, dtype=torch.float64),
             torch.tensor(norm, dtype=torch.float64),
-            told=Told(step in announced, coarse),
+            told=Told(step in announced, coarse, clip_norm=clip_norm),
         )
         out.append(row.tolist())
     return out
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_it_decides_as_the_detectors_do(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "clip_norm"), [(0, math.inf), (1, math.inf), (0, 1.0), (1, 20.0)])
+def test_it_decides_as_the_detectors_do(seed: int, clip_norm: float) -> None:
     values, announced = troubled(1500, seed)
-    expected, states = on_host(values, announced)
+    expected, states = on_host(values, announced, clip_norm)
     gate = Gate(CPU, DETECTORS)
-    rows = on_device(gate, values, announced)
+    rows = on_device(gate, values, announced, clip_norm=clip_norm)
     assert 20 < sum(row[0] for row in expected) < 100, "something is skipped, and not everything"
     np.testing.assert_allclose([row[2:5] for row in rows], expected, rtol=1e-9, atol=0)
     assert [row[2] for row in rows] == [row[0] for row in expected]
     for held, state in zip(gate.state.tolist(), states, strict=True):
         np.testing.assert_allclose(held, flat(state), rtol=1e-9)
+
+
+def test_what_is_clipped_to_a_size_that_is_known_is_let_through() -> None:
+    values = [(2.0, 0.5)] * 20 + [(2.0, 10.0)]
+    closed = [on_device(Gate(CPU, DETECTORS), values, set(), clip_norm=clip)[-1][2] for clip in (1.0, 6.0, math.inf)]
+    assert closed == [0.0, 1.0, 1.0]
 
 
 def test_a_closed_gate_is_what_optimizers_read() -> None:

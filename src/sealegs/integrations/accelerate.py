@@ -43,7 +43,6 @@ OWN = {
     "steps_scheduler": "the schedule is stepped as Accelerate does it",
 }
 """Options of a guard that are Accelerate's to say, and how."""
-_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 
 
 def guard(
@@ -85,7 +84,7 @@ class AcceleratedGuard:
         self._loss: Tensor | None = None
         self._tokens = 0
         self._patches = Patches()
-        see_before_clipping(self._patches, accelerator, self.guard)
+        see_before_clipping(self._patches, accelerator, self.guard, model)
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of an epoch of a prepared loader, or of any other; see ``Guard.batches``."""
@@ -180,10 +179,21 @@ def refuse_foreign(accelerator: Accelerator) -> None:
         )
 
 
-def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
+def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard, model: nn.Module) -> None:
     """Let a guard see gradients before the accelerator clips them."""
 
-    def seen(clip: Any) -> Any:
+    def by_norm(clip: Any) -> Any:
+        def seen_first(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            if accelerator.sync_gradients:
+                trained = [id(each) for each in model.parameters() if each.requires_grad]
+                are_all = {id(each) for each in parameters}.issuperset(trained)
+                of.before_clipping(max_norm if are_all and norm_type == 2 else None)
+            return clip(parameters, max_norm, norm_type)
+
+        return seen_first
+
+    def by_value(clip: Any) -> Any:
         def seen_first(*args: Any, **kwargs: Any) -> Any:
             if accelerator.sync_gradients:
                 of.before_clipping()
@@ -191,8 +201,8 @@ def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard) -
 
         return seen_first
 
-    for name in _CLIPPING:
-        patches.put(accelerator, name, seen)
+    patches.put(accelerator, "clip_grad_norm_", by_norm)
+    patches.put(accelerator, "clip_grad_value_", by_value)
     unscale_once(patches, accelerator, of)
 
 

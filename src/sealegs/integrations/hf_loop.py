@@ -270,7 +270,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             if self._trainer.accelerator.sync_gradients:
                 # before it clips, and before it waits for the loss: all the while a device is busy anyway
                 total, self._loss, tokens, self._tokens = self._loss, None, self._tokens, 0
-                self._guard.before_clipping()
+                self._guard.before_clipping(self._trainer.args.max_grad_norm or None)
                 self._guard.decide(total, tokens=tokens * self._trainer.args.world_size or None)
             return loss
 

@@ -106,7 +106,9 @@ class Loop:
             if clip_val > 0 and not self._clips:
                 raise ConfigError("clip=...: the module clips already, with self.clip_gradients; leave out one of them")
             if self._loss is not None:  # else of gradients that have been decided about
-                self._measure()
+                by = args[0] if args else kwargs.get("gradient_clip_algorithm", "norm")
+                is_bound = clip_val > 0 and by == "norm" and len(self._optimizers) == 1
+                self._measure(clip_val if is_bound else None)
             return clip(optimizer, clip_val, *args, **kwargs)
 
         return measure_and_clip
@@ -147,11 +149,11 @@ class Loop:
         self._loss, self._is_measured = None, False
         self._guard.step(loss)
 
-    def _measure(self) -> None:
-        """Before anyone clips."""
-        if self._clips and not self._is_measured:
+    def _measure(self, norm: float | None = None) -> None:
+        """Before anyone clips; ``norm``: who does says to which."""
+        if self._clips and (norm is not None or not self._is_measured):
             self._is_measured = True
-            self._guard.before_clipping()
+            self._guard.before_clipping(norm)
 
     def _call(self, optimizer: Optimizer, update: Callable[[], None]) -> None:
         if optimizer is self._stepping:

@@ -42,6 +42,7 @@ SIGNALS = {
     "loss": "mean loss over the target tokens of the batch, before the update",
     "eval_loss": "mean loss over the held-out batches, same weights as `loss` of that step",
     "grad_norm": "L2 norm of all gradients, before clipping",
+    "clip_norm": "L2 norm that gradients are clipped to; absent where nobody clips, or says at which",
     "lr": "learning rate of the update",
     "loss_scale": "factor on the fp16 loss; absent in other precisions",
     "step_s": "seconds since the step before",

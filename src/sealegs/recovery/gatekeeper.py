@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import WIDENED_STEPS, Spike
+from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
 from sealegs.recovery.update import Update
 from sealegs.signals.gate import ROW, Gate, Told
 from sealegs.signals.measure import Seen
@@ -64,7 +64,7 @@ class Gatekeeper:
         if announced:
             self._coarse_left = WIDENED_STEPS
         tally = self._watch.judging.tally
-        told = Told(announced, self._coarse_left > 0, tally.is_held, tally.is_restrained)
+        told = Told(announced, self._coarse_left > 0, tally.is_held, tally.is_restrained, clip_of(known, "grad_norm"))
         row = gate.decide(seen.loss, seen.norms, seen.worst, told)
         self._coarse_left = max(self._coarse_left - 1, 0)
         lag = LAG if self._world > 1 else None  # all ranks must come to know a halt at the same step

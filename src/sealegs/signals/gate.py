@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, State
+from sealegs.detectors.spike import CLIPPED, FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, State
 from sealegs.judge import SAME
 from sealegs.stats import audit, streaming
 
@@ -45,6 +45,8 @@ class Told(NamedTuple):
     """Whether the update is not to be applied in any case: ``judge.Tally.is_held``."""
     restrained: bool = False
     """Whether only what is not finite closes the gate: ``judge.Tally.is_restrained``."""
+    clip_norm: float = math.inf
+    """What gradients are clipped to, be it by the loop."""
 
 
 class Gate:
@@ -58,7 +60,7 @@ class Gate:
         self.limits = torch.tensor(limits, **double)
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
         self.first = self.state[:, :STREAM].clone()
-        self.told = torch.zeros(len(Told._fields), **double)
+        self.told = torch.tensor(Told(), **double)
         """What the host knows of the step."""
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
@@ -93,8 +95,8 @@ class Gate:
         told = told or Told()
         if told != self._told_before:
             self._told_before = told
-            for place, flag in enumerate(told):
-                self.told[place].fill_(flag)  # item assignment would wait for the device
+            for place, known in enumerate(told):
+                self.told[place].fill_(known)  # item assignment would wait for the device
         self._decide(loss.detach(), norms.detach(), self._nowhere if worst is None else worst)
         return self.row
 
@@ -173,7 +175,8 @@ def _captured(gate: Gate) -> Decide:
 @torch.no_grad()
 def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
     """One step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
-    announced, widened, held, restrained = (gate.told > 0).unbind()
+    announced, widened, held, restrained = (gate.told[:4] > 0).unbind()
+    clip_norm = gate.told[4]
     state, early_values = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
     state[:, :STREAM] = torch.where(announced, gate.first, state[:, :STREAM])
     age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *more = state.unbind(1)
@@ -218,7 +221,8 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     last = gate.row[:2]
     is_same = (value - last).abs() <= SAME * torch.maximum(value.abs(), last.abs())
     is_repeated = (gate.row[2] > 0) & is_same.all()
-    spoilt = (usable & (is_gross | is_exploding)).any() | held
+    is_beyond = ~(value_or_one <= torch.where(clip_norm <= limit, limit * CLIPPED, limit))
+    spoilt = (usable & (is_beyond | is_exploding)).any() | held
     closed = ((spoilt & ~restrained & ~is_repeated) | ~finite.all()).double()
     gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
     gate.found_inf.copy_(closed)

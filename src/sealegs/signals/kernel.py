@@ -44,6 +44,7 @@ _TOLERANCE = tl.constexpr(audit.TOLERANCE)
 _LARGEST_CORRECTION = tl.constexpr(audit.LARGEST_CORRECTION)
 _LOW, _LOWER = (tl.constexpr(p) for p in audit.CHECKED)
 _YOUNG = tl.constexpr(spike.YOUNG)
+_CLIPPED = tl.constexpr(spike.CLIPPED)
 _FADING = tl.constexpr(spike.FADING)
 _SUSPICIOUS = tl.constexpr(spike.SUSPICIOUS)
 _ACCEPTED_SPREAD = tl.constexpr(streaming.ACCEPTED_SPREAD)
@@ -94,6 +95,7 @@ def _decide(  # type: ignore[no-untyped-def]
     widened = tl.load(told_at + 1) > 0
     held = tl.load(told_at + 2) > 0
     restrained = tl.load(told_at + 3) > 0
+    clip_norm = tl.load(told_at + 4)
     closed = tl.where(held, _f64(1.0), 0.0)
     broken = tl.zeros([], tl.float64)
     same = tl.zeros([], tl.float64)
@@ -102,7 +104,8 @@ def _decide(  # type: ignore[no-untyped-def]
     for signal in tl.static_range(2):
         value = tl.load(loss_at).to(tl.float64) if signal == 0 else grad_norm
         is_finite = tl.abs(value) < _INF  # false for NaN
-        spoilt, p = _judge(value, state_at + signal * (_SCALARS + _START), limits_at + signal * 4, announced, widened)
+        at = state_at + signal * (_SCALARS + _START)
+        spoilt, p = _judge(value, at, limits_at + signal * 4, announced, widened, clip_norm)
         closed = tl.where(spoilt, 1.0, closed)
         broken = tl.where(is_finite, broken, 1.0)
         before = tl.load(row_at + signal)
@@ -145,7 +148,7 @@ def _all_together(norms_at, worst_at, count):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-untyped-def]
+def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: ignore[no-untyped-def]
     """Look at one signal, then learn from it: whether it spoils the update, and its p."""
     chance = tl.load(limits_at)
     smallest = tl.load(limits_at + 1)
@@ -187,7 +190,8 @@ def _judge(value, state_at, limits_at, announced, widened):  # type: ignore[no-u
     p = tl.where(coarse | (rise <= smallest), 1.0, _probability(rise / scale, q80, q90, q98, excess, squared))
     is_gross = (safe <= limit) == 0
     is_exploding = (burst > 0) & (p < chance / correction) & (safe >= growth * largest)
-    spoilt = usable & (is_gross | is_exploding)
+    is_beyond = (safe <= tl.where(clip_norm <= limit, limit * _f64(_CLIPPED), limit)) == 0
+    spoilt = usable & (is_beyond | is_exploding)
     joins = (burst > 0) & (p < _f64(_P98))
     suspicious = usable & ((p < _f64(_SUSPICIOUS) / correction) | joins) & (coarse == 0)
     in_burst = suspicious & (burst > 0)
