@@ -50,7 +50,7 @@ def test_a_guard_that_skips_high_losses_does_harm_unless_it_notices(
 
     def learn(self: Spike, state: State, now: Row) -> State:
         if self.signal == "loss":
-            seen.append(now["loss"])
+            seen.append(float(now["loss"]))
         return own(self, state, now)
 
     def gross_limit(self: Spike, state: State) -> float:
