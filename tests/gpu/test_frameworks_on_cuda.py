@@ -123,7 +123,7 @@ def test_the_trainer_goes_back_behind_damage(tmp_path: Path) -> None:
                 self.is_done = True
                 with torch.no_grad():
                     for parameter in trainer.model.parameters():
-                        parameter.mul_(8.0)
+                        parameter.data.mul_(8.0)  # damage, not a loop that sets its weights
 
     trainer.add_callback(Damaging())
     trainer.train()
