@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,6 +295,12 @@ def with_norms(loss: Floats, damage: str = "", *, every: int = 1, without: str =
     match damage:
         case "weights leap":
             logged["param_norm"] *= np.where(late, 1.5, 1.0)
+        case "weights leap by updates":
+            logged["param_norm"] *= np.where(late, 1.5, 1.0)
+            logged["update_ratio/blocks"] = np.where(late & (np.arange(len(loss)) < 620), 0.3, 0.02)
+            logged["update_ratio/blocks"][0] = 0.5  # a run begins with its largest
+        case "updates explode":
+            logged["update_ratio/blocks"] = np.where(late, 0.3, 0.02)
         case "gradients explode":
             logged["grad_norm"] *= np.where(late, 6.0, 1.0)
         case "one gradient":
@@ -315,11 +322,38 @@ def risen_at_600() -> Floats:
 
 
 @pytest.mark.parametrize(
-    "damage", ["weights leap", "gradients explode", "one gradient", "the rate leaps", "worse on what is held out"]
+    "damage",
+    [
+        *("weights leap", "updates explode", "gradients explode", "one gradient"),
+        *("the rate leaps", "worse on what is held out"),
+    ],
 )
 def test_a_rise_with_a_sign_of_damage_asks_for_action(damage: str) -> None:
     assert with_norms(risen_at_600()).verdict == "watch"
     assert with_norms(risen_at_600(), damage).verdict == "act"
+
+
+def test_what_updates_explain_that_the_run_has_had_before_is_no_damage() -> None:
+    assert with_norms(risen_at_600(), "weights leap by updates").verdict == "watch"
+
+
+def test_gradients_that_stay_high_while_a_harder_task_is_learned_are_no_damage() -> None:
+    loss = falling(1200)
+    loss[600:] *= 1.6 + 7 * np.exp(-np.arange(600) / 60)
+    logged: dict[str, Any] = witnessed(loss)
+    logged["grad_norm"][600:] = 6 * logged["grad_norm"][:600]
+    assert look(run(loss, created="", **logged)).verdict == "watch"
+
+
+def test_a_loss_below_zero_has_no_size_that_gradients_could_outgrow() -> None:
+    """An energy, and the price of a constraint that is raised tenfold."""
+    loss = falling(1200) - 10
+    loss[600:] += 3
+    logged: dict[str, Any] = witnessed(falling(1200))
+    logged["grad_norm"][600:640] *= 30
+    assert look(run(loss, created="", **logged)).verdict == "watch"
+    logged["param_norm"][600:] *= 1.5
+    assert look(run(loss, created="", **logged)).verdict == "act"
 
 
 def test_a_log_that_would_not_show_damage_clears_nothing() -> None:

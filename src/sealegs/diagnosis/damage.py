@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.curve import Floats
+from sealegs.diagnosis.curve import Floats, Indices
 from sealegs.diagnosis.facts import LEAD, LIMITS, USUAL, Facts
 from sealegs.diagnosis.signs import SIGNS
 from sealegs.incidents import Incident
@@ -34,7 +34,9 @@ STEEPER = 3.0
 LEAP = 0.1
 """Share by which a norm of weights changes from one measurement to the next that no update explains ..."""
 ODD = 10.0
-"""... if it is also so many times the usual change."""
+"""... if it is also so many times the usual change ..."""
+EXPLAINED = 2.0
+"""... and so many times what the updates in between come to, of which one is measured."""
 
 
 def is_cleared(findings: Findings, incident: Incident) -> bool:
@@ -78,23 +80,47 @@ class _Stretch:
             if len(norms) < 2:
                 continue
             change = np.abs(np.diff(norms)) / np.maximum(norms[:-1], 1e-30)
+            is_leap = change > np.maximum(LEAP, ODD * float(np.median(change)))
+            is_leap &= ~(change <= EXPLAINED * self._updated(name, steps))
             since = norms[np.searchsorted(steps, steps - LIMITS.window)]
             grown = (np.maximum(norms, since) / np.maximum(np.minimum(norms, since), 1e-30))[steps >= LIMITS.young]
-            if change.max() > max(LEAP, ODD * float(np.median(change))) or (grown > LIMITS.norm_factor).any():
+            if is_leap.any() or (grown > LIMITS.norm_factor).any():
                 return True
         return False
 
+    def _updated(self, norm: str, steps: Indices) -> Floats:
+        """By how much updates change a norm from each of the steps to the next, by the larger of the two measured about
+        then; NaN where nobody knows. What has no updates of its own, as a target network, changes with the others."""
+        of_group = norm.replace("param_norm", "update_ratio", 1)
+        names = (of_group,) if of_group in self.facts.run.signals else self.facts.groups("update_ratio")
+        largest = np.full(len(steps), np.nan)
+        for name in names:
+            at, ratios = self.facts.series(name).finite  # each of the update before
+            place = np.searchsorted(steps, at - 1, side="right") - 1
+            is_between = (place >= 0) & (place < len(largest))
+            np.fmax.at(largest, place[is_between], ratios[is_between])
+        return np.asarray(np.fmax(largest[:-1], largest[1:]) * np.diff(steps))
+
     @property
     def is_steeper(self) -> bool:
-        """Whether gradients or updates have grown several times as much as the loss anywhere."""
-        loss = np.fmax(self._growth("loss"), 1.0)
-        names = ("grad_norm", *self.facts.family("update_rms"), *self.facts.groups("update_ratio"))
-        return any(bool((self._growth(name) > STEEPER * loss).any()) for name in names)
+        """Whether gradients have grown several times as much as the loss has up to then, or updates more than that and
+        beyond any before.
 
-    def _growth(self, signal: str) -> Floats:
-        """The means of ten steps each over the mean before; NaN where there is none."""
+        Gradients stay high while a harder task is learned. A loss below zero has no size to compare them with.
+        """
+        loss = self._growth("loss")
+        grown = [self._growth("grad_norm")] if np.isfinite(loss).any() else []
+        for name in (*self.facts.family("update_rms"), *self.facts.groups("update_ratio")):
+            grown.append(self._growth(name, of_largest=True))
+        most = np.maximum.accumulate(np.fmax(loss, 1.0))
+        return any(bool((growth > STEEPER * most).any()) for growth in grown)
+
+    def _growth(self, signal: str, *, of_largest: bool = False) -> Floats:
+        """The means of ten steps each over the mean before, or over the largest before; NaN where there is none."""
         series, begin = self.facts.series(signal).finite, self.first - LEAD
         usual = series.within(0, begin - 1).values[-USUAL:]
+        if of_largest and len(usual):
+            usual = series.within(0, begin - 1).values.max(keepdims=True)
         steps, values = series.within(begin, self.last)
         block, count = (steps - begin) // BLOCK, (self.last - begin) // BLOCK + 1
         sums, rows = np.bincount(block, values, count), np.bincount(block, minlength=count)
