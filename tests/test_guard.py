@@ -147,6 +147,20 @@ def all_taken(guard: sealegs.Guard, losses: Iterator[Tensor]) -> None:
         guard.step(loss)
 
 
+@pytest.mark.parametrize(
+    ("made", "is_normalised"), [(AdamW, True), (torch.optim.RMSprop, True), (SGD, False), (torch.optim.Adagrad, False)]
+)
+def test_the_first_gradient_of_something_new_is_applied_where_the_optimizer_bounds_it(
+    made: Any, is_normalised: bool, tmp_path: Path
+) -> None:
+    model, _ = small()
+    optimizer = made(model.parameters(), lr=1e-3)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a") as guard:
+        went = [guard.step(loss).go for loss in losses(model, 80, {60: 30.0, 70: 1e6})]
+    assert [step for step, go in enumerate(went) if not go] == ([70] if is_normalised else [60, 70])
+    assert ("normalised" in sealegs.open_run(tmp_path / "a").signals) == is_normalised
+
+
 def test_the_rungs_agree(tmp_path: Path) -> None:
     """Watch with `if verdict.go`, and Guard: the same verdicts, the same weights."""
     spoilt = {15: math.nan, 40: 1e3, 41: 1e6, 70: math.inf}
@@ -155,7 +169,7 @@ def test_the_rungs_agree(tmp_path: Path) -> None:
     with sealegs.Watch(tmp_path / "watch") as watch:
         for step, loss in enumerate(losses(model, 90, spoilt)):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            verdict = watch.see(step, loss=loss, grad_norm=norm, clip_norm=1.0)
+            verdict = watch.see(step, loss=loss, grad_norm=norm, clip_norm=1.0, normalised=1.0)
             if verdict.go:
                 optimizer.step()
             optimizer.zero_grad()

@@ -377,6 +377,8 @@ class Guard:
             known = self._reading.known(self.number, tokens) | self._batch | self._beside() | signals
             if (norm := bound if loop_clips else clip) is not None:
                 known["clip_norm"] = norm
+            if self._update.normalises():
+                known["normalised"] = 1.0
             seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
             end = self._gatekeeper.decide(self.number, seen, known, clip)
         self._batch = {}

@@ -261,6 +261,15 @@ def test_what_is_clipped_to_a_size_that_is_known_is_applied_unless_nothing_new_c
         assert found.severity >= Severity.GATE, "it is a surprise all the same"
 
 
+def test_what_is_divided_by_its_own_size_is_bounded_too() -> None:
+    values = norms(600)
+    largest = values[:400].max()
+    for factor, skips in [(30, []), (300, [400])]:
+        values[400] = factor * largest
+        assert skipped(values, normalised=1.0) == skips
+        assert skipped(values) == [400]
+
+
 @pytest.mark.parametrize("clip", ["auto", math.nan, math.inf])
 def test_a_clipping_that_nobody_knows_bounds_nothing(clip: Any) -> None:
     assert skipped([1.0] * 50 + [11.0] + [1.0] * 9, clip_norm=clip) == [50]

@@ -37,9 +37,10 @@ LARGEST = math.log(sys.float_info.max)
 WIDENED_STEPS = 500
 """Steps after an announced change in which the statistic learns, and does not judge."""
 CLIPPED = 10.0
-"""A gross value that is clipped to one that is not spoils the update from so many times the limit on. The first of
-something new is 10 to 20 times the largest of late in 3 of 138 healthy trainings, faults are thousands (bench/harm.py,
-bench/faults.py)."""
+"""A gross value that is clipped to one that is not, or normalised, spoils the update from so many times the limit on.
+The first of something new is 10 to 20 times the largest of late in 3 of 138 healthy trainings (bench/harm.py), faults
+are thousands. At a hundred times the usual an Adam of beta2 0.999 divides by three times as much as before, and forgets
+it; at thousands it would stand still."""
 FADING = 0.5 ** (1 / 1000)
 """The largest value of late counts half as much after a thousand more: a run's first gradients are its largest."""
 
@@ -186,8 +187,9 @@ class Spike:
     def spoils_update(self, state: State, value: float, p: float, *, clip: float = math.inf) -> bool:
         """Whether an update is beyond anything the run has had, or explodes: the one before was surprising, too.
 
-        What is clipped to a norm that the run knows can do no more than others did, and teaches what is new: a class, a
-        count, a stage. Only what is beyond any of these, as a flipped bit is, is left out though it is clipped.
+        What is clipped to a norm that the run knows, or divided by its own size as Adam does it, can do no more than
+        others did, and teaches what is new: a class, a count, a stage. Only what is beyond any of these, as a flipped
+        bit is, is left out all the same.
         """
         # not against the one before: what it has come to of late, and was well, is no explosion
         is_exploding = state.stream.burst > 0 and self._condemns(state, p) and value >= self.growth * state.largest
@@ -273,8 +275,12 @@ def is_negative(now: Row, signal: str) -> bool:
 
 
 def clip_of(now: Row, signal: str) -> float:
-    """What the signal is clipped to before the update, where that is known."""
-    norm = now.get("clip_norm") if signal == "grad_norm" else None
+    """What the signal is clipped to before the update, where that is known; 0 where any size makes the same update."""
+    if signal != "grad_norm":
+        return math.inf
+    if now.get("normalised") == 1:
+        return 0.0
+    norm = now.get("clip_norm")
     return norm if isinstance(norm, int | float) else math.inf  # in a stranger's log it may be a word
 
 

@@ -43,6 +43,7 @@ SIGNALS = {
     "eval_loss": "mean loss over the held-out batches, same weights as `loss` of that step",
     "grad_norm": "L2 norm of all gradients, before clipping",
     "clip_norm": "L2 norm that gradients are clipped to; absent where nobody clips, or says at which",
+    "normalised": "1 where the optimizer divides gradients by their running size, as Adam does; absent elsewhere",
     "lr": "learning rate of the update",
     "loss_scale": "factor on the fp16 loss; absent in other precisions",
     "step_s": "seconds since the step before",

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sealegs.errors import ConfigError
@@ -22,6 +22,10 @@ from sealegs.errors import ConfigError
 READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
 """Whose fused kernels read ``found_inf``. Not their subclasses, which may do anything; not RMSprop, NAdam or Muon,
 which ignore it silently."""
+
+NORMALISING = (Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Adadelta)
+"""Who divides gradients by their running size, and forgets it; Adagrad never forgets, and is held up for good. By class
+and not by state: a rank may hold none, and all must decide alike."""
 
 Call: TypeAlias = Callable[[Optimizer, Callable[[], None]], None]
 """An optimizer, and what updates its weights: to be called once, with whatever is to come before it."""
@@ -91,6 +95,10 @@ class Update:
             optimizer.zero_grad()
         if self.scaler is not None:  # which would take the next unscaling for the second of one step, of anybody's
             self.scaler._per_optimizer_states.clear()
+
+    def normalises(self) -> bool:
+        """Whether every optimizer makes no large update of a large gradient."""
+        return all(isinstance(optimizer, NORMALISING) for optimizer in self.optimizers)
 
     def has_step_hooks(self) -> bool:
         """Whether someone looks at the gradients when an optimizer is called."""
