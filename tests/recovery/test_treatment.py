@@ -75,7 +75,7 @@ def exploding(first: int, last: int) -> Bad:
         if guard.number not in left or guard._batches.is_probe:
             return None
         left.discard(guard.number)
-        return 1000 * 20.0 ** (guard.number - first)
+        return 1e5 * 20.0 ** (guard.number - first)
 
     return bad
 
@@ -601,7 +601,7 @@ def test_trouble_that_belongs_to_a_step_is_counted_back_once(tmp_path: Path) -> 
 
     def bad(guard: Guard) -> float | None:
         is_bad = 220 <= guard.number < 232 and not guard._batches.is_probe
-        return 1000 * 20.0 ** (guard.number - 220) if is_bad else None
+        return 1e5 * 20.0 ** (guard.number - 220) if is_bad else None
 
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         train(guard, model, 300, bad, loader=data(900))

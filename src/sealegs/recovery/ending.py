@@ -16,6 +16,8 @@ FROZEN = 10
 """Steps in a row that were condemned up to the end: so many are no hard batch any more."""
 FAR, DEVIATIONS = 0.25, 3.0
 """By how much of what was usual, and of its deviations, a loss is far above it."""
+LEFT = 0.1
+"""Share of the rise of a loss that is no more than a rest of it."""
 REMEMBERED = 8
 """Incidents that never recovered."""
 
@@ -95,7 +97,9 @@ class Ending:
                 return f"{level} never came back: the loss is {loss:.4g} in the end"
         looked = state.rows - state.course.followed_from >= incidents.LOOKS[0]
         is_waited_for = state.course.is_back or incidents.is_decaying(state.course, is_first=False)
-        if incident is not None and looked and not is_waited_for:
+        if incident is None or not looked or is_waited_for:
+            return ""
+        if not loss - incident.usual <= LEFT * (incident.peak_loss - incident.usual):
             return f"{levels[-1]} is open, and the loss does not come down: it is {loss:.4g} in the end"
         return ""
 
