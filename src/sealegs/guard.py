@@ -35,12 +35,12 @@ from sealegs.recovery.state import Trainee
 from sealegs.recovery.untouched import Untouched
 from sealegs.recovery.update import Call, Update, not_undone
 from sealegs.signals.activations import ActivationSampler
-from sealegs.signals.agree import MERGED, Ranks
+from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.collect import Signal
-from sealegs.signals.digest import digest_of
 from sealegs.signals.gate import ROW
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
+from sealegs.signals.ranks import MERGED, Ranks
 from sealegs.sinks.notify import Where
 from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch

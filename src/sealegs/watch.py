@@ -22,7 +22,7 @@ from sealegs.record.acted import Skips, told_of
 from sealegs.record.unlearned import Division
 from sealegs.record.writer import RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
-from sealegs.signals.stall import Watchdog
+from sealegs.signals.watchdog import Watchdog
 from sealegs.sinks.notify import Notifier, Where
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sealegs.signals import replayed
+from sealegs.signals import cuda_graphs as replayed
+from sealegs.signals.cuda_graphs import EAGER_USES, Recorder, Replayed, layout
 from sealegs.signals.lengths import lengths
 from sealegs.signals.norms import GradientReader
-from sealegs.signals.replayed import EAGER_USES, Recorder, Replayed, layout
 from sealegs.signals.weights import WeightSampler
 
 pytestmark = [

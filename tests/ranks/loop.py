@@ -22,8 +22,8 @@ import sealegs
 from sealegs.errors import RankMissing
 from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
-from sealegs.signals.agree import Ranks
 from sealegs.signals.measure import CHECKSUM_STEPS
+from sealegs.signals.ranks import Ranks
 
 FAULTS = {
     12: "nan-gradient:rank=1,tensor=2.weight@12",

@@ -43,7 +43,7 @@ from sealegs.lab.train import (
     lr_share,
 )
 from sealegs.record.writer import RunWriter
-from sealegs.signals.agree import Ranks
+from sealegs.signals.ranks import Ranks
 from sealegs.watch import Watch
 
 

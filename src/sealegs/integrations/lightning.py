@@ -33,8 +33,8 @@ from sealegs.integrations.lightning_progress import lacking
 from sealegs.integrations.patches import Patches
 from sealegs.prevention.live import preflight
 from sealegs.recovery.rng import restore_rng, rng_now
-from sealegs.recovery.together import Together
 from sealegs.report.advised import Advised
+from sealegs.signals.collective import Together
 from sealegs.watch import Watch
 
 HOMES = ("lightning.pytorch", "pytorch_lightning")

@@ -27,7 +27,7 @@ from sealegs.record.files import folder_aside, writing
 from sealegs.recovery import contents
 from sealegs.recovery.staging import Staging, on_host
 from sealegs.recovery.tags import Tag, Tags
-from sealegs.recovery.together import Together
+from sealegs.signals.collective import Together
 
 
 @dataclass(frozen=True, slots=True)

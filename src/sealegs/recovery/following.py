@@ -12,7 +12,7 @@ from sealegs.recovery.evidence import Evidence, Trouble
 from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recorder import Recorder
-from sealegs.recovery.together import Together
+from sealegs.signals.collective import Together
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 

@@ -13,8 +13,8 @@ from sealegs.recovery.data import Batches
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.snapshots import Snapshots
 from sealegs.recovery.state import Trainee
-from sealegs.recovery.together import Together
 from sealegs.recovery.treatment import Recovery
+from sealegs.signals.collective import Together
 from sealegs.watch import Watch
 
 

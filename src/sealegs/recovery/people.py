@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sealegs.record import requests
 from sealegs.record.requests import Request
-from sealegs.recovery.together import Together
+from sealegs.signals.collective import Together
 
 ASK_EVERY_S = 0.5
 """How often the folder is looked at for a person's requests ..."""

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sealegs.recovery.checkpoints import Checkpoints
-from sealegs.recovery.together import Together
+from sealegs.signals.collective import Together
 
 HEALTHY_AFTER = 16
 """Healthy steps after which a checkpoint is one to go back to."""

@@ -39,8 +39,8 @@ from sealegs.recovery.handed import Handed
 from sealegs.recovery.room import in_words
 from sealegs.recovery.snapshots import Snapshot, Snapshots
 from sealegs.recovery.state import Trainee
-from sealegs.recovery.together import Together
 from sealegs.report.postmortem import draft, markdown
+from sealegs.signals.collective import Together
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 

@@ -19,7 +19,7 @@ from sealegs.recovery.rng import restore_rng, rng_now
 from sealegs.recovery.schedules import Schedules
 from sealegs.recovery.snapshots import Snapshot, Snapshots
 from sealegs.recovery.state import Trainee, restore_scale, scale_of
-from sealegs.recovery.together import Together
+from sealegs.signals.collective import Together
 from sealegs.watch import Watch
 
 

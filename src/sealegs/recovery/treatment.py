@@ -28,7 +28,7 @@ from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.retreat import Retreat
 from sealegs.recovery.snapshots import Snapshots
 from sealegs.recovery.state import Trainee
-from sealegs.recovery.together import Together
+from sealegs.signals.collective import Together
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 

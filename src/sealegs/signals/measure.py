@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.signals import agree
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
-from sealegs.signals.agree import FIELDS, MERGED, NormsBefore, Ranks
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, sent
 from sealegs.signals.norms import GradientReader, Gradients
+from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
 from sealegs.signals.weights import WeightSampler, local, replicas
 from sealegs.vocabulary import Row
 
@@ -140,7 +139,7 @@ class Meter:
             return Seen(loss, gradients.norms, None, gradients, blocks)
         mine = self._contribution(number, loss, grad_norm, gradients)
         rows = self.ranks.gather(self._padded(mine, samples), number)
-        merged = agree.merge(rows[:, : len(FIELDS)])
+        merged = merge(rows[:, : len(FIELDS)])
         _, *columns = rows.split([len(FIELDS), *self._slots.values()], dim=1)
         parts = dict(zip(self._slots, columns, strict=True))
         blocks = tuple(s.named(s.together(parts[s.slot][:, : s.numbers.numel()])) for s in samples)
@@ -287,7 +286,7 @@ class Meter:
         checksum = torch.zeros(2, dtype=torch.int64, device=loss.device)
         if number % CHECKSUM_STEPS == 0:
             same_everywhere = [local(p) for p in self._model.parameters() if replicas(p, world) == world]
-            checksum = agree.checksum_of(same_everywhere, loss.device)
+            checksum = checksum_of(same_everywhere, loss.device)
         if gradients is None:
             assert grad_norm is not None
             square, worst_norm, worst = grad_norm.square() / world, grad_norm, torch.zeros_like(grad_norm)
@@ -296,7 +295,7 @@ class Meter:
             square = self._shares(gradients).sum()
             worst_norm = gradients.norms.max() if gradients.names else torch.zeros_like(square)
         before = self.norms_before.take() if self.norms_before else None
-        return agree.contribution(loss, square, worst_norm, worst, before, number, checksum)
+        return contribution(loss, square, worst_norm, worst, before, number, checksum)
 
 
 def _square_roots(names: tuple[str, ...], squares: list[float]) -> dict[str, float]:

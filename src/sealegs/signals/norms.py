@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sealegs.signals.cuda_graphs import Recorder, Replayed, addresses
 from sealegs.signals.groups import plain_name
 from sealegs.signals.lengths import alike, lengths, total_of_torch
-from sealegs.signals.replayed import Recorder, Replayed, addresses
 from sealegs.signals.weights import local
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.signals.collect import Block
+from sealegs.signals.cuda_graphs import Recorder, Replayed, layout
 from sealegs.signals.groups import Groups, Sums, sent
 from sealegs.signals.lengths import alike, exact_dtype, lengths
-from sealegs.signals.replayed import Recorder, Replayed, layout
 
 MOST_SAMPLED = 16_384
 """Elements of one tensor that are looked at where a sample is enough."""
@@ -125,8 +125,8 @@ class WeightSampler:
     Parameters are those of the model. What an optimizer alone knows (master copies of the weights, weights of a loss)
     counts in the moments only. ``add_param_group``, freezing and thawing are noticed at the next ``before_update``.
 
-    On CUDA each of the two is one launch (``signals/replayed.py``) once weights and moments have stayed in their places
-    for a few samples, and again after they have moved.
+    On CUDA each of the two is one launch (``signals/cuda_graphs.py``) once weights and moments have stayed in their
+    places for a few samples, and again after they have moved.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, world: int = 1) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from sealegs.signals import weights
-from sealegs.signals.replayed import EAGER_USES, MOST_MOVES, Recorder, Replayed, addresses, layout
+from sealegs.signals.cuda_graphs import EAGER_USES, MOST_MOVES, Recorder, Replayed, addresses, layout
 from sealegs.signals.weights import WeightSampler
 
 Result = TypeVar("Result")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sealegs.signals.agree import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
 
 SAME = torch.tensor([3, 4])
 

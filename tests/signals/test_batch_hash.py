@@ -2,7 +2,7 @@
 
 import torch
 
-from sealegs.signals.digest import ELEMENTS, digest_of
+from sealegs.signals.batch_hash import ELEMENTS, digest_of
 
 
 def test_equal_batches_have_equal_digits_and_others_do_not() -> None:
