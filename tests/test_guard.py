@@ -967,7 +967,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("sealegs.guard", "sealegs.recovery.reading"):
+    for module in ("sealegs.guard", "sealegs.step.measurement"):
         monkeypatch.setattr(f"{module}.time", clock)
     return clock
 

@@ -24,24 +24,24 @@ from sealegs.recovery.books import take_over_books
 from sealegs.recovery.by_updates import ByUpdates, counting
 from sealegs.recovery.data import Batches
 from sealegs.recovery.ending import Ending
-from sealegs.recovery.gatekeeper import Gatekeeper
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.proofs import is_finite
-from sealegs.recovery.reading import Reading
 from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.recovery.state import Trainee
 from sealegs.recovery.untouched import Untouched
-from sealegs.recovery.update import Call, Update, not_undone
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.collect import Signal
-from sealegs.signals.gate import ROW
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks
 from sealegs.sinks.notify import Where
+from sealegs.step.decision import Gatekeeper
+from sealegs.step.gate import ROW
+from sealegs.step.measurement import Reading
+from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from sealegs.signals import gate as gates
-from sealegs.signals.gate import Gate
+from sealegs.step import gate as gates
+from sealegs.step.gate import Gate
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch sees none here"),
 ]
 
-_spec = importlib.util.spec_from_file_location("host_side", Path(__file__).parents[1] / "signals" / "test_gate.py")
+_spec = importlib.util.spec_from_file_location("host_side", Path(__file__).parents[1] / "step" / "test_gate.py")
 assert _spec is not None
 assert _spec.loader is not None
 host_side: Any = importlib.util.module_from_spec(_spec)
@@ -27,7 +27,7 @@ _spec.loader.exec_module(host_side)
 @pytest.fixture(params=["kernel", "graph"])
 def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gate:
     if request.param == "graph":
-        monkeypatch.setitem(sys.modules, "sealegs.signals.kernel", None)  # as where there is no Triton
+        monkeypatch.setitem(sys.modules, "sealegs.step.gate_triton", None)  # as where there is no Triton
     made = Gate(torch.device("cuda"), host_side.DETECTORS)
     assert ("_captured" in repr(made._decide)) == (request.param == "graph")
     assert bool(made.without_kernel) == (request.param == "graph"), made.without_kernel

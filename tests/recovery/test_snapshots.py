@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.recovery.test_update import OPTIMIZERS, backward, network
+from tests.step.test_update import OPTIMIZERS, backward, network
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError
 from sealegs.recovery.checkpoints import State
 from sealegs.recovery.state import Trainee
-from sealegs.recovery.update import Update
 from sealegs.signals.norms import GradientReader
+from sealegs.step.update import Update
 
 
 class Seen(NamedTuple):

@@ -8,7 +8,7 @@ cannot hide the next one, and never zero, so a new level is accepted in the end.
     r = e / scale                    in units of the usual
     p = P(r or more)                 from tracked quantiles, and a generalised Pareto tail beyond the last of them
 
-The device gate (``signals/gate.py``) computes the same formulas; ``tests/stats`` holds the two together.
+The device gate (``step/gate.py``) computes the same formulas; ``tests/stats`` holds the two together.
 """
 
 import math

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
-from sealegs.recovery.update import Update
-from sealegs.signals.gate import ROW, Gate, Told
 from sealegs.signals.measure import Seen
+from sealegs.step.gate import ROW, Gate, Told
+from sealegs.step.update import Update
 from sealegs.watch import Watch
 
 LAG = 2

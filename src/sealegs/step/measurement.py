@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from sealegs.errors import ConfigError
-from sealegs.recovery.update import Update
 from sealegs.signals.collect import Signal, waited_for
 from sealegs.signals.measure import Meter, Seen
 from sealegs.signals.norms import Gradients
+from sealegs.step.update import Update
 
 NO_STEP = -1
 """The number of what is measured between two steps."""

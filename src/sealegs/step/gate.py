@@ -1,8 +1,8 @@
 """Loss and gradient norm in, on the device; whether to apply the update out, on the device.
 
 The same test as ``detectors/spike.py`` on the same statistic as ``stats/streaming.py``, in float64, for both signals at
-once; ``tests/signals/test_gate.py`` holds them together. The host is never asked: it reads afterwards what was decided,
-and with which p. On CUDA one kernel does it (``signals/kernel.py``), or, where Triton is missing, one captured graph.
+once; ``tests/step/test_gate.py`` holds them together. The host is never asked: it reads afterwards what was decided,
+and with which p. On CUDA one kernel does it (``step/gate_triton.py``), or, where Triton is missing, one captured graph.
 """
 
 import math
@@ -129,7 +129,7 @@ def _quickest(gate: Gate) -> Decide:
     if gate.state.is_cuda:
         kept = gate.state.clone()
         try:
-            from sealegs.signals.kernel import launch
+            from sealegs.step.gate_triton import launch
 
             launch(gate, gate.limits[0, 0], gate.limits[0, 0], gate.limits[0, 0])  # compiles, which needs a C compiler
         except Exception as error:

@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Muon, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
-from sealegs.recovery.update import Update, reads_found_inf
+from sealegs.step.update import Update, reads_found_inf
 
 Make = Callable[[nn.Module], list[Optimizer]]
 

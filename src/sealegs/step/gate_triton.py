@@ -16,7 +16,7 @@ from sealegs.detectors import spike
 from sealegs.stats import audit, streaming
 
 if TYPE_CHECKING:
-    from sealegs.signals.gate import Gate
+    from sealegs.step.gate import Gate
 
 # Triton reads globals only as its own constants.
 _START = tl.constexpr(streaming.START)

@@ -12,8 +12,8 @@ import torch
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, State, heeding
 from sealegs.judge import Budget, begin, fold, standard
-from sealegs.signals.gate import FIRST_STATE, ROW, SCALARS, Gate, Told, flat
 from sealegs.stats.streaming import PATIENCE, START
+from sealegs.step.gate import FIRST_STATE, ROW, SCALARS, Gate, Told, flat
 
 DETECTORS = [d for d in standard() if isinstance(d, Spike)]
 CPU = torch.device("cpu")
