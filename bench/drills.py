@@ -35,6 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import other_loop
+from sealegs.capsule.read import open_capsule
 from sealegs.cli.drill import explained
 from sealegs.cli.replay import builder
 from sealegs.drills.loops import changed
@@ -46,7 +47,6 @@ from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.record.schema import INCIDENTS
-from sealegs.replay.capsule import open_capsule
 from sealegs.replay.subject import Subject
 
 FORK, AT, STEPS = 200, 230, 300

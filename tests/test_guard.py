@@ -23,9 +23,9 @@ from sealegs import judge
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
-from sealegs.recovery import contents
 from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector
+from sealegs.state import checkpoint_files as contents
 from sealegs.vocabulary import Row, Severity
 
 

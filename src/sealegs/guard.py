@@ -16,20 +16,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from sealegs.capsule.write import BUDGET
+from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.also import Stateful, refuse_stateless
-from sealegs.recovery.audit import AS_SAVED, Changes
 from sealegs.recovery.books import take_over_books
 from sealegs.recovery.by_updates import ByUpdates, counting
-from sealegs.recovery.data import Batches
 from sealegs.recovery.ending import Ending
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.proofs import is_finite
-from sealegs.recovery.recorder import BUDGET
 from sealegs.recovery.saving import Resumed, Saving
-from sealegs.recovery.state import Trainee
 from sealegs.recovery.untouched import Untouched
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.batch_hash import digest_of
@@ -38,6 +35,9 @@ from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks
 from sealegs.sinks.notify import Where
+from sealegs.state.extra_state import Stateful, refuse_stateless
+from sealegs.state.resume_audit import AS_SAVED, Changes
+from sealegs.state.training_state import Trainee
 from sealegs.step.decision import Gatekeeper
 from sealegs.step.gate import ROW
 from sealegs.step.measurement import Reading

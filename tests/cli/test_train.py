@@ -302,7 +302,7 @@ def test_other_data_at_a_resume_is_refused(train: Train, tmp_path: Path) -> None
 AT_ONCE = """
 import sys
 from sealegs.cli.main import main
-from sealegs.recovery.checkpoints import Checkpoints
+from sealegs.state.checkpoints import Checkpoints
 
 save_soon = Checkpoints.save_soon
 

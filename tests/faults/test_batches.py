@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from sealegs.data.position import Batches
 from sealegs.errors import ConfigError
 from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.faults.data import DataFault
 from sealegs.faults.spec import KINDS, parse
 from sealegs.lab.data import IGNORED, Batch, Source, Stream
-from sealegs.recovery.data import Batches
 
 ROWS, LENGTH, VOCABULARY = 4, 8, 64
 

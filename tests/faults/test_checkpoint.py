@@ -9,7 +9,7 @@ import torch
 from sealegs.errors import ConfigError, SourceError
 from sealegs.faults.checkpoint import corrupt_checkpoint
 from sealegs.record.schema import CHECKPOINTS
-from sealegs.recovery.checkpoints import Checkpoints, State
+from sealegs.state.checkpoints import Checkpoints, State
 
 
 def saved(folder: Path) -> Checkpoints:

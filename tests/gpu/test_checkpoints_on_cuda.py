@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from sealegs.recovery.checkpoints import Checkpoints, State
-from sealegs.recovery.state import Trainee
+from sealegs.state.checkpoints import Checkpoints, State
+from sealegs.state.training_state import Trainee
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sealegs
-from sealegs.replay.capsule import open_capsule
+from sealegs.capsule.read import open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Subject
 from sealegs.replay.tested import put_to_the_test

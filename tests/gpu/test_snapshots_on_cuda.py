@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
-from sealegs.recovery import room
-from sealegs.recovery.snapshots import Snapshot, Snapshots
+from sealegs.state import memory as room
+from sealegs.state.snapshots import Snapshot, Snapshots
 
 pytestmark = [
     pytest.mark.gpu,

@@ -39,7 +39,7 @@ from sealegs.lab.train import (
     train,
 )
 from sealegs.record.run import Run, open_run
-from sealegs.recovery.state import Trainee
+from sealegs.state.training_state import Trainee
 from sealegs.vocabulary import Row
 
 NOT_REPEATED = {"time", "tokens_per_s", "step_s", "saving"}

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
-from sealegs.recovery.checkpoints import Checkpoints, State
-from sealegs.recovery.state import Trainee
+from sealegs.state.checkpoints import Checkpoints, State
+from sealegs.state.training_state import Trainee
 
 SAVED, LAST = 3, 6
 """Steps."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.ranks.launch import launch
 
-from sealegs.recovery.checkpoints import Checkpoints
+from sealegs.state.checkpoints import Checkpoints
 
 PROGRAM = Path(__file__).with_name("resume.py")
 _spec = importlib.util.spec_from_file_location("ranks_resume", PROGRAM)

@@ -9,7 +9,7 @@ import pytest
 from tests.ranks.launch import launch
 
 import sealegs
-from sealegs.replay.capsule import open_capsule
+from sealegs.capsule.read import open_capsule
 
 LOOP = Path(__file__).with_name("rollback.py")
 pytestmark = pytest.mark.xdist_group("ranks")

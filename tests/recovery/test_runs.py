@@ -270,7 +270,7 @@ def train_and_be_killed(folder: Path, inside: str) -> None:
     trained(settings, folder / "a", ["bit-flip:in=weight@70"], resume=(folder / "a").exists())
 
 
-@pytest.mark.parametrize("inside", ["sealegs.recovery.room.copy_all", "sealegs.recovery.contents.write_tensors"])
+@pytest.mark.parametrize("inside", ["sealegs.state.memory.copy_all", "sealegs.state.checkpoint_files.write_tensors"])
 def test_a_kill_in_the_middle_loses_nothing(inside: str, tmp_path: Path) -> None:
     """SIGKILL while a snapshot is restored, and while a checkpoint is written: the resumed run ends well."""
     (tmp_path / "armed").touch()

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
-from sealegs.replay.capsule import open_capsule
 from sealegs.replay.locate import Location, _Watch
 
 NANO = SIZES["nano"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import other_loop
-from sealegs.replay.capsule import open_capsule
+from sealegs.capsule.read import open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.tested import put_to_the_test
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import sealegs
+from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
 from sealegs.errors import ConfigError
-from sealegs.replay.capsule import open_capsule
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.remedied import _joined, _spread, _taken, borrowed, plan, rerun
 from sealegs.replay.subject import load_builder

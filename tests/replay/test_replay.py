@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import sealegs
+from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
 from sealegs.cli.replay import builder
 from sealegs.diagnosis.causes import causes
@@ -28,7 +29,6 @@ from sealegs.lab.train import resolved, train
 from sealegs.recovery.following import Following
 from sealegs.replay import arms
 from sealegs.replay import tested as tests_of_causes
-from sealegs.replay.capsule import open_capsule
 from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.replay.tested import put_to_the_test
 from sealegs.report import replayed

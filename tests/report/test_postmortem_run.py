@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
@@ -24,7 +25,6 @@ from sealegs.lab.train import resolved, train
 from sealegs.record import manifest
 from sealegs.record.run import open_run
 from sealegs.record.schema import EVENTS, METRICS, to_line
-from sealegs.replay.capsule import open_capsule
 from sealegs.report import plots, postmortem_page, verified
 from sealegs.report.postmortem_causes import discriminating, hypotheses, root_cause
 from sealegs.report.postmortem_of import Case, diagnosed, logged_incidents, open_incident, postmortem_of

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs audit", description=DESCRIPTION)
     path = _place(options.checkpoint)
     try:
-        from sealegs.recovery.holdings import holdings, open_checkpoint
+        from sealegs.state.checkpoint_audit import holdings, open_checkpoint
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -272,7 +272,7 @@ def _cause_of(build: str | None, run: Path) -> tuple[str | None, str]:
 def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
     """As ``sealegs replay`` and ``sealegs postmortem`` do it: the root cause in the document that they write about an
     incident, what the replay says, and the steps that it ran."""
-    from sealegs.replay.capsule import open_capsule
+    from sealegs.capsule.read import open_capsule
     from sealegs.replay.experiment import Experiment
     from sealegs.replay.tested import put_to_the_test
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     """Look for it."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs locate", description=DESCRIPTION)
     try:
-        from sealegs.replay.capsule import open_capsule
+        from sealegs.capsule.read import open_capsule
         from sealegs.replay.experiment import Experiment
         from sealegs.replay.locate import locate, locate_first
     except ModuleNotFoundError as error:

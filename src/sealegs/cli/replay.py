@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run it again."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs replay", description=DESCRIPTION)
     try:
-        from sealegs.replay.capsule import open_capsule
+        from sealegs.capsule.read import open_capsule
         from sealegs.replay.experiment import Experiment
         from sealegs.replay.tested import put_to_the_test
     except ModuleNotFoundError as error:
@@ -127,7 +127,7 @@ def told(source: str, incident: Incident, tested: "Tested", usual: "Usual") -> R
 
 def incident_of(words: str) -> Path:
     """``RUN``, ``RUN#N``, or the folder of an incident, wherever it was brought."""
-    from sealegs.replay.capsule import incident_folder
+    from sealegs.capsule.read import incident_folder
 
     name, mark, number = words.partition("#")
     if mark and not number.isdecimal():

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs verify", description=DESCRIPTION)
     fixes = tuple(parse_fix(text) for text in options.fix)
     try:
-        from sealegs.replay.capsule import open_capsule
+        from sealegs.capsule.read import open_capsule
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -22,8 +22,8 @@ from sealegs.report.progress import progress
 from sealegs.report.remediation import Fix
 
 if TYPE_CHECKING:
+    from sealegs.capsule.read import Capsule
     from sealegs.lab.sources import Data
-    from sealegs.replay.capsule import Capsule
     from sealegs.replay.experiment import Experiment
     from sealegs.replay.remedied import Batches
 

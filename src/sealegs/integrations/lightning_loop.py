@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sealegs.data.epochs import NOTHING
 from sealegs.errors import ConfigError
 from sealegs.guard import Guard
 from sealegs.integrations.lightning_progress import Progress
 from sealegs.integrations.patches import Patches
-from sealegs.recovery.epochs import NOTHING
 from sealegs.recovery.schedules import Schedules
 
 PROBE = -1

@@ -10,9 +10,9 @@ from typing import Any
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import send_to_device, synchronize_rng_states
 
+from sealegs.data.loaders import cannot_reposition
 from sealegs.errors import ConfigError
 from sealegs.guard import Guard
-from sealegs.recovery.loaders import cannot_reposition
 
 
 def handed_out(guard: Guard, loader: Any, *, by_ourselves: bool) -> Iterator[Any]:

@@ -31,8 +31,8 @@ from sealegs.record.files import whole_file, writing
 from sealegs.record.manifest import Manifest
 from sealegs.record.schema import CHECKPOINTS, TOKENIZER
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.playbook import Playbook
+from sealegs.state.checkpoints import Checkpoints
 from sealegs.vocabulary import Sink
 from sealegs.watch import Watch
 

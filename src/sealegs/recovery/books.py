@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sealegs.data.position import Batches
 from sealegs.errors import SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import RECOVERY, speakable
-from sealegs.recovery.data import Batches
 from sealegs.recovery.history import Treatment
 from sealegs.recovery.margins import Margins
 from sealegs.recovery.playbook import Playbook

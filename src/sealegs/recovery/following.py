@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from sealegs import incidents, judge
+from sealegs.capsule.write import Recorder
 from sealegs.incidents import Incident, News
 from sealegs.recovery.cost import Cost
 from sealegs.recovery.evidence import Evidence, Trouble
 from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.recorder import Recorder
 from sealegs.signals.collective import Together
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch

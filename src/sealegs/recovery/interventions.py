@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
+from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery import asked
 from sealegs.recovery.actions import Halt, Impossible, LowerLR, ResetMoments, Rollback, plain_actions
 from sealegs.recovery.books import Books
 from sealegs.recovery.cost import Cost
-from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
 from sealegs.recovery.history import Treatment, Trigger

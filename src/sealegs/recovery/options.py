@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sealegs.data.position import Batches
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
-from sealegs.recovery.checkpoints import Checkpoints
-from sealegs.recovery.data import Batches
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.snapshots import Snapshots
-from sealegs.recovery.state import Trainee
 from sealegs.recovery.treatment import Recovery
 from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.snapshots import Snapshots
+from sealegs.state.training_state import Trainee
 from sealegs.watch import Watch
 
 

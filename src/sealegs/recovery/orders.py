@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch.optim import Optimizer
 
+from sealegs.data.position import Batches
 from sealegs.recovery.actions import (
     Action,
     Impossible,
@@ -17,7 +18,6 @@ from sealegs.recovery.actions import (
     Tighten,
 )
 from sealegs.recovery.books import Books
-from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 
 A = TypeVar("A")

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
 
 HEALTHY_AFTER = 16
 """Healthy steps after which a checkpoint is one to go back to."""

@@ -8,18 +8,18 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from sealegs.data.position import Batches
 from sealegs.errors import RunHalted, SealegsError
 from sealegs.recovery.actions import Impossible
-from sealegs.recovery.also import load_states, states_of
-from sealegs.recovery.checkpoints import Checkpoints
 from sealegs.recovery.cost import Cost
-from sealegs.recovery.data import Batches
 from sealegs.recovery.proofs import Proofs
-from sealegs.recovery.rng import restore_rng, rng_now
 from sealegs.recovery.schedules import Schedules
-from sealegs.recovery.snapshots import Snapshot, Snapshots
-from sealegs.recovery.state import Trainee, restore_scale, scale_of
 from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.extra_state import load_states, states_of
+from sealegs.state.rng import restore_rng, rng_now
+from sealegs.state.snapshots import Snapshot, Snapshots
+from sealegs.state.training_state import Trainee, restore_scale, scale_of
 from sealegs.watch import Watch
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sealegs.data.position import Batches
 from sealegs.errors import SourceError
-from sealegs.recovery.audit import came_back
 from sealegs.recovery.books import take_over_books
-from sealegs.recovery.checkpoints import Checkpoints, Damage
-from sealegs.recovery.data import Batches
-from sealegs.recovery.state import Trainee
 from sealegs.recovery.treatment import Recovery
+from sealegs.state.checkpoints import Checkpoints, Damage
+from sealegs.state.resume_audit import came_back
+from sealegs.state.training_state import Trainee
 from sealegs.watch import Watch
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from sealegs.capsule.write import Recorder
+from sealegs.data.position import Batches
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.recovery.books import Books
-from sealegs.recovery.checkpoints import Checkpoints
-from sealegs.recovery.data import Batches
 from sealegs.recovery.evidence import Trouble
 from sealegs.recovery.following import Following
 from sealegs.recovery.history import Trigger
@@ -24,11 +24,11 @@ from sealegs.recovery.margins import Margins
 from sealegs.recovery.people import People
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe import Noise, Probe
-from sealegs.recovery.recorder import Recorder
 from sealegs.recovery.retreat import Retreat
-from sealegs.recovery.snapshots import Snapshots
-from sealegs.recovery.state import Trainee
 from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.snapshots import Snapshots
+from sealegs.state.training_state import Trainee
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from sealegs.recovery.also import load_states, states_of
-from sealegs.recovery.rng import Rng, restore_rng, rng_now
-from sealegs.recovery.state import Trainee
+from sealegs.state.extra_state import load_states, states_of
+from sealegs.state.rng import Rng, restore_rng, rng_now
+from sealegs.state.training_state import Trainee
 
 
 class Untouched(NamedTuple):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from sealegs.capsule.read import Capsule
 from sealegs.errors import SourceError
-from sealegs.replay.capsule import Capsule
 from sealegs.replay.subject import Loop, Seen, Subject
 from sealegs.vocabulary import Row
 

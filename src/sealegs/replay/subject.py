@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
-from sealegs.recovery.checkpoints import State
-from sealegs.recovery.state import Trainee
 from sealegs.signals.norms import GradientReader
+from sealegs.state.checkpoints import State
+from sealegs.state.training_state import Trainee
 from sealegs.step.update import Update
 
 

@@ -9,9 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.recovery.aside import from_json
-from sealegs.recovery.checkpoints import State
-from sealegs.recovery.parts import ALSO
+from sealegs.state.checkpoints import State
+from sealegs.state.tensors import ALSO
+from sealegs.state.tensors_aside import from_json
 
 AS_SAVED = "as saved"
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")

@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery import room
-from sealegs.recovery.snapshots import Snapshot, Snapshots
+from sealegs.state import memory as room
+from sealegs.state.snapshots import Snapshot, Snapshots
 
 
 class Odd(nn.Module):

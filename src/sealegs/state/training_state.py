@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery.also import Stateful, load_states
-from sealegs.recovery.aside import from_json, to_json
-from sealegs.recovery.checkpoints import State
-from sealegs.recovery.parts import ALSO, walk
-from sealegs.recovery.rng import host_rng, restore_rng, seed_anew, torch_rng
-from sealegs.recovery.snapshots import Snapshot, Snapshots
+from sealegs.state.checkpoints import State
+from sealegs.state.extra_state import Stateful, load_states
+from sealegs.state.rng import host_rng, restore_rng, seed_anew, torch_rng
+from sealegs.state.snapshots import Snapshot, Snapshots
+from sealegs.state.tensors import ALSO, walk
+from sealegs.state.tensors_aside import from_json, to_json
 
 
 class Positioned(Protocol):

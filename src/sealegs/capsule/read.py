@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sealegs.capsule.write import VERSION, Description
 from sealegs.errors import SourceError
 from sealegs.incidents import Incident
 from sealegs.record.schema import BATCHES, CAPSULE, INCIDENT, INCIDENTS, METRICS, STATE, unspell
-from sealegs.recovery import contents
-from sealegs.recovery.checkpoints import State, read_state
-from sealegs.recovery.plain import live
-from sealegs.recovery.recorder import VERSION, Description
+from sealegs.state import checkpoint_files as contents
+from sealegs.state.checkpoints import State, read_state
+from sealegs.state.serialization import live
 from sealegs.vocabulary import Row
 
 

@@ -25,9 +25,9 @@ from torchdata.stateful_dataloader.sampler import (  # type: ignore[import-untyp
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+from sealegs.data.loaders import cannot_reposition
+from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery.data import Batches
-from sealegs.recovery.loaders import cannot_reposition
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),

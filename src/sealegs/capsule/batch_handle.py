@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from sealegs.recovery.plain import plain
+from sealegs.state.serialization import plain
 
 SCARCE = 4
 """A byte on a device counts as so many: memory there is what runs are short of."""

@@ -19,9 +19,9 @@ import torch
 from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
-from sealegs.recovery import contents
-from sealegs.recovery.checkpoints import Checkpoints, Damage, State
-from sealegs.recovery.tags import Tag
+from sealegs.state import checkpoint_files as contents
+from sealegs.state.checkpoint_tags import Tag
+from sealegs.state.checkpoints import Checkpoints, Damage, State
 
 
 def state(value: float) -> State:

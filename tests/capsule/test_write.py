@@ -15,13 +15,13 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import sealegs
+from sealegs.capsule import write as recorder
+from sealegs.capsule.batch_handle import Handed
+from sealegs.capsule.read import open_capsule
 from sealegs.errors import SourceError
-from sealegs.recovery import recorder
-from sealegs.recovery.handed import Handed
-from sealegs.recovery.rng import rng_now
-from sealegs.recovery.snapshots import Snapshots
-from sealegs.recovery.state import Trainee, scale_of
-from sealegs.replay.capsule import open_capsule
+from sealegs.state.rng import rng_now
+from sealegs.state.snapshots import Snapshots
+from sealegs.state.training_state import Trainee, scale_of
 
 OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
 

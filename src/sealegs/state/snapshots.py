@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery import room
-from sealegs.recovery.also import Stateful
-from sealegs.recovery.parts import ALSO, Apart, Join, Live, Settings, filled, walk
-from sealegs.recovery.room import CPU, Buffer, Place, in_words
+from sealegs.state import memory as room
+from sealegs.state.extra_state import Stateful
+from sealegs.state.memory import CPU, Buffer, Place, in_words
+from sealegs.state.tensors import ALSO, Apart, Join, Live, Settings, filled, walk
 
 _Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sealegs.recovery.plain import live, plain
+from sealegs.state.serialization import live, plain
 
 _ASIDE = "#aside"
 _COUNTS = "#counts"

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 import sealegs
 from sealegs.cli.main import main
 from sealegs.errors import SourceError
-from sealegs.recovery.holdings import holdings, open_checkpoint
 from sealegs.report.audited import Audited, Held, page, schema
+from sealegs.state.checkpoint_audit import holdings, open_checkpoint
 
 BATCHES = torch.randn(30, 8, 4, generator=torch.Generator().manual_seed(0))
 
@@ -80,9 +80,9 @@ def test_every_resume_is_audited(run: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_come_back_is_told(run: Path) -> None:
-    from sealegs.recovery.audit import came_back
-    from sealegs.recovery.checkpoints import Checkpoints
-    from sealegs.recovery.state import Trainee
+    from sealegs.state.checkpoints import Checkpoints
+    from sealegs.state.resume_audit import came_back
+    from sealegs.state.training_state import Trainee
 
     model, optimizer, scheduler = parts()
     saved = Checkpoints(run / "checkpoints").load(25)

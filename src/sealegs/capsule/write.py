@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sealegs.capsule.batch_handle import Handed
 from sealegs.errors import SealegsError
 from sealegs.incidents import Incident
 from sealegs.record.files import folder_aside, whole_file
@@ -34,13 +35,12 @@ from sealegs.record.schema import (
     speakable,
     to_line,
 )
-from sealegs.recovery.checkpoints import Checkpoints
-from sealegs.recovery.handed import Handed
-from sealegs.recovery.room import in_words
-from sealegs.recovery.snapshots import Snapshot, Snapshots
-from sealegs.recovery.state import Trainee
 from sealegs.report.postmortem import draft, markdown
 from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.memory import in_words
+from sealegs.state.snapshots import Snapshot, Snapshots
+from sealegs.state.training_state import Trainee
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 

@@ -9,10 +9,10 @@ import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from sealegs.data.epochs import UNKNOWN, Changes, Epoch, Loader
+from sealegs.data.loaders import cannot_reposition, loader_of
+from sealegs.data.ranges import Ranges
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery.epochs import UNKNOWN, Changes, Epoch, Loader
-from sealegs.recovery.loaders import cannot_reposition, loader_of
-from sealegs.recovery.ranges import Ranges
 
 Position: TypeAlias = dict[str, Any]
 T = TypeVar("T")

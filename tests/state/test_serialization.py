@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealegs.errors import ConfigError
-from sealegs.recovery.plain import live, plain
+from sealegs.state.serialization import live, plain
 
 KEYS = st.one_of(st.text(max_size=3), st.sampled_from(["#tuple", "#tensor"]), st.integers(0, 5))
 VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.recovery.checkpoints import Checkpoints, State
-from sealegs.recovery.state import Trainee
+from sealegs.state.checkpoints import Checkpoints, State
+from sealegs.state.training_state import Trainee
 
 
 class Position:

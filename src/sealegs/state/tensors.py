@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.recovery.also import Stateful
+from sealegs.state.extra_state import Stateful
 
 Join: TypeAlias = Callable[[Iterator[Tensor]], Tensor]
 """Parts in, in their order, the tensor that consists of them out."""

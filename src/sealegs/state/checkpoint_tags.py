@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from sealegs.errors import SourceError
 from sealegs.record.files import whole_file, writing
-from sealegs.recovery.contents import DIGESTS
+from sealegs.state.checkpoint_files import DIGESTS
 
 Tag: TypeAlias = Literal["candidate", "healthy", "suspect"]
 """What is known of the weights in a checkpoint. Nothing, at first: it is a candidate."""

@@ -18,9 +18,9 @@ from torch import Tensor
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
 from sealegs.record.schema import MANIFEST
-from sealegs.recovery import contents
-from sealegs.recovery.aside import from_json
-from sealegs.recovery.checkpoints import read_state
+from sealegs.state import checkpoint_files as contents
+from sealegs.state.checkpoints import read_state
+from sealegs.state.tensors_aside import from_json
 
 CLOSE = 20
 """Steps that a schedule or an optimizer may be off: a loss scaler leaves some out."""

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from sealegs.errors import ConfigError
-from sealegs.recovery.epochs import (
+from sealegs.data.epochs import (
     NOTHING,
     UNKNOWN,
     Changes,
@@ -27,7 +26,7 @@ from sealegs.recovery.epochs import (
     length_of,
     without_trace,
 )
-from sealegs.recovery.origins import (
+from sealegs.data.sampler_state import (
     as_at,
     drawn_from,
     global_origins,
@@ -38,7 +37,8 @@ from sealegs.recovery.origins import (
     sampler_states,
     samplers_of,
 )
-from sealegs.recovery.stateful import Stateful
+from sealegs.data.stateful import Stateful
+from sealegs.errors import ConfigError
 
 
 def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, changes: Changes) -> Loader:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sealegs.recovery.plain import live, plain
+from sealegs.state.serialization import live, plain
 
 
 @dataclass(frozen=True, slots=True)

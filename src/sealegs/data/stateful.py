@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from sealegs.recovery.epochs import NOTHING, Changes, Epoch, Numbered, Wanted, length_of, without_trace
-from sealegs.recovery.origins import as_at, drawn_from, own_origins, read, samplers_of
-from sealegs.recovery.plain import live, plain
+from sealegs.data.epochs import NOTHING, Changes, Epoch, Numbered, Wanted, length_of, without_trace
+from sealegs.data.sampler_state import as_at, drawn_from, own_origins, read, samplers_of
+from sealegs.state.serialization import live, plain
 
 
 class Stateful:

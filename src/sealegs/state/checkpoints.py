@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from sealegs.record.files import folder_aside, writing
-from sealegs.recovery import contents
-from sealegs.recovery.staging import Staging, on_host
-from sealegs.recovery.tags import Tag, Tags
 from sealegs.signals.collective import Together
+from sealegs.state import checkpoint_files as contents
+from sealegs.state.checkpoint_tags import Tag, Tags
+from sealegs.state.staging import Staging, on_host
 
 
 @dataclass(frozen=True, slots=True)
