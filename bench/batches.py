@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from sealegs.prevention.batch_sampler import StratifiedBatchSampler
-from sealegs.prevention.stratified import RareRows, meetings, spread
+from sealegs.batching.batch_sampler import StratifiedBatchSampler
+from sealegs.batching.stratified import RareRows, meetings, spread
 
 PROGRAM = "from sealegs.cli.main import main\nraise SystemExit(main({words!r}))\n"
 VOCABULARY, TIMES = 50_000, 8

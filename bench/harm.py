@@ -53,7 +53,7 @@ from sealegs.errors import RunHalted
 
 ROOT = Path(__file__).resolve().parents[1]
 HALVES = ("open", "frozen", "held", "late")
-GUARD_CODE = ("detectors", "stats", "signals", "recovery", "record", "diagnosis")
+GUARD_CODE = ("detectors", "stats", "signals", "step", "state", "data", "capsule", "recovery", "record", "diagnosis")
 """Folders of src/sealegs that a guarded cell depends on, beside the modules ..."""
 GUARD_MODULES = ("judge.py", "watch.py", "guard.py", "incidents.py", "vocabulary.py")
 SHARED_CODE = ("healthy/contract.py", "healthy/keepers.py", "peers.py", "rescue/rules.py")

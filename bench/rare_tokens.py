@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 import sealegs
+from sealegs.batching.stratified import Ints, RareRows, spread
 from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.lab.data import IGNORED, Batch, Stream
 from sealegs.lab.settings import PRESETS, SIZES, Settings
 from sealegs.lab.sources import Data, open_data
 from sealegs.lab.train import resolved, train, undisturbed
-from sealegs.prevention.stratified import Ints, RareRows, spread
 
 ARMS = ("clean", "concentrated", "stratified")
 BEGINNING = 50

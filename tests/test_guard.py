@@ -25,7 +25,7 @@ from sealegs.faults.gradient import inject
 from sealegs.faults.spec import parse
 from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector
-from sealegs.state import checkpoint_files as contents
+from sealegs.state import checkpoint_files
 from sealegs.vocabulary import Row, Severity
 
 
@@ -976,13 +976,13 @@ def test_a_checkpoint_that_is_written_beside_the_loop_is_no_slow_stretch(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every 60 steps a disk takes 15 steps for one, and the steps beside it take three times as long."""
-    may_end, write = threading.Event(), contents.write_tensors
+    may_end, write = threading.Event(), checkpoint_files.write_tensors
 
     def slowly(*words: Any) -> None:
         may_end.wait(60)
         write(*words)
 
-    monkeypatch.setattr(contents, "write_tensors", slowly)
+    monkeypatch.setattr(checkpoint_files, "write_tensors", slowly)
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=60) as guard:
         assert guard.checkpoints is not None
@@ -1008,13 +1008,13 @@ def test_a_checkpoint_that_was_put_off_is_made_when_the_run_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """That of step 8 was due while the one of step 4 was being written."""
-    may_end, write = threading.Event(), contents.write_tensors
+    may_end, write = threading.Event(), checkpoint_files.write_tensors
 
     def slowly(*words: Any) -> None:
         may_end.wait(60)
         write(*words)
 
-    monkeypatch.setattr(contents, "write_tensors", slowly)
+    monkeypatch.setattr(checkpoint_files, "write_tensors", slowly)
     model, optimizer = small()
     guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=4)
     for loss in losses(model, 9):

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from sealegs.lab.settings import SIZES, DataSettings
 from sealegs.lab.sources import open_sources
-from sealegs.prevention.batch_sampler import StratifiedBatchSampler
-from sealegs.prevention.stratified import meetings
-from sealegs.prevention.tokens import rare_rows
+from sealegs.batching.batch_sampler import StratifiedBatchSampler
+from sealegs.batching.stratified import meetings
+from sealegs.batching.tokens import rare_rows
 
 mpl.rcParams |= {"svg.hashsalt": "sealegs", "svg.fonttype": "none"}  # the same picture, the same bytes
 

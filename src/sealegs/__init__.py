@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from sealegs.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from sealegs.batching.batch_sampler import StratifiedBatchSampler
+    from sealegs.batching.tokens import rare_rows
     from sealegs.errors import RunEndedBadly
     from sealegs.guard import Guard
     from sealegs.judge import Budget
-    from sealegs.prevention.batch_sampler import StratifiedBatchSampler
-    from sealegs.prevention.live import preflight
-    from sealegs.prevention.tokens import rare_rows
+    from sealegs.preflight.live import preflight
     from sealegs.readers.read import open_run
     from sealegs.record.run import Run
     from sealegs.recovery.actions import (
@@ -81,7 +81,7 @@ _HOMES = {
     "Rung": "sealegs.recovery.playbook",
     "Severity": "sealegs.vocabulary",
     "SkipBatches": "sealegs.recovery.actions",
-    "StratifiedBatchSampler": "sealegs.prevention.batch_sampler",
+    "StratifiedBatchSampler": "sealegs.batching.batch_sampler",
     "Stratify": "sealegs.recovery.actions",
     "Subject": "sealegs.replay.subject",
     "SwapSource": "sealegs.recovery.actions",
@@ -91,8 +91,8 @@ _HOMES = {
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",
-    "preflight": "sealegs.prevention.live",
-    "rare_rows": "sealegs.prevention.tokens",
+    "preflight": "sealegs.preflight.live",
+    "rare_rows": "sealegs.batching.tokens",
     "tracker": "sealegs.sinks.trackers",
 }
 

@@ -20,12 +20,12 @@ from sealegs.capsule.write import BUDGET
 from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.books import take_over_books
 from sealegs.recovery.by_updates import ByUpdates, counting
+from sealegs.recovery.checkpoint_health import is_finite
 from sealegs.recovery.ending import Ending
+from sealegs.recovery.ledger import take_over_books
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.proofs import is_finite
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.recovery.untouched import Untouched
 from sealegs.signals.activations import ActivationSampler

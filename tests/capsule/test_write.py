@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import sealegs
-from sealegs.capsule import write as recorder
+from sealegs.capsule import write
 from sealegs.capsule.batch_handle import Handed
 from sealegs.capsule.read import open_capsule
 from sealegs.errors import SourceError
@@ -141,7 +141,7 @@ def test_a_post_mortem_that_was_completed_is_not_written_over(tmp_path: Path) ->
     (folder / "postmortem.md").write_text("complete")
     (folder / "replay.json").write_text("{}")
     incident = json.loads((folder / "incident.json").read_text())
-    recorder.write_draft(folder, incident, ())
+    write.write_draft(folder, incident, ())
     assert (folder / "postmortem.md").read_text() == "complete"
 
 
@@ -248,13 +248,13 @@ def test_after_a_resume_a_capsule_has_the_rows_from_before(tmp_path: Path) -> No
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert capsule.description.state == 300
     assert capsule.incident.start == 300
-    last = capsule.description.opened + recorder.AFTER
+    last = capsule.description.opened + write.AFTER
     assert [row["step"] for row in capsule.rows] == list(range(last + 1))
     assert capsule.steps() == range(300, last + 1)
 
 
 def test_no_more_is_kept_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "BATCH_BYTES", 20 * 16 * 8 * 4)
+    monkeypatch.setattr(write, "BATCH_BYTES", 20 * 16 * 8 * 4)
     go_wrong(tmp_path / "a")
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert sum(each.step <= capsule.description.opened for each in capsule.batches) == 20

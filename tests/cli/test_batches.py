@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sealegs.batching.batch_sampler import StratifiedBatchSampler
+from sealegs.batching.tokens import rare_rows
 from sealegs.cli.main import main
-from sealegs.prevention.batch_sampler import StratifiedBatchSampler
-from sealegs.prevention.tokens import rare_rows
 from sealegs.report.batched import Batched, schema
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from sealegs.cli.main import main
 from sealegs.report.scanned import Scanned, schema
 
 ROOT = Path(__file__).parents[2]
-PLANT = ROOT / "tests" / "prevention" / "scan" / "plant.py"
+PLANT = ROOT / "tests" / "scan" / "plant.py"
 Said = tuple[int, str, str]
 
 

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # type: ignore[import-untyped]
 
+from sealegs.batching.batch_sampler import StratifiedBatchSampler
+from sealegs.batching.stratified import RareRows
 from sealegs.data.position import Batches
 from sealegs.data.ranges import Ranges
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import Batch, Source, Stream
-from sealegs.prevention.batch_sampler import StratifiedBatchSampler
-from sealegs.prevention.stratified import RareRows
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
-from sealegs.state import memory as room
+from sealegs.state import memory
 from sealegs.state.snapshots import Snapshot, Snapshots
 
 pytestmark = [
@@ -299,7 +299,7 @@ def test_the_place_is_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> No
     assert first.description.endswith(" on the device")
 
     def where(on_cuda: int, on_cpu: int, memory: float | None = None) -> str:
-        monkeypatch.setattr(room, "free_bytes", lambda device: on_cuda if device.type == "cuda" else on_cpu)
+        monkeypatch.setattr(memory, "free_bytes", lambda device: on_cuda if device.type == "cuda" else on_cpu)
         snapshots = Snapshots(model, optimizers, memory=memory)
         snapshots.take(50, {})
         assert snapshots.held_bytes in (0, both)
@@ -319,9 +319,9 @@ def test_what_the_run_needs_again_is_not_free() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     activations = torch.empty(2**30, dtype=torch.uint8, device=device)
     del activations
-    between_steps = room.free_bytes(device)
+    between_steps = memory.free_bytes(device)
     torch.cuda.reset_peak_memory_stats()
-    assert room.free_bytes(device) - between_steps >= 2**30
+    assert memory.free_bytes(device) - between_steps >= 2**30
 
 
 def test_memory_that_cannot_be_had_does_not_end_the_run() -> None:

@@ -22,8 +22,8 @@ import sealegs
 from sealegs.cli import check
 from sealegs.errors import ConfigError, RunHalted, SourceError
 from sealegs.record.requests import waiting
-from sealegs.recovery.books import read_books
-from sealegs.recovery.people import ASK_EVERY_S
+from sealegs.recovery.ledger import read_books
+from sealegs.recovery.requests import ASK_EVERY_S
 
 pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes ten seconds
 PLAYBOOKS = {"none": None, "standard": sealegs.Playbook.standard()}

@@ -19,8 +19,8 @@ import sealegs
 from sealegs.errors import ConfigError
 from sealegs.integrations.lightning import HOMES, Guarded
 from sealegs.record.requests import leave
-from sealegs.recovery.books import read_books
-from sealegs.recovery.people import ASK_EVERY_S
+from sealegs.recovery.ledger import read_books
+from sealegs.recovery.requests import ASK_EVERY_S
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),  # importing it takes some seconds

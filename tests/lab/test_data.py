@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sealegs.batching.left_out import LeftOut
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion
-from sealegs.prevention.left_out import LeftOut
 
 
 def source(name: str = "a", documents: int = 30, length: int = 7, first_token: int = 1) -> Source:

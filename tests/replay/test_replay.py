@@ -26,7 +26,7 @@ from sealegs.lab import branches
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
-from sealegs.recovery.following import Following
+from sealegs.recovery.incident_tracker import Following
 from sealegs.replay import arms
 from sealegs.replay import tested as tests_of_causes
 from sealegs.replay.experiment import Change, Experiment, Outcome

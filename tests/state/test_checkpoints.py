@@ -19,7 +19,7 @@ import torch
 from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
-from sealegs.state import checkpoint_files as contents
+from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_tags import Tag
 from sealegs.state.checkpoints import Checkpoints, Damage, State
 
@@ -215,7 +215,7 @@ def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path, caps
     with pytest.raises(SourceError, match=r"not a checkpoint that Sealegs wrote \(it names builtins.print\)"):
         checkpoints.load(1)
     with pytest.raises(AssertionError, match="metadata"):
-        contents.read_tensors(tmp_path / "1", {"model/w": torch.empty(40, 5)}, None)
+        checkpoint_files.read_tensors(tmp_path / "1", {"model/w": torch.empty(40, 5)}, None)
     assert capsys.readouterr().out == ""
 
 
@@ -233,14 +233,14 @@ def test_digests_are_of_every_file(tmp_path: Path) -> None:
 def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The thread waits with its writing until this is over. The event says that it has come so far."""
     has_come, may_go_on = threading.Event(), threading.Event()
-    write = contents.write_tensors
+    write = checkpoint_files.write_tensors
 
     def write_later(*arguments: Any) -> None:
         has_come.set()
         may_go_on.wait(60)
         write(*arguments)
 
-    monkeypatch.setattr(contents, "write_tensors", write_later)
+    monkeypatch.setattr(checkpoint_files, "write_tensors", write_later)
     try:
         yield has_come
     finally:
@@ -296,7 +296,7 @@ def test_the_copies_take_the_same_memory_every_time(tmp_path: Path) -> None:
 def test_a_synchronous_save_waits_for_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     others = threading.Event()
-    write = contents.write_tensors
+    write = checkpoint_files.write_tensors
 
     def write_noting(folder: Path, *arguments: Any) -> None:
         number = folder.name.split(".")[1]
@@ -305,7 +305,7 @@ def test_a_synchronous_save_waits_for_the_thread(tmp_path: Path, monkeypatch: py
         write(folder, *arguments)
         order.append(f"{number} ends")
 
-    monkeypatch.setattr(contents, "write_tensors", write_noting)
+    monkeypatch.setattr(checkpoint_files, "write_tensors", write_noting)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_soon(1, state(1.0))
     checkpoints.save(2, state(2.0))

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.state import memory as room
+from sealegs.state import memory
 from sealegs.state.snapshots import Snapshot, Snapshots
 
 
@@ -471,8 +471,8 @@ def test_the_budget_is_kept_to_the_byte() -> None:
 def test_without_a_budget_it_is_half_of_what_is_free(ranks: int, tmp_path: Path, monkeypatch: Any) -> None:
     model, optimizers = plain_network()
     both = _two_bytes(model, optimizers)
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     wanted = 2 * both // 1024 * ranks
     for free, held in ((wanted, both), (wanted - 1, 0)):
@@ -491,21 +491,21 @@ def test_without_a_budget_it_is_half_of_what_is_free(ranks: int, tmp_path: Path,
 def test_a_container_may_have_less_than_its_host(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     cpu = torch.device("cpu")
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
-    assert room.free_bytes(cpu) == room._half_of_the_host() > 0, "no /proc/meminfo, as on a Mac"
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    assert memory.free_bytes(cpu) == memory._half_of_the_host() > 0, "no /proc/meminfo, as on a Mac"
     (tmp_path / "meminfo").write_text("MemTotal: 10 kB\n")
-    assert room.free_bytes(cpu) == room._half_of_the_host()
+    assert memory.free_bytes(cpu) == memory._half_of_the_host()
     (tmp_path / "meminfo").write_text("MemAvailable: 100 kB\n")
-    assert room.free_bytes(cpu) == 102_400
+    assert memory.free_bytes(cpu) == 102_400
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("50000\n")
     (tmp_path / "memory.stat").write_text("anon 20000\ninactive_file 10000\n")
-    assert room.free_bytes(cpu) == 102_400
+    assert memory.free_bytes(cpu) == 102_400
     (tmp_path / "memory.max").write_text("60000\n")
-    assert room.free_bytes(cpu) == 20_000
+    assert memory.free_bytes(cpu) == 20_000
     (tmp_path / "memory.max").write_text("30000\n")
-    assert room.free_bytes(cpu) == 0
+    assert memory.free_bytes(cpu) == 0
 
 
 def test_memory_that_cannot_be_had_does_not_end_the_run() -> None:

@@ -10,7 +10,7 @@ from sealegs.capsule.write import VERSION, Description
 from sealegs.errors import SourceError
 from sealegs.incidents import Incident
 from sealegs.record.schema import BATCHES, CAPSULE, INCIDENT, INCIDENTS, METRICS, STATE, unspell
-from sealegs.state import checkpoint_files as contents
+from sealegs.state import checkpoint_files
 from sealegs.state.checkpoints import State, read_state
 from sealegs.state.serialization import live
 from sealegs.vocabulary import Row
@@ -41,9 +41,9 @@ class Capsule:
         """The state from before the onset, checked."""
         if self.description.state is None:
             raise SourceError(f"{self.folder}: it cannot be run again ({self.description.without_state})")
-        if fault := contents.fault_in(self.folder / STATE):
+        if fault := checkpoint_files.fault_in(self.folder / STATE):
             raise SourceError(f"{self.folder / STATE}: it is damaged ({fault}); restore it from a copy")
-        contents.expect_to_be_alone()
+        checkpoint_files.expect_to_be_alone()
         return read_state(self.folder / STATE, self.description.state)
 
     def steps(self) -> range:

@@ -11,13 +11,13 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from sealegs.batching.batch_sampler import StratifiedBatchSampler
+from sealegs.batching.stratified import Ints, RareRows, meetings, rare_tokens
+from sealegs.batching.tokens import rows_of, token_counts
 from sealegs.errors import ConfigError, SourceError
-from sealegs.prevention.batch_sampler import StratifiedBatchSampler
-from sealegs.prevention.scan.reading_ids import document_starts, open_ids
-from sealegs.prevention.stratified import Ints, RareRows, meetings, rare_tokens
-from sealegs.prevention.tokens import rows_of, token_counts
 from sealegs.record.files import whole_file, writing
 from sealegs.report.batched import Batched, UnmetShown, contract, page
+from sealegs.scan.reading_ids import document_starts, open_ids
 
 DESCRIPTION = """\
 Order the rows of tokenised data so that no batch has a rare token (fewer than 10 times in the data) in two of its rows,

@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 import tyro
 
+from sealegs.batching.left_out import write_list
+from sealegs.batching.stratified import Ints, RareRows
 from sealegs.errors import ConfigError, SourceError
-from sealegs.prevention.left_out import write_list
-from sealegs.prevention.scan.blocks import Part, Ways
-from sealegs.prevention.scan.forecast import Ahead, ahead
-from sealegs.prevention.scan.plan import in_order, of_files, of_ids, planned
-from sealegs.prevention.scan.scan import scan
-from sealegs.prevention.scan.settled import Settled
-from sealegs.prevention.stratified import Ints, RareRows
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.report.scanned import BatchShown, Forecast, Scanned, contract, page
+from sealegs.scan.blocks import Part, Ways
+from sealegs.scan.forecast import Ahead, ahead
+from sealegs.scan.plan import in_order, of_files, of_ids, planned
+from sealegs.scan.scan import scan
+from sealegs.scan.summary import Settled
 
 DESCRIPTION = """\
 Look through a corpus before it is trained on: token frequencies and rare tokens, repeated spans, text that is broken,

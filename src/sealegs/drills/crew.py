@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from sealegs.errors import RankMissing, SealegsError
-from sealegs.prevention.scan.scan import interrupts_held
+from sealegs.scan.scan import interrupts_held
 
 RANKS = 2
 PATIENCE_S = 120.0

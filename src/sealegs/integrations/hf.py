@@ -34,9 +34,9 @@ from sealegs.guard import Guard
 from sealegs.integrations.advice import advice
 from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.patches import Patches
-from sealegs.prevention.live import preflight
-from sealegs.prevention.plan import plan_from
-from sealegs.prevention.reading import of_model_config, of_training_arguments
+from sealegs.preflight.config_readers import of_model_config, of_training_arguments
+from sealegs.preflight.live import preflight
+from sealegs.preflight.plan import plan_from
 from sealegs.record.files import whole_file, writing
 from sealegs.report.advised import Advised
 from sealegs.watch import Watch

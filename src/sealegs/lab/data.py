@@ -18,11 +18,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.batching.left_out import LeftOut
+from sealegs.batching.permutation import shuffled
+from sealegs.batching.stratified import RareRows, rare_tokens, spread
+from sealegs.batching.tokens import token_counts
 from sealegs.errors import ConfigError, SourceError
-from sealegs.prevention.left_out import LeftOut
-from sealegs.prevention.permutation import shuffled
-from sealegs.prevention.stratified import RareRows, rare_tokens, spread
-from sealegs.prevention.tokens import token_counts
 
 Ints: TypeAlias = NDArray[np.int64]
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from sealegs.batching.left_out import LeftOut, read_list
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab import corpus
 from sealegs.lab.data import Source, Stream, entropy, too_high
 from sealegs.lab.settings import Settings
-from sealegs.prevention.left_out import LeftOut, read_list
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.schema import TOKENIZER
 

@@ -14,14 +14,14 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery import asked
 from sealegs.recovery.actions import Halt, Impossible, LowerLR, ResetMoments, Rollback, plain_actions
-from sealegs.recovery.books import Books
 from sealegs.recovery.cost import Cost
 from sealegs.recovery.evidence import Trouble
-from sealegs.recovery.following import Following
 from sealegs.recovery.history import Treatment, Trigger
+from sealegs.recovery.incident_tracker import Following
+from sealegs.recovery.ledger import Books
 from sealegs.recovery.orders import Order, change_books, change_data, makes_its_rate, refuse_idle
 from sealegs.recovery.playbook import HEALS, Playbook, choose
-from sealegs.recovery.retreat import Retreat, Target
+from sealegs.recovery.restore_points import Retreat, Target
 from sealegs.watch import Watch
 
 

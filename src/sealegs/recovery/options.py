@@ -10,7 +10,7 @@ from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.treatment import Recovery
+from sealegs.recovery.recovery import Recovery
 from sealegs.signals.collective import Together
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.snapshots import Snapshots

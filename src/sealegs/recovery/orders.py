@@ -17,8 +17,8 @@ from sealegs.recovery.actions import (
     SwapSource,
     Tighten,
 )
-from sealegs.recovery.books import Books
 from sealegs.recovery.evidence import Trouble
+from sealegs.recovery.ledger import Books
 
 A = TypeVar("A")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sealegs.data.position import Batches
 from sealegs.errors import SourceError
-from sealegs.recovery.books import take_over_books
-from sealegs.recovery.treatment import Recovery
+from sealegs.recovery.ledger import take_over_books
+from sealegs.recovery.recovery import Recovery
 from sealegs.state.checkpoints import Checkpoints, Damage
 from sealegs.state.resume_audit import came_back
 from sealegs.state.training_state import Trainee

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sealegs.batching.stratified import RareRows, spread
 from sealegs.errors import ConfigError
-from sealegs.prevention.stratified import RareRows, spread
 from sealegs.replay.arms import arms, groups_of, set_beta2, tail_of
 from sealegs.replay.experiment import Change, Experiment
 from sealegs.report.remediation import Fix

@@ -18,7 +18,7 @@ from torch import Tensor
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
 from sealegs.record.schema import MANIFEST
-from sealegs.state import checkpoint_files as contents
+from sealegs.state import checkpoint_files
 from sealegs.state.checkpoints import read_state
 from sealegs.state.tensors_aside import from_json
 
@@ -67,7 +67,7 @@ class Contents:
 
 def open_checkpoint(path: Path) -> Contents:
     """Read it, whoever wrote it."""
-    if path.is_dir() and (path / contents.DIGESTS).exists():
+    if path.is_dir() and (path / checkpoint_files.DIGESTS).exists():
         return _ours(path)
     if path.is_dir() and ((path / "trainer_state.json").exists() or (path / "optimizer.pt").exists()):
         return _hugging_face(path)
@@ -209,9 +209,9 @@ def _spelt(value: Any) -> str:
 
 def _ours(folder: Path) -> Contents:
     kind = "checkpoint of Sealegs"
-    if (fault := contents.fault_in(folder)) is not None:
+    if (fault := checkpoint_files.fault_in(folder)) is not None:
         return Contents(kind=kind, fault=fault)
-    contents.expect_to_be_alone()
+    checkpoint_files.expect_to_be_alone()
     step = int(folder.name) if folder.name.isdecimal() else None
     state = read_state(folder, step or 0)
     plain = state.plain

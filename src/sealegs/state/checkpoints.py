@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from sealegs.record.files import folder_aside, writing
 from sealegs.signals.collective import Together
-from sealegs.state import checkpoint_files as contents
+from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_tags import Tag, Tags
 from sealegs.state.staging import Staging, on_host
 
@@ -86,7 +86,7 @@ class Checkpoints:
         self._is_writing = False
         self._written: deque[Written] = deque()
         self._trouble: deque[str] = deque()
-        contents.expect_to_be_alone()
+        checkpoint_files.expect_to_be_alone()
 
     def steps(self) -> list[int]:
         """The steps for which there is a checkpoint, rising."""
@@ -178,7 +178,7 @@ class Checkpoints:
             return on_disk.enter_context(folder_aside(target, replace=True))
 
         def finish() -> None:
-            contents.write_digests(aside, digests)
+            checkpoint_files.write_digests(aside, digests)
             on_disk.close()  # now it has its name
             if target.parent == self._folder:
                 self._take_in(int(target.name))
@@ -186,9 +186,9 @@ class Checkpoints:
         with writing(target), ExitStack() as on_disk:
             parts = ranks.agree(make)
             aside = ranks.first(begin)
-            ranks.agree(lambda: contents.write_plain(aside, ranks.rank, parts.plain, parts.own))
-            contents.write_tensors(aside, parts.tensors, ranks.group)
-            digests = ranks.gather(ranks.agree(lambda: contents.digests_of(aside, ranks.rank)))
+            ranks.agree(lambda: checkpoint_files.write_plain(aside, ranks.rank, parts.plain, parts.own))
+            checkpoint_files.write_tensors(aside, parts.tensors, ranks.group)
+            digests = ranks.gather(ranks.agree(lambda: checkpoint_files.digests_of(aside, ranks.rank)))
             ranks.first(finish)
 
     def _take_in(self, step: int) -> None:
@@ -260,7 +260,7 @@ class Checkpoints:
 
     def check(self, step: int) -> Damage | None:
         """Read a checkpoint whole and compare it with its digests."""
-        fault = contents.fault_in(self._folder / str(step))
+        fault = checkpoint_files.fault_in(self._folder / str(step))
         return None if fault is None else Damage(step, fault)
 
     def load(self, step: int, like: State | None = None) -> State:
@@ -278,11 +278,11 @@ def read_state(folder: Path, step: int, like: State | None = None, ranks: Togeth
     rank = 0 if ranks is None else ranks.rank
     tensors = {
         name: _room(name, entry, {} if like is None else like.tensors)
-        for name, entry in contents.tensors_in(folder).items()
+        for name, entry in checkpoint_files.tensors_in(folder).items()
         if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
     }
-    contents.read_tensors(folder, tensors, None if ranks is None else ranks.group)
-    plain, own = contents.read_plain(folder, rank)
+    checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
+    plain, own = checkpoint_files.read_plain(folder, rank)
     return State(tensors, plain, own, step)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.state import memory as room
+from sealegs.state import memory
 from sealegs.state.extra_state import Stateful
 from sealegs.state.memory import CPU, Buffer, Place, in_words
 from sealegs.state.tensors import ALSO, Apart, Join, Live, Settings, filled, walk
@@ -188,7 +188,7 @@ class Snapshots:
         held = self._find(snapshot)
         targets, moments = self._targets(held, walk(self._model, self._optimizers))
         self.before_update()  # what is written now may still be read for a candidate
-        room.copy_all((targets[key], part) for key, part in held.buffer.parts.items() if key in targets)
+        memory.copy_all((targets[key], part) for key, part in held.buffer.parts.items() if key in targets)
         for optimizer, settings in zip(self._optimizers, held.settings, strict=True):
             settings.put_into(optimizer, moments)
 
@@ -237,7 +237,7 @@ class Snapshots:
     def _begin(self, layout: dict[str, _Kind], tensors: Mapping[str, Tensor]) -> None:
         """Make two buffers for such tensors, where there is room for them."""
         self.drop()
-        sizes = room.sizes_of(tensors)
+        sizes = memory.sizes_of(tensors)
         if not self._find_place(sizes):
             return
         try:
@@ -262,7 +262,7 @@ class Snapshots:
         full = []
         for place in ("host",) if set(sizes) <= {CPU} else self._places:
             needed = sizes if place == "device" else {} if self._memory is not None else {CPU: size}
-            half = {device: room.free_bytes(device) // 2 for device in needed}
+            half = {device: memory.free_bytes(device) // 2 for device in needed}
             too_small = [device for device in needed if 2 * needed[device] > half[device]]
             if not too_small:
                 self._place = place
@@ -280,14 +280,14 @@ class Snapshots:
             is_beside = self._place == "host" and tensor.is_cuda and key not in changed_by_forward
             pairs = beside.setdefault(tensor.device, []) if is_beside else at_once
             pairs.append((buffer.parts[key], tensor))
-        room.copy_all(at_once)
+        memory.copy_all(at_once)
         for device, pairs in beside.items():
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)
             stream = self._streams[device]
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                room.copy_all(pairs)
+                memory.copy_all(pairs)
             self._under_way.append(_Copying(stream.record_event(), device, [source for _, source in pairs]))
 
     def _targets(self, held: "_Held", live: Live) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,0 +1,301 @@
+"""Settings as programs write them in, a Plan out: the lab's, Hugging Face's, and any manifest's.
+
+Only what is written is known: a key that is missing has a default, but which one depends on the program's version.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sealegs.diagnosis.settings import Known, known_of
+from sealegs.errors import ConfigError
+from sealegs.preflight.plan import Plan, plan_from
+from sealegs.record.manifest import Manifest, dotted
+
+
+class Read(NamedTuple):
+    """A plan, and what the source calls its fields."""
+
+    plan: Plan
+    names: Mapping[str, str]
+
+
+LAB = {
+    "steps": "steps",
+    "price_per_hour": "price_per_hour",
+    "optimizer.lr": "lr",
+    "optimizer.eps": "eps",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.clip": "clip",
+    "optimizer.warmup_steps": "warmup_steps",
+    "optimizer.final_lr_share": "final_lr_share",
+    "model.width": "width",
+    "model.layers": "layers",
+    "model.vocabulary": "vocabulary",
+    "model.norm_position": "norm_position",
+    "model.norm_eps": "norm_eps",
+    "model.qk_norm": "qk_norm",
+    "model.z_loss": "z_loss",
+    "model.tied_head": "tied_head",
+    "model.embedding_norm": "embedding_norm",
+    "model.naive_softmax": "naive_softmax",
+    "model.naive_log_loss": "naive_log_loss",
+    "model.mup_base_width": "mup_base_width",
+    "cadence.checkpoint_steps": "checkpoint_steps",
+    "cadence.checkpoint_minutes": "checkpoint_minutes",
+    "cadence.keep_checkpoints": "keep_checkpoints",
+}
+TRAINING_ARGUMENTS = {
+    "learning_rate": "lr",
+    "adam_beta1": "beta1",
+    "adam_beta2": "beta2",
+    "adam_epsilon": "eps",
+    "weight_decay": "weight_decay",
+    "max_grad_norm": "clip",
+    "ignore_data_skip": "keeps_data_position",
+    "save_only_model": "saves_optimizer",
+    "save_total_limit": "keep_checkpoints",
+    "logging_nan_inf_filter": "nan_filter",
+    "group_by_length": "grouped_by_length",
+    "dataloader_num_workers": "workers",
+}
+MODEL_CONFIG = {
+    "hidden_size": "width",
+    "n_embd": "width",
+    "d_model": "width",
+    "num_hidden_layers": "layers",
+    "n_layer": "layers",
+    "vocab_size": "vocabulary",
+    "rms_norm_eps": "norm_eps",
+    "layer_norm_eps": "norm_eps",
+    "layer_norm_epsilon": "norm_eps",
+    "initializer_range": "init_std",
+    "tie_word_embeddings": "tied_head",
+    "final_logit_softcapping": "logit_softcap",
+    "attn_logit_softcapping": "attention_softcap",
+    "_attn_implementation": "attention_kernel",
+    "attn_implementation": "attention_kernel",
+    "mup_base_width": "mup_base_width",
+}
+SCHEDULES = {
+    "linear": ("linear", 0.0),
+    "cosine": ("cosine", 0.0),
+    "cosine_with_min_lr": ("cosine", None),
+    "cosine_with_restarts": ("cosine-restarts", 0.0),
+    "constant": ("constant", 1.0),
+    "constant_with_warmup": ("constant", 1.0),
+    "inverse_sqrt": ("inverse-sqrt", 0.0),
+}
+"""Hugging Face's names: our kind, and what is left of the peak."""
+MODEL_TYPES: Mapping[str, tuple[str, bool]] = {
+    "gpt2": ("pre", False),
+    "gpt_neox": ("pre", False),
+    "llama": ("pre", False),
+    "mistral": ("pre", False),
+    "qwen2": ("pre", False),
+    "qwen3": ("pre", True),
+    "gemma": ("pre", False),
+    "gemma2": ("pre", False),
+    "gemma3_text": ("pre", True),
+    "olmo": ("pre", False),
+    "olmo2": ("branch", True),
+    "bert": ("post", False),
+    "roberta": ("post", False),
+}
+"""Where the norms of known models stand, and whether queries and keys have one: the configuration does not say."""
+
+
+def of_lab(settings: Mapping[str, Any], **more: Any) -> Read:
+    """The settings of ``sealegs train``, nested as in its TOML, every one of them there."""
+    flat = dict(dotted(settings))
+    known: dict[str, Any] = {ours: flat.get(theirs) for theirs, ours in LAB.items()}
+    width, base, std = known["width"], known["mup_base_width"], flat["model.init_std"]
+    if isinstance(std, str):
+        std = math.sqrt(1 / (3 * width))
+    elif base:
+        std *= math.sqrt(base / width)
+    dtype = None if flat["dtype"] == "auto" else flat["dtype"]
+    known |= {
+        "optimizer": "adamw",
+        "decoupled": True,
+        "beta1": flat["optimizer.betas"][0],
+        "beta2": flat["optimizer.betas"][1],
+        "decays_vectors": False,
+        "decays_embeddings": True,
+        "moments_dtype": "fp32",
+        "clip_by": "norm",
+        "schedule": "cosine",
+        "dtype": dtype,
+        "weights_dtype": "fp32",
+        "scaler": None if dtype is None else dtype == "fp16",
+        "gradient_dtype": "fp32",
+        "addends": flat["data.accumulation"],
+        "final_norm": known["norm_position"] == "pre",
+        "gated_mlp": flat["model.activation"] == "swiglu",
+        "init_std": std,
+        "narrowed_residual": True,
+        "parameters": _lab_parameters(flat),
+        "batch_tokens": flat["data.batch"] * flat["model.context"],
+        "shuffle": "all",
+        "ranks": 1,
+        "saves_optimizer": True,
+        "keeps_data_position": True,
+        "log_steps": 1,
+        "nan_filter": False,
+        **more,
+    }
+    names = {ours: theirs for theirs, ours in LAB.items()}
+    names |= {"beta1": "optimizer.betas", "beta2": "optimizer.betas", "init_std": "model.init_std"}
+    return Read(plan_from(known), names)
+
+
+def _lab_parameters(flat: Mapping[str, Any]) -> int:
+    width, hidden = flat["model.width"], flat["model.hidden"]
+    mlp = width * hidden * (3 if flat["model.activation"] == "swiglu" else 2)
+    heads = 1 if flat["model.tied_head"] else 2
+    return int(flat["model.layers"] * (4 * width**2 + mlp) + heads * width * flat["model.vocabulary"])
+
+
+def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
+    """``TrainingArguments.to_json_string()``, or the part of it that somebody wrote down."""
+    known, names = _renamed(values, TRAINING_ARGUMENTS)
+    for negated in ("keeps_data_position", "saves_optimizer"):
+        if negated in known:
+            known[negated] = not known[negated]
+    optim = str(values.get("optim", ""))
+    if optim.startswith("adamw"):
+        known |= {"optimizer": "adamw", "decoupled": True, "decays_vectors": False}
+    if "max_grad_norm" in values:
+        known["clip_by"] = "norm"
+    if "fp16" in values or "bf16" in values:
+        half = "fp16" if values.get("fp16") else "bf16" if values.get("bf16") else "fp32"
+        known |= {"dtype": half, "scaler": half == "fp16"}
+        names["dtype"] = half if half != "fp32" else "bf16"
+    steps = values.get("max_steps")
+    known["steps"] = total = int(steps) if isinstance(steps, int | float) and steps > 0 else None
+    names["steps"] = "max_steps"
+    known |= _interval(values, "save_strategy", "save_steps", "checkpoint_steps", total)
+    known |= _interval(values, "logging_strategy", "logging_steps", "log_steps", total)
+    names |= {"checkpoint_steps": "save_steps", "log_steps": "logging_steps", "warmup_steps": "warmup_steps"}
+    known |= _schedule(values, total, known.get("lr"))
+    names |= {"schedule": "lr_scheduler_type", "final_lr_share": "lr_scheduler_kwargs"}
+    return Read(plan_from(known, where), names)
+
+
+def _interval(values: Mapping[str, Any], strategy: str, name: str, ours: str, total: int | None) -> dict[str, Any]:
+    """Steps between two of something: a number, or a share of the run."""
+    how, every = str(values.get(strategy, "steps")), values.get(name)
+    if how == "no":
+        return {ours: 0} if ours == "checkpoint_steps" else {}
+    if how != "steps" or not isinstance(every, int | float):
+        return {}
+    if every < 1:
+        return {} if total is None else {ours: math.ceil(every * total)}
+    return {ours: int(every)}
+
+
+def _schedule(values: Mapping[str, Any], total: int | None, lr: Any) -> dict[str, Any]:
+    kind, floor = SCHEDULES.get(str(values.get("lr_scheduler_type", "")), (None, None))
+    more = values.get("lr_scheduler_kwargs") or {}
+    more = more if isinstance(more, Mapping) else {}
+    if kind == "cosine" and floor is None:
+        least = more.get("min_lr")
+        floor = least / lr if isinstance(least, int | float) and lr else more.get("min_lr_rate")
+    warmup, ratio = values.get("warmup_steps"), values.get("warmup_ratio")
+    if not warmup and ratio:
+        warmup = ratio
+    if isinstance(warmup, float) and 0 < warmup < 1:  # a share of the run
+        warmup = None if total is None else math.ceil(warmup * total)
+    known = {"schedule": kind, "final_lr_share": floor, "warmup_steps": None if warmup is None else int(warmup)}
+    return known | ({"cycles": float(more.get("num_cycles", 1))} if kind == "cosine-restarts" else {})
+
+
+def of_model_config(values: Mapping[str, Any], where: str) -> Read:
+    """A model's ``config.json``; of one that nests, what the text model reads."""
+    inner = values.get("text_config")
+    inside: Mapping[str, Any] = inner if isinstance(inner, Mapping) else values
+    known, names = _renamed(inside, MODEL_CONFIG)
+    if inside is not values:
+        names = {ours: f"text_config.{theirs}" for ours, theirs in names.items()}
+        if (outer := values.get("final_logit_softcapping")) is not None:
+            known["misplaced_softcap"] = outer
+            names["logit_softcap"] = "text_config.final_logit_softcapping"
+    for cap in ("logit_softcap", "attention_softcap"):
+        if known.get(cap) is None and MODEL_CONFIG_CAPS[cap] in inside:
+            known[cap] = 0.0  # null: none
+    if placed := MODEL_TYPES.get(str(inside.get("model_type"))):
+        known |= {"norm_position": placed[0], "qk_norm": placed[1]}
+        if placed[0] == "pre":
+            known["final_norm"] = True
+    for name in ("use_qk_norm", "qk_layernorm"):
+        if isinstance(inside.get(name), bool):
+            known["qk_norm"] = inside[name]
+            names["qk_norm"] = name
+    known |= _model_parameters(inside, known)
+    return Read(plan_from(known, where), names)
+
+
+MODEL_CONFIG_CAPS = {"logit_softcap": "final_logit_softcapping", "attention_softcap": "attn_logit_softcapping"}
+
+
+def _model_parameters(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Roughly how many, from the shapes; not of mixtures of experts."""
+    width: Any
+    width, layers, vocabulary = (known.get(name) for name in ("width", "layers", "vocabulary"))
+    inner = values.get("intermediate_size") or values.get("n_inner") or 4 * (width or 0)
+    heads = values.get("num_attention_heads") or values.get("n_head") or 1
+    grouped = values.get("num_key_value_heads") or heads
+    sizes = (width, layers, vocabulary, inner, heads, grouped)
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or any("expert" in name for name in values):
+        return {}
+    gated = str(values.get("hidden_act") or values.get("hidden_activation") or "") in ("silu", "gelu_pytorch_tanh")
+    layer = (2 + 2 * grouped / heads) * width**2 + (3 if gated else 2) * width * inner
+    tables = 1 if known.get("tied_head", "n_embd" in values) else 2
+    return {"parameters": int(layers * layer + tables * width * vocabulary), "gated_mlp": gated}
+
+
+def of_manifest(manifest: Manifest, rows: Mapping[str, float]) -> Read:
+    """The manifest of somebody's own loop, by the names that settings mostly have; and what its rows have shown."""
+    found = known_of(manifest)
+    known: dict[str, Any] = {"dtype": found.dtype, "price_per_hour": manifest.price_per_hour, **rows}
+    for name in ("lr", "beta2", "weight_decay", "clip", "init_std", "norm_eps"):
+        known[name] = found.number(name)
+    for name in ("warmup_steps", "steps", "layers", "width", "vocabulary"):
+        known[name] = _whole(found, name)
+    for name in ("naive_softmax", "naive_log_loss"):
+        known[name] = found.says(name) if name in found.values else None
+    return Read(plan_from(known, manifest.run_id), {})
+
+
+def _whole(found: Known, name: str) -> int | None:
+    value = found.number(name)
+    return int(value) if value is not None and value == value // 1 and math.isfinite(value) else None
+
+
+def _renamed(values: Mapping[str, Any], table: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    found = {theirs: ours for theirs, ours in table.items() if values.get(theirs) is not None}
+    return {ours: values[theirs] for theirs, ours in found.items()}, {ours: theirs for theirs, ours in found.items()}
+
+
+RECOGNISED: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], str], Read]], ...] = (
+    (frozenset({"learning_rate", "per_device_train_batch_size", "lr_scheduler_type"}), of_training_arguments),
+    (frozenset({"model_type", "hidden_size", "n_embd", "architectures", "text_config"}), of_model_config),
+)
+"""Keys of which one is enough, and what reads an object that has it."""
+
+
+def of_json(text: bytes, where: str) -> Read:
+    """A JSON file of Hugging Face's: which one, its keys say."""
+    try:
+        values = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: not JSON ({error})") from error
+    if isinstance(values, dict):
+        for keys, read in RECOGNISED:
+            if keys & values.keys():
+                return read(values, where)
+    raise ConfigError(
+        f"{where}: neither training arguments (learning_rate, ...) nor a model's config (model_type, hidden_size, ...)"
+    )

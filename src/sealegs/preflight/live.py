@@ -1,0 +1,288 @@
+"""A model, its optimizer, its schedule and its data in, Advice out: ``sealegs.preflight``.
+
+Nothing is changed: the forward pass is one of evaluation, a step is undone, random states are as they were.
+"""
+
+import copy
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from sealegs.errors import ConfigError
+from sealegs.preflight.config_readers import Read
+from sealegs.preflight.plan import Plan, merged, plan_from, written
+from sealegs.preflight.rule import check
+from sealegs.preflight.rules import RULES
+from sealegs.preflight.structure import read_structure
+from sealegs.report.advised import Advised
+
+MOST_STEPS = 100_000
+"""Of a schedule that has to be stepped through; one that is a function of the step is asked for all."""
+IGNORED = -100
+DTYPES = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+Loss: TypeAlias = Callable[[], Tensor]
+
+
+def preflight(
+    model: nn.Module | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scheduler: LRScheduler | None = None,
+    *,
+    loader: Iterable[Any] | None = None,
+    scaler: GradScaler | None = None,
+    example: Any = None,
+    labels: Tensor | None = None,
+    loss: Loss | None = None,
+    **more: Any,
+) -> Advised:
+    """Everything that can be said before the first step. What is printed is a page; ``findings`` are values.
+
+    ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
+    ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``more`` is what
+    cannot be seen, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with its
+    tables; or what was read of somebody's settings (``preflight.config_readers``), one or several.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    plans = [Plan()]
+    if model is not None and any(each.is_meta for each in model.parameters()):
+        raise ConfigError("model: its weights are on the meta device; materialise them first, there is nothing to see")
+    if model is not None:
+        plans.append(plan_from(read_structure(model, example) | _weights(model)))
+    if optimizers:
+        plans.append(plan_from(_settings(optimizers, model)))
+    if model is not None and optimizers:
+        plans.append(plan_from(_ownership(model, optimizers)))
+        if loss is not None:
+            plans.append(plan_from({"unmoved": tuple(_unmoved(model, optimizers, loss))}))
+    if scheduler is not None:
+        plans.append(plan_from(_schedule(scheduler, more.get("steps"))))
+    if scaler is not None or more.get("dtype"):
+        plans.append(plan_from({"scaler": scaler is not None and scaler.is_enabled()}))
+    if isinstance(loader, DataLoader):  # of others nothing is known
+        plans.append(plan_from(_loading(loader)))
+    if labels is not None:
+        plans.append(plan_from(_targets(labels)))
+    told = more.pop("plan", ())
+    plans.append(plan_from(more))
+    names: dict[str, str] = {}
+    for each in told if isinstance(told, list | tuple) and not isinstance(told, Read) else [told]:
+        if isinstance(each, Read):
+            names |= each.names
+            plans.append(each.plan)
+        else:
+            plans.append(each if isinstance(each, Plan) else written(each, "plan"))
+    name = "live objects" if model is None else type(model).__name__
+    return check(merged(*plans), name, RULES, names)
+
+
+def _weights(model: nn.Module) -> dict[str, Any]:
+    with torch.no_grad():
+        bad = tuple(name for name, each in model.named_parameters() if not each.isfinite().all())
+    frozen = tuple(name for name, each in model.named_parameters() if not each.requires_grad)
+    return {"nonfinite": bad, "frozen": frozen, "untied": tuple(_untied(model))}
+
+
+def _untied(model: nn.Module) -> Iterator[str]:
+    """Pairs of an embedding and another matrix that are equal to the last bit, or said to be one, and are not.
+
+    What a configuration says is about the words and the head that reads them, never about other tables of that shape.
+    """
+    owners: Counter[Tensor | None] = Counter(each for module in model.modules() for each in module._parameters.values())
+    tables = {each.weight: name for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
+    said = getattr(getattr(model, "config", None), "tie_word_embeddings", None)
+    words, heads = _words_and_heads(model, tables)
+    for name, each in model.named_parameters():
+        for table, table_name in tables.items():
+            if owners[table] > 1 or each in tables or each.shape != table.shape:  # tied; a table itself; no head
+                continue
+            is_meant = said is True and table in words and each in heads
+            if is_meant or (said is None and bool((each == table).all() and each.any())):
+                yield f"{name} and {table_name}.weight"
+
+
+def _words_and_heads(model: nn.Module, tables: Mapping[Tensor, str]) -> tuple[set[Tensor | None], set[Tensor | None]]:
+    """The table of the words and the matrix of the head, as Hugging Face's models name them; else the largest table."""
+    asked: Any = model
+    try:
+        words, head = asked.get_input_embeddings(), asked.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return set(sorted(tables, key=lambda each: each.numel())[-1:]), set(model.parameters())
+    return {getattr(words, "weight", None)}, {getattr(head, "weight", None)}
+
+
+def _settings(optimizers: Sequence[Optimizer], model: nn.Module | None) -> dict[str, Any]:
+    """Of the group with the largest learning rate; decay, of any group that has it."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    main = max(groups, key=lambda group: _number(group.get("initial_lr", group["lr"])) or 0.0)
+    betas = main.get("betas") or (None, None)
+    kind = type(optimizers[0]).__name__.lower()
+    decays = [_number(group.get("weight_decay", 0.0)) or 0.0 for group in groups]
+    decayed = [each for group, decay in zip(groups, decays, strict=True) if decay > 0 for each in group["params"]]
+    embeddings = {
+        each.weight for each in (model.modules() if model is not None else ()) if isinstance(each, nn.Embedding)
+    }
+    dtypes = {DTYPES.get(each.dtype) for group in groups for each in group["params"]}
+    moments = [
+        value for optimizer in optimizers for state in optimizer.state.values() for value in _moments(state).values()
+    ]
+    steps = [
+        _number(state["step"]) for optimizer in optimizers for state in optimizer.state.values() if "step" in state
+    ]
+    known = {
+        "optimizer": kind,
+        "lr": _number(main.get("initial_lr", main["lr"])) or None,
+        "beta1": _number(betas[0]),
+        "beta2": _number(betas[1]),
+        "eps": _number(main.get("eps")) if betas[0] is not None else None,
+        "weight_decay": max(decays),
+        "decoupled": bool(main.get("decoupled_weight_decay", kind == "adamw")),
+        "decays_vectors": any(each.ndim < 2 for each in decayed),
+        "decays_embeddings": any(each in embeddings for each in decayed) if embeddings else None,
+        "weights_dtype": dtypes.pop() if len(dtypes) == 1 else None,
+        "moments_empty": not any(optimizer.state for optimizer in optimizers),
+        "optimizer_step": int(max(step for step in steps if step is not None)) if steps else None,
+    }
+    known["moments_dtype"] = DTYPES.get(moments[0].dtype) if moments else known["weights_dtype"]
+    return known
+
+
+def _moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim and name != "step"}
+
+
+def _ownership(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    owned = [
+        (f"group {number}, parameter {place}", each)
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for place, each in enumerate(group["params"])
+    ]
+    names = {each: name for name, each in model.named_parameters()}
+    counts = Counter(each for _, each in owned)
+    return {
+        "unowned": tuple(name for each, name in names.items() if each.requires_grad and each not in counts),
+        "strangers": tuple(place for place, each in owned if each not in names),
+        "owned_twice": tuple(names[each] for each, count in counts.items() if count > 1 and each in names),
+    }
+
+
+def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> list[str]:
+    """Parameters that one step leaves as they were; the step is then undone."""
+    owned = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each in owned}
+    before = {each: each.detach().clone() for each in owned | set(model.parameters())}
+    buffers = [(each, each.detach().clone()) for each in model.buffers()]
+    gradients = {each: each.grad for each in before}
+    states = [copy.deepcopy(dict(optimizer.state), {id(each): each for each in before}) for optimizer in optimizers]
+    groups = [[dict(group) for group in optimizer.param_groups] for optimizer in optimizers]
+    devices = sorted({each.device.index or 0 for each in before if each.is_cuda})
+    try:
+        for each in before:
+            each.grad = None
+        with torch.random.fork_rng(devices=devices):
+            loss().backward()
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:  # a warm-up may begin at nothing
+                    group["lr"] = max(group.get("initial_lr", 0.0), group["lr"])
+                    group["weight_decay"] = 0.0  # which moves what no gradient moves
+                _plain_step(optimizer)
+        return [name for name, each in trained.items() if torch.equal(each.detach(), before[each])]
+    finally:
+        with torch.no_grad():
+            for each, was in before.items():
+                each.copy_(was)
+                each.grad = gradients[each]
+            for buffer, was in buffers:
+                buffer.copy_(was)
+        for optimizer, state, settings in zip(optimizers, states, groups, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            for group, was_set in zip(optimizer.param_groups, settings, strict=True):
+                group.update(was_set)
+
+
+def _plain_step(optimizer: Optimizer) -> None:
+    """The optimizer's own, without what a scheduler has put around it: it counts, and this is none of its steps."""
+    type(optimizer).step(optimizer)
+
+
+def _schedule(scheduler: LRScheduler, steps: int | None) -> dict[str, Any]:
+    """The learning rate of every step, of the group with the largest; from the first step on, where it can be told."""
+    known: dict[str, Any] = {"schedule_step": max(0, int(scheduler.last_epoch))}
+    if steps is None:
+        return known
+    if isinstance(scheduler, LambdaLR):
+        group = max(range(len(scheduler.base_lrs)), key=lambda each: _number(scheduler.base_lrs[each]) or 0.0)
+        base, share = _number(scheduler.base_lrs[group]) or 0.0, scheduler.lr_lambdas[group]
+        return known | {"rates": tuple(base * float(share(step)) for step in range(steps))}
+    if scheduler.last_epoch > 0 or isinstance(scheduler, ReduceLROnPlateau):
+        return known  # where it comes from, or what it waits for, cannot be simulated
+    optimizer = scheduler.optimizer
+    stand_in = torch.optim.SGD([{**group, "params": [torch.zeros(1)]} for group in optimizer.param_groups], lr=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer has not been stepped
+        walked = copy.deepcopy(scheduler, {id(optimizer): stand_in})
+        rates = [_rate(stand_in)]
+        for _ in range(1, min(steps, MOST_STEPS)):
+            try:
+                walked.step()
+            except ValueError:  # of one that knows its end
+                break
+            rates.append(_rate(stand_in))
+    return known | {"rates": tuple(rates)}
+
+
+def _rate(optimizer: Optimizer) -> float:
+    return max(_number(group["lr"]) or 0.0 for group in optimizer.param_groups)
+
+
+def _loading(loader: DataLoader[Any]) -> dict[str, Any]:
+    known: dict[str, Any] = {"workers": loader.num_workers}
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    streams = isinstance(loader.dataset, IterableDataset)
+    if isinstance(sampler, SequentialSampler) and not streams:
+        known["shuffle"] = "none"
+    elif isinstance(sampler, RandomSampler | DistributedSampler):
+        known["shuffle"] = "all" if getattr(sampler, "shuffle", True) else "none"
+    if loader.worker_init_fn is None:
+        inside = getattr(loader.dataset, "__dict__", {})
+        known["workers_share_seed"] = any(_is_generator(value) for value in inside.values())
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        known["ranks"] = dist.get_world_size()
+        if isinstance(sampler, DistributedSampler) or (isinstance(sampler, SequentialSampler) and not streams):
+            known["ranks_share_data"] = not isinstance(sampler, DistributedSampler)
+    return known
+
+
+def _is_generator(value: object) -> bool:
+    """Something that draws random numbers, and goes to every worker in the state it has."""
+    return isinstance(value, torch.Generator) or any(
+        hasattr(value, name) for name in ("bit_generator", "get_state", "getrandbits")
+    )
+
+
+def _targets(labels: Tensor) -> dict[str, Any]:
+    counted = (labels != IGNORED).float()
+    rows = counted.flatten(1) if labels.ndim > 1 else counted[None]
+    return {"target_share": float(counted.mean()), "emptiest_row": float(rows.mean(1).min())}
+
+
+def _number(value: Any) -> float | None:
+    """A setting of an optimizer, which may be a tensor."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

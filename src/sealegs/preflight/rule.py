@@ -1,0 +1,132 @@
+"""A Plan in, Advice out: what a rule is, and how all of them are asked.
+
+A rule is a function that asks for what it needs by the names of its parameters: fields of a plan, or ``curve``, the
+simulated learning rate. Where one without a default is not known, the rule is not asked. Its docstring is its page:
+what is wrong, then ``Why:``, ``Set:``, ``Sure:`` and ``See:``.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from sealegs.preflight.mup import mup_of
+from sealegs.preflight.plan import HOMES, Plan
+from sealegs.preflight.schedule import curve_of
+from sealegs.report.advised import GRADES, Advice, Advised, Grade
+
+
+class Found(NamedTuple):
+    """What a rule saw."""
+
+    grade: Grade
+    found: str
+    knob: str
+    """A field of the plan, or words where there is none."""
+    value: str
+
+
+Function: TypeAlias = Callable[..., Found | None]
+PARTS = ("why", "set", "sure", "see")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong with a plan."""
+
+    code: str
+    function: Function
+    margin: bool
+    """Whether a finding means that a margin of stability is missing."""
+    title: str
+    parts: Mapping[str, str]
+    """``why``, ``set``, ``sure`` and ``see`` of its page."""
+
+    @property
+    def page(self) -> str:
+        """Its documentation."""
+        return f"{self.code}: {inspect.getdoc(self.function)}"
+
+    def ask(self, known: Mapping[str, Any]) -> Found | None:
+        """What it has to say; ``Unknown`` where it knows too little."""
+        given = {}
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            if name in known:
+                given[name] = known[name]
+            elif parameter.default is inspect.Parameter.empty:
+                raise Unknown(name)
+        return self.function(**given)
+
+
+class Unknown(Exception):
+    """A rule needs what the plan does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Rules about one part of a run; their codes begin alike."""
+
+    prefix: str
+    about: str
+    rules: list[Rule] = field(default_factory=list)
+
+    def rule(self, *, margin: bool = False) -> Callable[[Function], Function]:
+        """Take a function into the family. Codes are numbered in the order of the file."""
+
+        def take(function: Function) -> Function:
+            title, _, rest = (inspect.getdoc(function) or "").partition("\n")
+            found = re.findall(r"^(\w+): (.*?)(?=\n\w+: |\Z)", rest.strip(), re.MULTILINE | re.DOTALL)
+            parts = {name.lower(): " ".join(text.split()) for name, text in found}
+            assert tuple(parts) == PARTS, f"{function.__name__}: its docstring has {tuple(parts)}"
+            names = set(inspect.signature(function).parameters)
+            assert names <= {*HOMES, "curve"}, f"{function.__name__}: no plan has {names - set(HOMES)}"
+            code = f"{self.prefix}{len(self.rules) + 1}"
+            self.rules.append(Rule(code, function, margin, title.rstrip("."), parts))
+            return function
+
+        return take
+
+
+def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] | None = None) -> Advised:
+    """Ask every rule. ``names`` are those of the source for fields of the plan."""
+    known = plan.known()
+    if (curve := curve_of(known)) is not None:
+        known["curve"] = curve
+    findings: list[Advice] = []
+    answered: list[Rule] = []
+    for rule in rules:
+        try:
+            found = rule.ask(known)
+        except Unknown:
+            continue
+        answered.append(rule)
+        if found is not None:
+            findings.append(_advice(rule, found, names or {}))
+    wanting = {each.code for each in findings if each.margin}
+    return Advised(
+        source=source,
+        findings=sorted(findings, key=lambda each: GRADES.index(each.grade)),
+        asked=len(answered),
+        unknown=[rule.code for rule in rules if rule not in answered],
+        margins_missing=[rule.code for rule in answered if rule.code in wanting],
+        margins_there=[rule.code for rule in answered if rule.margin and rule.code not in wanting],
+        margins_unknown=[rule.code for rule in rules if rule.margin and rule not in answered],
+        mup=mup_of(known),
+    )
+
+
+def _advice(rule: Rule, found: Found, names: Mapping[str, str]) -> Advice:
+    knob = names.get(found.knob) or (f"{HOMES[found.knob]}.{found.knob}" if found.knob in HOMES else found.knob)
+    return Advice(
+        code=rule.code,
+        grade=found.grade,
+        title=rule.title,
+        found=found.found,
+        why=rule.parts["why"],
+        knob=knob,
+        value=found.value,
+        sure=rule.parts["sure"],
+        reference=rule.parts["see"],
+        margin=rule.margin,
+    )

@@ -1,0 +1,117 @@
+"""Rules about how a run is looked after: checkpoints, logs, what a restart would cost."""
+
+from sealegs.preflight.rule import Family, Found
+
+OPERATIONS = Family("OPS", "operations")
+LONG_SECONDS = 3600.0
+"""Work that nobody wants to lose twice a night."""
+MANY_STEPS = 5000
+"""The same, where nobody knows how long a step takes."""
+
+
+@OPERATIONS.rule()
+def checkpoints_far_apart(
+    checkpoint_steps: int,
+    checkpoint_minutes: float = 0.0,
+    seconds_per_step: float | None = None,
+    price_per_hour: float | None = None,
+) -> Found | None:
+    """A restart would cost much.
+
+    Why: everything since the last checkpoint is done again; on average half the interval, at worst all of it. With the
+      cause somewhere before the onset, one goes back further still: PaLM went about 100 steps behind a spike.
+    Set: checkpoints so often that a restart costs less than half an hour; 200 to 1000 steps in most runs.
+    Sure: established: arithmetic.
+    See: Chowdhery et al. 2022 (PaLM), section 5.1; Grattafiori et al. 2024 (Llama 3), section 3.3.4, on interruptions.
+    """
+    seconds = [60 * checkpoint_minutes] if checkpoint_minutes > 0 else []
+    if checkpoint_steps > 0 and seconds_per_step:
+        seconds.append(checkpoint_steps * seconds_per_step)
+    if checkpoint_steps <= 0 and not seconds:
+        return Found("warning", "no checkpoints: a restart begins anew", "checkpoint_steps", "200 to 1000")
+    if not seconds:
+        if checkpoint_steps <= MANY_STEPS:
+            return None
+        return Found("warning", f"a restart costs up to {checkpoint_steps} steps", "checkpoint_steps", "1000 or fewer")
+    worst = min(seconds)
+    if worst <= LONG_SECONDS:
+        return None
+    steps = f"{worst / seconds_per_step:.0f} steps, " if seconds_per_step else ""
+    money = f", {worst / 3600 * price_per_hour:.2f} of money" if price_per_hour else ""
+    value = f"{max(1, round(1800 / seconds_per_step))}" if seconds_per_step else "30 minutes"
+    return Found("warning", f"a restart costs up to {steps}{worst / 3600:.1f} hours{money}", "checkpoint_steps", value)
+
+
+@OPERATIONS.rule()
+def one_checkpoint_alone(keep_checkpoints: int) -> Found | None:
+    """Only the newest checkpoint is kept.
+
+    Why: trouble is often seen after it began: a slow divergence, a flipped bit. The newest checkpoint then holds it
+      already, and there is nothing before it to go back to.
+    Set: keep three or more, and those that proved healthy.
+    Sure: established.
+    See: Chowdhery et al. 2022 (PaLM), section 5.1, where going back is the cure.
+    """
+    if keep_checkpoints != 1:
+        return None
+    return Found("warning", "one checkpoint is kept", "keep_checkpoints", "3")
+
+
+@OPERATIONS.rule()
+def checkpoints_without_moments(saves_optimizer: bool) -> Found | None:
+    """Checkpoints hold the weights alone.
+
+    Why: a run cannot go on from them: moments, step counters and schedule begin anew, in the middle of a run, at a full
+      learning rate.
+    Set: save the optimizer, the schedule and the random state too.
+    Sure: established.
+    See: the documentation of torch.optim, on saving and loading state.
+    """
+    if saves_optimizer:
+        return None
+    return Found("error", "the optimizer is not saved", "saves_optimizer", "true")
+
+
+@OPERATIONS.rule()
+def data_begin_anew(keeps_data_position: bool) -> Found | None:
+    """A resume begins at the first batch again.
+
+    Why: the beginning of the data is seen twice, or many times, and the rest perhaps never; the loss drops at every
+      resume, which is memory and not progress. What went wrong on a batch comes again at the same distance.
+    Set: keep the place in the data with the checkpoint.
+    Sure: established.
+    See: the documentation of transformers.TrainingArguments, on ignore_data_skip.
+    """
+    if keeps_data_position:
+        return None
+    return Found("warning", "the place in the data is not kept", "keeps_data_position", "true")
+
+
+@OPERATIONS.rule()
+def log_too_coarse(log_steps: int) -> Found | None:
+    """The log is too coarse to see trouble coming.
+
+    Why: the gradient norm leaps 1 to 4 steps before the loss. Logged every 100th step, a spike is a point, or none; the
+      step that it began at, and its batch, cannot be found.
+    Set: every step; 10 at most.
+    Sure: established; a scalar a step costs next to nothing.
+    See: Le Scao et al. 2022 (BLOOM) and its public logs, where the norm leads by 4 steps.
+    """
+    if log_steps <= 10:
+        return None
+    return Found("warning", f"a row every {log_steps} steps", "log_steps", "1")
+
+
+@OPERATIONS.rule()
+def nan_filter_hides(nan_filter: bool) -> Found | None:
+    """Losses that are not finite are left out of the log.
+
+    Why: the mean over the logged interval is then taken of the others: a run that makes NaN every tenth step looks
+      healthy, and one that makes nothing else logs a loss of 0.
+    Set: logging_nan_inf_filter to false.
+    Sure: established; it is on by default in Hugging Face's Trainer.
+    See: the documentation of transformers.TrainingArguments, on logging_nan_inf_filter.
+    """
+    if not nan_filter:
+        return None
+    return Found("warning", "NaN and infinite losses are replaced in the log", "nan_filter", "false")

@@ -1,0 +1,306 @@
+"""Judged rows in, the step to go on with out: recovery as a guard sees it, once a step.
+
+Following says what is wrong, interventions do something about it, the retreat is where they go back to, the books are
+what stays of it. Nothing here waits for a device while nothing is wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sealegs.capsule.write import Recorder
+from sealegs.data.position import Batches
+from sealegs.detectors.spike import Spike
+from sealegs.errors import ConfigError
+from sealegs.recovery.adjustments import Margins
+from sealegs.recovery.evidence import Trouble
+from sealegs.recovery.history import Trigger
+from sealegs.recovery.incident_tracker import Following
+from sealegs.recovery.interventions import Interventions
+from sealegs.recovery.ledger import Books
+from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.probe import Noise, Probe
+from sealegs.recovery.requests import People
+from sealegs.recovery.restore_points import Retreat
+from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.snapshots import Snapshots
+from sealegs.state.training_state import Trainee
+from sealegs.vocabulary import Row, Verdict
+from sealegs.watch import Watch
+
+
+class Recovery:
+    """Keeps states to go back to, and goes back where the playbook says so. Owned by a guard, asked once a step."""
+
+    def __init__(
+        self,
+        *,
+        playbook: Playbook,
+        trainee: Trainee,
+        watch: Watch,
+        batches: Batches,
+        snapshots: Snapshots,
+        checkpoints: Checkpoints | None,
+        folder: Path | None,
+        act: bool,
+        capsule_bytes: float,
+    ) -> None:
+        """``folder`` is the run's, where this rank is the one that writes it."""
+        self.playbook = playbook
+        self._watch = watch
+        self._batches = batches
+        self._goes_back = act and bool(playbook.rungs)
+        self._optimizers = trainee.optimizers
+        self._trained = 0
+        """Parameters that the optimizers had at the last update ..."""
+        self._versions: int | None = None
+        """... and how often these had been changed in their place when it was over; None where nobody knows."""
+        self._says_set = True
+        self._probe = Probe()
+        self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
+        self._ranks = ranks = Together()
+        self.recorder = Recorder(
+            trainee=trainee,
+            watch=watch,
+            snapshots=snapshots,
+            checkpoints=checkpoints,
+            ranks=ranks,
+            acts=act,
+            budget=capsule_bytes,
+        )
+        self._following = Following(playbook, watch, self.recorder, ranks)
+        self._retreat = Retreat(
+            trainee=trainee, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
+        )
+        self._books = Books(playbook, batches, watch, folder)
+        self._interventions = Interventions(
+            playbook=playbook,
+            books=self._books,
+            following=self._following,
+            retreat=self._retreat,
+            optimizers=trainee.optimizers,
+            batches=batches,
+            watch=watch,
+            act=act,
+        )
+        self._people = People(folder, ranks)
+        watch.after = self._hear
+        batches.on_loader = self._probe.forget_all  # they may be places in what was collected meanwhile
+
+    @property
+    def found_sound(self) -> bool:
+        """Whether the last probe found that it is the data, and not the weights."""
+        return self._following.evidence.is_sound
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a halt was decided."""
+        return self._interventions.is_over
+
+    @property
+    def margins(self) -> Margins:
+        """What is tightened."""
+        return self._books.margins
+
+    # What the guard calls, in the order of a step.
+
+    def handed_out(self, step: int, batch: Any) -> None:
+        """A batch is about to be trained on in a step, probes apart."""
+        if self._probes:
+            self._probe.handed_out(batch)
+        self.recorder.handed_out(step, self._batches.number, batch)
+
+    def before_update(self, norms: Tensor) -> None:
+        """The weights are about to change: copies of them that are under way come first. The host does not wait.
+
+        ``norms`` are those of each gradient, or one number, that of all.
+        """
+        self._probe.norms = norms
+        self._heed_growth()
+        self._heed_setting()
+        self._retreat.before_update()
+
+    def after_step(
+        self, number: int, *, tokens: int, clip: float | None, loop_clips: bool, batches: int = 1
+    ) -> int | None:
+        """Act on what was judged by now, before step ``number``. Gives the step to run instead, if it is another.
+
+        The step before has trained on so many ``tokens`` and ``batches``, and gradients were clipped: at ``clip``, or
+        by the loop.
+        """
+        self._versions = self._count_changes()
+        self._retreat.tokens += tokens
+        self._interventions.loop_clips, self._interventions.batches_a_step = loop_clips, batches
+        self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
+        trouble = None
+        for row, verdict in self._following.heard():
+            trouble = self._follow(row, verdict, number) or trouble
+        self._keep_probe(number, batches)
+        self.recorder.after_step()
+        if trouble is not None and not self._interventions.is_over:
+            return self._interventions.treat(trouble, number)
+        if self._probes and self._following.evidence.wants_probe:
+            self._batches.repeat(self._probe.begin())
+        if (count := self._following.row_of_skips()) and self._goes_back and self._retreat.count_back(number, count):
+            self._following.forget_judged()
+            return number - count
+        if self._goes_back:
+            self._retreat.schedules.note(number)
+        self._retreat.after_step(number)
+        return self._heed_people(number)
+
+    def between_steps(self) -> None:
+        """The loop has done all that it does in a step, and asks for its next batch."""
+        self._retreat.between_steps()
+
+    def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
+        """Act on what batches show now which were healthy before, once all of them have been tried."""
+        streams = {detector.signal: state.stream for detector, state in self._watch.states_of(Spike)}
+        of_norms = streams["grad_norm"]
+        # of a stream that has not started, or has begun anew with an announced change, nobody knows the noise
+        evidence = self._following.evidence
+        noise = Noise(streams["loss"].scale, of_norms.scale if of_norms.has_started else 0.0, *evidence.wander)
+        found = self._probe.compared(loss, grad_norm, norms, noise)
+        if found is None or not evidence.wants_probe:  # something was done meanwhile
+            return None
+        is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
+        is_excused |= not found.norm_is_gross and evidence.is_slight(found.loss, found.loss_then)
+        is_condemned = found.is_condemned and not is_excused
+        is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
+        self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
+        if found.change:
+            self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
+        source = None if is_condemned or found.change else self._following.suspect()
+        trouble = evidence.probed(
+            str(found),
+            number=number,
+            loss=found.loss,
+            rise=found.rise,
+            least=noise.least_rise,
+            is_condemned=is_condemned,
+            source=source,
+        )
+        return None if trouble is None else self._interventions.treat(trouble, number)
+
+    def stand_back(self) -> None:
+        """Another guard trains beside this one: nothing is tried again, and the run is not brought back."""
+        self.playbook = Playbook.observe()
+        self._goes_back = self._probes = False
+        self._interventions.stand_back()
+
+    def saved(self, step: int, *, was_waited_for: bool) -> None:
+        """A checkpoint is being written. One that was waited for, as the last of a run is, goes by the steps before."""
+        self._retreat.proofs.saved(step, led_by=self._following.healthy if was_waited_for else 0)
+
+    def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
+        """Carry out what a person asks for, or say why not."""
+        return self._interventions.ask(number, words, by=by, request=request)
+
+    def forget_after(self, step: int) -> None:
+        """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
+        self._retreat.forget_after(step)
+        self._probe.forget_from(step)
+        self._versions = None
+        self._following.go_on()
+        self._following.forget_judged()
+
+    def went_to(self, step: int) -> None:
+        """The run goes on at a step that it was at before: what was kept of later ones is of weights that are gone."""
+        self.recorder.forget_from(step)
+        self._probe.forget_from(step)
+        self._versions = None
+
+    def close(self) -> None:
+        """Wait for what is being written of incidents; one that is open is written as it stands."""
+        self._following.close()
+        self.recorder.close()
+
+    # What survives the process, and what belongs to a step.
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """What going back does not undo, as JSON values."""
+        return self._books.to_plain()
+
+    def take_over(self, books: Mapping[str, Any]) -> None:
+        """Go on with the books of the process before."""
+        self._books.take_over(books)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs to a step, as JSON values."""
+        return self._following.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._following.load_state_dict(state)
+
+    def _hear(self, row: Row, verdict: Verdict) -> None:
+        self._following.hear(row, verdict)
+        self._retreat.judged(int(row["step"]))
+
+    def _follow(self, row: Row, verdict: Verdict, number: int) -> Trouble | None:
+        step = int(row["step"])
+        seen = self._following.follow(row, verdict, number)
+        self._retreat.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
+        # the same fault may come once more: without batches from before it, nobody could ask what it is
+        is_retried = seen.is_retried or self._following.has_other_data
+        self._probe.follow(row, is_calm=seen.is_calm or is_retried, is_doubtful=seen.is_doubtful and not is_retried)
+        if seen.trouble is None and self._following.incident is None:  # else nobody knows yet what came of it
+            if self._following.is_back:
+                self._books.held(step, self._following.good)
+            else:
+                self._books.lingers(step)
+        return seen.trouble
+
+    def _heed_growth(self) -> None:
+        """Parameters that an optimizer is given on the way are a change by intention: a model of which more is trained
+        is another one, and what batches cost before says nothing of it."""
+        count = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        if 0 < self._trained < count:
+            self._probe.forget_all()
+            self._watch.announce(f"the optimizer trains {count - self._trained} more parameters than before")
+        self._trained = count
+
+    def _heed_setting(self) -> None:
+        """Weights that the loop has set by itself since the last update (lottery tickets, a head that begins anew) are
+        meant to be what they are, and what batches cost before says nothing of them. Memory that fails changes weights
+        without a word of torch's; so does whoever writes to ``.data``."""
+        if self._versions is None or self._versions == self._count_changes():
+            return
+        self._probe.forget_all()
+        self._following.evidence.loss_is_back()
+        if self._says_set:
+            text = "the loop has set weights by itself: batches from before it are not tried again (said once)"
+            self._watch.note("weights-set", text=text)
+            self._says_set = False
+
+    def _count_changes(self) -> int | None:
+        """How often torch has changed the weights in their place. Shards are changed where they are gathered."""
+        if not self._probes or self._ranks.world > 1:
+            return None
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        versions: list[int] = [weight._version for group in groups for weight in group["params"]]
+        return sum(versions)
+
+    def _keep_probe(self, number: int, batches: int) -> None:
+        """Keep batches that can be tried again."""
+        if not self._probes:
+            return
+        is_healthy = self._following.healthy > 0 or self._following.is_retried or self._following.has_other_data
+        self._probe.after_step(number, batches=batches, is_healthy=is_healthy)
+        if self._probe.why_none:
+            self._probes = False
+            self._watch.note("no-probe", step=number, reason=self._probe.why_none)
+
+    def _heed_people(self, number: int) -> int | None:
+        request = self._people.request(number)
+        if request is None:
+            return None
+        try:
+            return self.ask(number, request.words, by=request.by, request=request.id)
+        except ConfigError as reason:
+            self._watch.note("request-refused", step=number, request=request.id, by=request.by, reason=str(reason))
+            return None

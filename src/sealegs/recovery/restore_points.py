@@ -1,0 +1,256 @@
+"""A run in, healthy states of it out, in memory and on disk, and the way back to them: on all ranks, all or nothing."""
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from sealegs.data.position import Batches
+from sealegs.errors import RunHalted, SealegsError
+from sealegs.recovery.actions import Impossible
+from sealegs.recovery.checkpoint_health import Proofs
+from sealegs.recovery.cost import Cost
+from sealegs.recovery.schedules import Schedules
+from sealegs.signals.collective import Together
+from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.extra_state import load_states, states_of
+from sealegs.state.rng import restore_rng, rng_now
+from sealegs.state.snapshots import Snapshot, Snapshots
+from sealegs.state.training_state import Trainee, restore_scale, scale_of
+from sealegs.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A state to go back to, in memory or on disk."""
+
+    step: int
+    snapshot: Snapshot | None
+
+    def __str__(self) -> str:
+        return f"the {'checkpoint' if self.snapshot is None else 'snapshot'} of step {self.step}"
+
+
+FARTHEST = 2
+"""How many times as far as a rung asks for the very beginning may lie: whoever asks for 100 steps in a run of 50,000
+does not want to begin anew."""
+
+
+class Retreat:
+    """The snapshots and checkpoints of a run, which of them are healthy, and how to go back to one."""
+
+    def __init__(
+        self,
+        *,
+        trainee: Trainee,
+        watch: Watch,
+        batches: Batches,
+        snapshots: Snapshots,
+        checkpoints: Checkpoints | None,
+        ranks: Together,
+    ) -> None:
+        self.tokens = 0
+        """Trained on in this process."""
+        self.snapshots = snapshots
+        self.proofs = Proofs(checkpoints, trainee.model, ranks)
+        self.schedules = Schedules(trainee.optimizers, trainee.schedulers)
+        self._trainee = trainee
+        self._watch = watch
+        self._batches = batches
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._is_described = False
+        self._has_snapshots = True
+        self._awaited: int | None = None
+        """The step that a snapshot is due before, when the loop asks for its next batch."""
+        self._brought_back: Mapping[str, Any] = {}
+        """States of what the loop keeps of its own, which it may still change in the step that went back."""
+        self._counted_back_from = 0
+        """The step that came next when some were: none is counted back twice, so that it has an end."""
+
+    def before_update(self) -> None:
+        """The weights are about to change: copies of them that are under way come first. The host does not wait."""
+        self.snapshots.before_update()
+        if self._checkpoints is not None:
+            self._checkpoints.before_update()
+
+    def judged(self, step: int) -> None:
+        """What the detectors have learned of a step belongs to the snapshot that was taken after it."""
+        candidate = self.snapshots.candidate
+        if candidate is not None and step == candidate.step - 1:
+            candidate.plain["judging"] = self._watch.judging
+
+    def follow(self, step: int, *, is_calm: bool, is_doubtful: bool) -> None:
+        """What a step says of the states before it."""
+        if is_calm:
+            self.snapshots.healthy(step)
+            self.proofs.healthy(step)
+        elif is_doubtful:
+            self.snapshots.doubtful()
+            self.proofs.doubtful()
+
+    def after_step(self, number: int) -> None:
+        """Take a snapshot, if one is due before step ``number``; where the loop keeps something of its own, which it
+        changes when the step is over, that is when it asks for the next batch."""
+        if self._trainee.also and self._batches.number is not None:
+            self._awaited = number
+        else:
+            self.take_snapshot(number)
+
+    def between_steps(self) -> None:
+        """The loop has done all that it does in a step."""
+        number, self._awaited = self._awaited, None
+        also, self._brought_back = self._brought_back, {}
+        load_states(self._trainee.also, also)
+        if number is not None:
+            self.take_snapshot(number)
+
+    def take_snapshot(self, number: int) -> None:
+        """If one is due before step ``number``."""
+        if not self._has_snapshots or not self.snapshots.due(number):
+            return
+        is_judged = self._watch.verdict.step == number - 1
+        self.snapshots.take(
+            number,
+            {
+                "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._trainee.schedulers],
+                "scaler": scale_of(self._trainee.scaler),
+                "rng": rng_now(),
+                "data": self._batches.position(),
+                "judging": self._watch.judging if is_judged else None,  # on a device the row is still under way
+                "tokens": self.tokens,
+                "time": time.monotonic(),
+            },
+        )
+        if not self._is_described:
+            self._is_described = True
+            self._describe(number)
+
+    def _describe(self, number: int) -> None:
+        text = self.snapshots.description
+        if not all(self._ranks.gather(self.snapshots.held_bytes > 0)):  # all ranks go back, or none
+            self.snapshots.drop()
+            self._has_snapshots = False
+            text = f"no snapshots: {text}" if self._ranks.world == 1 else f"no snapshots: not on every rank ({text})"
+        self._watch.note("snapshots", step=number, text=text)
+
+    def forget_after(self, step: int) -> None:
+        """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
+        self.snapshots.forget_after(step)
+        self.schedules.forget_from(step)
+
+    def count_back(self, number: int, count: int) -> bool:
+        """A row of skips is over, and the weights are what they were before it: so let the schedules be, too.
+
+        Else the run would have so many updates less in the end, and come to a lower learning rate sooner.
+        """
+        before = number - count
+        if before < self._counted_back_from or not self.schedules.go_to(before):
+            return False
+        self._counted_back_from = number
+        self._watch.catch_up()
+        self._give_up_after(before)
+        text = f"{count} steps in a row were skipped, which left the weights as they were: they are counted back"
+        self._watch.note("counted-back", step=number, to_step=before, steps=count, text=text)
+        return True
+
+    def targets(self, onset: int, back: int) -> Iterator[Target]:
+        """Healthy states that are at least so many steps older than the onset, the newest first; the very beginning
+        last, where it is not much older than was asked for.
+
+        A state's step comes before the onset's by one at least: the update that did it may have been that of the step
+        before. What is nearer is no state to go to, be there no other: it was asked for so many steps because nearer
+        ones have not helped.
+        """
+        before = min(onset - 1, onset - back)
+        in_memory = self.snapshots.newest(before)
+        if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
+            yield Target(in_memory.step, in_memory)
+        on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
+        if on_disk:
+            yield Target(on_disk, None)
+        if in_memory is not None:  # what is newer on disk is damaged
+            yield Target(in_memory.step, in_memory)
+        if on_disk == 0 and (not back or onset <= FARTHEST * back):
+            yield Target(0, None)
+
+    def why_none(self, onset: int, back: int) -> str:
+        """Why there is no state to go back to, in a sentence."""
+        tags = self._checkpoints.tags() if self._checkpoints is not None else {}
+        on_disk = {step for step, tag in tags.items() if tag == "healthy"}
+        steps = sorted(step for step in on_disk | {*self.snapshots.steps} if step < onset)
+        if not back or not steps:
+            return f"there is no healthy state from before step {onset}"
+        which = "none but the very beginning is" if steps[0] == 0 and onset >= back else "none is"
+        return (
+            f"of the healthy states, those of steps {', '.join(map(str, steps[-4:]))}, {which} at least {back} steps "
+            f"before step {onset}; checkpoint_every= keeps more of them"
+        )
+
+    def go_back(self, target: Target, others: Iterator[Target], number: int) -> tuple[Target, Cost]:
+        """To the first state that can be restored, on every rank. Gives that, and what is to be done once more."""
+        self._watch.catch_up()
+        reasons = []
+        for state in chain((target,), others):
+            try:
+                cost = self._ranks.agree(partial(self._restore, state, number))
+            except SealegsError as error:
+                reasons.append(f"{state}: {error}")
+                continue
+            self._awaited = None
+            self.schedules.forget_from(state.step)
+            self._give_up_after(state.step)
+            return state, cost
+        if self._ranks.world > 1:  # some of them may have gone back, and then they are no longer the same
+            text = f"the ranks cannot go back together: {'; '.join(reasons)}"
+            raise RunHalted(text, self._watch.verdict, self._watch.incident)
+        raise Impossible("; ".join(reasons))
+
+    def _give_up_after(self, step: int) -> None:
+        self.snapshots.forget_after(step)
+        self.proofs.forget_after(step)
+        if self._checkpoints is not None:
+            self._checkpoints.discard_after(step)
+
+    def _is_newer_on_disk(self, step: int, before: int) -> bool:
+        """Going by what is known of checkpoints: to check one is to read it whole."""
+        tags = self._checkpoints.tags() if self._checkpoints is not None else {}
+        newest = max((saved for saved, tag in tags.items() if tag == "healthy" and saved <= before), default=-1)
+        return self._ranks.gather(newest > step)[0]
+
+    def _restore(self, target: Target, number: int) -> Cost:
+        """All of it, or an error and nothing."""
+        if target.snapshot is not None:
+            self._restore_snapshot(target.snapshot)
+            plain = target.snapshot.plain
+            return Cost(number - target.step, self.tokens - plain["tokens"], time.monotonic() - plain["time"])
+        assert self._checkpoints is not None
+        state = self._checkpoints.load(target.step, like=self._trainee.capture())
+        self._trainee.restore(state)
+        self._brought_back = self._trainee.also_in(state)
+        self._watch.go_back(self._watch.thawed(state.plain["guard"]["watch"]))
+        return Cost(number - target.step)
+
+    def _restore_snapshot(self, snapshot: Snapshot) -> None:
+        plain, trainee = snapshot.plain, self._trainee
+        before = [copy.deepcopy(scheduler.state_dict()) for scheduler in trainee.schedulers], self._batches.position()
+        also, also_before = self.snapshots.also_at(snapshot), states_of(trainee.also)
+        try:
+            self._batches.go_to(plain["data"])
+            load_states(trainee.also, also)
+            for scheduler, state in zip(trainee.schedulers, plain["schedulers"], strict=True):
+                scheduler.load_state_dict(copy.deepcopy(state))
+            self.snapshots.restore_tensors(snapshot)  # the last that can refuse
+        except BaseException:
+            for scheduler, state in zip(trainee.schedulers, before[0], strict=True):
+                scheduler.load_state_dict(state)
+            self._batches.go_to(before[1])
+            load_states(trainee.also, also_before)
+            raise
+        self._brought_back = also
+        restore_scale(trainee.scaler, plain["scaler"])
+        restore_rng(plain["rng"])
+        self._watch.go_back(plain["judging"])

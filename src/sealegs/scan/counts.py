@@ -1,0 +1,185 @@
+"""What a scan counts: plain values that are merged in any grouping, so that parts of a corpus can be scanned apart.
+
+``merge(merge(a, b), c) == merge(a, merge(b, c))``: the reduce of a map and reduce, on any engine. Nothing grows with
+the text but 20 bytes a document (to find duplicates); of rare tokens all places are kept, which are at most nine for
+each id, and of findings the first million.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Literal, TypeAlias
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.batching.stratified import RARE_BELOW, Ints
+from sealegs.report.scanned import Kind
+
+Unit: TypeAlias = Literal["tokens", "characters"]
+Action: TypeAlias = Literal["drop", "defer"]
+
+LISTED = 1_000_000
+"""Findings that are kept; of more, only the number."""
+_LENGTHS = 48  # powers of two
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a document."""
+
+    part: int
+    document: int
+    """Its number in the part."""
+    kind: Kind
+    action: Action
+    text: str
+    """What was found, with its numbers."""
+    excerpt: str
+    """The place, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that could not be read, and was passed over."""
+
+    part: int
+    number: int
+    """Of the document or line in the part."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sizes of the documents of one source."""
+
+    documents: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    longest: int = 0
+    """Tokens of the longest document."""
+    lengths: tuple[int, ...] = (0,) * _LENGTHS
+    """Documents by the bits of their number of tokens: how many have 0, 1, 2 to 3, 4 to 7, ..."""
+
+    @classmethod
+    def of(cls, tokens: Ints, size: int) -> "Tally":
+        """Of the number of tokens of each document, and bytes in all."""
+        bits = np.searchsorted(1 << np.arange(_LENGTHS - 1), tokens, side="right")
+        lengths = tuple(np.bincount(bits, minlength=_LENGTHS).tolist())
+        return cls(len(tokens), size, int(tokens.sum()), int(tokens.max(initial=0)), lengths)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.documents + other.documents,
+            self.bytes + other.bytes,
+            self.tokens + other.tokens,
+            max(self.longest, other.longest),
+            tuple(a + b for a, b in zip(self.lengths, other.lengths, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where tokens stand that are rare in what was counted so far, one entry for each."""
+
+    tokens: Ints
+    documents: Ints
+    """``document_key`` of each."""
+    offsets: Ints
+    """In the part: tokens, or bytes of a text."""
+
+    def where(self, wanted: NDArray[np.bool_]) -> "Places":
+        """Some of them."""
+        return Places(self.tokens[wanted], self.documents[wanted], self.offsets[wanted])
+
+    def __add__(self, other: "Places") -> "Places":
+        pairs = ((self.tokens, other.tokens), (self.documents, other.documents), (self.offsets, other.offsets))
+        return Places(*(np.concatenate(pair) for pair in pairs))
+
+
+def _none() -> Ints:
+    return np.empty(0, np.int64)
+
+
+def _nowhere() -> Places:
+    return Places(_none(), _none(), _none())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What is known of some parts of a corpus."""
+
+    tokens: Ints = field(default_factory=_none)
+    """How often each id occurs; of text without a tokenizer, each character."""
+    places: Places = field(default_factory=_nowhere)
+    digests: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Of each document ..."""
+    documents: Ints = field(default_factory=_none)
+    """... its ``document_key`` ..."""
+    origins: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """... and the ``source_key`` of its source."""
+    sources: dict[str, Tally] = field(default_factory=dict)
+    parts: dict[int, int] = field(default_factory=dict)
+    """How many documents or lines each part has, to number those of the next."""
+    found: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Findings by source and kind, also of those that are not kept."""
+    findings: tuple[Finding, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    problem_count: int = 0
+    units: frozenset[Unit] = frozenset()
+    """What ``tokens`` counts: of one corpus, one of them."""
+
+
+def document_key(part: int, documents: Ints | int) -> Ints:
+    """One number for a part and a document in it; in the order of the corpus."""
+    return np.asarray(part * (1 << 32) + documents, np.int64)
+
+
+def part_and_document(key: int) -> tuple[int, int]:
+    """Back."""
+    return key >> 32, key & ((1 << 32) - 1)
+
+
+def source_key(source: str) -> int:
+    """One number for the name of a source."""
+    return crc32(source.encode(errors="replace"))
+
+
+def merge(one: Counts, two: Counts) -> Counts:
+    """What is known of both."""
+    shorter, longer = sorted((one.tokens, two.tokens), key=len)
+    tokens = longer.copy()
+    tokens[: len(shorter)] += shorter
+    places = one.places + two.places
+    return Counts(
+        tokens=tokens,
+        places=places.where(tokens[places.tokens] < RARE_BELOW),
+        digests=np.concatenate([one.digests, two.digests]),
+        documents=np.concatenate([one.documents, two.documents]),
+        origins=np.concatenate([one.origins, two.origins]),
+        sources=_added(one.sources, two.sources),
+        parts=one.parts | {part: one.parts.get(part, 0) + numbers for part, numbers in two.parts.items()},
+        found=one.found + two.found,
+        findings=(one.findings + two.findings)[:LISTED],
+        problems=(one.problems + two.problems)[:LISTED],
+        problem_count=one.problem_count + two.problem_count,
+        units=one.units | two.units,
+    )
+
+
+def merged(counts: Iterable[Counts]) -> Counts:
+    """What is known of all, in their order; equals are merged with equals, so that none is copied often."""
+    pending: list[tuple[int, Counts]] = []
+    for each in counts:
+        size = 1
+        while pending and pending[-1][0] == size:
+            each = merge(pending.pop()[1], each)
+            size *= 2
+        pending.append((size, each))
+    return reduce(lambda later, earlier: merge(earlier, later), (each for _, each in reversed(pending)), Counts())
+
+
+def _added(one: dict[str, Tally], two: dict[str, Tally]) -> dict[str, Tally]:
+    return one | {name: one.get(name, Tally()) + tally for name, tally in two.items()}

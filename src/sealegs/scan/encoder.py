@@ -1,0 +1,45 @@
+"""A tokenizer.json in, a function out that makes token ids of documents."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.batching.stratified import Ints
+from sealegs.errors import MissingExtra, SourceError
+from sealegs.scan.text import Encode
+
+
+@cache
+def tokenizer_of(path: str) -> Any:
+    """Any tokenizer of the ``tokenizers`` library, read once a process."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtra("--tokenizer", "tokenizers", "lab") from error
+    try:
+        made = tokenizers.Tokenizer.from_str(Path(path).read_bytes().decode())
+    except OSError as error:
+        raise SourceError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
+    except BaseException as error:  # the library raises no narrower one, and Rust's panic is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SourceError(f"--tokenizer {path}: not a tokenizer.json ({error})") from error
+    made.no_truncation()
+    made.no_padding()
+    return made
+
+
+def encoder(path: str) -> Encode:
+    """By the tokenizer of a path; without the tokens that it would add around a document."""
+    tokenizer = tokenizer_of(path)
+
+    def encode(documents: list[str]) -> tuple[NDArray[Any], Ints]:
+        rows = [each.ids for each in tokenizer.encode_batch_fast(documents, add_special_tokens=False)]
+        lengths = np.array([len(row) for row in rows], np.int64)
+        ids = np.fromiter((token for row in rows for token in row), np.int64, int(lengths.sum()))
+        return ids, np.cumsum(lengths) - lengths
+
+    return encode

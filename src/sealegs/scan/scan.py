@@ -1,0 +1,106 @@
+"""Parts of a corpus in, Counts out: ``scan_part`` is the map, ``merge`` the reduce; on the cores of one machine."""
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import active_children, get_context
+
+from sealegs.errors import MissingExtra, SealegsError, SourceError
+from sealegs.scan.blocks import End, Ids, Part, Text, Trouble, Ways
+from sealegs.scan.counts import Counts, Problem, merged
+from sealegs.scan.encoder import encoder
+from sealegs.scan.ids import look_at_ids
+from sealegs.scan.plan import READERS
+from sealegs.scan.text import look_at_text
+
+_PENDING = 2  # parts a process that are under way or waiting: what is held in memory
+
+
+def scan_part(part: Part, ways: Ways) -> Counts:
+    """What is known of one part. A pure function of what lies on the disk."""
+    return merged(_looked_at(part, ways))
+
+
+def _looked_at(part: Part, ways: Ways) -> Iterator[Counts]:
+    encode = encoder(ways.tokenizer) if ways.tokenizer else None
+    if part.trouble is not None:
+        yield _problem(part, 0, part.trouble)
+        return
+    try:
+        for block in READERS[part.format](part, ways):
+            match block:
+                case Text():
+                    yield look_at_text(block, part.number, longest=ways.longest, encode=encode)
+                case Ids():
+                    yield look_at_ids(block, part.number, longest=ways.longest, end=ways.end)
+                case Trouble():
+                    yield _problem(part, block.number, block.text)
+                case End():
+                    yield Counts(parts={part.number: block.numbers})
+    except MissingExtra:
+        raise
+    except (SourceError, OSError) as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        yield _problem(part, 0, text.removeprefix(f"{part.file}: "))
+
+
+def _problem(part: Part, number: int, text: str) -> Counts:
+    return Counts(problems=(Problem(part.number, number, text),), problem_count=1)
+
+
+def scan(parts: Sequence[Part], ways: Ways, *, jobs: int, tell: Callable[[int], None] = lambda _: None) -> Counts:
+    """What is known of all parts, ``jobs`` at a time. ``tell`` hears the bytes of each part that is done."""
+    return merged(_scanned(parts, ways, jobs, tell))
+
+
+def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int], None]) -> Iterator[Counts]:
+    if jobs == 1 or len(parts) == 1:
+        for part in parts:
+            yield scan_part(part, ways)
+            tell(part.size)
+        return
+    others = set(active_children())
+    pool = ProcessPoolExecutor(min(jobs, len(parts)), get_context("spawn"), initializer=_be_one_of_several)
+    waiting = iter(parts)
+    pending: deque[tuple[Part, Future[Counts]]] = deque()
+
+    def submit(count: int) -> None:
+        pending.extend((part, pool.submit(scan_part, part, ways)) for part in islice(waiting, count))
+
+    try:
+        with interrupts_held():
+            submit(_PENDING * jobs)
+        while pending:  # in the order of the corpus, so that the same is kept where not everything is
+            part, future = pending.popleft()
+            yield future.result()
+            submit(1)
+            tell(part.size)
+    except (KeyboardInterrupt, GeneratorExit):  # here, or where the counts are merged
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
+    except BrokenProcessPool as error:
+        raise SealegsError(
+            "a process of the scan was killed, most often for want of memory: give fewer --jobs"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True, wait=False)
+
+
+def _be_one_of_several() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """What is started here never hears of Ctrl-C, from its first moment on; who starts it does, and ends it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,0 +1,240 @@
+"""Counts of a whole corpus in, what is told of it out: documents by name, duplicates, rare tokens, the list."""
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sealegs.batching.stratified import Ints, rare_tokens
+from sealegs.errors import SourceError
+from sealegs.report.scanned import MEANING, Example, KindShown, Scanned, SourceShown, TokenShown
+from sealegs.scan.blocks import Ids, Part, Text, Ways
+from sealegs.scan.counts import LISTED, Counts, Finding, Unit, document_key, part_and_document, source_key
+from sealegs.scan.encoder import tokenizer_of
+from sealegs.scan.plan import READERS
+from sealegs.scan.text import shown
+
+CROWD = 5
+"""Occurrences of a rare token in one document that make it crowded: most of the nine that it may have."""
+_EXAMPLES = 5
+_FREQUENT = 8
+_PROBLEMS = 20
+_ORDER = ("drop", "defer")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A document as a person knows it."""
+
+    file: str
+    document: int
+
+
+class Settled:
+    """Counts, and the parts that they are of, by which everything in them gets its name."""
+
+    def __init__(self, counts: Counts, parts: Sequence[Part], ways: Ways) -> None:
+        self._parts = parts
+        self._ways = ways
+        self._before = _numbers_before(counts, parts)
+        self.unit: Unit
+        if len(counts.units) > 1:
+            raise SourceError("the corpus has text and token ids: scan them apart, or give --tokenizer and --field")
+        if not counts.units:
+            raise SourceError(self._problem(counts.problems[0]) if counts.problems else "no document was found")
+        (self.unit,) = counts.units
+        more = [*_duplicates(self, counts), *(_crowded(self, counts) if self.unit == "tokens" else ())]
+        self.counts = replace(
+            counts,
+            findings=tuple(sorted((*counts.findings, *more), key=lambda each: (each.part, each.document)))[:LISTED],
+            found=counts.found + Counter(zip(_sources_of(more, counts), (each.kind for each in more), strict=True)),
+        )
+
+    def name(self, part: int, document: int) -> Named:
+        """Of a document by its number in a part."""
+        here = self._parts[part]
+        if here.files and not here.file:
+            return Named(here.files[document], 0)
+        return Named(here.file, self._before[part] + document)
+
+    def names(self, keys: Ints) -> list[str]:
+        """Of documents by their keys, each once."""
+        named = (self.name(*part_and_document(key)) for key in dict.fromkeys(keys.tolist()))
+        return [f"{each.file}#{each.document}" for each in named]
+
+    def sizes(self) -> dict[str, int]:
+        """Documents of each file."""
+        found: dict[str, int] = defaultdict(int)
+        for part in self._parts:
+            if part.files and not part.file:
+                found |= dict.fromkeys(part.files, 1)
+            else:
+                found[part.file] += self.counts.parts.get(part.number, 0)
+        return dict(found)
+
+    def listed(self) -> Iterator[dict[str, Any]]:
+        """The documents to drop or to defer, each once, with all that speaks against it."""
+        by_document: dict[tuple[int, int], list[Finding]] = defaultdict(list)
+        for each in self.counts.findings:
+            by_document[each.part, each.document].append(each)
+        for (part, document), findings in by_document.items():
+            named = self.name(part, document)
+            yield {
+                "file": named.file,
+                "document": named.document,
+                "action": min((each.action for each in findings), key=_ORDER.index),
+                "why": [f"{each.kind}: {each.text}" for each in findings],
+            }
+
+    def scanned(self, corpus: Sequence[str]) -> Scanned:
+        """Everything that is told; without a forecast."""
+        counts = self.counts
+        actions = Counter(each["action"] for each in self.listed())
+        rare = np.flatnonzero(rare_tokens(counts.tokens))
+        often = np.argsort(-counts.tokens, kind="stable")[:_FREQUENT]
+        return Scanned(
+            corpus=list(corpus),
+            unit=self.unit,
+            length_unit="tokens" if self.unit == "tokens" else "words",
+            documents=sum(each.documents for each in counts.sources.values()),
+            bytes=sum(each.bytes for each in counts.sources.values()),
+            counted=int(counts.tokens.sum()),
+            distinct=int(np.count_nonzero(counts.tokens)),
+            sources=[self._source(name) for name in sorted(counts.sources)],
+            frequent=[self._token(token) for token in often.tolist() if counts.tokens[token]],
+            rare=len(rare),
+            rare_occurrences=int(counts.tokens[rare].sum()),
+            rare_examples=[self._token(token, with_places=True) for token in self._rarest(rare)],
+            findings=list(self._kinds()),
+            to_drop=actions["drop"],
+            to_defer=actions["defer"],
+            problems=counts.problem_count,
+            problem_examples=[self._problem(each) for each in counts.problems[:_PROBLEMS]],
+            forecast=None,
+            list=None,
+        )
+
+    def text_of_token(self, token: int) -> str:
+        """For the eye."""
+        if self.unit == "characters":
+            character = chr(token)
+            seen = repr(character) if character.isprintable() else ""
+            return seen if token < 128 and seen else f"{seen} U+{token:04X} {unicodedata.name(character, '')}".strip()
+        if self._ways.tokenizer is None:
+            return f"#{token}"
+        return f"#{token} {tokenizer_of(self._ways.tokenizer).decode([token], skip_special_tokens=False)!r}"
+
+    def _rarest(self, rare: Ints) -> list[int]:
+        """Of rare tokens, those that meet in the fewest documents: where a batch is most likely to have several."""
+        held = self.counts.places
+        documents: dict[int, set[int]] = {token: set() for token in rare.tolist()}
+        for token, document in zip(held.tokens.tolist(), held.documents.tolist(), strict=True):
+            documents[token].add(document)
+        return sorted(documents, key=lambda t: (len(documents[t]) - int(self.counts.tokens[t]), t))[:_EXAMPLES]
+
+    def _token(self, token: int, *, with_places: bool = False) -> TokenShown:
+        held = self.counts.places
+        keys = np.sort(held.documents[held.tokens == token]) if with_places else np.empty(0, np.int64)
+        return TokenShown(
+            id=token,
+            text=self.text_of_token(token),
+            count=int(self.counts.tokens[token]),
+            where=self.names(keys)[:_EXAMPLES],
+        )
+
+    def _source(self, name: str) -> SourceShown:
+        tally = self.counts.sources[name]
+        up_to = np.cumsum(tally.lengths)
+        bits = int(np.searchsorted(up_to, (tally.documents + 1) // 2))
+        return SourceShown(
+            name=name,
+            documents=tally.documents,
+            bytes=tally.bytes,
+            tokens=tally.tokens,
+            median=min(tally.longest, 0 if bits == 0 else 3 << (bits - 1) >> 1),  # the middle between two powers of 2
+            longest=tally.longest,
+            found={kind: count for (source, kind), count in sorted(self.counts.found.items()) if source == name},
+        )
+
+    def _kinds(self) -> Iterator[KindShown]:
+        for kind, meaning in MEANING.items():
+            documents = sum(count for (_, each), count in self.counts.found.items() if each == kind)
+            if not documents:
+                continue
+            few = [each for each in self.counts.findings if each.kind == kind][:_EXAMPLES]
+            yield KindShown(
+                kind=kind, meaning=meaning, documents=documents, examples=[self._example(each) for each in few]
+            )
+
+    def _example(self, found: Finding) -> Example:
+        named = self.name(found.part, found.document)
+        about = found.excerpt
+        if not about and found.kind in ("duplicate", "crowded"):
+            about = self._beginning(found.part, found.document)
+        elif self._parts[found.part].format == "ids" and self._ways.tokenizer is not None and about:
+            about = shown(tokenizer_of(self._ways.tokenizer).decode([int(each) for each in about.split()]))
+        return Example(file=named.file, document=named.document, what=found.text, excerpt=about)
+
+    def _beginning(self, part: int, document: int) -> str:
+        """Of the text of a document, read once more."""
+        for block in READERS[self._parts[part].format](self._parts[part], self._ways):
+            if isinstance(block, Text | Ids) and document in block.numbers:
+                here = int(np.flatnonzero(block.numbers == document)[0])
+                start, end = np.append(block.starts, 1 << 62)[[here, here + 1]].tolist()
+                if isinstance(block, Text):
+                    return shown(block.data[start : min(end, start + 120)].decode(errors="replace"))
+                ids = block.ids[start : min(end, start + 24)].tolist()
+                known = self._ways.tokenizer is not None
+                return shown(tokenizer_of(str(self._ways.tokenizer)).decode(ids)) if known else " ".join(map(str, ids))
+        return ""
+
+    def _problem(self, problem: Any) -> str:
+        part = self._parts[problem.part]
+        named = self.name(problem.part, problem.number)
+        line = f" line {named.document + 1}:" if part.format == "lines" and part.trouble is None else ""
+        return f"{named.file}:{line} {problem.text}"
+
+
+def _numbers_before(counts: Counts, parts: Sequence[Part]) -> list[int]:
+    """How many documents of its file lie before each part."""
+    so_far: dict[str, int] = defaultdict(int)
+    before = []
+    for part in parts:
+        before.append(so_far[part.file])
+        so_far[part.file] += counts.parts.get(part.number, 0)
+    return before
+
+
+def _sources_of(findings: Sequence[Finding], counts: Counts) -> list[str]:
+    """The source of each document that has a finding, and text."""
+    names = {source_key(name): name for name in counts.sources}
+    in_order = np.argsort(counts.documents)
+    keys = np.array([int(document_key(each.part, each.document)) for each in findings], np.int64)
+    at = np.searchsorted(counts.documents, keys, sorter=in_order)
+    return [names[key] for key in counts.origins[in_order[at]].tolist()]
+
+
+def _duplicates(settled: Settled, counts: Counts) -> Iterator[Finding]:
+    """All documents that have come before."""
+    by_digest = np.lexsort((counts.documents, counts.digests))
+    digests, documents = counts.digests[by_digest], counts.documents[by_digest]
+    again = np.flatnonzero(digests[1:] == digests[:-1]) + 1
+    begins = np.append(True, digests[1:] != digests[:-1])
+    first_of = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    for place in again[:LISTED].tolist():
+        part, document = part_and_document(int(documents[place]))
+        first = settled.names(documents[first_of[place] : first_of[place] + 1])[0]
+        yield Finding(part, document, "duplicate", "drop", f"the same as {first}", "")
+
+
+def _crowded(settled: Settled, counts: Counts) -> Iterator[Finding]:
+    """Documents that hold a rare token many times."""
+    held = Counter(zip(counts.places.documents.tolist(), counts.places.tokens.tolist(), strict=True))
+    for (key, token), times in held.items():
+        if times >= CROWD:
+            part, document = part_and_document(key)
+            text = f"{settled.text_of_token(token)}, {times} of its {counts.tokens[token]} occurrences"
+            yield Finding(part, document, "crowded", "defer", text, "")

@@ -1,0 +1,146 @@
+"""Every rule on the cases of its page: on one plan it speaks, and no other does; on the other nobody has a word."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealegs.cli.preflight import read
+from sealegs.errors import ConfigError
+from sealegs.preflight.plan import HOMES, Plan, plan_from
+from sealegs.preflight.rule import PARTS, check
+from sealegs.preflight.rules import FAMILIES, RULES
+from sealegs.report.advised import contract, page
+
+DOCS = Path(__file__).parents[2] / "docs" / "preflight"
+PART = re.compile(
+    r"^## (?P<code>\w+): (?P<title>.+?)$\s+Speaks:\s+```(?P<kind>toml|json)\n(?P<speaks>.*?)^```$"
+    r"\s+Silent:\s+```(?P=kind)\n(?P<silent>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Case(NamedTuple):
+    code: str
+    title: str
+    kind: str
+    speaks: str
+    silent: str
+
+
+CASES = [
+    Case(found["code"], found["title"], found["kind"], found["speaks"], found["silent"])
+    for family in FAMILIES
+    for found in PART.finditer((DOCS / f"{family.about}.md").read_text())
+]
+
+
+def plan_of(case: Case, text: str, folder: Path) -> Plan:
+    file = folder / f"case.{case.kind}"
+    file.write_text(text)
+    [found] = read(str(file))
+    return found.plan
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
+def test_a_rule_speaks_where_it_should_and_nowhere_else(case: Case, tmp_path: Path) -> None:
+    wrong = check(plan_of(case, case.speaks, tmp_path), "wrong", RULES)
+    assert [each.code for each in wrong.findings] == [case.code]
+    right = check(plan_of(case, case.silent, tmp_path), "right", RULES)
+    assert [each.code for each in right.findings] == []
+    assert case.code not in right.unknown, "it is silent because all is well, not because it was not asked"
+
+
+def test_every_rule_has_its_page_and_its_cases() -> None:
+    assert [(case.code, case.title) for case in CASES] == [(rule.code, rule.title) for rule in RULES]
+    assert len(RULES) == 64
+    for rule in RULES:
+        assert all(rule.parts[part] for part in PARTS)
+        assert rule.parts["sure"].split()[0].rstrip(",;:.") in ("established", "supported", "rule")
+
+
+def test_nobody_is_told_to_take_another_optimizer() -> None:
+    told = " ".join(f"{rule.parts['set']} {rule.title}" for rule in RULES).lower()
+    assert not re.search(r"(switch|change) (to|the) (another )?optimizer|use (lion|adafactor|shampoo|muon|sgd)", told)
+
+
+def test_of_what_is_not_known_nothing_is_said() -> None:
+    advised = check(Plan(), "nothing", RULES)
+    assert advised.findings == []
+    assert advised.unknown == [rule.code for rule in RULES]
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Whatever a field of this type may hold, the edges of its range among them."""
+    [inside] = [each for each in get_args(kind) if each is not type(None)]
+    limits: Any = get_args(inside)[1] if hasattr(inside, "__metadata__") else msgspec.Meta()
+    plain = get_args(inside)[0] if hasattr(inside, "__metadata__") else inside
+    if plain in (int, float):
+        low, high = limits.ge if limits.ge is not None else limits.gt, limits.le or 10**12
+        numbers = st.integers(low, high) if plain is int else st.floats(low, high)
+        return numbers.filter(lambda value: limits.gt is None or value > limits.gt)
+    if plain is bool:
+        return st.booleans()
+    if plain is str:
+        return st.sampled_from(["", "adam", "sdpa", "eager"])
+    if get_origin(plain) is Literal:
+        return st.sampled_from(get_args(plain))
+    assert get_origin(plain) is tuple
+    return (
+        st.lists(st.floats(0, 1), min_size=1, max_size=30).map(tuple) if limits.min_length else st.just(("a.weight",))
+    )
+
+
+FIELDS = {
+    name: values_of(kind)
+    for group in get_type_hints(Plan).values()
+    for name, kind in get_type_hints(group, include_extras=True).items()
+}
+
+
+@given(st.fixed_dictionaries({}, optional=FIELDS))
+def test_no_rule_breaks_on_any_plan(known: dict[str, Any]) -> None:
+    advised = check(plan_from(known), "any", RULES)
+    assert advised.asked + len(advised.unknown) == len(RULES)
+    assert set(advised.margins_missing) <= {each.code for each in advised.findings}
+    assert json.loads(json.dumps(contract(advised), allow_nan=False))["source"] == "any"
+    assert page(advised)
+
+
+def test_the_plan_refuses_what_cannot_be() -> None:
+    assert set(FIELDS) == set(HOMES)
+    for known, told in (
+        ({"beta2": 1.5}, r"mine: optimizer.beta2=1.5: Expected `float` <= 1.0"),
+        ({"lr": float("nan")}, r"mine: optimizer.lr=nan: Expected `float` > 0.0"),
+        ({"lr": float("inf")}, r"mine: optimizer.lr=inf: a finite number"),
+        ({"steps": 0}, r"mine: schedule.steps=0: Expected `int` >= 1"),
+        ({"dtype": "int4"}, r"mine: precision.dtype='int4': Invalid enum value"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            plan_from(known, "mine")
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "value"),
+    [
+        ({"warmup_steps": 0, "steps": 150}, "SCH1", "7"),
+        ({"warmup_steps": 0, "steps": 100_000}, "SCH1", "2000"),
+        ({"warmup_steps": 0}, "SCH1", "2000, or 5 % of a short run"),
+        ({"warmup_steps": 5, "steps": 150, "beta2": 0.999}, "SCH2", "15, a tenth of the run"),
+        ({"warmup_steps": 15, "steps": 150, "beta2": 0.999}, "SCH2", None),
+        ({"warmup_steps": 500, "steps": 100_000, "beta2": 0.999}, "SCH2", "2000 or more"),
+        ({"warmup_steps": 10, "steps": 150, "beta2": 0.95}, "SCH2", "15, a tenth of the run"),
+        ({"warmup_steps": 10, "steps": 1000, "beta2": 0.95}, "SCH2", "40 or more"),
+        ({"warmup_steps": 800_000, "steps": 1_000_000}, "SCH3", "2000"),
+        ({"warmup_steps": 100, "steps": 150}, "SCH3", "7"),
+    ],
+)
+def test_the_warm_up_that_is_asked_for_fits_into_the_run(known: dict[str, Any], code: str, value: str | None) -> None:
+    plan = plan_from({"lr": 3e-4, "schedule": "cosine", **known})
+    found = {each.code: each.value for each in check(plan, "a plan", RULES).findings}
+    assert found.get(code) == value
