@@ -30,7 +30,7 @@ from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.record.run import open_run
-from sealegs.report.interventions import interventions
+from sealegs.report.commands.interventions import interventions
 
 FORK, AT, STEPS, PLACEBOS, SEEDS = 200, 230, 330, 5, 5
 NANO = SIZES["nano"]

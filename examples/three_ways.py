@@ -29,8 +29,8 @@ from sealegs.lab.branches import begin, branch
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved
-from sealegs.report.interventions import interventions
-from sealegs.report.postmortem_of import folders_of
+from sealegs.report.commands.interventions import interventions
+from sealegs.report.postmortem.build import folders_of
 from sealegs.report.progress import progress
 
 FORK = 180

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from sealegs.preflight.plan import written
 from sealegs.preflight.schedule import Curve, curve_of
-from sealegs.report.plots import FAINT, INCIDENT, LINE, STYLE
+from sealegs.report.postmortem.plots import FAINT, INCIDENT, LINE, STYLE
 
 CASES = Path(__file__).parents[1] / "preflight" / "schedule.md"
 PART = re.compile(r"^## (\w+: .+?)$.*?```toml\n(.*?)^```$.*?```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -21,8 +21,8 @@ from sealegs.cli.main import main
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import run_of
-from sealegs.report.dashboard_page import html_of
-from sealegs.report.dashboard_values import Seen, page_of
+from sealegs.report.dashboard.page import html_of
+from sealegs.report.dashboard.values import Seen, page_of
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser serves all
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sealegs.batching.batch_sampler import StratifiedBatchSampler
 from sealegs.batching.tokens import rare_rows
 from sealegs.cli.main import main
-from sealegs.report.batched import Batched, schema
+from sealegs.report.commands.batches import Batched, schema
 
 ROOT = Path(__file__).parents[2]
 Said = tuple[int, str, str]

@@ -13,8 +13,8 @@ import pytest
 import sealegs
 from sealegs.cli.main import main
 from sealegs.diagnosis.causes import causes
-from sealegs.report import explained
-from sealegs.report.checked_shape import Checked, schema
+from sealegs.report.commands import explain as explained
+from sealegs.report.commands.check_schema import Checked, schema
 
 ROOT = Path(__file__).parents[2]
 KEYS = {

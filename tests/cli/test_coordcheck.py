@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sealegs.cli.main import main
-from sealegs.report.coordinated import Coordinated, Layer, page, schema
+from sealegs.report.commands.coordcheck import Coordinated, Layer, page, schema
 
 OWN = """
 import torch

@@ -108,7 +108,7 @@ def test_without_bokeh_the_install_line_is_said(draw: Callable[..., Said], monke
 
 
 def test_the_command_starts_without_bokeh_and_torch() -> None:
-    program = "import sys, sealegs.cli.dashboard, sealegs.report.dashboard_values\n"
+    program = "import sys, sealegs.cli.dashboard, sealegs.report.dashboard.values\n"
     program += "print({'bokeh', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -10,7 +10,7 @@ import pytest
 from sealegs.cli import drill
 from sealegs.cli.main import main
 from sealegs.drills import loops
-from sealegs.report.drilled import Drilled, DrillShown, OnRanks, page, schema
+from sealegs.report.commands.drill import Drilled, DrillShown, OnRanks, page, schema
 
 OWN = """
 import torch

@@ -12,7 +12,7 @@ import pytest
 from sealegs.cli.main import main
 from sealegs.record import manifest as manifests
 from sealegs.record.writer import RunWriter
-from sealegs.report.advised import Advice, Advised, page, schema
+from sealegs.report.commands.preflight import Advice, Advised, page, schema
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sealegs.cli.main import main
-from sealegs.report.scanned import Scanned, schema
+from sealegs.report.commands.scan import Scanned, schema
 
 ROOT = Path(__file__).parents[2]
 PLANT = ROOT / "tests" / "scan" / "plant.py"

@@ -11,7 +11,7 @@ from sealegs.diagnosis.differ import differ
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import Run, run_of
-from sealegs.report.differing import page
+from sealegs.report.commands.diff import page
 
 STEPS = 400
 

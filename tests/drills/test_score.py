@@ -7,7 +7,7 @@ import pytest
 
 from sealegs.drills.catalogue import DRILLS
 from sealegs.drills.score import Score, done_in
-from sealegs.report.postmortem_events import steps_spent
+from sealegs.report.postmortem.events import steps_spent
 from sealegs.vocabulary import Event
 
 NONE = {"seen": None, "latency": None, "skipped": 0, "done_again": 0, "done": (), "halted": False, "struck": True}

@@ -17,7 +17,7 @@ from sealegs.preflight.rule import check
 from sealegs.preflight.rules import RULES
 from sealegs.preflight.schedule import curve_of
 from sealegs.record.manifest import Manifest
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 
 PUBLIC = Path(__file__).parent / "public"
 

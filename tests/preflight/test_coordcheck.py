@@ -17,7 +17,7 @@ from sealegs.lab.subject import subject_of
 from sealegs.lab.train import resolved
 from sealegs.preflight.coordcheck import Trial, coordinate_check
 from sealegs.replay.subject import Loop
-from sealegs.report.coordinated import Coordinated
+from sealegs.report.commands.coordcheck import Coordinated
 
 BASE, WIDTHS, STEPS = 32, (32, 128), 6
 Broken = Callable[[Transformer, torch.optim.Optimizer, float], None]

@@ -7,7 +7,7 @@ from typing import Any
 from sealegs.preflight.plan import HOMES, Plan, written
 from sealegs.preflight.rule import check
 from sealegs.preflight.rules import RULES
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 
 PAGE = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
 LOOP = """

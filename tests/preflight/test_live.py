@@ -20,7 +20,7 @@ from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.train import build_optimizer, lr_share
 from sealegs.preflight.structure import read_structure
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 
 NANO = SIZES["nano"]
 

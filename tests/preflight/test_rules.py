@@ -15,7 +15,7 @@ from sealegs.errors import ConfigError
 from sealegs.preflight.plan import HOMES, Plan, plan_from
 from sealegs.preflight.rule import PARTS, check
 from sealegs.preflight.rules import FAMILIES, RULES
-from sealegs.report.advised import contract, page
+from sealegs.report.commands.preflight import contract, page
 
 DOCS = Path(__file__).parents[2] / "docs" / "preflight"
 PART = re.compile(

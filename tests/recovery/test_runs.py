@@ -24,7 +24,7 @@ from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import Disturb, Result, lr_share, resolved, train
 from sealegs.record.run import Run, open_run
-from sealegs.report.interventions import interventions
+from sealegs.report.commands.interventions import interventions
 from sealegs.vocabulary import Event
 
 pytestmark = pytest.mark.xdist_group("recovery of runs")  # one prefix serves all

@@ -17,7 +17,7 @@ from sealegs.errors import ConfigError
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.remedied import _joined, _spread, _taken, borrowed, plan, rerun
 from sealegs.replay.subject import load_builder
-from sealegs.report import plots
+from sealegs.report.postmortem import plots
 from sealegs.report.remediation import parse
 
 pytestmark = [

@@ -31,7 +31,7 @@ from sealegs.replay import arms
 from sealegs.replay import tested as tests_of_causes
 from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.replay.tested import put_to_the_test
-from sealegs.report import replayed
+from sealegs.report.commands import replay as replayed
 
 pytestmark = [
     pytest.mark.xdist_group("replay"),  # one prefix serves all

@@ -25,11 +25,13 @@ from sealegs.lab.train import resolved, train
 from sealegs.record import manifest
 from sealegs.record.run import open_run
 from sealegs.record.schema import EVENTS, METRICS, to_line
-from sealegs.report import plots, postmortem_page, verified
-from sealegs.report.postmortem_causes import discriminating, hypotheses, root_cause
-from sealegs.report.postmortem_of import Case, diagnosed, logged_incidents, open_incident, postmortem_of
-from sealegs.report.postmortem_stretch import rows_about, stretch, went_back
-from sealegs.report.replayed import ArmShown, Replayed
+from sealegs.report.commands import verify as verified
+from sealegs.report.commands.replay import ArmShown, Replayed
+from sealegs.report.postmortem import page as postmortem_page
+from sealegs.report.postmortem import plots
+from sealegs.report.postmortem.build import Case, diagnosed, logged_incidents, open_incident, postmortem_of
+from sealegs.report.postmortem.causes import discriminating, hypotheses, root_cause
+from sealegs.report.postmortem.stretch import rows_about, stretch, went_back
 
 pytestmark = pytest.mark.xdist_group("postmortem")  # one run serves all
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sealegs.report.event_text import remarkable
 from sealegs.report.progress import LiveProgress, PlainProgress, progress
-from sealegs.report.told import remarkable
 from sealegs.vocabulary import Event
 
 

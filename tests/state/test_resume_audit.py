@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 import sealegs
 from sealegs.cli.main import main
 from sealegs.errors import SourceError
-from sealegs.report.audited import Audited, Held, page, schema
+from sealegs.report.commands.audit import Audited, Held, page, schema
 from sealegs.state.checkpoint_audit import holdings, open_checkpoint
 
 BATCHES = torch.randn(30, 8, 4, generator=torch.Generator().manual_seed(0))

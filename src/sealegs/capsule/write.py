@@ -35,7 +35,7 @@ from sealegs.record.schema import (
     speakable,
     to_line,
 )
-from sealegs.report.postmortem import draft, markdown
+from sealegs.report.postmortem.markdown import draft, markdown
 from sealegs.signals.collective import Together
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.memory import in_words

@@ -16,7 +16,7 @@ from sealegs.batching.stratified import Ints, RareRows, meetings, rare_tokens
 from sealegs.batching.tokens import rows_of, token_counts
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import whole_file, writing
-from sealegs.report.batched import Batched, UnmetShown, contract, page
+from sealegs.report.commands.batches import Batched, UnmetShown, contract, page
 from sealegs.scan.reading_ids import document_starts, open_ids
 
 DESCRIPTION = """\

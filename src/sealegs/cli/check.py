@@ -56,8 +56,8 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Read, look, say."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs check", description=DESCRIPTION)
-    from sealegs.report.checked import contract, page  # only now: --help must not wait for numpy
-    from sealegs.report.explained import explained
+    from sealegs.report.commands.check import contract, page  # only now: --help must not wait for numpy
+    from sealegs.report.commands.explain import explained
 
     diagnosis = check(options.source, metrics=_pairs(options.metric), pattern=options.pattern, rules=options.rules)
     if options.json:

@@ -71,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
         if error.name != "torch":
             raise
         raise MissingExtra("sealegs coordcheck", "PyTorch", "lab") from None
-    from sealegs.report.coordinated import contract, draw, page
-    from sealegs.report.plots import can_draw
+    from sealegs.report.commands.coordcheck import contract, draw, page
+    from sealegs.report.postmortem.plots import can_draw
 
     if not options.json and not can_draw():
         raise MissingExtra("sealegs coordcheck", "matplotlib", "report")

@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         raise MissingExtra("a page", "Bokeh", "dashboard")
     if target is None:
         return _serve(named)
-    from sealegs.report.dashboard_page import html_of
-    from sealegs.report.dashboard_values import page_of, see
+    from sealegs.report.dashboard.page import html_of
+    from sealegs.report.dashboard.values import page_of, see
 
     page = html_of(page_of([see(source, name) for source, name in named]), target).encode()
     with writing(target), whole_file(target) as file:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(named: Sequence[tuple[str, str]]) -> int:
-    from sealegs.report.dashboard_live import serve
+    from sealegs.report.dashboard.live import serve
 
     try:
         serve(named, partial(print, flush=True), partial(print, "sealegs dashboard:", file=sys.stderr, flush=True))

@@ -10,7 +10,7 @@ import tyro
 from sealegs.cli.check import place_of
 from sealegs.diagnosis.differ import differ
 from sealegs.readers.read import read
-from sealegs.report.differing import contract, page
+from sealegs.report.commands.diff import contract, page
 
 DESCRIPTION = """\
 The first difference between two runs: settings, versions, and for every signal that both have the first step at which

@@ -16,7 +16,7 @@ from sealegs.record import requests
 from sealegs.record.requests import Request
 from sealegs.record.run import open_run
 from sealegs.recovery.asked import parse
-from sealegs.report.interventions import Intervention, interventions
+from sealegs.report.commands.interventions import Intervention, interventions
 
 DESCRIPTION = """\
 Intervene in a run that is under way. It is carried out after the step in progress, and logged with your name, as

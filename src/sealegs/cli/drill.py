@@ -24,9 +24,9 @@ from sealegs.diagnosis.causes import causes
 from sealegs.drills.catalogue import DRILLS, Drill, chosen
 from sealegs.errors import ConfigError, MissingExtra, SealegsError
 from sealegs.record.schema import CAPSULE, INCIDENTS
-from sealegs.report.drilled import GOOD, Drilled, DrillShown, OnRanks, contract, listed, page
-from sealegs.report.postmortem import FILE
-from sealegs.report.postmortem_causes import title_of
+from sealegs.report.commands.drill import GOOD, Drilled, DrillShown, OnRanks, contract, listed, page
+from sealegs.report.postmortem.causes import title_of
+from sealegs.report.postmortem.markdown import FILE
 
 if TYPE_CHECKING:
     from sealegs.drills.loops import LabLoop, Loop

@@ -9,7 +9,7 @@ import tyro
 
 from sealegs.cli.train import named_folder
 from sealegs.record.run import open_run
-from sealegs.report.interventions import interventions
+from sealegs.report.commands.interventions import interventions
 
 DESCRIPTION = """\
 Print every intervention in a run: who or what decided, on which evidence, what was changed, and what came of it.

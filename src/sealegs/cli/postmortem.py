@@ -14,10 +14,8 @@ from sealegs.readers.read import read
 from sealegs.record.files import whole_file, writing
 from sealegs.record.run import open_run
 from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, MANIFEST
-from sealegs.report import plots
-from sealegs.report import postmortem_numbers as numbers
-from sealegs.report.postmortem import FILE, markdown
-from sealegs.report.postmortem_of import (
+from sealegs.report.postmortem import numbers, plots
+from sealegs.report.postmortem.build import (
     MILD,
     Case,
     folders_of,
@@ -26,9 +24,10 @@ from sealegs.report.postmortem_of import (
     open_verified,
     postmortem_of,
 )
-from sealegs.report.postmortem_page import can_render, page
-from sealegs.report.postmortem_stretch import rows_about
-from sealegs.report.postmortem_values import Picture, Postmortem
+from sealegs.report.postmortem.markdown import FILE, markdown
+from sealegs.report.postmortem.page import can_render, page
+from sealegs.report.postmortem.stretch import rows_about
+from sealegs.report.postmortem.values import Picture, Postmortem
 
 DESCRIPTION = """\
 Write the post-mortem of an incident: what was observed, the causes weighed and, after `sealegs replay`, tested, what

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.preflight.plan import merged
     from sealegs.preflight.rule import check
     from sealegs.preflight.rules import RULES
-    from sealegs.report.advised import contract, page
+    from sealegs.report.commands.preflight import contract, page
 
     if options.explain is not None:
         print(explained(options.explain))

@@ -24,9 +24,9 @@ from sealegs.lab.settings import Settings
 from sealegs.record.run import open_run
 from sealegs.record.schema import CHECKPOINTS, EVENTS
 from sealegs.record.writer import refuse_taken
+from sealegs.report.event_text import remarkable
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress
-from sealegs.report.told import remarkable
 from sealegs.sinks.notify import Notifier, Notify
 from sealegs.sinks.trackers import tracker
 from sealegs.vocabulary import Sink

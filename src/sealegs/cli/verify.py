@@ -16,13 +16,13 @@ from sealegs.cli.verify_reruns import Rerun, Task, from_seed, from_snapshot
 from sealegs.errors import ConfigError, MissingExtra
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import VERIFIED
-from sealegs.report.expected import parse as parse_promise
-from sealegs.report.postmortem import FILE
-from sealegs.report.postmortem_of import Case, postmortem_of
-from sealegs.report.postmortem_values import Measured, Postmortem, Promise
+from sealegs.report.commands.verify import FixShown, Verified, contract, page, promises_shown
+from sealegs.report.postmortem.build import Case, postmortem_of
+from sealegs.report.postmortem.markdown import FILE
+from sealegs.report.postmortem.promises import parse as parse_promise
+from sealegs.report.postmortem.values import Measured, Postmortem, Promise
 from sealegs.report.remediation import Fix
 from sealegs.report.remediation import parse as parse_fix
-from sealegs.report.verified import FixShown, Verified, contract, page, promises_shown
 
 DESCRIPTION = """\
 Run an incident again with the remedy that its post-mortem names, and compare what comes of it with the numbers that are

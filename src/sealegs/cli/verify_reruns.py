@@ -16,8 +16,8 @@ from sealegs.lab.settings import Settings
 from sealegs.record import manifest as manifests
 from sealegs.record.run import open_run
 from sealegs.record.schema import TOKENIZER
-from sealegs.report.postmortem_of import Case
-from sealegs.report.postmortem_values import Promise
+from sealegs.report.postmortem.build import Case
+from sealegs.report.postmortem.values import Promise
 from sealegs.report.progress import progress
 from sealegs.report.remediation import Fix
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sealegs.drills.catalogue import Drill
 from sealegs.record.run import Run, open_run
-from sealegs.report.drilled import Verdict
-from sealegs.report.interventions import interventions
-from sealegs.report.postmortem_events import steps_spent
+from sealegs.report.commands.drill import Verdict
+from sealegs.report.commands.interventions import interventions
+from sealegs.report.postmortem.events import steps_spent
 from sealegs.vocabulary import Event
 
 CLOSE = 2.0

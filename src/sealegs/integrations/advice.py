@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 from sealegs.watch import Watch
 
 

@@ -38,7 +38,7 @@ from sealegs.preflight.config_readers import of_model_config, of_training_argume
 from sealegs.preflight.live import preflight
 from sealegs.preflight.plan import plan_from
 from sealegs.record.files import whole_file, writing
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 from sealegs.watch import Watch
 
 OWN = {

@@ -32,7 +32,7 @@ from sealegs.integrations.joining import forget_checkpoints, refuse_options, wat
 from sealegs.integrations.lightning_progress import lacking
 from sealegs.integrations.patches import Patches
 from sealegs.preflight.live import preflight
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 from sealegs.signals.collective import Together
 from sealegs.state.rng import restore_rng, rng_now
 from sealegs.watch import Watch

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sealegs.errors import ConfigError
-from sealegs.report.coordinated import FLAT, OUTPUT, START, Coordinated, Layer, Word, told_slope
+from sealegs.report.commands.coordcheck import FLAT, OUTPUT, START, Coordinated, Layer, Word, told_slope
 from sealegs.signals.activations import find_layers
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -25,7 +25,7 @@ from sealegs.preflight.plan import Plan, merged, plan_from, written
 from sealegs.preflight.rule import check
 from sealegs.preflight.rules import RULES
 from sealegs.preflight.structure import read_structure
-from sealegs.report.advised import Advised
+from sealegs.report.commands.preflight import Advised
 
 MOST_STEPS = 100_000
 """Of a schedule that has to be stepped through; one that is a function of the step is asked for all."""

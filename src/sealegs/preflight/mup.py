@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sealegs.report.advised import Mup, MupRow
+from sealegs.report.commands.preflight import Mup, MupRow
 
 
 def mup_of(known: Mapping[str, Any]) -> Mup | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sealegs.preflight.mup import mup_of
 from sealegs.preflight.plan import HOMES, Plan
 from sealegs.preflight.schedule import curve_of
-from sealegs.report.advised import GRADES, Advice, Advised, Grade
+from sealegs.report.commands.preflight import GRADES, Advice, Advised, Grade
 
 
 class Found(NamedTuple):

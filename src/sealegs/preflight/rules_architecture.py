@@ -3,7 +3,7 @@
 import math
 
 from sealegs.preflight.rule import Family, Found
-from sealegs.report.advised import Grade
+from sealegs.report.commands.preflight import Grade
 
 ARCHITECTURE = Family("ARC", "architecture")
 LARGE = 1e9

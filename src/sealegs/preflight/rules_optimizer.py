@@ -3,7 +3,7 @@
 import math
 
 from sealegs.preflight.rule import Family, Found
-from sealegs.report.advised import Grade
+from sealegs.report.commands.preflight import Grade
 
 OPTIMIZER = Family("OPT", "optimizer")
 CLIP = Family("CLIP", "clipping")

@@ -3,7 +3,7 @@
 from sealegs.preflight.rule import Family, Found, Unknown
 from sealegs.preflight.rules_optimizer import STEP
 from sealegs.preflight.schedule import Curve
-from sealegs.report.advised import Grade
+from sealegs.report.commands.preflight import Grade
 
 PRECISION = Family("PRC", "precision")
 EXP_OVERFLOWS = {"fp16": 11.1, "bf16": 88.7, "fp32": 88.7}

@@ -4,7 +4,7 @@ import math
 
 from sealegs.preflight.rule import Family, Found
 from sealegs.preflight.schedule import Curve
-from sealegs.report.advised import Grade
+from sealegs.report.commands.preflight import Grade
 
 SCHEDULE = Family("SCH", "schedule")
 LONG_WARMUP = 2000

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from sealegs.record.acted import JUDGED
-from sealegs.report.told import remarkable
+from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row, Sink
 
 

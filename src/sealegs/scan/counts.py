@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.batching.stratified import RARE_BELOW, Ints
-from sealegs.report.scanned import Kind
+from sealegs.report.commands.scan import Kind
 
 Unit: TypeAlias = Literal["tokens", "characters"]
 Action: TypeAlias = Literal["drop", "defer"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from sealegs.batching.stratified import Ints, rare_tokens
 from sealegs.errors import SourceError
-from sealegs.report.scanned import MEANING, Example, KindShown, Scanned, SourceShown, TokenShown
+from sealegs.report.commands.scan import MEANING, Example, KindShown, Scanned, SourceShown, TokenShown
 from sealegs.scan.blocks import Ids, Part, Text, Ways
 from sealegs.scan.counts import LISTED, Counts, Finding, Unit, document_key, part_and_document, source_key
 from sealegs.scan.encoder import tokenizer_of

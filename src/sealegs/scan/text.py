@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sealegs.batching.stratified import RARE_BELOW, Ints
 from sealegs.batching.tokens import token_counts
-from sealegs.report.scanned import Kind
+from sealegs.report.commands.scan import Kind
 from sealegs.scan.blocks import Text
 from sealegs.scan.counts import Action, Counts, Finding, Places, Tally, document_key, source_key
 from sealegs.scan.encoding import REPLACEMENT, controls, mojibake, not_utf8, suspects

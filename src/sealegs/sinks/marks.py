@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sealegs.report.told import remarkable
+from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row
 
 Level: TypeAlias = Literal["info", "warn", "error"]

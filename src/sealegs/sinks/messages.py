@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sealegs.record.schema import INCIDENTS
-from sealegs.report.told import remarkable
+from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sealegs.report import postmortem_events as happened
-from sealegs.report import postmortem_numbers as numbers
-from sealegs.report.postmortem_values import Cost, Evidence, Hypothesis, Measured, Postmortem, Promise, Symptoms
+from sealegs.report.postmortem import events as happened
+from sealegs.report.postmortem import numbers
+from sealegs.report.postmortem.values import Cost, Evidence, Hypothesis, Measured, Postmortem, Promise, Symptoms
 
 FILE = "postmortem.md"
 FEWEST = 3

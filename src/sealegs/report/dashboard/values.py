@@ -14,9 +14,9 @@ from sealegs.errors import SourceError
 from sealegs.readers.read import read
 from sealegs.record.run import Run, open_run
 from sealegs.record.schema import MANIFEST, SIGNALS
-from sealegs.report.dashboard_batches import Cells, cells_of, quantiles_of, shares_of
-from sealegs.report.dashboard_marks import Mark, marks_of, repeated, thinned, windows
-from sealegs.report.dashboard_reduced import Floats, Reduced, Steps, reduced
+from sealegs.report.dashboard.batches import Cells, cells_of, quantiles_of, shares_of
+from sealegs.report.dashboard.downsample import Floats, Reduced, Steps, reduced
+from sealegs.report.dashboard.marks import Mark, marks_of, repeated, thinned, windows
 
 POINTS = 1500
 """Points of a line: two for each dot across a panel ..."""

@@ -9,7 +9,7 @@ import msgspec
 
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import speakable
-from sealegs.report.plots import BESIDE, FAINT, STYLE
+from sealegs.report.postmortem.plots import BESIDE, FAINT, STYLE
 
 WIDTH = 100
 FLAT = 0.1

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from bokeh.palettes import Plasma256
 
-from sealegs.report.dashboard_marks import KINDS, Mark
-from sealegs.report.dashboard_reduced import Floats
-from sealegs.report.dashboard_values import Page, Panel, Series
+from sealegs.report.dashboard.downsample import Floats
+from sealegs.report.dashboard.marks import KINDS, Mark
+from sealegs.report.dashboard.values import Page, Panel, Series
 
 RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
 """One a run; of one run, one a signal. On white each has a contrast of 4.5 and more, and no two look the same to those

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sealegs.report.postmortem import draft, empty, markdown, plain, sections
-from sealegs.report.postmortem_events import cost
-from sealegs.report.postmortem_numbers import ema, met, promises
-from sealegs.report.postmortem_values import (
+from sealegs.report.postmortem.events import cost
+from sealegs.report.postmortem.markdown import draft, empty, markdown, plain, sections
+from sealegs.report.postmortem.numbers import ema, met, promises
+from sealegs.report.postmortem.values import (
     After,
     Cost,
     Evidence,
@@ -504,7 +504,7 @@ def test_what_was_measured_takes_the_place_of_what_was_promised() -> None:
 
 def test_a_guard_can_call_it_without_third_party_packages() -> None:
     program = (
-        "import sys; import sealegs.report.postmortem; "
+        "import sys; import sealegs.report.postmortem.markdown; "
         "print(sorted({name.partition('.')[0] for name in sys.modules} & "
         "{'numpy', 'msgspec', 'torch', 'rich', 'tyro', 'matplotlib', 'markdown_it'}))"
     )

@@ -48,9 +48,9 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from sealegs.report.dashboard_columns import RUN_COLOURS, by_axis, columns_of, is_extreme, log_span, span_of
-from sealegs.report.dashboard_marks import KINDS
-from sealegs.report.dashboard_values import Page, Panel, Series
+from sealegs.report.dashboard.columns import RUN_COLOURS, by_axis, columns_of, is_extreme, log_span, span_of
+from sealegs.report.dashboard.marks import KINDS
+from sealegs.report.dashboard.values import Page, Panel, Series
 
 MARK_COLOURS = {
     "incident": "#b00020",

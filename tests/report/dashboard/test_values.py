@@ -7,10 +7,10 @@ import pytest
 from tests.report.runs import BACK_FROM, BACK_TO, GAP, HISTOGRAM, NAN, SPIKE, STEPS, events, rows, troubled, write
 
 from sealegs.record.run import open_run
-from sealegs.report.dashboard_batches import cells_of, quantiles_of
-from sealegs.report.dashboard_marks import MOST, Mark, marks_of, thinned
-from sealegs.report.dashboard_told import described, told, wanted
-from sealegs.report.dashboard_values import ALL_POINTS, SUBJECTS, Page, page_of, see
+from sealegs.report.dashboard.batches import cells_of, quantiles_of
+from sealegs.report.dashboard.marks import MOST, Mark, marks_of, thinned
+from sealegs.report.dashboard.summary import described, told, wanted
+from sealegs.report.dashboard.values import ALL_POINTS, SUBJECTS, Page, page_of, see
 
 
 @pytest.fixture(scope="module")

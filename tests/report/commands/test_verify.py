@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sealegs.report import verified
-from sealegs.report.postmortem_values import Measured, Promise
-from sealegs.report.verified import FixShown, Verified, promises_shown
+from sealegs.report.commands import verify as verified
+from sealegs.report.commands.verify import FixShown, Verified, promises_shown
+from sealegs.report.postmortem.values import Measured, Promise
 
 RESULTS = (
     Measured(promise=Promise(signal="loss", first=312, last=312, below=2.5, was=math.nan), value=2.4, step=312),

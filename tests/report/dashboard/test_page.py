@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.report.runs import rows, troubled, write
 
-from sealegs.report.dashboard_columns import RUN_COLOURS, columns_of
-from sealegs.report.dashboard_figures import FAINT, MARK_COLOURS, TEXT, draw
-from sealegs.report.dashboard_page import html_of
-from sealegs.report.dashboard_values import page_of, see
+from sealegs.report.dashboard.columns import RUN_COLOURS, columns_of
+from sealegs.report.dashboard.figures import FAINT, MARK_COLOURS, TEXT, draw
+from sealegs.report.dashboard.page import html_of
+from sealegs.report.dashboard.values import page_of, see
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 

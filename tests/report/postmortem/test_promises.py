@@ -5,8 +5,8 @@ import re
 import pytest
 
 from sealegs.errors import ConfigError
-from sealegs.report.expected import parse
-from sealegs.report.postmortem_values import Promise
+from sealegs.report.postmortem.promises import parse
+from sealegs.report.postmortem.values import Promise
 
 BEFORE = {"loss": 2.31, "grad_norm": None}
 

@@ -20,16 +20,15 @@ from sealegs.incidents import BEFORE, FEWEST, KINDS, USUAL, Incident
 from sealegs.record.manifest import Manifest, dotted
 from sealegs.record.run import Run
 from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, VERIFIED, unspell
-from sealegs.report import postmortem_causes as causes
-from sealegs.report import postmortem_numbers as numbers
-from sealegs.report.postmortem import draft
-from sealegs.report.postmortem_stretch import plain_events, rows_about, stretch, went_back
-from sealegs.report.postmortem_values import Postmortem
+from sealegs.report.commands.replay import Replayed, TokenShown
+from sealegs.report.commands.replay import read as read_replay
+from sealegs.report.commands.verify import Verified
+from sealegs.report.commands.verify import read as read_verified
+from sealegs.report.postmortem import causes, numbers
+from sealegs.report.postmortem.markdown import draft
+from sealegs.report.postmortem.stretch import plain_events, rows_about, stretch, went_back
+from sealegs.report.postmortem.values import Postmortem
 from sealegs.report.remediation import Circumstances, Fix, in_words, remediation
-from sealegs.report.replayed import Replayed, TokenShown
-from sealegs.report.replayed import read as read_replay
-from sealegs.report.verified import Verified
-from sealegs.report.verified import read as read_verified
 
 MILD = BENIGN + WATCHED
 RARE = 10

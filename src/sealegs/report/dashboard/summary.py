@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sealegs.report.checked import VERDICTS, deeds
-from sealegs.report.checked import page as checked
-from sealegs.report.dashboard_batches import Cells
-from sealegs.report.dashboard_marks import KINDS, Mark
-from sealegs.report.dashboard_values import MEANINGS, Page, Panel, Seen, Series
-from sealegs.report.interventions import interventions
+from sealegs.report.commands.check import VERDICTS, deeds
+from sealegs.report.commands.check import page as checked
+from sealegs.report.commands.interventions import interventions
+from sealegs.report.dashboard.batches import Cells
+from sealegs.report.dashboard.marks import KINDS, Mark
+from sealegs.report.dashboard.values import MEANINGS, Page, Panel, Seen, Series
 
 MOST_LISTED = 200
 """Skips, checkpoints and other events that are listed; of the rest the number is told."""

@@ -10,9 +10,9 @@ from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.rank import Weighed, situations, weigh
 from sealegs.record.schema import unspell
-from sealegs.report.postmortem import FEWEST
-from sealegs.report.postmortem_values import Hypothesis
-from sealegs.report.replayed import ArmShown, Replayed
+from sealegs.report.commands.replay import ArmShown, Replayed
+from sealegs.report.postmortem.markdown import FEWEST
+from sealegs.report.postmortem.values import Hypothesis
 
 MOST_LIKELY, MOST_RULED_OUT = 5, 4
 ORDER = ("established", "supported", "hypothesis", None, "ruled out")

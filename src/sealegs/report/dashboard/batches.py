@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sealegs.report.dashboard_reduced import Floats, Steps
+from sealegs.report.dashboard.downsample import Floats, Steps
 
 BIN = 0.5
 """Nats a bin of ``token_loss_histogram``; the last but one has all above, the last what is not finite."""

@@ -17,10 +17,10 @@ from tornado.web import HTTPError, StaticFileHandler
 
 from sealegs.errors import ConfigError, SealegsError
 from sealegs.record.schema import EVENTS, METRICS
-from sealegs.report.dashboard_columns import columns_of, log_span, span_of
-from sealegs.report.dashboard_figures import Drawing, draw
-from sealegs.report.dashboard_page import place, roots_of, summary, template, title_of, variables
-from sealegs.report.dashboard_values import Page, Seen, page_of, see
+from sealegs.report.dashboard.columns import columns_of, log_span, span_of
+from sealegs.report.dashboard.figures import Drawing, draw
+from sealegs.report.dashboard.page import place, roots_of, summary, template, title_of, variables
+from sealegs.report.dashboard.values import Page, Seen, page_of, see
 
 HOST = "127.0.0.1"
 PORTS = range(5006, 5026)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealegs.report.dashboard_reduced import MOST_BROKEN, Floats, Reduced, Steps, reduced
+from sealegs.report.dashboard.downsample import MOST_BROKEN, Floats, Reduced, Steps, reduced
 
 numbers = st.one_of(
     st.floats(-1e300, 1e300), st.floats(1.0, 2.0), st.sampled_from([np.nan, np.nan, np.inf, -np.inf, 5e-324])

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sealegs.record.files import whole_file, writing
-from sealegs.report.postmortem_numbers import Met, Plain
-from sealegs.report.postmortem_values import Picture
-from sealegs.report.replayed import Replayed, TokenShown
+from sealegs.report.commands.replay import Replayed, TokenShown
+from sealegs.report.postmortem.numbers import Met, Plain
+from sealegs.report.postmortem.values import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

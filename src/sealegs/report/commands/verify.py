@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from sealegs.record.schema import speakable, unspell
-from sealegs.report.postmortem import measured as told
-from sealegs.report.postmortem_values import Measured, Promise
+from sealegs.report.postmortem.markdown import measured as told
+from sealegs.report.postmortem.values import Measured, Promise
 from sealegs.report.remediation import Fix, in_words
 
 WIDTH = 100

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.record.run import Run
-from sealegs.report.told import remarkable
+from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event
 
 KINDS = ("incident", "intervention", "skip", "checkpoint", "other")

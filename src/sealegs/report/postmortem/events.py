@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sealegs.report.postmortem_numbers import BASELINE, Met, Plain, finite
-from sealegs.report.postmortem_values import Cost
+from sealegs.report.postmortem.numbers import BASELINE, Met, Plain, finite
+from sealegs.report.postmortem.values import Cost
 
 _SKIPPING = ("skip", "alarm", "halt")
 """Kinds of events that may say of an update that it was left out."""

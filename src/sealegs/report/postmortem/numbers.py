@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from sealegs.record.schema import unspell
-from sealegs.report.postmortem_values import After, Layer, Promise, Symptoms
+from sealegs.report.postmortem.values import After, Layer, Promise, Symptoms
 
 Plain: TypeAlias = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 
 from sealegs.errors import ConfigError
-from sealegs.report.postmortem_numbers import NAMES
-from sealegs.report.postmortem_values import Promise
+from sealegs.report.postmortem.numbers import NAMES
+from sealegs.report.postmortem.values import Promise
 
 PATTERN = re.compile(
     r"\s*(?:(?P<how>max|mean(?P<of>\d+)?)\s+)?(?P<signal>\w+)\s*"

@@ -15,10 +15,10 @@ from bokeh.resources import INLINE
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from sealegs.report.dashboard_columns import RUN_COLOURS
-from sealegs.report.dashboard_figures import Drawing, draw
-from sealegs.report.dashboard_told import described, told, wanted
-from sealegs.report.dashboard_values import Page
+from sealegs.report.dashboard.columns import RUN_COLOURS
+from sealegs.report.dashboard.figures import Drawing, draw
+from sealegs.report.dashboard.summary import described, told, wanted
+from sealegs.report.dashboard.values import Page
 
 _ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
@@ -43,12 +43,12 @@ def links_from(page: Page, folder: Path) -> list[dict[int, str]]:
 
 def template() -> str:
     """The page around the figures."""
-    return Path(__file__).with_name("dashboard.html").read_text()
+    return Path(__file__).with_name("page.html").read_text()
 
 
 def summary(page: Page, links: Sequence[Mapping[int, str]]) -> str:
     """What is said about each run, as HTML."""
-    words = _ENVIRONMENT.from_string(Path(__file__).with_name("dashboard_summary.html").read_text())
+    words = _ENVIRONMENT.from_string(Path(__file__).with_name("summary.html").read_text())
     colours = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(page.seen))]
     return words.render(runs=told(page), pages=links, colours=colours)
 
