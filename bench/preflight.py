@@ -25,7 +25,7 @@ from sealegs.lab.model import Transformer
 from sealegs.lab.settings import PRESETS
 from sealegs.lab.train import build_optimizer, lr_share
 
-PUBLIC = Path(__file__).parents[1] / "tests" / "preflight" / "public"
+PUBLIC = Path(__file__).parents[1] / "tests" / "preflight_check" / "public"
 
 
 def timed(what: str, times: int, run: Callable[[], object]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from sealegs.preflight.plan import written
-from sealegs.preflight.schedule import Curve, curve_of
+from sealegs.preflight_check.plan import written
+from sealegs.preflight_check.schedule import Curve, curve_of
 from sealegs.report.postmortem.plots import FAINT, INCIDENT, LINE, STYLE
 
 CASES = Path(__file__).parents[1] / "preflight" / "schedule.md"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sealegs.errors import RunEndedBadly
     from sealegs.guard import Guard
     from sealegs.judge import Budget
-    from sealegs.preflight.live import preflight
+    from sealegs.preflight_check.live import preflight
     from sealegs.readers.read import open_run
     from sealegs.record.run import Run
     from sealegs.recovery.actions import (
@@ -91,7 +91,7 @@ _HOMES = {
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",
-    "preflight": "sealegs.preflight.live",
+    "preflight": "sealegs.preflight_check.live",
     "rare_rows": "sealegs.batching.tokens",
     "tracker": "sealegs.sinks.trackers",
 }

@@ -14,7 +14,7 @@ from sealegs.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from sealegs.lab.settings import Settings
-    from sealegs.preflight.coordcheck import Trial
+    from sealegs.preflight_check.coordcheck import Trial
     from sealegs.replay.subject import Subject
 
 DESCRIPTION = """\
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if (options.config is None) == (options.build is None):
         raise ConfigError("CONFIG.toml: give settings of the lab, or --build FILE.py:FUNCTION, one of them")
     try:
-        from sealegs.preflight.coordcheck import coordinate_check
+        from sealegs.preflight_check.coordcheck import coordinate_check
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -139,7 +139,7 @@ def _at_width(settings: "Settings", width: int) -> "Settings":
 
 
 def _trial(subject: "Subject", options: Options) -> "Trial":
-    from sealegs.preflight.coordcheck import Trial
+    from sealegs.preflight_check.coordcheck import Trial
     from sealegs.replay.subject import Loop
 
     if subject.batches is None:

@@ -11,7 +11,7 @@ import tyro
 from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from sealegs.preflight.config_readers import Read
+    from sealegs.preflight_check.config_readers import Read
 
 DESCRIPTION = """\
 Looks at the settings of a run before money is spent on it: optimizer, clipping, schedule (all of it is simulated),
@@ -49,9 +49,9 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Read, ask every rule, say."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs preflight", description=DESCRIPTION)
-    from sealegs.preflight.plan import merged
-    from sealegs.preflight.rule import check
-    from sealegs.preflight.rules import RULES
+    from sealegs.preflight_check.plan import merged
+    from sealegs.preflight_check.rule import check
+    from sealegs.preflight_check.rules import RULES
     from sealegs.report.commands.preflight import contract, page
 
     if options.explain is not None:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def explained(code: str) -> str:
     """The page of a rule, or the list of them."""
-    from sealegs.preflight.rules import FAMILIES, RULES
+    from sealegs.preflight_check.rules import FAMILIES, RULES
 
     if code == "all":
         lines = []
@@ -83,8 +83,8 @@ def explained(code: str) -> str:
 
 def read(source: str) -> "Iterator[Read]":
     """The plans of a source: of a folder of Hugging Face's, one for each file."""
-    from sealegs.preflight.config_readers import Read, of_json, of_lab
-    from sealegs.preflight.plan import written
+    from sealegs.preflight_check.config_readers import Read, of_json, of_lab
+    from sealegs.preflight_check.plan import written
     from sealegs.record.schema import MANIFEST
 
     path = Path(source)
@@ -122,7 +122,7 @@ def read(source: str) -> "Iterator[Read]":
 def of_run(folder: Path) -> "Read":
     """What the manifest says, and what the rows have shown."""
     from sealegs.lab import config
-    from sealegs.preflight.config_readers import of_lab, of_manifest
+    from sealegs.preflight_check.config_readers import of_lab, of_manifest
     from sealegs.record import manifest as manifests
 
     manifest = manifests.load(folder)

@@ -34,9 +34,9 @@ from sealegs.guard import Guard
 from sealegs.integrations.advice import advice
 from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.patches import Patches
-from sealegs.preflight.config_readers import of_model_config, of_training_arguments
-from sealegs.preflight.live import preflight
-from sealegs.preflight.plan import plan_from
+from sealegs.preflight_check.config_readers import of_model_config, of_training_arguments
+from sealegs.preflight_check.live import preflight
+from sealegs.preflight_check.plan import plan_from
 from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.preflight import Advised
 from sealegs.watch import Watch

@@ -31,7 +31,7 @@ from sealegs.integrations.advice import advice
 from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.lightning_progress import lacking
 from sealegs.integrations.patches import Patches
-from sealegs.preflight.live import preflight
+from sealegs.preflight_check.live import preflight
 from sealegs.report.commands.preflight import Advised
 from sealegs.signals.collective import Together
 from sealegs.state.rng import restore_rng, rng_now

@@ -11,11 +11,11 @@ import pytest
 from sealegs.cli.preflight import read
 from sealegs.errors import ConfigError
 from sealegs.lab.settings import PRESETS, SIZES, Settings
-from sealegs.preflight.config_readers import of_json, of_lab, of_manifest
-from sealegs.preflight.plan import merged
-from sealegs.preflight.rule import check
-from sealegs.preflight.rules import RULES
-from sealegs.preflight.schedule import curve_of
+from sealegs.preflight_check.config_readers import of_json, of_lab, of_manifest
+from sealegs.preflight_check.plan import merged
+from sealegs.preflight_check.rule import check
+from sealegs.preflight_check.rules import RULES
+from sealegs.preflight_check.schedule import curve_of
 from sealegs.record.manifest import Manifest
 from sealegs.report.commands.preflight import Advised
 

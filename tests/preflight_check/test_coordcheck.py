@@ -15,7 +15,7 @@ from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.subject import subject_of
 from sealegs.lab.train import resolved
-from sealegs.preflight.coordcheck import Trial, coordinate_check
+from sealegs.preflight_check.coordcheck import Trial, coordinate_check
 from sealegs.replay.subject import Loop
 from sealegs.report.commands.coordcheck import Coordinated
 

@@ -2,7 +2,7 @@
 
 import math
 
-from sealegs.preflight.rule import Family, Found
+from sealegs.preflight_check.rule import Family, Found
 from sealegs.report.commands.preflight import Grade
 
 ARCHITECTURE = Family("ARC", "architecture")

@@ -1,8 +1,8 @@
 """Rules about the numbers that a run is computed in."""
 
-from sealegs.preflight.rule import Family, Found, Unknown
-from sealegs.preflight.rules_optimizer import STEP
-from sealegs.preflight.schedule import Curve
+from sealegs.preflight_check.rule import Family, Found, Unknown
+from sealegs.preflight_check.rules_optimizer import STEP
+from sealegs.preflight_check.schedule import Curve
 from sealegs.report.commands.preflight import Grade
 
 PRECISION = Family("PRC", "precision")

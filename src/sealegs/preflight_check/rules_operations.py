@@ -1,6 +1,6 @@
 """Rules about how a run is looked after: checkpoints, logs, what a restart would cost."""
 
-from sealegs.preflight.rule import Family, Found
+from sealegs.preflight_check.rule import Family, Found
 
 OPERATIONS = Family("OPS", "operations")
 LONG_SECONDS = 3600.0

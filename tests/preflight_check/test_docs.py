@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sealegs.preflight.plan import HOMES, Plan, written
-from sealegs.preflight.rule import check
-from sealegs.preflight.rules import RULES
+from sealegs.preflight_check.plan import HOMES, Plan, written
+from sealegs.preflight_check.rule import check
+from sealegs.preflight_check.rules import RULES
 from sealegs.report.commands.preflight import Advised
 
 PAGE = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sealegs.preflight.rule import Family, Found
+from sealegs.preflight_check.rule import Family, Found
 
 STATE = Family("STA", "state")
 

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from torch.utils.data.distributed import DistributedSampler
 
 from sealegs.errors import ConfigError
-from sealegs.preflight.config_readers import Read
-from sealegs.preflight.plan import Plan, merged, plan_from, written
-from sealegs.preflight.rule import check
-from sealegs.preflight.rules import RULES
-from sealegs.preflight.structure import read_structure
+from sealegs.preflight_check.config_readers import Read
+from sealegs.preflight_check.plan import Plan, merged, plan_from, written
+from sealegs.preflight_check.rule import check
+from sealegs.preflight_check.rules import RULES
+from sealegs.preflight_check.structure import read_structure
 from sealegs.report.commands.preflight import Advised
 
 MOST_STEPS = 100_000
@@ -52,7 +52,7 @@ def preflight(
     ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
     ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``more`` is what
     cannot be seen, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with its
-    tables; or what was read of somebody's settings (``preflight.config_readers``), one or several.
+    tables; or what was read of somebody's settings (``preflight_check.config_readers``), one or several.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     plans = [Plan()]

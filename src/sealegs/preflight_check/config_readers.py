@@ -11,7 +11,7 @@ import msgspec
 
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.errors import ConfigError
-from sealegs.preflight.plan import Plan, plan_from
+from sealegs.preflight_check.plan import Plan, plan_from
 from sealegs.record.manifest import Manifest, dotted
 
 

@@ -2,8 +2,8 @@
 
 import math
 
-from sealegs.preflight.rule import Family, Found
-from sealegs.preflight.schedule import Curve
+from sealegs.preflight_check.rule import Family, Found
+from sealegs.preflight_check.schedule import Curve
 from sealegs.report.commands.preflight import Grade
 
 SCHEDULE = Family("SCH", "schedule")

@@ -1,6 +1,6 @@
 """Rules about batches: what counts in them, and how they are drawn."""
 
-from sealegs.preflight.rule import Family, Found, Unknown
+from sealegs.preflight_check.rule import Family, Found, Unknown
 
 DATA = Family("DAT", "data")
 

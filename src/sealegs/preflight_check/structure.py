@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sealegs.preflight.config_readers import of_model_config
+from sealegs.preflight_check.config_readers import of_model_config
 from sealegs.signals.activations import find_layers
 
 ROWS, TOKENS = 2, 8

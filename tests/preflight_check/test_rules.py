@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sealegs.cli.preflight import read
 from sealegs.errors import ConfigError
-from sealegs.preflight.plan import HOMES, Plan, plan_from
-from sealegs.preflight.rule import PARTS, check
-from sealegs.preflight.rules import FAMILIES, RULES
+from sealegs.preflight_check.plan import HOMES, Plan, plan_from
+from sealegs.preflight_check.rule import PARTS, check
+from sealegs.preflight_check.rules import FAMILIES, RULES
 from sealegs.report.commands.preflight import contract, page
 
 DOCS = Path(__file__).parents[2] / "docs" / "preflight"

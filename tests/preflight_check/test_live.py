@@ -19,7 +19,7 @@ from sealegs.errors import ConfigError
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.train import build_optimizer, lr_share
-from sealegs.preflight.structure import read_structure
+from sealegs.preflight_check.structure import read_structure
 from sealegs.report.commands.preflight import Advised
 
 NANO = SIZES["nano"]
@@ -475,7 +475,7 @@ def test_the_settings_of_the_lab_are_the_lab() -> None:
     """What the file says of the lab's model, and what is seen of it, is the same."""
     from dataclasses import asdict
 
-    from sealegs.preflight.config_readers import of_lab
+    from sealegs.preflight_check.config_readers import of_lab
 
     for changes in ({}, {"norm_position": "post"}, {"qk_norm": True, "tied_head": False}, {"embedding_norm": True}):
         settings = replace(NANO, model=replace(NANO.model, **changes))

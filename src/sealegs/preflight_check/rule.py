@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from sealegs.preflight.mup import mup_of
-from sealegs.preflight.plan import HOMES, Plan
-from sealegs.preflight.schedule import curve_of
+from sealegs.preflight_check.mup import mup_of
+from sealegs.preflight_check.plan import HOMES, Plan
+from sealegs.preflight_check.schedule import curve_of
 from sealegs.report.commands.preflight import GRADES, Advice, Advised, Grade
 
 
