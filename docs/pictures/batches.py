@@ -14,11 +14,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from sealegs.lab.settings import SIZES, DataSettings
-from sealegs.lab.sources import open_sources
 from sealegs.batching.batch_sampler import StratifiedBatchSampler
 from sealegs.batching.stratified import meetings
 from sealegs.batching.tokens import rare_rows
+from sealegs.lab.settings import SIZES, DataSettings
+from sealegs.lab.sources import open_sources
 
 mpl.rcParams |= {"svg.hashsalt": "sealegs", "svg.fonttype": "none"}  # the same picture, the same bytes
 
