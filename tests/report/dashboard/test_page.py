@@ -156,7 +156,7 @@ def test_text_and_lines_have_the_contrast_of_wcag_aa(night: Path) -> None:
         assert contrast_on_white(colour) >= 4.5, colour
     for colour in layers:
         assert contrast_on_white(colour) >= 3, colour  # graphics
-    css = (Path(__file__).parents[2] / "src" / "sealegs" / "report" / "dashboard.html").read_text()
+    css = (Path(__file__).parents[3] / "src" / "sealegs" / "report" / "dashboard" / "page.html").read_text()
     assert all(contrast_on_white(colour) >= 4.5 for colour in re.findall(r"--(?:ink|faint|link): (#\w{6})", css))
 
 
