@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sealegs.cli.preflight import read
@@ -104,6 +104,8 @@ FIELDS = {
 
 
 @given(st.fixed_dictionaries({}, optional=FIELDS))
+@example({"checkpoint_minutes": 1000.0, "checkpoint_steps": 0, "seconds_per_step": 5e-324})
+@example({"lr": 5e-324, "steps": 1, "schedule": "inverse-sqrt", "warmup_steps": 1000})
 def test_no_rule_breaks_on_any_plan(known: dict[str, Any]) -> None:
     advised = check(plan_from(known), "any", RULES)
     assert advised.asked + len(advised.unknown) == len(RULES)

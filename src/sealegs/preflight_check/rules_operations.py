@@ -38,7 +38,7 @@ def checkpoints_far_apart(
         return None
     steps = f"{worst / seconds_per_step:.0f} steps, " if seconds_per_step else ""
     money = f", {worst / 3600 * price_per_hour:.2f} of money" if price_per_hour else ""
-    value = f"{max(1, round(1800 / seconds_per_step))}" if seconds_per_step else "30 minutes"
+    value = f"{max(1, round(1800 / max(seconds_per_step, 1e-6)))}" if seconds_per_step else "30 minutes"
     return Found("warning", f"a restart costs up to {steps}{worst / 3600:.1f} hours{money}", "checkpoint_steps", value)
 
 

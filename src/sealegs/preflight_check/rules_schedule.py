@@ -23,9 +23,9 @@ def no_warmup(curve: Curve, schedule_step: int = 0, steps: int = 0) -> Found | N
     See: Liu et al. 2020, On the variance of the adaptive learning rate and beyond; Xiong et al. 2020, On layer
       normalization in the Transformer architecture.
     """
-    first = curve.rates[0] / curve.peak
-    if schedule_step or len(curve.steps) < 100 or first < 0.5 or _rises_at_once(curve):
+    if schedule_step or len(curve.steps) < 100 or not curve.rates[0] >= 0.5 * curve.peak > 0 or _rises_at_once(curve):
         return None
+    first = curve.rates[0] / curve.peak
     value = f"{warmup_for(steps)}" if steps else f"{LONG_WARMUP}, or 5 % of a short run"
     return Found("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
 
