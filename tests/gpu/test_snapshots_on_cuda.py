@@ -298,17 +298,17 @@ def test_the_place_is_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> No
     both = first.held_bytes
     assert first.description.endswith(" on the device")
 
-    def where(on_cuda: int, on_cpu: int, memory: float | None = None) -> str:
+    def where(on_cuda: int, on_cpu: int, limit: float | None = None) -> str:
         monkeypatch.setattr(memory, "free_bytes", lambda device: on_cuda if device.type == "cuda" else on_cpu)
-        snapshots = Snapshots(model, optimizers, memory=memory)
+        snapshots = Snapshots(model, optimizers, memory=limit)
         snapshots.take(50, {})
         assert snapshots.held_bytes in (0, both)
         return snapshots.description
 
     assert where(2 * both, 0).endswith(" on the device")
     assert where(2 * both - 1, 2 * both).endswith(" in pinned host memory")
-    assert where(2 * both - 1, 0, memory=both).endswith(" in pinned host memory")
-    assert where(2 * both, 2 * both, memory=both - 1).startswith("none: ")
+    assert where(2 * both - 1, 0, limit=both).endswith(" in pinned host memory")
+    assert where(2 * both, 2 * both, limit=both - 1).startswith("none: ")
     nowhere = where(2 * both - 1, 2 * both - 1)
     assert nowhere.startswith("none: ")
     assert "memory of the cuda:0 (" in nowhere
