@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.found import look
+from sealegs.diagnosis.findings import look
 from sealegs.errors import SealegsError
 from sealegs.incidents import Incident
 from sealegs.readers.read import read

@@ -25,7 +25,7 @@ from torch.optim import AdamW
 
 from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.faults.data import DataFault
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Transformer

@@ -158,8 +158,8 @@ def hf(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
     """The Trainer of transformers."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from sealegs.integrations.advice import PreflightWarning
     from sealegs.integrations.hf import attach
+    from sealegs.integrations.preflight_advice import PreflightWarning
 
     class Ticking(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import sealegs
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 
 AT, AT_GROWN, AFTER, FEATURES = 300, 1100, 40, 16

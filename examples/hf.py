@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import sealegs
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 from sealegs.integrations import hf
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import sealegs
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 
 words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

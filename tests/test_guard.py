@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sealegs
 from sealegs import judge
 from sealegs.errors import ConfigError, RunHalted
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector

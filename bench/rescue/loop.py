@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from sealegs import Guard, Playbook
 from sealegs.errors import RunHalted
 from sealegs.faults.data import DataFault
-from sealegs.faults.gradient import Injector, inject
+from sealegs.faults.injector import Injector, inject
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import Settings

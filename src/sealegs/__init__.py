@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         SwapSource,
         Tighten,
     )
-    from sealegs.recovery.history import Trigger
     from sealegs.recovery.playbook import Playbook, Rung
+    from sealegs.recovery.recurrence import Trigger
     from sealegs.replay.subject import Subject, Text
     from sealegs.sinks.notify import Notify
     from sealegs.sinks.trackers import tracker
@@ -87,7 +87,7 @@ _HOMES = {
     "SwapSource": "sealegs.recovery.actions",
     "Text": "sealegs.replay.subject",
     "Tighten": "sealegs.recovery.actions",
-    "Trigger": "sealegs.recovery.history",
+    "Trigger": "sealegs.recovery.recurrence",
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
     "open_run": "sealegs.readers.read",

@@ -20,14 +20,13 @@ from sealegs.capsule.write import BUDGET
 from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.by_updates import ByUpdates, counting
-from sealegs.recovery.checkpoint_health import is_finite
-from sealegs.recovery.ending import Ending
 from sealegs.recovery.ledger import take_over_books
 from sealegs.recovery.options import Options, has_begun
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.probe_isolation import Untouched
+from sealegs.recovery.restore_points import is_finite
+from sealegs.recovery.run_end import Ending
 from sealegs.recovery.saving import Resumed, Saving
-from sealegs.recovery.untouched import Untouched
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.collect import Signal
@@ -41,6 +40,7 @@ from sealegs.state.training_state import Trainee
 from sealegs.step.decision import Gatekeeper
 from sealegs.step.gate import ROW
 from sealegs.step.measurement import Reading
+from sealegs.step.timm_scheduler import ByUpdates, counting
 from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch

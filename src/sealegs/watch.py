@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sealegs import judge
-from sealegs.detectors.own import Rule, as_detector
+from sealegs.detectors.custom import Rule, as_detector
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
 from sealegs.judge import Budget
 from sealegs.record import manifest as manifests
-from sealegs.record.acted import Skips, told_of
-from sealegs.record.unlearned import Division
+from sealegs.record.interventions import Skips, told_of
+from sealegs.record.unlearned_sources import Division
 from sealegs.record.writer import RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.watchdog import Watchdog

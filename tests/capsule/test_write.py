@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import sealegs
 from sealegs.capsule import write
-from sealegs.capsule.batch_handle import Handed
 from sealegs.capsule.read import open_capsule
+from sealegs.capsule.write import Handed
 from sealegs.errors import SourceError
 from sealegs.state.rng import rng_now
 from sealegs.state.snapshots import Snapshots

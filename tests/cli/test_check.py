@@ -13,7 +13,7 @@ import pytest
 import sealegs
 from sealegs.cli.main import main
 from sealegs.diagnosis.causes import causes
-from sealegs.report.commands import explain as explained
+from sealegs.report.commands import explain
 from sealegs.report.commands.check_schema import Checked, schema
 
 ROOT = Path(__file__).parents[2]
@@ -393,13 +393,13 @@ def test_a_metric_that_is_no_pair_is_refused(check: Check, tmp_path: Path) -> No
 
 
 def test_every_finding_is_explained_and_has_its_page() -> None:
-    page = (ROOT / explained.PAGE).read_text()
+    page = (ROOT / explain.PAGE).read_text()
     headings = {re.sub(r"[^a-z0-9 ]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in page.splitlines()}
     assert {"verdicts", "metrics-that-cannot-be-believed", "incidents", "causes"} <= headings
-    for name in (*explained.VERDICTS, *explained.INCIDENTS, *explained.PROBLEMS):
+    for name in (*explain.VERDICTS, *explain.INCIDENTS, *explain.PROBLEMS):
         assert f"`{name}`" in page, name
     source = (ROOT / "src" / "sealegs" / "diagnosis" / "metrics.py").read_text()
-    assert set(re.findall(r'kind="([a-z-]+)"', source)) == set(explained.PROBLEMS)
+    assert set(re.findall(r'kind="([a-z-]+)"', source)) == set(explain.PROBLEMS)
 
 
 def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

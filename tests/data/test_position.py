@@ -18,8 +18,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # 
 
 from sealegs.batching.batch_sampler import StratifiedBatchSampler
 from sealegs.batching.stratified import RareRows
-from sealegs.data.position import Batches
-from sealegs.data.ranges import Ranges
+from sealegs.data.position import Batches, Ranges
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import Batch, Source, Stream
 

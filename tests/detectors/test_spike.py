@@ -9,7 +9,7 @@ import pytest
 from sealegs.detectors.spike import GROWN, MANY, Spike, State
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
-from sealegs.stats.audit import Audit
+from sealegs.stats.calibration import Audit
 from sealegs.vocabulary import Finding, Severity
 
 

@@ -8,7 +8,7 @@ from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
 from sealegs.diagnosis.causes import causes
 from sealegs.diagnosis.contract import Diagnosis
-from sealegs.diagnosis.found import look
+from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose
 
 

@@ -6,7 +6,7 @@ from importlib import resources
 import pytest
 
 from sealegs.diagnosis.causes import causes, parsed
-from sealegs.diagnosis.signs import SIGNS
+from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.errors import ConfigError
 
 FILE = (resources.files("sealegs.diagnosis") / "causes.toml").read_text("utf-8")

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sealegs.diagnosis.contract import Problem
-from sealegs.diagnosis.curve import curve_of
+from sealegs.diagnosis.curve.loss_curve import curve_of
 from sealegs.diagnosis.metrics import claimed_schedule, problems_of
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest

@@ -8,9 +8,9 @@ from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
 from sealegs.diagnosis.causes import Cause, causes
 from sealegs.diagnosis.contract import Diagnosis
-from sealegs.diagnosis.evidence import Sign
-from sealegs.diagnosis.found import look
+from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose, weigh
+from sealegs.diagnosis.signs.sign import Sign
 from sealegs.errors import ConfigError
 
 CALM = {"loss": {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}}

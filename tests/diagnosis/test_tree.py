@@ -9,9 +9,8 @@ from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
 from sealegs.diagnosis.contract import Answer
 from sealegs.diagnosis.facts import Facts
-from sealegs.diagnosis.found import look
-from sealegs.diagnosis.questions import ANY, END, TREE
-from sealegs.diagnosis.tree import QUESTIONS, walk
+from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.questions import ANY, END, QUESTIONS, TREE, walk
 
 CALM = {"loss": {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}}
 

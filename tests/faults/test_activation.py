@@ -10,7 +10,7 @@ from tests.faults.loops import loss_of, net
 from torch import Tensor, nn
 
 from sealegs.errors import ConfigError
-from sealegs.faults.gradient import Injector, inject
+from sealegs.faults.injector import Injector, inject
 from sealegs.faults.spec import parse
 
 SCALE = "activation-scale:factor=8,module=0,steps=2@1"

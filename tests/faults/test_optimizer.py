@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, NAdam, RMSprop
 
 from sealegs.errors import ConfigError
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.optimizer import moments_in
 from sealegs.faults.spec import parse
 

@@ -9,7 +9,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from sealegs.errors import ConfigError
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 
 SPIKE = "lr-spike:factor=30,steps=3@4"

@@ -9,7 +9,7 @@ from tests.faults.loops import Loop, same
 from torch import Tensor, nn
 
 from sealegs.errors import ConfigError
-from sealegs.faults.gradient import Injector, inject
+from sealegs.faults.injector import Injector, inject
 from sealegs.faults.spec import parse
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from sealegs.errors import ConfigError
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 
 RANKS = 2

@@ -24,7 +24,7 @@ HOME = "lightning.pytorch"
 WITHOUT_ADVICE = pytest.mark.filterwarnings(
     "ignore:.*LeafSpec.*:FutureWarning",  # of Lightning's, with torch 2.11
     "ignore:.*does not have many workers",
-    "ignore::sealegs.integrations.advice.PreflightWarning",  # is another test's
+    "ignore::sealegs.integrations.preflight_advice.PreflightWarning",  # is another test's
 )
 Told = list[tuple[str, str]]
 """Digests before and after each update."""

@@ -10,9 +10,9 @@ from torch import nn
 
 import sealegs
 from sealegs.capsule.read import open_capsule
+from sealegs.replay.causes import put_to_the_test
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Subject
-from sealegs.replay.tested import put_to_the_test
 
 pytestmark = [
     pytest.mark.gpu,

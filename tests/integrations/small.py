@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 
 STEPS = 30
@@ -77,7 +77,7 @@ def trainer(folder: Path, *, data: Any = None, model: Any = None, **settings: An
 def attached(trainer: Any, run: Path | None, **options: Any) -> Any:
     """A Trainer with a guard; what the pre-flight check says of these settings is another test's."""
     from sealegs.integrations import hf
-    from sealegs.integrations.advice import PreflightWarning
+    from sealegs.integrations.preflight_advice import PreflightWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PreflightWarning)

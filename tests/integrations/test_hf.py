@@ -640,7 +640,7 @@ def test_a_stream_is_guarded_and_not_gone_back_in(tmp_path: Path) -> None:
 
 def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
     from sealegs.integrations import hf
-    from sealegs.integrations.advice import PreflightWarning
+    from sealegs.integrations.preflight_advice import PreflightWarning
 
     risky = {"logging_nan_inf_filter": True, "warmup_steps": 0, "max_grad_norm": 0.0}
     trainer = small.trainer(tmp_path / "out", max_steps=-1, num_train_epochs=7, **risky)

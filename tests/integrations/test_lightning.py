@@ -21,8 +21,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 import sealegs
 from sealegs.cli.main import main
 from sealegs.errors import ConfigError, MissingExtra, RunExists, RunHalted
-from sealegs.integrations.advice import PreflightWarning
 from sealegs.integrations.lightning import HOMES, Guarded, _made_for
+from sealegs.integrations.preflight_advice import PreflightWarning
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),  # importing it takes some seconds

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealegs.batching.left_out import LeftOut
+from sealegs.batching.exclusions import LeftOut
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.data import IGNORED, Batch, Source, Stream, apportion
 

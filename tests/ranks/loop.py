@@ -20,7 +20,7 @@ from torch.optim import AdamW
 
 import sealegs
 from sealegs.errors import RankMissing
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 from sealegs.signals.measure import CHECKSUM_STEPS
 from sealegs.signals.ranks import Ranks

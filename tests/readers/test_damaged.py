@@ -14,7 +14,7 @@ import pytest
 from tests.readers import fuzz
 from tests.readers.samples import FILES, KEPT, MAKE, rows
 
-from sealegs.diagnosis.found import look
+from sealegs.diagnosis.findings import look
 from sealegs.errors import SourceError
 from sealegs.readers.read import read
 

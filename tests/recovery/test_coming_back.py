@@ -14,8 +14,8 @@ from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import Rollback
 from sealegs.recovery.evidence import HEALING
-from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Rung
+from sealegs.recovery.recurrence import Trigger
 
 STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "sample_every": 0}
 

@@ -19,8 +19,8 @@ from sealegs.recovery.evidence import (
     Evidence,
     Trouble,
 )
-from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.recurrence import Trigger
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 NEXT = 10_000

@@ -23,8 +23,8 @@ from sealegs.recovery.actions import (
     SwapSource,
     Tighten,
 )
-from sealegs.recovery.history import Treatment, Trigger
 from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, TRIGGERS, Decision, Playbook, Rung, choose
+from sealegs.recovery.recurrence import Treatment, Trigger
 
 STANDARD = Playbook.standard()
 

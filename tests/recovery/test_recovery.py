@@ -18,9 +18,9 @@ import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource, Tighten
-from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.probe import MOST_TRIED
+from sealegs.recovery.recurrence import Trigger
 
 Bad = Callable[[Guard], float | None]
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench import other_loop
 from sealegs.capsule.read import open_capsule
+from sealegs.replay.causes import put_to_the_test
 from sealegs.replay.experiment import Experiment
-from sealegs.replay.tested import put_to_the_test
 
 pytestmark = pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # they are to
 

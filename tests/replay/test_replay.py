@@ -28,9 +28,9 @@ from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.recovery.incident_tracker import Following
 from sealegs.replay import arms
-from sealegs.replay import tested as tests_of_causes
+from sealegs.replay import causes as tests_of_causes
+from sealegs.replay.causes import put_to_the_test
 from sealegs.replay.experiment import Change, Experiment, Outcome
-from sealegs.replay.tested import put_to_the_test
 from sealegs.report.commands import replay as replayed
 
 pytestmark = [

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sealegs.lab.corpus import text_documents
-from sealegs.scan import blocks, plan, reading_arrow, reading_ids, reading_text
+from sealegs.scan import arrow_reader, blocks, id_reader, plan, text_reader
 from sealegs.scan.blocks import End, Ids, Part, Text, Trouble, Ways
 from sealegs.scan.plan import READERS, planned
 
@@ -43,14 +43,14 @@ def read(parts: Iterable[Part], ways: Ways) -> tuple[dict[str, list[Any]], list[
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts and blocks so small that everything is cut."""
-    for module in (blocks, plan, reading_text, reading_arrow):
+    for module in (blocks, plan, text_reader, arrow_reader):
         if hasattr(module, "PART_BYTES"):
             monkeypatch.setattr(module, "PART_BYTES", 64)
         if hasattr(module, "BLOCK_BYTES"):
             monkeypatch.setattr(module, "BLOCK_BYTES", 16)
-    monkeypatch.setattr(reading_ids, "_PART_TOKENS", 20)
-    monkeypatch.setattr(reading_ids, "_BLOCK_TOKENS", 7)
-    monkeypatch.setattr(reading_arrow, "_ROWS", 3)
+    monkeypatch.setattr(id_reader, "_PART_TOKENS", 20)
+    monkeypatch.setattr(id_reader, "_BLOCK_TOKENS", 7)
+    monkeypatch.setattr(arrow_reader, "_ROWS", 3)
 
 
 PARAGRAPHS = st.lists(st.text("ab é\n\t\r", max_size=20), max_size=12)
@@ -105,7 +105,7 @@ def test_files_that_are_a_document_each_are_taken_together(tmp_path: Path) -> No
 
 
 def test_a_document_that_is_too_large_is_cut(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_text, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(text_reader, "LARGEST_DOCUMENT", 100)
     path = tmp_path / "a.txt"
     path.write_text("First.\n\n" + "long " * 400 + "end\n\nLast.")
     documents = read(planned([str(path)], Ways()), Ways())[0][str(path)]

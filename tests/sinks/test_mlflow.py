@@ -20,8 +20,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from sealegs.errors import SinkFailed
+from sealegs.sinks.background import Queued
 from sealegs.sinks.mlflow import MlflowSink
-from sealegs.sinks.queued import Queued
 from sealegs.vocabulary import Event, Sink
 
 pytestmark = [

@@ -14,7 +14,7 @@ import pytest
 
 import sealegs
 from sealegs.errors import ConfigError, MissingExtra, SinkFailed
-from sealegs.sinks.queued import Queued
+from sealegs.sinks.background import Queued
 from sealegs.sinks.tensorboard import TensorboardSink
 from sealegs.sinks.trackers import TRACKERS, tracker
 from sealegs.sinks.trackio import TrackioSink
@@ -326,7 +326,7 @@ def test_several_at_once_and_none_holds_a_step(tmp_path: Path) -> None:
 KILLS_CORE = """
 import contextlib, os, pathlib, signal, sys, time
 from sealegs.errors import SinkFailed
-from sealegs.sinks.queued import Queued
+from sealegs.sinks.background import Queued
 from sealegs.sinks.wandb import WandbSink
 
 sink = Queued(WandbSink(), gather_s=0.0)

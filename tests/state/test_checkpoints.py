@@ -20,8 +20,7 @@ from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
 from sealegs.state import checkpoint_files
-from sealegs.state.checkpoint_tags import Tag
-from sealegs.state.checkpoints import Checkpoints, Damage, State
+from sealegs.state.checkpoints import Checkpoints, Damage, State, Tag
 
 
 def state(value: float) -> State:

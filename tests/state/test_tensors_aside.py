@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sealegs.errors import ConfigError
-from sealegs.state.tensors_aside import from_json, to_json
+from sealegs.state.serialization import from_json, to_json
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
 keys = st.text(max_size=3) | st.integers() | st.sampled_from(["#tuple", "#mapping"])

@@ -17,7 +17,7 @@ from sealegs.batching.tokens import rows_of, token_counts
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.batches import Batched, UnmetShown, contract, page
-from sealegs.scan.reading_ids import document_starts, open_ids
+from sealegs.scan.id_reader import document_starts, open_ids
 
 DESCRIPTION = """\
 Order the rows of tokenised data so that no batch has a rare token (fewer than 10 times in the data) in two of its rows,

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def check(source: str, *, metrics: dict[str, str], pattern: str | None, rules: str) -> "Diagnosis":
     """Everything that is said about a log."""
-    from sealegs.diagnosis.found import look
+    from sealegs.diagnosis.findings import look
     from sealegs.diagnosis.rank import diagnose
     from sealegs.readers.read import read
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.check import place_of
-from sealegs.diagnosis.differ import differ
+from sealegs.diagnosis.diff import differ
 from sealegs.readers.read import read
 from sealegs.report.commands.diff import contract, page
 

@@ -15,7 +15,7 @@ from sealegs.record import manifest as manifests
 from sealegs.record import requests
 from sealegs.record.requests import Request
 from sealegs.record.run import open_run
-from sealegs.recovery.asked import parse
+from sealegs.recovery.actions import requested_action
 from sealegs.report.commands.interventions import Intervention, interventions
 
 DESCRIPTION = """\
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs do", description=DESCRIPTION)
     folder = named_folder(options.run)
     manifests.load(folder)
-    action = parse(options.what)
+    action = requested_action(options.what)
     if not requests.is_under_way(folder):
         raise SourceError(f"{folder}: no process is training this run, so nobody would do it; resume it first")
     request = requests.leave(folder, options.what)

@@ -30,7 +30,7 @@ from sealegs.report.postmortem.markdown import FILE
 
 if TYPE_CHECKING:
     from sealegs.drills.loops import LabLoop, Loop
-    from sealegs.drills.ranked import RankedLoop
+    from sealegs.drills.multi_rank import RankedLoop
     from sealegs.drills.score import Score
     from sealegs.replay.subject import Subject
 
@@ -161,8 +161,8 @@ class Practised:
 
 def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
     """Those in one process, then those on several ranks; as it comes, a line on stderr."""
-    from sealegs.drills.crew import Crew
-    from sealegs.drills.ranked import RankedLoop
+    from sealegs.drills.multi_rank import RankedLoop
+    from sealegs.drills.rank_processes import Crew
     from sealegs.drills.score import CLOSE
 
     began = time.monotonic()
@@ -273,8 +273,8 @@ def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
     """As ``sealegs replay`` and ``sealegs postmortem`` do it: the root cause in the document that they write about an
     incident, what the replay says, and the steps that it ran."""
     from sealegs.capsule.read import open_capsule
+    from sealegs.replay.causes import put_to_the_test
     from sealegs.replay.experiment import Experiment
-    from sealegs.replay.tested import put_to_the_test
 
     capsule = open_capsule(folder)
     experiment = Experiment(capsule, subject)

@@ -19,9 +19,9 @@ from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenSh
 
 if TYPE_CHECKING:
     from sealegs.lab.settings import Settings
+    from sealegs.replay.causes import Tested
     from sealegs.replay.experiment import Usual
     from sealegs.replay.subject import Subject
-    from sealegs.replay.tested import Tested
 
 DESCRIPTION = """\
 Run an incident again from its capsule, exactly and with one thing changed at a time, and say which cause is necessary
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs replay", description=DESCRIPTION)
     try:
         from sealegs.capsule.read import open_capsule
+        from sealegs.replay.causes import put_to_the_test
         from sealegs.replay.experiment import Experiment
-        from sealegs.replay.tested import put_to_the_test
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

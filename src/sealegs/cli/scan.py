@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import tyro
 
-from sealegs.batching.left_out import write_list
+from sealegs.batching.exclusions import write_list
 from sealegs.batching.stratified import Ints, RareRows
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import folder_aside, is_taken, writing

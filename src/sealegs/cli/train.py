@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import tyro
 
-from sealegs.diagnosis.acted import done_in
+from sealegs.diagnosis.interventions import done_in
 from sealegs.errors import ConfigError, MissingExtra, RunHalted
 from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sealegs.capsule.read import Capsule
     from sealegs.lab.sources import Data
     from sealegs.replay.experiment import Experiment
-    from sealegs.replay.remedied import Batches
+    from sealegs.replay.remedy import Batches
 
 RERUN = "rerun-{}"
 """In the folder of an incident: a run from the seed, with the remedy."""
@@ -81,7 +81,7 @@ def _with_settings(settings: Settings, fixes: Sequence[Fix], allowed: Callable[[
 
 def from_snapshot(task: Task, *, say: Say) -> Rerun:
     """From the state of the capsule on."""
-    from sealegs.replay.remedied import plan, rerun
+    from sealegs.replay.remedy import plan, rerun
 
     experiment, more = _experiment(task, say)
     for promise in task.promises:
@@ -111,7 +111,7 @@ class _Counted(Iterator["Batches"]):
 def _experiment(task: Task, say: Say) -> "tuple[Experiment, _Counted]":
     """What runs again, and the batches that come after those of the capsule."""
     from sealegs.replay.experiment import Experiment
-    from sealegs.replay.remedied import borrowed
+    from sealegs.replay.remedy import borrowed
 
     capsule = task.capsule
     if task.settings is None:
@@ -160,7 +160,7 @@ def _following(data: "Data", experiment: "Experiment") -> "Iterator[Batches]":
 def from_seed(task: Task, *, is_named: bool, say: Say) -> Rerun | int:
     """A run from the first step on, with the batches of the capsule where it has them; or the exit code of a stop."""
     from sealegs.lab.train import train
-    from sealegs.replay.remedied import plan
+    from sealegs.replay.remedy import plan
 
     if task.settings is None:
         raise ConfigError(f"{task.case.name}: not of `sealegs train`, so its seed is not known; leave out --from-seed")
@@ -226,7 +226,7 @@ def _remedied(
 ) -> Iterator[Any]:
     """The batches as they are planned; norms are measured where updates are made, and some updates are not."""
     from sealegs.faults.batches import Spoilt
-    from sealegs.replay.remedied import norm_of
+    from sealegs.replay.remedy import norm_of
 
     gated = next((fix.steps for fix in fixes if fix.name == "gate"), range(0))
 

@@ -15,17 +15,6 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from sealegs.data.epochs import (
-    NOTHING,
-    UNKNOWN,
-    Changes,
-    Epoch,
-    Loader,
-    Numbered,
-    Wanted,
-    length_of,
-    without_trace,
-)
 from sealegs.data.sampler_state import (
     as_at,
     drawn_from,
@@ -37,7 +26,18 @@ from sealegs.data.sampler_state import (
     sampler_states,
     samplers_of,
 )
-from sealegs.data.stateful import Stateful
+from sealegs.data.stateful import (
+    NOTHING,
+    UNKNOWN,
+    Changes,
+    Epoch,
+    Loader,
+    Numbered,
+    Stateful,
+    Wanted,
+    length_of,
+    without_trace,
+)
 from sealegs.errors import ConfigError
 
 

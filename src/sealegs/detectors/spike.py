@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
-from sealegs.stats.audit import Audit
+from sealegs.stats.calibration import Audit
 from sealegs.vocabulary import Finding, Row, Severity
 
 FIRST_JUDGED = 8

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from sealegs.diagnosis.signs import SIGNS
+from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.errors import ConfigError
 
 Situation: TypeAlias = Literal[

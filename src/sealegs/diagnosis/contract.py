@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sealegs.incidents import Incident
-from sealegs.record.acted import Done
+from sealegs.record.interventions import Done
 from sealegs.record.run import Run
 
 Health: TypeAlias = Literal["healthy", "watch", "act", "unknown"]

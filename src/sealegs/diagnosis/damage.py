@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.curve import Floats, Indices
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices
 from sealegs.diagnosis.facts import LEAD, LIMITS, USUAL, Facts
-from sealegs.diagnosis.signs import SIGNS
+from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.incidents import Incident
 
 RISES = ("spike", "level_shift", "drift")

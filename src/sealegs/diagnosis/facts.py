@@ -10,10 +10,10 @@ import numpy as np
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.curve import Floats, Indices, curve_of
-from sealegs.diagnosis.gravity import gravity
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, curve_of
+from sealegs.diagnosis.curve.stretches import hidden
+from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.settings import Known, known_of
-from sealegs.diagnosis.stretches import hidden
 from sealegs.incidents import Incident
 from sealegs.record.columns import Column
 from sealegs.record.run import Run

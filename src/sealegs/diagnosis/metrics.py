@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from sealegs.diagnosis.contract import Problem
-from sealegs.diagnosis.curve import Curve, Floats, numbers
-from sealegs.diagnosis.rises import heights_of, running_median, stretches
-from sealegs.diagnosis.stretches import hidden
+from sealegs.diagnosis.curve.loss_curve import Curve, Floats, numbers
+from sealegs.diagnosis.curve.rises import heights_of, running_median, stretches
+from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
 

@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sealegs.diagnosis import acted, signs
+from sealegs.diagnosis import interventions
 from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
-from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import Facts
-from sealegs.diagnosis.found import RULES, onsets
-from sealegs.diagnosis.gravity import gravity
-from sealegs.diagnosis.tree import walk
+from sealegs.diagnosis.findings import RULES, onsets
+from sealegs.diagnosis.incident_order import gravity
+from sealegs.diagnosis.questions import walk
+from sealegs.diagnosis.signs import registry
+from sealegs.diagnosis.signs.sign import Sign
 from sealegs.errors import ConfigError
 
 GRADES: tuple[Grade, ...] = ("established", "supported", "hypothesis", "ruled out")
@@ -88,7 +89,7 @@ def diagnose(
 
 def rank(facts: Facts) -> tuple[Weighed, ...]:
     """The causes that come into question, the likeliest first; those that are ruled out last."""
-    said = signs.read(facts)
+    said = registry.read(facts)
     shown = set(situations(facts, said))
     weighed = [weigh(card, said) for card in causes().values() if shown & set(card.explains)]
     listed = sorted(
@@ -162,10 +163,10 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
     """What to do first: go back if the damage stays, then what the likeliest cause asks for, or the test that tells."""
     likely = [item for item in weighed if item.grade != "ruled out"]
     done = facts.findings.done
-    if (ended := acted.how_it_stands(done)) is not None:
-        return f"{ended}. {_action(facts, likely) if likely else acted.WITHOUT_CAUSE}"
-    if not likely and acted.lost_much(done):
-        return acted.LOOK_AT_SKIPS
+    if (ended := interventions.how_it_stands(done)) is not None:
+        return f"{ended}. {_action(facts, likely) if likely else interventions.WITHOUT_CAUSE}"
+    if not likely and interventions.lost_much(done):
+        return interventions.LOOK_AT_SKIPS
     return _action(facts, likely)
 
 
@@ -218,8 +219,8 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words; with a warning where a clip would bite all the time."""
     orders = []
     for remedy in remedies:
-        is_pointless = remedy.unless and signs.SIGNS[remedy.unless](facts).holds
-        is_beside = remedy.when and not signs.SIGNS[remedy.when](facts).holds
+        is_pointless = remedy.unless and registry.SIGNS[remedy.unless](facts).holds
+        is_beside = remedy.when and not registry.SIGNS[remedy.when](facts).holds
         if remedy.grade == "show-only" or is_pointless or is_beside:
             continue
         norms = facts.before("grad_norm").values

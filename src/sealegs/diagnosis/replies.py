@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sealegs.diagnosis import signs_of_data, signs_of_numbers, signs_of_settings, signs_of_spikes, signs_of_state
-from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import DRIFT_STEPS, LEAPS, SOON, USUAL, Facts
 from sealegs.diagnosis.settings import missing_margins
+from sealegs.diagnosis.signs import data, spikes, state
+from sealegs.diagnosis.signs import numbers as signs_of_numbers
+from sealegs.diagnosis.signs import settings as signs_of_settings
+from sealegs.diagnosis.signs.sign import Sign
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
@@ -133,12 +135,12 @@ def panels(facts: Facts) -> Reply:
     out: list[str] = []
     missing: list[str] = []
     for panel, ask in (
-        ("3", signs_of_spikes.gradient_many_fold),
+        ("3", spikes.gradient_many_fold),
         ("2", signs_of_settings.lr_jumps),
-        ("10", signs_of_data.batch_repeats),
-        ("4", signs_of_spikes.embedding_stands_out),
-        ("7", signs_of_spikes.few_tokens_dear),
-        ("6", signs_of_state.moments_dropped),
+        ("10", data.batch_repeats),
+        ("4", spikes.embedding_stands_out),
+        ("7", spikes.few_tokens_dear),
+        ("6", state.moments_dropped),
     ):
         sign = ask(facts)
         if sign.holds is None:
@@ -222,10 +224,10 @@ def lr_rising(facts: Facts) -> Reply:
 
 def weights_changing(facts: Facts) -> Reply:
     """Question 4.3."""
-    grow, shrink = signs_of_state.weights_grow(facts), signs_of_state.weights_shrink(facts)
+    grow, shrink = state.weights_grow(facts), state.weights_shrink(facts)
     return of(grow if grow.holds or grow.holds is None else shrink)
 
 
 def gradients_rising(facts: Facts) -> Reply:
     """Question 4.4."""
-    return of(signs_of_spikes.gradients_grow(facts))
+    return of(spikes.gradients_grow(facts))

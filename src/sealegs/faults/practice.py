@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.faults.contract import Fault
 from sealegs.faults.data import DataFault
-from sealegs.faults.gradient import inject
+from sealegs.faults.injector import inject
 
 
 @contextmanager

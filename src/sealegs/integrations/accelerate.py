@@ -27,14 +27,14 @@ try:
     from accelerate.scheduler import AcceleratedScheduler
     from accelerate.utils import DistributedType
 
-    from sealegs.integrations.prepared import handed_out
+    from sealegs.integrations.accelerate_loader import handed_out
 except ModuleNotFoundError as error:
     if error.name not in ("accelerate", "torch"):
         raise
     raise MissingExtra("sealegs.integrations.accelerate", "Accelerate", "accelerate") from None
 
 from sealegs.guard import Guard
-from sealegs.integrations.joining import forget_checkpoints, refuse_options
+from sealegs.integrations.loop_options import forget_checkpoints, refuse_options
 from sealegs.signals.collect import Signal
 
 T = TypeVar("T")

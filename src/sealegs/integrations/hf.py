@@ -31,9 +31,9 @@ except MissingExtra:  # of what transformers' Trainer needs in turn
     raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
 
 from sealegs.guard import Guard
-from sealegs.integrations.advice import advice
-from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
+from sealegs.integrations.loop_options import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.patches import Patches
+from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.config_readers import of_model_config, of_training_arguments
 from sealegs.preflight_check.live import preflight
 from sealegs.preflight_check.plan import plan_from

@@ -18,8 +18,8 @@ from transformers.trainer_utils import has_length
 
 from sealegs.guard import Guard
 from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
+from sealegs.integrations.accelerate_loader import handed_out, has_places
 from sealegs.integrations.patches import Patches
-from sealegs.integrations.prepared import handed_out, has_places
 
 STATE = "sealegs.json"
 """What a checkpoint of the Trainer's holds of the guard."""

@@ -27,10 +27,10 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
-from sealegs.integrations.advice import advice
-from sealegs.integrations.joining import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.lightning_progress import lacking
+from sealegs.integrations.loop_options import forget_checkpoints, refuse_options, watch_of
 from sealegs.integrations.patches import Patches
+from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.live import preflight
 from sealegs.report.commands.preflight import Advised
 from sealegs.signals.collective import Together

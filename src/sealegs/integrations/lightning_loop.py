@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sealegs.data.epochs import NOTHING
+from sealegs.data.stateful import NOTHING
 from sealegs.errors import ConfigError
 from sealegs.guard import Guard
 from sealegs.integrations.lightning_progress import Progress
 from sealegs.integrations.patches import Patches
-from sealegs.recovery.schedules import Schedules
+from sealegs.recovery.adjustments import Schedules
 
 PROBE = -1
 """The step under which schedules are kept during a probe."""

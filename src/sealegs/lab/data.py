@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.batching.left_out import LeftOut
+from sealegs.batching.exclusions import LeftOut
 from sealegs.batching.permutation import shuffled
 from sealegs.batching.stratified import RareRows, rare_tokens, spread
 from sealegs.batching.tokens import token_counts

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from sealegs.batching.left_out import LeftOut, read_list
+from sealegs.batching.exclusions import LeftOut, read_list
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab import corpus
 from sealegs.lab.data import Source, Stream, entropy, too_high

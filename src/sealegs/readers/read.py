@@ -8,12 +8,12 @@ from pathlib import Path
 
 from sealegs.errors import SourceError
 from sealegs.readers import (
-    by_pattern,
     delimited,
     json_file,
     json_lines,
     mlflow,
     names,
+    regex,
     run_folder,
     tensorboard,
     text,
@@ -82,7 +82,7 @@ def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str 
     regular expression with a named group a signal, for text logs that are like no other.
     """
     place = _place(source)
-    table = _read(place) if pattern is None else by_pattern.read(place, pattern)
+    table = _read(place) if pattern is None else regex.read(place, pattern)
     if not table.columns.rows:
         raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
     return _log(place, table, dict(metrics or {}))

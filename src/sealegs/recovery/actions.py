@@ -1,7 +1,7 @@
 """What can be done about trouble: descriptions, which print as phrases and go to files as JSON; no torch here."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeAlias, get_args
 
@@ -205,3 +205,33 @@ def refuse_unless(sound: bool, name: str, value: Any, cure: str) -> None:
     """One sentence: the field, its value, what it should be."""
     if not sound:
         raise ConfigError(f"{name}={value!r}: {cure}")
+
+
+FORMS: dict[str, tuple[str, Callable[[str], Action]]] = {
+    "rollback": ("[STEPS]", lambda steps: Rollback(back=int(steps or 0), skip=0)),
+    "lr": ("FACTOR", lambda factor: LowerLR(factor=float(factor))),
+    "skip": ("BATCHES", lambda count: SkipBatches(count=int(count))),
+    "clip": ("NORM", lambda norm: Tighten(clip=float(norm))),
+    "swap": ("SOURCE", lambda source: SwapSource(source=source)),
+    "halt": ("", lambda _: Halt(advice="asked for by a person")),
+}
+"""What can be asked for: what comes after the word, and what it means."""
+
+
+def requested_action(words: Sequence[str]) -> Action:
+    """The action that is asked for.
+
+    >>> print(requested_action(["lr", "0.5"]))
+    learning rate x 0.5, warmed up again over 50 steps
+    """
+    name, values = (words[0], words[1:]) if words else ("", ())
+    if name not in FORMS:
+        raise ConfigError(f"{name or 'nothing'!r}: not something that can be asked for; one of {', '.join(FORMS)}")
+    form, make = FORMS[name]
+    fewest, most = (form != "" and not form.startswith("["), form != "")
+    if not fewest <= len(values) <= most:
+        raise ConfigError(f"{' '.join(words)}: say `{f'{name} {form}'.strip()}`")
+    try:
+        return make(values[0] if values else "")
+    except ValueError:
+        raise ConfigError(f"{' '.join(words)}: {values[0]!r} is no number; say `{name} {form}`") from None

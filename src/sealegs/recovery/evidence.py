@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from sealegs.detectors.spike import MANY, YOUNG
 from sealegs.judge import is_surprise, thaw
-from sealegs.record.unlearned import shares_of
-from sealegs.recovery.history import Trigger
+from sealegs.record.unlearned_sources import shares_of
+from sealegs.recovery.excursions import Wander
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.wander import Wander
+from sealegs.recovery.recurrence import Trigger
 from sealegs.vocabulary import Row, Severity, Verdict
 
 OFTEN_WITHIN = 500

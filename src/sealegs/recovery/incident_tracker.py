@@ -2,19 +2,38 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sealegs import incidents, judge
 from sealegs.capsule.write import Recorder
 from sealegs.incidents import Incident, News
-from sealegs.recovery.cost import Cost
+from sealegs.record.writer import RunWriter
 from sealegs.recovery.evidence import Evidence, Trouble
-from sealegs.recovery.history import Trigger
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.recurrence import Trigger
 from sealegs.signals.collective import Together
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What trouble has cost."""
+
+    steps: int = 0
+    """Skipped, or done once more."""
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
+
+    def told(self, record: RunWriter | None) -> dict[str, Any]:
+        """For an event of a run: in money too, where an hour of it has a price."""
+        price = None if record is None else record.manifest.price_per_hour
+        money = None if price is None else round(self.seconds / 3600 * price, 2)
+        return {**asdict(self), "seconds": round(self.seconds, 1), "money": money}
 
 
 class Followed(NamedTuple):

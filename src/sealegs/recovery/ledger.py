@@ -11,8 +11,8 @@ from sealegs.errors import SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import RECOVERY, speakable
 from sealegs.recovery.adjustments import Margins
-from sealegs.recovery.history import Treatment
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.recurrence import Treatment
 from sealegs.watch import Watch
 
 HELD = 50

@@ -25,7 +25,7 @@ from sealegs.recovery.actions import (
     is_whole,
     refuse_unless,
 )
-from sealegs.recovery.history import Case, Treatment, Trigger, same_trouble
+from sealegs.recovery.recurrence import Case, Treatment, Trigger, same_trouble
 
 WIDTH, WHEN_WIDTH = 100, 34
 """Columns of the table, and of its second one."""
@@ -136,7 +136,7 @@ class Playbook:
     first already, before what has come since can have been learned."""
     again_within: int = 1000
     """Steps after an onset in which trouble can be the same trouble, come back: what else has to speak for it is in
-    ``recovery/history.py``. The first and third of a kind may be so far apart from the second."""
+    ``recovery/recurrence.py``. The first and third of a kind may be so far apart from the second."""
     nonfinite_in_a_row: int = 3
     """So many steps in a row that are not finite are often ..."""
     nonfinite_share: float = 0.01

@@ -17,12 +17,12 @@ from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.recovery.adjustments import Margins
 from sealegs.recovery.evidence import Trouble
-from sealegs.recovery.history import Trigger
 from sealegs.recovery.incident_tracker import Following
 from sealegs.recovery.interventions import Interventions
 from sealegs.recovery.ledger import Books
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe import Noise, Probe
+from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import People
 from sealegs.recovery.restore_points import Retreat
 from sealegs.signals.collective import Together

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from sealegs.record.acted import JUDGED
+from sealegs.record.interventions import JUDGED
 from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row, Sink
 

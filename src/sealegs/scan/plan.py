@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from sealegs.errors import SourceError
-from sealegs.scan import reading_arrow, reading_ids, reading_text
+from sealegs.scan import arrow_reader, id_reader, text_reader
 from sealegs.scan.blocks import PART_BYTES, Format, Part, Read, Ways
 from sealegs.scan.encoder import tokenizer_of
 
 READERS: dict[Format, Callable[[Part, Ways], Read]] = {
-    "paragraphs": reading_text.read_paragraphs,
-    "whole": reading_text.read_whole,
-    "lines": reading_text.read_lines,
-    "parquet": reading_arrow.read_arrow,
-    "arrow": reading_arrow.read_arrow,
-    "ids": reading_ids.read_ids,
+    "paragraphs": text_reader.read_paragraphs,
+    "whole": text_reader.read_whole,
+    "lines": text_reader.read_lines,
+    "parquet": arrow_reader.read_arrow,
+    "arrow": arrow_reader.read_arrow,
+    "ids": id_reader.read_ids,
 }
 _ENDINGS: dict[str, Format] = {
     ".txt": "paragraphs",
@@ -106,13 +106,13 @@ def format_of(path: Path) -> Format:
 def _ranges(path: Path, format_: Format, ways: Ways) -> list[tuple[int, int, int]]:
     try:
         if format_ in ("parquet", "arrow"):
-            return reading_arrow.ranges(path, format_)
+            return arrow_reader.ranges(path, format_)
         if format_ == "ids":
-            itemsize = reading_ids.open_ids(path, ways.dtype)[0].itemsize
-            return [(start, end, (end - start) * itemsize) for start, end in reading_ids.ranges(path, ways)]
-        if not path.name.endswith(".gz") and (reason := reading_text.is_text(path)):
+            itemsize = id_reader.open_ids(path, ways.dtype)[0].itemsize
+            return [(start, end, (end - start) * itemsize) for start, end in id_reader.ranges(path, ways)]
+        if not path.name.endswith(".gz") and (reason := text_reader.is_text(path)):
             raise SourceError(f"{path}: {reason}")
-        return [(start, end, end - start) for start, end in reading_text.ranges(path, format_)]
+        return [(start, end, end - start) for start, end in text_reader.ranges(path, format_)]
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from error
 

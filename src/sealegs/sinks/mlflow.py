@@ -13,7 +13,7 @@ from typing import Any
 from sealegs.errors import MissingExtra, SinkFailed
 from sealegs.record.manifest import dotted
 from sealegs.record.schema import spell
-from sealegs.sinks import marks
+from sealegs.sinks import tracker_values
 from sealegs.vocabulary import Event, Row
 
 EXPERIMENT = "sealegs"
@@ -101,7 +101,7 @@ class MlflowSink:
         for row in rows:
             step = int(row["step"])
             time_ms = int(float(row.get("time", time.time())) * 1000)
-            for signal, value in marks.numbers(row).items():
+            for signal, value in tracker_values.numbers(row).items():
                 name = _name(signal)
                 metrics.append(Metric(name, value, time_ms, step))
                 if not math.isfinite(value):
@@ -117,9 +117,11 @@ class MlflowSink:
         self._events += 1
         tag = f"event.{self._events:03}" if self._events <= _NUMBERED_EVENTS else "event.newest"
         words = [f"step {event.step} {event.kind}"]
-        words += [f"{key}={marks.plain_text(value)}" for key, value in event.detail.items()]
+        words += [f"{key}={tracker_values.plain_text(value)}" for key, value in event.detail.items()]
         self._log(
-            metrics=[Metric(*count, int(event.time * 1000), event.step) for count in marks.counts(event).items()],
+            metrics=[
+                Metric(*count, int(event.time * 1000), event.step) for count in tracker_values.counts(event).items()
+            ],
             tags={tag: " ".join(words)[:_LONGEST_EVENT], "event.count": str(self._events)},
         )
 
@@ -132,7 +134,7 @@ class MlflowSink:
         """The MLflow run that this training run had before it stopped, if this store has it still."""
         from mlflow.exceptions import MlflowException
 
-        tracker = marks.earlier(manifest, self.name)
+        tracker = tracker_values.earlier(manifest, self.name)
         if not tracker.get("run_id"):
             return None
         try:  # rather than compare addresses: run ids are unique, and a store may have moved
@@ -226,7 +228,10 @@ def _params(manifest: Mapping[str, Any]) -> dict[str, str]:
     >>> _params({"settings": {"model": {"width": 64}}, "seed": 1, "run_id": "a1", "versions": {"torch": "2.9"}})
     {'model.width': '64', 'versions.torch': '2.9', 'seed': '1', 'run_id': 'a1'}
     """
-    return {_name(name): marks.plain_text(value)[:_LONGEST_PARAM] for name, value in dotted(marks.settings(manifest))}
+    return {
+        _name(name): tracker_values.plain_text(value)[:_LONGEST_PARAM]
+        for name, value in dotted(tracker_values.settings(manifest))
+    }
 
 
 def _name(name: str) -> str:

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from sealegs.errors import ConfigError, SinkFailed
 from sealegs.sinks import delivery
+from sealegs.sinks.background import Queued
 from sealegs.sinks.delivery import Delivery, Undelivered
 from sealegs.sinks.messages import Message, Messenger
-from sealegs.sinks.queued import Queued
 from sealegs.vocabulary import Event, Row
 
 CLOSE_WITHIN_S = 20.0

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from sealegs.errors import MissingExtra
 from sealegs.record.manifest import dotted
-from sealegs.sinks import marks
+from sealegs.sinks import tracker_values
 from sealegs.vocabulary import Event, Row
 
 FOLDER = "tensorboard"
@@ -42,7 +42,7 @@ class TensorboardSink:
         self._file = (logdir / name).open("xb")
         self._records = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
-        told = dict(dotted(marks.settings(manifest)))
+        told = dict(dotted(tracker_values.settings(manifest)))
         self._write(summary=_session(started=told))
         self._write(summary=_text("settings", _table(told)))
         self._file.flush()
@@ -55,15 +55,15 @@ class TensorboardSink:
     def rows(self, rows: list[Row]) -> None:
         """Write the numbers of several steps."""
         for row in rows:
-            self._scalars(int(row["step"]), marks.numbers(row))
+            self._scalars(int(row["step"]), tracker_values.numbers(row))
         self._flush()
 
     def event(self, event: Event) -> None:
         """Write what a person should know of an event, as text, and what it counts."""
-        mark = marks.mark(event)
+        mark = tracker_values.mark(event)
         if event.kind == "end":
             self._is_failed = mark is not None and mark.level == "error"
-        if numbers := marks.counts(event):
+        if numbers := tracker_values.counts(event):
             self._scalars(event.step, numbers)
         if mark is not None:
             self._write(step=event.step, wall_time=event.time, summary=_text(f"events/{event.kind}", mark.text))
@@ -120,7 +120,7 @@ def _session(*, started: Mapping[str, Any] | None = None, is_failed: bool = Fals
             elif isinstance(value, int | float):
                 info.hparams[name].number_value = value
             else:
-                info.hparams[name].string_value = marks.plain_text(value)
+                info.hparams[name].string_value = tracker_values.plain_text(value)
         tag, data = metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=info)
     else:
         status = Status.STATUS_FAILURE if is_failed else Status.STATUS_SUCCESS
@@ -138,6 +138,6 @@ def _table(values: Mapping[str, Any]) -> str:
     | model.width | 64 |
     | mix | ["prose", "a\\|b"] |
     """
-    told = ((name, marks.plain_text(value)) for name, value in values.items())
+    told = ((name, tracker_values.plain_text(value)) for name, value in values.items())
     cells = ((" ".join(text.replace("|", "\\|").split()) for text in pair) for pair in told)
     return "\n".join(["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)])

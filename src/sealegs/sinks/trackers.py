@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from sealegs.errors import ConfigError, MissingExtra
-from sealegs.sinks.queued import Queued
+from sealegs.sinks.background import Queued
 from sealegs.vocabulary import Sink
 
 TRACKERS = {"mlflow": "MlflowSink", "wandb": "WandbSink", "tensorboard": "TensorboardSink", "trackio": "TrackioSink"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from sealegs.errors import MissingExtra
 from sealegs.record.schema import speakable
-from sealegs.sinks import marks
+from sealegs.sinks import tracker_values
 from sealegs.vocabulary import Event, Row
 
 PROJECT = "sealegs"
@@ -36,9 +36,9 @@ class TrackioSink:
             raise MissingExtra("the tracker trackio", "trackio", "trackio") from error
         self._store = SQLiteStorage
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-        run = str(marks.earlier(manifest, self.name).get("run_id") or manifest["run_id"])
+        run = str(tracker_values.earlier(manifest, self.name).get("run_id") or manifest["run_id"])
         self._run = {"project": project, "run": run, "run_id": run}
-        self._config = speakable(marks.settings(manifest)) | {"_Created": _written(None)}
+        self._config = speakable(tracker_values.settings(manifest)) | {"_Created": _written(None)}
         self._store.init_db(project)
         return {"name": self.name, "run_id": run, "uri": f"{TRACKIO_DIR / project}.db#{run}", "project": project}
 
@@ -48,12 +48,12 @@ class TrackioSink:
 
     def rows(self, rows: list[Row]) -> None:
         """Write the numbers of several steps at once."""
-        self._log([(int(row["step"]), marks.numbers(row), _written(row.get("time"))) for row in rows])
+        self._log([(int(row["step"]), tracker_values.numbers(row), _written(row.get("time"))) for row in rows])
 
     def event(self, event: Event) -> None:
         """Raise an alert, and write what the event counts."""
-        mark = marks.mark(event)
-        if numbers := marks.counts(event):
+        mark = tracker_values.mark(event)
+        if numbers := tracker_values.counts(event):
             self._log([(event.step, numbers, _written(event.time))])
         if mark is not None:
             self._store.bulk_alert(

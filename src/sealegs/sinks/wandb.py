@@ -8,7 +8,7 @@ from typing import Any
 
 from sealegs.errors import MissingExtra
 from sealegs.record.schema import speakable
-from sealegs.sinks import marks
+from sealegs.sinks import tracker_values
 from sealegs.vocabulary import Event, Row
 
 PROJECT = "sealegs"
@@ -45,7 +45,7 @@ class WandbSink:
             raise MissingExtra("the tracker wandb", "wandb", "wandb") from error
         folder = Path(manifest["folder"]).absolute()  # W&B's process may have begun in another folder than we are in
         folder.parent.mkdir(parents=True, exist_ok=True)
-        before = marks.earlier(manifest, self.name)
+        before = tracker_values.earlier(manifest, self.name)
         is_online = os.environ.get("WANDB_MODE", "online" if _is_logged_in() else "offline") == "online"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -59,7 +59,7 @@ class WandbSink:
                 console="off", silent=True, init_timeout=_INIT_TIMEOUT_S, reinit="create_new", quiet=True
             ),
         )
-        self._run.config.update(speakable(marks.settings(manifest)), allow_val_change=True)
+        self._run.config.update(speakable(tracker_values.settings(manifest)), allow_val_change=True)
         self._run.define_metric("*", step_metric="step")
         place = str(Path(self._run.dir).parent)
         return {
@@ -71,14 +71,14 @@ class WandbSink:
 
     def row(self, row: Row) -> None:
         """Send the numbers of one step."""
-        self._run.log({**marks.numbers(row), "step": int(row["step"])})
+        self._run.log({**tracker_values.numbers(row), "step": int(row["step"])})
 
     def event(self, event: Event) -> None:
         """Write one event into the summary, the first hundred of a process each for itself; raise an alert."""
-        mark = marks.mark(event)
+        mark = tracker_values.mark(event)
         if event.kind == "end":
             self._exit_code = int(mark is not None and mark.level == "error")
-        if numbers := marks.counts(event):
+        if numbers := tracker_values.counts(event):
             self._run.log({**numbers, "step": event.step})
         if mark is None:
             return

@@ -20,7 +20,7 @@ from sealegs.record import manifest as manifests
 from sealegs.record.schema import MANIFEST
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoints import read_state
-from sealegs.state.tensors_aside import from_json
+from sealegs.state.serialization import from_json
 
 CLOSE = 20
 """Steps that a schedule or an optimizer may be off: a loss scaler leaves some out."""

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.state.checkpoints import State
+from sealegs.state.serialization import from_json
 from sealegs.state.tensors import ALSO
-from sealegs.state.tensors_aside import from_json
 
 AS_SAVED = "as saved"
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")

@@ -18,9 +18,9 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.state.checkpoints import State
 from sealegs.state.extra_state import Stateful, load_states
 from sealegs.state.rng import host_rng, restore_rng, seed_anew, torch_rng
+from sealegs.state.serialization import from_json, to_json
 from sealegs.state.snapshots import Snapshot, Snapshots
 from sealegs.state.tensors import ALSO, walk
-from sealegs.state.tensors_aside import from_json, to_json
 
 
 class Positioned(Protocol):

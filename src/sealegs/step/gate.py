@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sealegs.detectors.spike import CLIPPED, FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, State
 from sealegs.judge import SAME
-from sealegs.stats import audit, streaming
+from sealegs.stats import calibration, streaming
 
 SCALARS = (
     *("age", "early", "level", "slope", "scale", "q80", "q90", "q98", "excess", "excess_squared", "beyond", "burst"),
@@ -207,9 +207,9 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     shifted = torch.cat((early_values[:, 1:], x[:, None]), 1)
     counted = usable & ~coarse & ~in_burst
     next_more = (
-        torch.where(counted, values * audit.MEMORY + 1.0, values),
-        torch.where(counted, hundredths * audit.MEMORY + (p < audit.CHECKED[0]), hundredths),
-        torch.where(counted, thousandths * audit.MEMORY + (p < audit.CHECKED[1]), thousandths),
+        torch.where(counted, values * calibration.MEMORY + 1.0, values),
+        torch.where(counted, hundredths * calibration.MEMORY + (p < calibration.CHECKED[0]), hundredths),
+        torch.where(counted, thousandths * calibration.MEMORY + (p < calibration.CHECKED[1]), thousandths),
         torch.where(usable, torch.maximum(largest * FADING, taken), largest),
         torch.where(usable & is_gross, torch.maximum(met, taken), met),
         is_signed.double(),
@@ -305,12 +305,12 @@ def _correction(values: Tensor, hundredths: Tensor, thousandths: Tensor) -> Tens
     def excess(seen: Tensor, expected: Tensor) -> Tensor:
         certain = torch.clamp(torch.sqrt(seen) - 1.0, min=0.0) ** 2
         return torch.where(
-            certain > audit.TOLERANCE * expected, certain / torch.where(expected > 0, expected, 1.0), 1.0
+            certain > calibration.TOLERANCE * expected, certain / torch.where(expected > 0, expected, 1.0), 1.0
         )
 
-    low, lower = audit.CHECKED
+    low, lower = calibration.CHECKED
     largest = torch.maximum(excess(hundredths, low * values), excess(thousandths, lower * values))
-    return torch.clamp(largest, max=audit.LARGEST_CORRECTION)
+    return torch.clamp(largest, max=calibration.LARGEST_CORRECTION)
 
 
 def _begun(early: Tensor) -> tuple[Tensor, Tensor]:

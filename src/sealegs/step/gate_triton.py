@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sealegs import judge
 from sealegs.detectors import spike
-from sealegs.stats import audit, streaming
+from sealegs.stats import calibration, streaming
 
 if TYPE_CHECKING:
     from sealegs.step.gate import Gate
@@ -39,10 +39,10 @@ _P80, _P90, _P98 = (tl.constexpr(level) for level in streaming.LEVELS)
 _LOG80, _LOG90, _LOG98 = (tl.constexpr(level) for level in streaming.LOG_LEVELS)
 _FIRST_Q80, _FIRST_Q90, _FIRST_Q98 = (tl.constexpr(q) for q in streaming.FIRST_QUANTILES)
 _FIRST_EXCESS, _FIRST_SQUARED = (tl.constexpr(moment) for moment in streaming.FIRST_EXCESS)
-_MEMORY = tl.constexpr(audit.MEMORY)
-_TOLERANCE = tl.constexpr(audit.TOLERANCE)
-_LARGEST_CORRECTION = tl.constexpr(audit.LARGEST_CORRECTION)
-_LOW, _LOWER = (tl.constexpr(p) for p in audit.CHECKED)
+_MEMORY = tl.constexpr(calibration.MEMORY)
+_TOLERANCE = tl.constexpr(calibration.TOLERANCE)
+_LARGEST_CORRECTION = tl.constexpr(calibration.LARGEST_CORRECTION)
+_LOW, _LOWER = (tl.constexpr(p) for p in calibration.CHECKED)
 _YOUNG = tl.constexpr(spike.YOUNG)
 _CLIPPED = tl.constexpr(spike.CLIPPED)
 _FADING = tl.constexpr(spike.FADING)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sealegs.report.commands import verify as verified
+from sealegs.report.commands import verify
 from sealegs.report.commands.verify import FixShown, Verified, promises_shown
 from sealegs.report.postmortem.values import Measured, Promise
 
@@ -40,14 +40,14 @@ BROKEN: Run again from step 300, a state in the capsule, to step 400 with the ch
 
 
 def test_the_page() -> None:
-    assert verified.page(made()) == PAGE
+    assert verify.page(made()) == PAGE
 
 
 def test_the_object_is_read_as_it_was_written() -> None:
-    written = verified.contract(made())
+    written = verify.contract(made())
     assert (written["promises"][0]["was"], written["promises"][1]["measured"]) == ("NaN", "Infinity")
-    again = verified.read(msgspec.json.encode(written))
-    assert verified.page(again) == PAGE
+    again = verify.read(msgspec.json.encode(written))
+    assert verify.page(again) == PAGE
     assert [(each.is_kept, each.step) for each in again.results] == [(True, 312), (False, 320)]
 
 
@@ -67,4 +67,4 @@ def test_what_a_reader_must_know(changes: dict[str, Any], told: str) -> None:
 
 def test_the_object_has_the_schema_that_is_promised() -> None:
     promised = json.loads((Path(__file__).parents[3] / "docs" / "verify.schema.json").read_text())
-    assert promised == verified.schema()
+    assert promised == verify.schema()

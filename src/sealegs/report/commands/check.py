@@ -7,7 +7,7 @@ from typing import Any
 
 from sealegs.diagnosis.contract import Diagnosis, Hypothesis, Problem
 from sealegs.incidents import Incident
-from sealegs.record.acted import Done
+from sealegs.record.interventions import Done
 from sealegs.record.schema import speakable
 
 WIDTH = 100

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sealegs.diagnosis.differ import Difference
+from sealegs.diagnosis.diff import Difference
 from sealegs.record.schema import speakable
 
 

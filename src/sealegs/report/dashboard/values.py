@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sealegs.diagnosis.contract import Diagnosis
-from sealegs.diagnosis.found import look
+from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import SourceError
 from sealegs.readers.read import read

@@ -11,8 +11,8 @@ import numpy as np
 
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.facts import Facts
-from sealegs.diagnosis.found import look
-from sealegs.diagnosis.gravity import BENIGN, WATCHED
+from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.incident_order import BENIGN, WATCHED
 from sealegs.diagnosis.rank import diagnose
 from sealegs.diagnosis.settings import known_of
 from sealegs.errors import SourceError

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sealegs.diagnosis import signs
 from sealegs.diagnosis.causes import Remedy, causes
-from sealegs.diagnosis.evidence import Sign
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.rank import Weighed, situations, weigh
+from sealegs.diagnosis.signs import registry
+from sealegs.diagnosis.signs.sign import Sign
 from sealegs.record.schema import unspell
 from sealegs.report.commands.replay import ArmShown, Replayed
 from sealegs.report.postmortem.markdown import FEWEST
@@ -52,7 +52,7 @@ PANEL_WORDS = (
 
 def hypotheses(facts: Facts, replayed: Replayed | None, *, is_cut_short: bool) -> tuple[Hypothesis, ...]:
     """At least three, where so many explain what is seen; the tested one first, what is ruled out last."""
-    said = signs.read(facts)
+    said = registry.read(facts)
     if is_cut_short:
         said |= dict.fromkeys(OF_THE_END, Sign(None, missing="how it would have gone on: the run went back"))
     shown = set(situations(facts, said)) or {"spike"}
@@ -129,8 +129,8 @@ def remedies(facts: Facts, cause: str) -> list[Remedy]:
     fitting = [
         remedy
         for remedy in (card.remedies if card is not None else ())
-        if not (remedy.unless and signs.SIGNS[remedy.unless](facts).holds)
-        and not (remedy.when and not signs.SIGNS[remedy.when](facts).holds)
+        if not (remedy.unless and registry.SIGNS[remedy.unless](facts).holds)
+        and not (remedy.when and not registry.SIGNS[remedy.when](facts).holds)
     ]
     return sorted(fitting, key=lambda remedy: ("safe", "opt-in", "show-only").index(remedy.grade))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.diagnosis.curve import Curve, curve_of
+from sealegs.diagnosis.curve.loss_curve import Curve, curve_of
 from sealegs.incidents import Incident
 from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.run import Run, Written, run_of

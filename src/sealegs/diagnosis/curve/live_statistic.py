@@ -1,0 +1,173 @@
+"""A Run in, Stretches out: what the live statistic says of it, where that is calibrated, or the textbook's rules.
+
+The statistic is calibrated for positive losses of every step, in runs of a thousand and more. Runs of ours are judged
+by the whole fold that judged them live; other logs by the statistic of the loss alone. A run too long for that is
+screened: the statistic judges the surroundings of its highest points, and nothing else.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs import judge
+from sealegs.detectors import drift
+from sealegs.detectors.spike import SUSPICIOUS, YOUNG
+from sealegs.detectors.textbook import MonotonicRise, ThreeSigma
+from sealegs.diagnosis.curve.loss_curve import Curve, Floats, beside
+from sealegs.diagnosis.curve.rises import stretches
+from sealegs.diagnosis.curve.stretches import Stretch, closed_up
+from sealegs.incidents import AVERAGED, SLOW, incidents_of
+from sealegs.record.run import Run
+from sealegs.stats import streaming
+from sealegs.stats.calibration import Audit
+from sealegs.vocabulary import Row
+
+LONG = 1000
+"""Rows from which the statistic knows its tail; shorter runs it is not asked about."""
+ALARM = 0.5e-5
+"""Chance of a false alarm a row, half of the live budget: the other half is the gradient norm's."""
+IN_A_ROW, EACH = 3, 1e-3
+"""So many rows of such a chance each are an alarm too: 1e-9 where batches are independent, and far below the budget
+where neighbours are half alike."""
+SMALLEST = 1.05
+"""A rise by less than this factor is no spike, as live."""
+MOST_FOLDED = 8_192
+"""Rows of our own runs that the whole fold judges: 0.1 ms each."""
+MOST_SCANNED = 100_000
+"""Rows that the statistic of the loss judges: 4 us each."""
+SHORT = drift.BLOCK
+"""Rows below which a rise is the statistic's alone, where it may be asked; its slow channel has blocks of so many."""
+SCREENED = 40
+"""Of longer runs, the highest points that are judged, each in its surroundings: so many rows before and after."""
+BEFORE, AFTER = 800, 100
+BLOCK = 64
+"""Rows whose median the screen compares a point with: of the block before its own."""
+PART = 65_536
+"""Windows that are averaged at once."""
+FOLDED = ("grad_norm", "loss_scale", "grads_finite", "params_finite", "gate_closed", "loss_p", "grad_norm_p")
+"""Signals that the detectors of the fold look at, besides the loss."""
+
+
+def judges_from(curve: Curve) -> int:
+    """The row from which what is short is the live statistic's; beyond the last, where it may not be asked."""
+    losses = curve.losses[curve.finite]
+    is_calibrated = len(losses) >= LONG and curve.interval == 1 and bool((losses > 0).all())
+    return YOUNG if is_calibrated else len(curve.losses)
+
+
+def surprising(run: Run, curve: Curve) -> list[Stretch]:
+    """Alarms of the live statistic, where it may be asked."""
+    if run.manifest.created and len(curve.losses) <= MOST_FOLDED:
+        return _as_live(run, curve)
+    if judges_from(curve) == len(curve.losses):
+        return []
+    rows = curve.finite
+    heights = np.log(curve.losses[rows])
+    found = []
+    for begin, end, judged_from in _windows(heights):
+        p, _ = streaming.scan(heights[begin:end], limit=SUSPICIOUS)
+        p[:LONG] *= ALARM / judge.YOUNG_ALARM  # until then it knows its tail only roughly, as live
+        high = _alarms(heights[begin:end], p)
+        high[: judged_from - begin] = False
+        found += [Stretch(int(rows[begin + a]), int(rows[begin + b]), "spike") for a, b in closed_up(high, gap=10)]
+    return sorted(set(found))
+
+
+def is_screened(curve: Curve) -> bool:
+    """Whether the statistic judges only some of the rows."""
+    return len(curve.finite) > MOST_SCANNED
+
+
+def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
+    """Stretches to judge: where each begins, where it ends, and from where on its alarms count."""
+    count = len(heights)
+    if count <= MOST_SCANNED:
+        yield 0, count, YOUNG
+        return
+    blocks = count // BLOCK
+    medians = np.median(heights[: blocks * BLOCK].reshape(blocks, BLOCK), axis=1)
+    above = heights[BLOCK : blocks * BLOCK].reshape(blocks - 1, BLOCK) - medians[:-1, None]
+    usual = np.maximum(1.4826 * np.median(np.abs(above), axis=1), streaming.SMALLEST_SCALE)
+    highest = (above / usual[:, None]).max(axis=1)
+    near = np.zeros(count, dtype=bool)
+    for block in np.argsort(highest)[-SCREENED:].tolist():
+        row = (block + 1) * BLOCK
+        near[max(row - AFTER, YOUNG) : row + BLOCK + AFTER] = True
+    for first, last in stretches(near):
+        yield max(first - BEFORE, 0), last + 1, first
+
+
+def _alarms(heights: Floats, p: Floats) -> NDArray[np.bool_]:
+    """Which values are alarms, once the statistic has been held to its promise."""
+    audit = Audit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
+    alarms = p < ALARM / audit.correction
+    for first, last in stretches(p < EACH):  # as they are: a burst by itself would make them look dishonest
+        alarms[first : last + 1] |= last - first + 1 >= IN_A_ROW
+    for at in np.flatnonzero(alarms).tolist():
+        alarms[at] = heights[at] - np.median(heights[max(at - 32, 0) : at + 1]) > np.log(SMALLEST)
+    return np.asarray(alarms)
+
+
+def _as_live(run: Run, curve: Curve) -> list[Stretch]:
+    rows = list(_rows(run, curve))
+    found = []
+    for incident in incidents_of(rows, judge.replay(rows)):
+        peak = curve.row_of(incident.peak, incident.peak_loss)
+        same = curve.segments == curve.segments[peak]  # a step may have been gone through before, or again
+        end = incident.peak if incident.end is None or incident.end < incident.peak else incident.end
+        within = np.append(peak, np.flatnonzero(same & (curve.steps >= incident.start) & (curve.steps <= end)))
+        is_open = incident.end is None and bool(curve.segments[peak] == curve.segments[-1])
+        found.append(Stretch(int(within.min()), int(within.max()), incident.kind, is_open))
+    return found
+
+
+def _rows(run: Run, curve: Curve) -> Iterator[Row]:
+    """The rows as they were written, with what the detectors look at."""
+    beside_loss = {signal: beside(run, curve, signal) for signal in FOLDED if signal in run.signals}
+    for at, (step, loss) in enumerate(zip(curve.steps.tolist(), curve.losses.tolist(), strict=True)):
+        row: dict[str, float | str] = {"step": step, "loss": loss}
+        row |= {signal: float(values[at]) for signal, values in beside_loss.items() if not np.isnan(values[at])}
+        yield row
+
+
+def by_the_book(curve: Curve) -> list[Stretch]:
+    """Three sigma over the last 100 values, and rises without a break for 200 steps, literally.
+
+    A spike lasts until the mean of ten rows is within half a sigma of the mean before it, or for 500 rows.
+    """
+    rows, rule = curve.finite, ThreeSigma()
+    losses = curve.losses[rows]
+    found = []
+    if len(losses) > rule.window:
+        mean, sigma = _windowed(losses[:-1], rule.window)
+        averaged = np.lib.stride_tricks.sliding_window_view(losses, AVERAGED).mean(axis=1)
+        free = 0
+        for alarm in np.flatnonzero(losses[rule.window :] > mean + rule.sigmas * sigma).tolist():
+            at = alarm + rule.window
+            if at < free:
+                continue
+            calm = np.flatnonzero(averaged[at + 1 : at + SLOW + 1] <= mean[alarm] + 0.5 * sigma[alarm])
+            last = at + AVERAGED + int(calm[0]) if len(calm) else at + SLOW
+            found.append(Stretch(int(rows[at]), int(rows[min(last, len(rows) - 1)]), "spike", last >= len(rows)))
+            free = last + 1
+    steps = curve.steps[rows]
+    for first, last in stretches(np.diff(losses) > 0):
+        if steps[last + 1] - steps[first] >= MonotonicRise().steps:
+            is_open = last + 1 == len(losses) - 1
+            found.append(Stretch(int(rows[first]), int(rows[last + 1]), "drift", is_open))
+    return sorted(found)
+
+
+def _windowed(losses: Floats, width: int) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every so many values in a row, in parts: all windows at once are a gigabyte."""
+    means, sigmas = [], []
+    for begin in range(0, len(losses) - width + 1, PART):
+        part = losses[begin : begin + PART + width - 1]
+        level = float(np.median(part))  # so that squares of large losses do not swallow the spread of small ones
+        windows = np.lib.stride_tricks.sliding_window_view(part - level, width)
+        mean = np.einsum("ij->i", windows) / width
+        squares = np.einsum("ij,ij->i", windows, windows) / width
+        means.append(mean + level)
+        sigmas.append(np.sqrt(np.maximum(squares - mean**2, 0.0)))
+    return np.concatenate(means or [np.empty(0)]), np.concatenate(sigmas or [np.empty(0)])

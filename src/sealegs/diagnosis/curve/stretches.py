@@ -1,0 +1,164 @@
+"""A Curve in, Stretches out: where something is wrong with it, of which kind; one function a kind."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.detectors.nonfinite import NonFinite
+from sealegs.detectors.overflow import Overflow
+from sealegs.diagnosis.curve.loss_curve import Curve, Floats, beside
+from sealegs.diagnosis.curve.rises import SMALLEST, Rise, heights_of, rises_of, stretches
+from sealegs.record.run import Run
+from sealegs.vocabulary import Severity
+
+NEAR = 10
+"""Rows between two that are not finite, within which they are one stretch."""
+SCALER_SEARCH = 20
+"""Rows at the start of a run in which gradients may overflow: a scaler looks for its scale."""
+AFTER_RESUME = 3
+"""Rows after a resume in which a rise is the resume's."""
+HIDDEN = 3
+"""Losses of exactly 0 in a row, after others that were far above it, that are none."""
+SETTLED = 0.5
+"""Share of its height that a rise must keep to be a new level, and not a spike."""
+AROUND = 3
+"""Rows around a change of the loss scale, or an overflow, that are looked at."""
+COOL_DOWN = 100
+"""Rows within which overflows are one incident, as live."""
+PLATEAU_LEAST = 64
+"""Rows that a plateau takes."""
+PLATEAU_MOVE = 2e-3
+"""Share of the loss that it moves by at most, from its first to its last third, where nothing else is to be seen."""
+
+
+class Stretch(NamedTuple):
+    """Rows in which something is wrong."""
+
+    first: int
+    last: int
+    kind: str
+    is_open: bool = False
+    """Whether it is not over at the end of the log."""
+
+
+def nonfinite(run: Run, curve: Curve) -> list[Stretch]:
+    """Losses that are none, and gradients that are often none where no scaler explains it."""
+    rows = len(curve.losses)
+    bad = ~np.isfinite(curve.losses) | hidden(run, curve)
+    found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
+    norms = beside(run, curve, "grad_norm")
+    broken = np.isinf(norms) & ~bad
+    broken[:SCALER_SEARCH] = False
+    if broken.any() and "loss_scale" not in run.signals:
+        rule = NonFinite()
+        often = broken.sum() > rule.share * np.isfinite(norms).sum()
+        found += [
+            Stretch(a, b, "nonfinite", b == rows - 1)
+            for a, b in closed_up(broken, NEAR)
+            if often or b - a + 1 >= rule.in_a_row
+        ]
+    return found
+
+
+def hidden(run: Run, curve: Curve) -> NDArray[np.bool_]:
+    """Losses that were NaN and written as 0, as loggers do that sum what is finite: from far above to exactly 0.
+
+    They stay there, without a gradient, or come with a gradient norm that is not finite.
+    """
+    losses = curve.losses
+    mask = np.zeros(len(losses), dtype=bool)
+    if not (losses == 0.0).any():
+        return mask
+    all_norms = beside(run, curve, "grad_norm")
+    for first, last in stretches(losses == 0.0):
+        before = losses[max(first - NEAR, 0) : first]
+        before = before[np.isfinite(before)]
+        if last - first + 1 < HIDDEN or not len(before):
+            continue
+        norms = all_norms[first : last + 1]
+        is_for_good = last == len(losses) - 1 and not (norms > 0).any()
+        if before.min() > 0.01 * np.abs(losses[curve.finite[:3]]).max() and (is_for_good or np.isinf(norms).any()):
+            mask[first : last + 1] = True
+    return mask
+
+
+def risen(run: Run, curve: Curve) -> list[Stretch]:
+    """Spikes, new levels, drifts and jumps at a resume."""
+    found = []
+    masked = hidden(run, curve)
+    for part in curve.parts:
+        rows = part[~masked[part]]
+        if not len(rows):
+            continue
+        losses = curve.losses[rows]
+        heights = heights_of(losses)
+        for rise in rises_of(losses):
+            is_open = rise.last == len(rows) - 1 and rows[-1] == curve.finite[-1]
+            first, last = int(rows[rise.first]), int(rows[rise.last])
+            is_lasting = is_open or rise.last - rise.first > len(rows) / 10
+            kind = "resume_jump" if _is_resume(curve, first) else _kind(heights, rise, is_lasting=is_lasting)
+            found.append(Stretch(first, last, kind, is_open))
+    return found
+
+
+def _kind(heights: Floats, rise: Rise, *, is_lasting: bool) -> str:
+    inside = heights[rise.first : rise.last + 1] - rise.level
+    third = max(len(inside) // 3, 1)
+    if rise.is_slow and np.median(inside[:third]) < SETTLED * np.median(inside[-third:]):
+        return "drift"
+    is_level = len(inside) >= 2 * NEAR and np.median(inside[third:]) > SETTLED * np.quantile(inside, 0.9)
+    return "level_shift" if is_lasting and (rise.is_slow or is_level) else "spike"
+
+
+def _is_resume(curve: Curve, row: int) -> bool:
+    return any(resume <= row < resume + AFTER_RESUME for resume in curve.resumes)
+
+
+def overflowed(run: Run, curve: Curve) -> list[Stretch]:
+    """What the overflow detector finds in the history of the loss scale, rows where nothing happens left out."""
+    scales = beside(run, curve, "loss_scale")
+    if np.isnan(scales).all():
+        return []
+    norms = beside(run, curve, "grad_norm")
+    changes = np.append(False, scales[1:] != scales[:-1])
+    matters = changes | np.isinf(norms) | ~np.isfinite(curve.losses)
+    near = np.ones(2 * AROUND + 1)
+    matters = np.convolve(matters, near)[AROUND : AROUND + len(matters)] > 0
+    rows = np.flatnonzero(matters & ~np.isnan(scales))
+    detector = Overflow(growth_interval=int(curve.steps[-1]) + 1)  # a scale that stands still is no incident
+    state, bad = detector.init(), np.zeros(len(scales), dtype=bool)
+    for row in rows.tolist():
+        now = {"step": int(curve.steps[row]), "loss": float(curve.losses[row]), "loss_scale": float(scales[row])}
+        now |= {} if np.isnan(norms[row]) else {"grad_norm": float(norms[row])}
+        finding = detector.look(state, now)
+        bad[row] = finding is not None and finding.severity >= Severity.ALARM
+        state = detector.learn(state, now)
+    return [Stretch(a, b, "overflow", len(scales) - b <= NEAR) for a, b in closed_up(bad, COOL_DOWN)]
+
+
+def flat(run: Run, curve: Curve) -> list[Stretch]:
+    """A loss that has not come down: its last third is where its first was, within three standard errors."""
+    losses = curve.losses[curve.finite]
+    if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():
+        return []
+    first, _, last = np.array_split(losses, 3)
+    level = float(np.median(losses))
+    noise = 1.4826 * float(np.median(np.abs(losses - level)))
+    fallen = float(np.median(first) - np.median(last))
+    doubt = 3 * 1.25 * noise * np.sqrt(2 / len(first))
+    has_never_fallen = float(losses[:3].max()) - level < 5 * max(noise, PLATEAU_MOVE * abs(level))
+    if has_never_fallen and abs(fallen) <= max(PLATEAU_MOVE * abs(level), min(doubt, SMALLEST * abs(level))):
+        return [Stretch(int(curve.finite[0]), int(curve.finite[-1]), "plateau", is_open=True)]
+    return []
+
+
+def closed_up(mask: NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
+    """Rows of True, with gaps of up to so many between them."""
+    found: list[tuple[int, int]] = []
+    for first, last in stretches(mask):
+        if found and first - found[-1][1] - 1 <= gap:
+            found[-1] = found[-1][0], last
+        else:
+            found.append((first, last))
+    return found

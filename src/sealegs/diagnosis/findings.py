@@ -1,0 +1,274 @@
+"""A Run in, Findings out: whether its metrics can be believed, what went wrong where, and whether the curve is normal.
+
+Time is counted in logged rows, as live; in short logs the bounds of a trajectory shrink with the log: `fast` is back
+within 50 rows or a fortieth of the run, `slow` within 500 or a tenth, whichever is less.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sealegs.diagnosis import interventions, metrics
+from sealegs.diagnosis.contract import Findings, Health, Problem
+from sealegs.diagnosis.curve import live_statistic
+from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
+from sealegs.diagnosis.curve.loss_curve import Curve, Floats, Indices, beside, curve_of
+from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
+from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
+from sealegs.diagnosis.damage import is_cleared
+from sealegs.diagnosis.incident_order import BENIGN, PRIORITY, WATCHED, gravity
+from sealegs.errors import ConfigError
+from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
+from sealegs.record.run import Run
+
+RULES = ("calibrated", "textbook")
+FEWEST_POINTS = 10
+"""Losses below which a curve says nothing."""
+BLIND = ("constant", "hovers")
+"""Problems of a loss that can say nothing of a run."""
+CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
+IN_A_ROW = 3
+"""Losses in a row that are not finite that ask for an action, as live."""
+
+
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: that is what is asked about
+def look(run: Run, *, rules: str = "calibrated") -> Findings:
+    """What a run shows by itself."""
+    if rules not in RULES:
+        raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
+    curve = curve_of(run)
+    problems = metrics.problems_of(run, curve)
+    found = _stretches(run, curve, rules) if len(curve.losses) else []
+    norms = beside(run, curve, "grad_norm")
+    breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
+    incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
+    findings = Findings(
+        run=run,
+        problems=problems,
+        incidents=incidents,
+        verdict="unknown",
+        because="",
+        unseen=_unseen(run, curve, rules),
+        done=interventions.done_in(run),
+    )
+    grave = _grave(findings, curve, found)
+    cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
+    damage = [incident for incident in grave if incident not in cleared]
+    findings = replace(findings, cleared=cleared)
+    verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
+    return replace(findings, verdict=verdict, because=because)
+
+
+def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
+    """The steps at which incidents begin in the last so many rows, and no more of them: to compare sets of rules."""
+    whole = curve_of(run)
+    curve = Curve(whole.steps[-rows:], whole.segments[-rows:], whole.losses[-rows:])
+    return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
+
+
+def _stretches(run: Run, curve: Curve, rules: str) -> list[Stretch]:
+    broken = nonfinite(run, curve) + overflowed(run, curve)
+    if rules == "textbook":
+        return sorted(broken + live_statistic.by_the_book(curve))
+    grown, surprising = risen(run, curve), live_statistic.surprising(run, curve)
+    judged_from = live_statistic.judges_from(curve)
+    sudden = [
+        one
+        for one in grown
+        if one.first < judged_from
+        or one.kind == "resume_jump"
+        or one.last - one.first + 1 >= live_statistic.SHORT
+        or any(one.first <= other.last and other.first <= one.last for other in surprising)
+    ]
+    found = _joined([one for one in sudden if one.kind != "drift"] + surprising) + broken
+    found += [one for one in sudden if one.kind == "drift"]
+    if not any(one.is_open for one in found):
+        found += flat(run, curve)
+    return sorted(found + epoch_steps(run, curve))
+
+
+def _joined(found: Sequence[Stretch]) -> list[Stretch]:
+    """Stretches that share rows are one."""
+    joined: list[Stretch] = []
+    for one in sorted(found):
+        if joined and one.first <= joined[-1].last:
+            before = joined.pop()
+            kind = min(before.kind, one.kind, key=PRIORITY.index)
+            one = Stretch(before.first, max(before.last, one.last), kind, before.is_open or one.is_open)
+        joined.append(one)
+    return joined
+
+
+def _incident(curve: Curve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
+    """A stretch in the words of an incident, with what was usual before it and how it ended."""
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    before = curve.losses[curve.finite[max(begin - USUAL, 0) : begin]]
+    after = curve.losses[curve.finite[end : end + AVERAGED]]
+    within = np.arange(one.first, one.last + 1)
+    losses = curve.losses[within]
+    is_broken = one.kind == "nonfinite"
+    peak = int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf if not is_broken else np.inf)))
+    usual = _mean(before)
+    trajectory = _trajectory(curve, one, breaks)
+    is_back = not one.is_open and len(after) > 0 and one.kind not in ("plateau", "epoch_step")
+    reached = norms[within][~np.isnan(norms[within])]
+    return Incident(
+        number=number,
+        start=int(curve.steps[one.first]),
+        kind=one.kind,
+        pre_loss=_mean(before[-BEFORE:]),
+        usual=usual,
+        limit=usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan,
+        peak=int(curve.steps[within[peak]]),
+        peak_loss=float(losses[peak]) if np.isfinite(losses[peak]) else math.nan,
+        grad_norm_peak=float(reached.max()) if len(reached) else math.nan,
+        end=None if one.is_open and trajectory is None else int(curve.steps[one.last]),
+        trajectory=trajectory,
+        recovery_loss=_mean(after) if is_back else None,
+    )
+
+
+def bounds(points: int) -> tuple[int, int]:
+    """Rows within which a loss must be back to be `fast`, and to be `slow`, in a log of so many.
+
+    >>> bounds(40), bounds(1000), bounds(100_000)
+    ((3, 6), (25, 100), (50, 500))
+    """
+    return min(FAST, max(points // 40, 3)), min(SLOW, max(points // 10, 6))
+
+
+def _trajectory(curve: Curve, one: Stretch, breaks: Indices) -> str | None:
+    if one.kind in ("plateau", "epoch_step", "overflow"):
+        return None
+    fast, slow = bounds(len(curve.losses))
+    length = one.last - one.first + 1
+    if one.is_open:
+        if one.kind == "nonfinite" or _diverges(curve, one):
+            return "divergent"
+        return "lingering" if length > slow else None
+    if np.any((breaks > one.last) & (breaks <= one.last + AVERAGED)):
+        return "divergent"
+    return "fast" if length <= fast else "slow" if length <= slow else "lingering"
+
+
+def _diverges(curve: Curve, one: Stretch) -> bool:
+    """Whether a loss that is not back climbs, or is above where the run began."""
+    rows = curve.finite
+    heights = heights_of(curve.losses[rows])
+    inside = heights[(rows >= one.first) & (rows <= one.last)]
+    third = len(inside) // 3
+    if third < 1:
+        return False
+    end, begin = float(np.median(inside[-third:])), float(np.median(inside[:third]))
+    is_long = len(inside) > bounds(len(curve.losses))[0]
+    is_above_start = end > float(heights[:3].max()) and one.first > 0
+    return is_long and (is_above_start or end - begin > SMALLEST)
+
+
+def _blind(findings: Findings) -> Problem | None:
+    """Why the loss can say nothing of the run, if it cannot."""
+    problems = findings.problems
+    return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
+
+
+def _grave(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> list[Incident]:
+    """Incidents that ask for an action, as far as the loss tells."""
+    _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
+    is_blind = _blind(findings) is not None
+    pairs = zip(found, findings.incidents, strict=True)
+    asking = [(one, it) for one, it in pairs if _asks_for_action(one, it, last, is_blind=is_blind)]
+    return [it for one, it in asking if one.kind != "spike" or not _is_only_tail(curve, one)]
+
+
+def _verdict(
+    findings: Findings, curve: Curve, found: Sequence[Stretch], damage: Sequence[Incident]
+) -> tuple[Health, str]:
+    run, incidents, blind = findings.run, findings.incidents, _blind(findings)
+    if damage:
+        return "act", _told(damage)
+    if blind is not None:
+        rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
+        return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
+    if len(curve.finite) < FEWEST_POINTS:
+        return "unknown", f"{len(curve.finite)} losses are too few to say; {FEWEST_POINTS} are the least"
+    doubtful = [it for it in incidents if it.kind not in BENIGN]
+    if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
+        return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
+    if doubtful:
+        return "watch", _told(doubtful) + (f"; but {CLEARED}" if findings.cleared else "")
+    first, last = _ends(curve)
+    benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
+    return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"
+
+
+def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
+    """Not what came down by itself, however long that took, nor what is over where the run ends no higher than it was
+    before: so other tasks are learned, one after the other. Nor the rises of a loss that measures nothing. But what a
+    resume has lost asks for it, be it learned anew by now: the next resume will lose it again."""
+    if one.kind == "nonfinite":
+        return one.is_open or one.last - one.first + 1 >= IN_A_ROW
+    if one.kind == "overflow":
+        return one.is_open or incident.trajectory == "divergent"
+    is_over = not one.is_open and incident.trajectory == "lingering"
+    is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and last <= incident.pre_loss))
+    if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
+        return False
+    has_level = not math.isnan(incident.pre_loss)  # else it has shifted from nothing
+    return incident.trajectory == "divergent" or (incident.trajectory == "lingering" and has_level)
+
+
+def _is_only_tail(curve: Curve, one: Stretch) -> bool:
+    """Whether most losses of a stretch, and most of the last, are what most were before it: a few that are very high
+    keep a mean of ten up, and are no level."""
+    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
+    heights = heights_of(curve.losses[curve.finite])
+    before, within, last = heights[max(begin - USUAL, 0) : begin], heights[begin:end], heights[-USUAL:]
+    if min(len(before), len(within)) < FEWEST:
+        return False
+    return max(float(np.median(within)), float(np.median(last))) - float(np.median(before)) < SLOW_SMALLEST
+
+
+def _told(incidents: Sequence[Incident]) -> str:
+    gravest = min(incidents, key=gravity)
+    name = "loss or gradients not finite" if gravest.kind == "nonfinite" else gravest.kind.replace("_", " ")
+    course = f", {gravest.trajectory}" if gravest.trajectory else ""
+    numbers = ""
+    if math.isfinite(gravest.pre_loss) and math.isfinite(gravest.peak_loss) and gravest.kind != "nonfinite":
+        numbers = f": loss {gravest.pre_loss:.4g} before, {gravest.peak_loss:.4g} at its highest"
+    more = f"; and {len(incidents) - 1} more" if len(incidents) > 1 else ""
+    return f"{name} at step {gravest.start}{course}{numbers}{more}"
+
+
+def _ends(curve: Curve) -> tuple[float, float]:
+    """The first loss, and the mean of the last tenth or ten."""
+    losses = curve.losses[curve.finite]
+    return float(losses[0]), float(losses[-min(AVERAGED, max(len(losses) // 10, 1)) :].mean())
+
+
+def _unseen(run: Run, curve: Curve, rules: str) -> tuple[str, ...]:
+    points, interval = len(curve.finite), curve.interval
+    told = []
+    if interval > 1:
+        told.append(f"one row in {interval} steps: a spike that is back within {interval} steps can be missed")
+        told.append(f"`fast` and `slow` are counted in logged rows: a row is {interval} steps")
+    fast, slow = bounds(points)
+    if points and slow < SLOW:
+        told.append(f"{points} points: `fast` is back within {fast} rows here and `slow` within {slow}, not 50 and 500")
+    if rules == "calibrated" and 0 < points < live_statistic.LONG:
+        told.append(
+            f"{points} points: rises of less than {math.expm1(SMALLEST):.0%} are not told from noise in so short a log"
+        )
+    if live_statistic.is_screened(curve):
+        told.append(
+            f"{points} points: lasting rises are looked for in medians of {-(-points // 16384)}, single spikes "
+            f"only around the {live_statistic.SCREENED} highest points"
+        )
+    if points and "grad_norm" not in run.signals:
+        told.append("no gradient norm: whether the gradient grew before the loss did is unknown")
+    return tuple(told)
+
+
+def _mean(losses: Floats) -> float:
+    return float(losses.mean()) if len(losses) else math.nan

@@ -1,0 +1,273 @@
+"""Facts in, Signs out: which batches a run saw, what was in them, and what the held-out loss says."""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from sealegs.diagnosis.facts import SOON, Facts
+from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+
+RECENT = 50
+"""Rows in which a batch that comes again is one that the loader gave twice; later it may be the next epoch."""
+NEEDED = 10
+"""Losses on each side of a resume that a comparison needs."""
+
+
+def batch_repeats(facts: Facts) -> Sign:
+    """A batch about the onset was there a short while before."""
+    first, last = facts.onset - 5 * facts.stride, facts.onset + SOON * facts.stride
+    if facts.focus is None:
+        first, last = 0, facts.last
+    hashes = _hashes(facts, first - RECENT * facts.stride, last)
+    if not hashes:
+        return unlogged("batch_hash")
+    last_at: dict[str, int] = {}
+    found = []
+    for step, digest in hashes.items():
+        if step >= first:
+            before = last_at.get(digest)
+            if before is not None and step - before <= RECENT * facts.stride:
+                found.append((step, before))
+        last_at[digest] = step
+    if not found:
+        return so(False, f"panel 10: no batch about step {facts.onset} is one of the {RECENT} before it")
+    step, before = found[0]
+    return so(True, f"panel 10: the batch of step {step} is that of step {before} again, {len(found)} such steps")
+
+
+def batches_differ(facts: Facts) -> Sign:
+    """The batch of the onset is none of those before it."""
+    return opposite(batch_repeats(facts))
+
+
+def same_batch_harmless(facts: Facts) -> Sign:
+    """The batch of the onset was seen at another time, and its loss was as usual then."""
+    seen = _same_batch_elsewhere(facts)
+    if seen is None:
+        return unlogged("batch_hash")
+    calm = [loss for _, loss, usual in seen if loss <= usual]
+    text = f"panels 1, 10: the batch of step {facts.onset} had loss {calm[0]:.4g} at another time" if calm else ""
+    return so(bool(calm), text)
+
+
+def same_batch_bad_again(facts: Facts) -> Sign:
+    """The batch of the onset was seen at another time, and its loss leapt then too."""
+    seen = _same_batch_elsewhere(facts)
+    if seen is None:
+        return unlogged("batch_hash")
+    bad = [(loss, step) for step, loss, usual in seen if not loss <= usual]
+    text = "panels 1, 10: the same batch leapt to {:.4g} at step {} too".format(*bad[0]) if bad else ""
+    return so(bool(bad), text)
+
+
+def entropy_low(facts: Facts) -> Sign:
+    """The tokens about the onset are far more alike than usual: repeated or degenerate text."""
+    return _entropy(facts, -1, "fewer different tokens")
+
+
+def entropy_high(facts: Facts) -> Sign:
+    """The tokens about the onset are far more different than usual: noise, or a broken encoding."""
+    return _entropy(facts, +1, "more different tokens")
+
+
+def entropy_usual(facts: Facts) -> Sign:
+    """The tokens about the onset are as different as usual."""
+    low, high = entropy_low(facts), entropy_high(facts)
+    if low.holds is None or not low.text:
+        return low
+    return so(not low.holds and not high.holds, low.text)
+
+
+def sources_change(facts: Facts) -> Sign:
+    """The mixture of sources about the onset is not that of before."""
+    if facts.focus is None:
+        return NOT_ASKED
+    told = facts.texts("sources")
+    if not told:
+        return unlogged("sources")
+    first, last = facts.onset, facts.onset + SOON * facts.stride
+    before = _shares([text for step, text in told.items() if first - 200 * facts.stride <= step < first])
+    after = _shares([text for step, text in told.items() if first <= step <= last])
+    name = max(before | after, key=lambda source: abs(after.get(source, 0) - before.get(source, 0)), default="")
+    if not before or not after:
+        return NOT_ASKED
+    text = (
+        f"panel 10: {name} is {after.get(name, 0):.0%} of the rows after step {first}, {before.get(name, 0):.0%} before"
+    )
+    return so(abs(after.get(name, 0) - before.get(name, 0)) > 0.25, text)
+
+
+def eval_flat(facts: Facts) -> Sign:
+    """The held-out loss does not move while the training loss does: it is the data that changed, not the model."""
+    if facts.focus is None:
+        return NOT_ASKED
+    held_out = facts.series("eval_loss").finite
+    before = held_out.within(-math.inf, facts.onset).values[-6:]
+    after = held_out.within(facts.onset + 1, math.inf).values[:3]
+    if not len(before) or not len(after):
+        return unlogged("eval_loss")
+    # Its noise is what it rose by before: the differences of one that still falls steeply are large, and no noise.
+    noise = 2 * float(np.diff(before).max(initial=0.0))
+    moved = abs(facts.focus.peak_loss - facts.focus.usual)
+    is_flat = after.max() - before[-1] <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before[-1])
+    return so(bool(is_flat), f"panel 1: evaluation loss {before[-1]:.4g} before, {after.max():.4g} after")
+
+
+def eval_flat_meanwhile(facts: Facts) -> Sign:
+    """The held-out loss was measured while the training loss was high, and had not moved: the data is another."""
+    focus = facts.focus
+    if focus is None:
+        return NOT_ASKED
+    end = focus.end if focus.end is not None else facts.last
+    sign = eval_flat(facts)
+    is_meanwhile = not facts.series("eval_loss").finite.within(facts.onset + 1, end).is_empty
+    return sign if is_meanwhile or sign.holds is None else so(False, sign.text)
+
+
+def eval_rises(facts: Facts) -> Sign:
+    """The held-out loss is up too: the model is worse."""
+    return opposite(eval_flat(facts))
+
+
+def eval_turns(facts: Facts) -> Sign:
+    """The held-out loss has risen from its lowest while the training loss went on falling."""
+    held_out = facts.series("eval_loss").finite
+    if len(held_out.values) < 4:
+        return unlogged("eval_loss")
+    lowest = int(np.argmin(held_out.values))
+    noise = np.std(np.diff(held_out.values, 2)) / math.sqrt(6) if len(held_out.values) > 4 else 0.0
+    rise = held_out.values[max(lowest + 1, len(held_out.values) - 3) :].min(initial=np.inf) - held_out.values[lowest]
+    train = facts.loss.finite
+    count = max(len(train.values) // 20, 1)
+    there = train.within(-math.inf, held_out.steps[lowest]).values[-count:]
+    if not len(there):
+        return NOT_ASKED
+    falls = there.mean() - train.values[-count:].mean()
+    is_damaged = facts.persists and held_out.steps[lowest] <= facts.onset  # then it is the incident that it rose with
+    text = (
+        f"panel 1: evaluation loss {held_out.values[lowest]:.4g} at step {held_out.steps[lowest]}, "
+        f"{held_out.values[-1]:.4g} at the end, while the training loss fell by {falls:.3g}"
+    )
+    turns = math.inf > rise > max(4 * noise, 0.02 * abs(held_out.values[lowest])) and falls > 0
+    return so(bool(turns) and not is_damaged, text)
+
+
+def eval_plateau(facts: Facts) -> Sign:
+    """The held-out loss has stopped falling too."""
+    values = facts.series("eval_loss").finite.values
+    if len(values) < 4:
+        return unlogged("eval_loss")
+    gained = values[-4:-2].mean() - values[-2:].mean()
+    return so(bool(gained < 0.002 * values[-1]), f"panel 1: evaluation loss {values[-4]:.4g}, then {values[-1]:.4g}")
+
+
+def falls_by_epochs(facts: Facts) -> Sign:
+    """The training loss falls in steps, where the data begins again."""
+    found = [incident.start for incident in facts.findings.incidents if incident.kind == "epoch_step"]
+    return so(bool(found), f"panel 1: the loss steps down at {', '.join(map(str, found[:4]))}")
+
+
+def lower_after_resume(facts: Facts) -> Sign:
+    """After a resume the loss is lower than before it, and steps up later: data that was seen already."""
+    for resume in facts.resumes:
+        losses = facts.loss.finite
+        before = losses.within(-math.inf, resume - 1).values[-RECENT:]
+        after = losses.within(resume, math.inf).values[:20]
+        if len(before) < NEEDED or len(after) < NEEDED:
+            continue
+        spread = np.std(np.diff(before)) / math.sqrt(2)
+        slope, begin = np.polyfit(np.arange(len(before)), before, 1)  # a young loss is lower later in any case
+        expected = begin + slope * (len(before) + len(after) / 2)
+        fallen = min(expected, before.mean()) - after.mean()
+        if fallen > 5 * spread / math.sqrt(len(after)) and fallen > 0.01 * before.mean():
+            return so(
+                True, f"panel 1: loss {after.mean():.4g} after the resume at step {resume}, {expected:.4g} by its trend"
+            )
+    return so(False, "panel 1: no resume after which the loss is lower") if facts.resumes else NOT_ASKED
+
+
+def data_not_restored(facts: Facts) -> Sign:
+    """At the same steps other batches came after the resume than before it."""
+    if not facts.resumes:
+        return NOT_ASKED
+    signal = "batch_hash" if "batch_hash" in facts.run.signals else "batch_index"
+    if signal not in facts.run.signals:
+        return unlogged("batch_hash")
+    pairs = list(facts.again(signal))
+    other = [step for step, before, after in pairs if before != after]
+    if not pairs:
+        return NOT_ASKED
+    return so(len(other) > len(pairs) / 2, f"panel 10: {len(other)} of {len(pairs)} repeated steps saw other batches")
+
+
+def data_begins_again(facts: Facts) -> Sign:
+    """After a resume the batches are those of much earlier steps, in the same order."""
+    if not facts.resumes:
+        return NOT_ASKED
+    hashes = _hashes(facts)
+    if not hashes:
+        return unlogged("batch_hash")
+    steps, digests = list(hashes), list(hashes.values())
+    for resume in facts.resumes:
+        place = int(np.searchsorted(steps, resume))
+        row = digests[place : place + 5]
+        starts = [at for at, digest in enumerate(digests[: max(place - 5, 0)]) if row[:1] == [digest]]
+        same = next((at for at in starts if len(row) == 5 and digests[at : at + 5] == row), None)
+        if same is not None:
+            return so(
+                True, f"panel 10: from the resume at step {resume} on, the batches are those from step {steps[same]}"
+            )
+    return so(False, "panel 10: no batches come again after a resume")
+
+
+def _hashes(facts: Facts, first: float = -math.inf, last: float = math.inf) -> dict[int, str]:
+    numbers = facts.series("batch_index").within(first, last)
+    told = facts.texts("batch_hash", first, last)
+    return told or dict(zip(numbers.steps.tolist(), map(str, numbers.values.tolist()), strict=True))
+
+
+def _same_batch_elsewhere(facts: Facts) -> list[tuple[int, float, float]] | None:
+    """Rows, but the worst, with the batch of the onset: step, loss, and the highest loss that is usual there."""
+    if not facts.leaps:
+        return []
+    if "batch_hash" not in facts.run.signals:
+        return None
+    steps, segments, digests = facts.run.written("batch_hash")
+    seen = np.isin(digests, digests[steps == facts.onset])
+    at, of, values = facts.run.written("loss")
+    found = []
+    for step, segment in zip(steps[seen].tolist(), segments[seen].tolist(), strict=True):
+        here = values[(at == step) & (of == segment)]
+        beside = values[(of == segment) & (abs(at - step) <= 10 * facts.stride) & (at != step)]
+        if len(here) and len(beside):
+            found.append((int(step), float(here[-1]), float(np.median(beside)) + 5 * facts.noise("loss")))
+    worst = max((row for row in found if row[0] == facts.onset), key=lambda row: row[1], default=None)
+    return [row for row in found if row != worst]
+
+
+def _entropy(facts: Facts, direction: int, words: str) -> Sign:
+    if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
+        return NOT_ASKED
+    # it is of the very batch: that of a batch which came ten steps later says nothing
+    last = min(max(facts.focus.peak, facts.onset), facts.near_end)
+    before, near = facts.before("token_entropy").values, facts.series("token_entropy").within(facts.onset, last).values
+    if len(before) < 5 or not len(near):
+        return unlogged("token_entropy")
+    mean, spread = before.mean(), max(float(np.std(before)), 0.01 * float(before.mean()))
+    value = float(near.min() if direction < 0 else near.max())
+    is_far = direction * (value - mean) > max(5 * spread, 0.05 * mean)
+    return so(
+        bool(is_far), f"panel 10: token entropy {value:.3g} nats, {mean:.3g} before{': ' + words if is_far else ''}"
+    )
+
+
+def _shares(texts: list[str]) -> dict[str, float]:
+    """Rows of each source as a share: ``grammar=6 stdlib=2``."""
+    counts: dict[str, float] = defaultdict(float)
+    for text in texts:
+        for part in text.split():
+            name, _, count = part.rpartition("=")
+            counts[name] += float(count) if count.replace(".", "").isdigit() else 0.0
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items()} if total else {}

@@ -1,0 +1,250 @@
+"""Facts in, Signs out: values that are NaN or infinite, where they came first, and what the loss scale did."""
+
+import math
+
+import numpy as np
+
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+
+EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
+"""Where exp overflows."""
+FP16_NEAR = 6550
+"""A tenth of what fp16 can hold: a norm over a layer's width has single values of its own size."""
+
+
+def nonfinite_stays(facts: Facts) -> Sign:
+    """The loss is not finite any more, to the end of the log."""
+    step = facts.first_bad("loss")
+    return so(facts.stays_bad, f"panel 1: the loss is not finite from step {step} to the end, step {facts.last}")
+
+
+def nonfinite_passes(facts: Facts) -> Sign:
+    """Some values are not finite, and the loss is finite again at once."""
+    count = len(facts.loss.values) - len(facts.loss.finite.values)
+    told = f"{count} losses" if count else f"loss or gradients at step {facts.onset}"
+    return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {told} not finite, then finite again")
+
+
+def weight_not_finite(facts: Facts) -> Sign:
+    """A weight is NaN or infinite."""
+    step = facts.first_bad_weight
+    if step is None and "params_finite" not in facts.run.signals and "param_norm" not in facts.run.signals:
+        return unlogged("params_finite")
+    return so(step is not None, f"panel 5: a weight is not finite at step {step}")
+
+
+def loss_infinite(facts: Facts) -> Sign:
+    """The first loss that is not finite is +inf, not NaN: -log of a zero."""
+    bad = facts.loss.values[~np.isfinite(facts.loss.values)]
+    return so(bool(len(bad)) and bool(bad[0] == math.inf), "panel 1: the first of them is inf, not NaN")
+
+
+def gradient_first(facts: Facts) -> Sign:
+    """A gradient is not finite at a step whose loss still is: the backward pass broke."""
+    if not facts.is_nonfinite and not facts.kinds & {"overflow"}:
+        return NOT_ASKED
+    if "grad_norm" not in facts.run.signals:
+        return unlogged("grad_norm")
+    loss, norm = facts.first_bad("loss"), facts.first_bad("grad_norm")
+    text = (
+        f"panels 1, 3: grad norm not finite at step {norm}, loss {f'at step {loss}' if loss is not None else 'never'}"
+    )
+    return so(norm is not None and (loss is None or norm < loss), text)
+
+
+def loss_first(facts: Facts) -> Sign:
+    """The loss itself is not finite, and no gradient was so before it: the forward pass broke."""
+    loss, norm = facts.first_bad("loss"), facts.first_bad("grad_norm")
+    if loss is None:
+        return NOT_ASKED
+    if "grad_norm" not in facts.run.signals:
+        return unlogged("grad_norm")
+    text = f"panels 1, 3: loss not finite at step {loss}, grad norm {'never' if norm is None else f'at step {norm}'}"
+    return so(norm is None or loss <= norm, text)
+
+
+def came_suddenly(facts: Facts) -> Sign:
+    """Loss and gradient norm were as usual up to the row before."""
+    if not facts.is_nonfinite or facts.focus is None:
+        return NOT_ASKED
+    step = facts.first_bad("loss")
+    step = facts.onset if step is None else step
+    losses = facts.loss.finite.within(-math.inf, step - 1).values[-40:]
+    if len(losses) < 20:
+        return NOT_ASKED
+    spread = np.std(losses[:-5]) + 1e-9
+    norms = facts.series("grad_norm").finite.within(-math.inf, step - 1).values[-40:]
+    grows = len(norms) >= 20 and norms[-5:].max() > 3 * norms[:-5].mean()
+    calm = losses[-5:].max() < losses[:-5].mean() + 5 * spread and not grows
+    return so(bool(calm), f"panel 1: loss {losses[-1]:.4g} in the row before, as usual")
+
+
+def infinite_norm_clipped(facts: Facts) -> Sign:
+    """The first gradient norm that is not finite is inf, at a finite loss, and is clipped: inf times 1/inf is NaN."""
+    step, clip = facts.first_bad("grad_norm"), facts.known.number("clip")
+    if step is None or not facts.is_nonfinite:
+        return NOT_ASKED
+    if clip is None:
+        return unlogged("optimizer.clip in the settings")
+    norm, loss = (facts.series(name).within(step, step).values for name in ("grad_norm", "loss"))
+    text = f"panels 1, 3: grad norm inf at step {step}, at a finite loss, and clipped at {clip:g}"
+    return so(clip > 0 and bool(np.isposinf(norm).all() and np.isfinite(loss).all()), text)
+
+
+def finite_again(facts: Facts) -> Sign:
+    """A step was not finite, and was when it was gone through again with the same batch."""
+    if not facts.is_nonfinite or not facts.run.segments.any():
+        return NOT_ASKED
+    if "batch_hash" not in facts.run.signals:
+        return unlogged("batch_hash")
+    healed = [
+        (step, after)
+        for step, before, after in facts.losses_again
+        if not math.isfinite(before) and math.isfinite(after)
+    ]
+    text = "panels 1, 10: step {} not finite, and {:.4g} when it came again with the same batch"
+    return so(bool(healed), text.format(*healed[0]) if healed else "")
+
+
+def infinite_in_embedding(facts: Facts) -> Sign:
+    """The gradient of the embedding is the one that is not finite."""
+    if not facts.is_nonfinite:
+        return NOT_ASKED
+    step = facts.first_bad("grad_norm")
+    told = [text for when, text in facts.texts("culprit").items() if step is not None and abs(when - step) <= 1]
+    groups = {name: facts.first_bad(name) for name in facts.groups("grad_norm")}
+    first = min((at for at in groups.values() if at is not None), default=None)
+    named = [*told, *(name for name, at in groups.items() if at is not None and at == first)]
+    if not told and not groups:
+        return unlogged("grad_norm/<group>")
+    return so(
+        any("embed" in name.lower() or "wte" in name for name in named), f"not finite first in {', '.join(named)}"
+    )
+
+
+def logits_over_exp(facts: Facts) -> Sign:
+    """An attention logit was beyond what exp can take."""
+    if not facts.is_nonfinite:
+        return NOT_ASKED
+    logits = _by_layer(facts, "attention_logit_max")
+    if not logits:
+        return unlogged("attention_logit_max/<layer>")
+    largest, limit = max(top for _, top, _ in logits), EXP_LIMIT[facts.dtype or "fp32"]
+    return so(largest > limit, f"largest attention logit {largest:.4g}; exp overflows at {limit:g}")
+
+
+def activation_vanishes(facts: Facts) -> Sign:
+    """The output of a layer went to zero."""
+    if not facts.is_nonfinite:
+        return NOT_ASKED
+    norms = _by_layer(facts, "activation_norm")
+    if not norms:
+        return unlogged("activation_norm/<layer>")
+    smallest, _, name = min(norms)
+    return so(smallest < 1e-6, f"panel 4: {name} down to {smallest:.2g}")
+
+
+def activation_near_limit(facts: Facts) -> Sign:
+    """The output of a layer came near 65504."""
+    if facts.dtype != "fp16":
+        return NOT_ASKED
+    norms = _by_layer(facts, "activation_norm")
+    if not norms:
+        return unlogged("activation_norm/<layer>")
+    _, largest, name = max(norms, key=lambda layer: layer[1])
+    return so(largest > FP16_NEAR, f"panel 4: {name} up to {largest:.4g}; fp16 ends at 65504")
+
+
+def is_fp16(facts: Facts) -> Sign:
+    """The run computes in fp16."""
+    return unlogged("dtype") if facts.dtype is None else so(facts.dtype == "fp16", f"dtype {facts.dtype}")
+
+
+def is_not_fp16(facts: Facts) -> Sign:
+    """The run does not compute in fp16."""
+    return opposite(is_fp16(facts))
+
+
+def gradients_overflow(facts: Facts) -> Sign:
+    """Gradient norms that are not finite, under fp16."""
+    if facts.dtype != "fp16":
+        return NOT_ASKED
+    norms = facts.series("grad_norm")
+    if norms.is_empty:
+        return unlogged("grad_norm")
+    bad = ~np.isfinite(norms.values)
+    first = f", the first at step {norms.steps[np.argmax(bad)]}" if bad.any() else ""
+    return so(bool(bad.any()), f"panel 3: {int(bad.sum())} of {len(bad)} gradient norms not finite{first}")
+
+
+def scale_of(facts: Facts) -> str | None:
+    """The history of the loss scale in a word: moving, constant, collapsed or stuck; None where it is not logged."""
+    scales = facts.series("loss_scale")
+    values = scales.finite.values
+    if not len(values):
+        return None
+    if values.min() < 1:
+        return "collapsed"
+    bad = facts.series("grad_norm")
+    overflows = bad.steps[~np.isfinite(bad.values)]
+    if len(np.unique(values)) == 1:
+        is_owed = len(overflows) > 0 and overflows[0] < scales.steps[-1]
+        return "stuck" if is_owed else "constant" if scales.steps[-1] - scales.steps[0] > 3000 else "moving"
+    return "moving"
+
+
+def scale_collapsed(facts: Facts) -> Sign:
+    """The loss scale fell below 1."""
+    return _scale_is(facts, "collapsed", "panel 9: loss scale down to {low:.3g}, from {high:.3g}")
+
+
+def scale_stands_still(facts: Facts) -> Sign:
+    """The loss scale did not move although gradients overflowed."""
+    return _scale_is(facts, "stuck", "panel 9: loss scale {high:.6g} throughout, overflows or not")
+
+
+def scale_moves(facts: Facts) -> Sign:
+    """The loss scale halves and doubles as it should."""
+    return _scale_is(facts, "moving", "panel 9: loss scale between {low:.6g} and {high:.6g}, as it should")
+
+
+def scale_begins_again(facts: Facts) -> Sign:
+    """At a resume the loss scale leaps up by more than a scaler's doubling: its state did not come back."""
+    if facts.dtype != "fp16" or not facts.resumes:
+        return NOT_ASKED
+    scales = facts.series("loss_scale").finite
+    if scales.is_empty:
+        return unlogged("loss_scale")
+    for resume in facts.resumes:
+        before, after = scales.within(-math.inf, resume - 1).values[-1:], scales.within(resume, math.inf).values[:1]
+        if len(before) and len(after) and after[0] >= 4 * before[0]:
+            text = f"panel 9: loss scale {after[0]:.6g} after the resume at step {resume}, {before[0]:.6g} before"
+            return so(True, text + (": as in the first row" if after[0] == scales.values[0] else ""))
+    return so(False, "panel 9: the loss scale goes on after the resume as before")
+
+
+def gradients_underflow(facts: Facts) -> Sign:
+    """More than half of the gradients are lost in fp16."""
+    if facts.dtype != "fp16":
+        return NOT_ASKED
+    shares = facts.series("underflow_share").finite.values
+    if not len(shares):
+        return unlogged("underflow_share")
+    share = float(np.median(shares[-5:]))
+    return so(share > 0.5, f"{share:.0%} of the gradients underflow")
+
+
+def _by_layer(facts: Facts, signal: str) -> list[tuple[float, float, str]]:
+    """Lowest and highest value of each layer, and its name."""
+    logged = ((name, facts.series(name).finite.values) for name in facts.groups(signal))
+    return [(float(values.min()), float(values.max()), name) for name, values in logged if len(values)]
+
+
+def _scale_is(facts: Facts, word: str, text: str) -> Sign:
+    if facts.dtype != "fp16":
+        return NOT_ASKED
+    values = facts.series("loss_scale").finite.values
+    if not len(values):
+        return unlogged("loss_scale")
+    return so(scale_of(facts) == word, text.format(low=values.min(), high=values.max()))

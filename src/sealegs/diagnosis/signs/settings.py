@@ -1,0 +1,255 @@
+"""Facts in, Signs out: the learning rate, and the settings that take or give margin."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts
+from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+
+UNEXPLAINED = 5.0
+"""Times what gradients grow by. Adam usually moves a weight by a fifth to a half of the learning rate, and by all of it
+where gradients agree from step to step: so much an update may grow by itself, and hardly more."""
+SAMPLES = 10
+"""Samples of the updates before the onset that say what is usual."""
+
+
+def lr_jumps(facts: Facts) -> Sign:
+    """The learning rate leaps up just before the loss does."""
+    if facts.focus is None:
+        return NOT_ASKED
+    if facts.series("lr").is_empty:
+        return unlogged("lr")
+    jump = facts.lr_jump_at_onset()
+    if jump is None:
+        return so(False, f"panel 2: LR smooth about step {facts.onset}")
+    return so(True, f"panel 2: LR from {jump.before:.3g} to {jump.after:.3g} at step {jump.step}")
+
+
+def lr_smooth(facts: Facts) -> Sign:
+    """The learning rate goes on as before about the onset."""
+    return opposite(lr_jumps(facts))
+
+
+def updates_leap(facts: Facts) -> Sign:
+    """Every group of weights moves many times as far at once, and neither gradients nor logged rate explain it."""
+    if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
+        return NOT_ASKED
+    groups = facts.groups("update_ratio") or ("update_rms",)
+    # From where it may have begun: updates are sampled, and a loss that rises slowly is above its noise only later.
+    sampled = facts.series(groups[0]).steps
+    apart = int(np.median(np.diff(sampled))) if len(sampled) > 1 else 0
+    begin = min(facts.focus.start, facts.onset) - max(LEAD * facts.stride, apart)
+    leaps = [leap for name in groups if (leap := _update_leap(facts, name, begin)) is not None]
+    if not leaps:
+        return unlogged("update_ratio/<group>")
+    least = min(leaps, key=lambda leap: leap.ratio)
+    norms = facts.series("grad_norm").finite
+    usual, here = norms.within(-math.inf, begin - 1).values[-USUAL:], norms.within(begin, least.step - 1).values
+    if not len(usual) or not len(here):
+        return unlogged("grad_norm")
+    gradients = float(here.max() / max(usual.mean(), 1e-30))
+    text = (
+        f"panels 2, 3, 5: for their LR, updates are at least {least.ratio:.2g}-fold in all {len(leaps)} groups at step "
+        f"{least.step}, and the gradient norm {gradients:.2g}-fold"
+    )
+    return so(least.ratio > UNEXPLAINED * max(gradients, 1.0), text)
+
+
+def step_size_jumps(facts: Facts) -> Sign:
+    """The size of the steps leaps just before the loss does, by the logged learning rate or by the updates."""
+    updates = updates_leap(facts)
+    return updates if updates.holds else lr_jumps(facts)
+
+
+def lr_not_restored(facts: Facts) -> Sign:
+    """The learning rate after the resume is not what it was at the same step, or does not go on from there."""
+    if not facts.resumes:
+        return NOT_ASKED
+    if facts.series("lr").is_empty:
+        return unlogged("lr")
+    for step, before, after in facts.again("lr"):
+        if isinstance(before, float) and isinstance(after, float) and abs(after - before) > 0.02 * abs(before):
+            return so(True, f"panel 2: LR at step {step} {before:.3g} before the resume, {after:.3g} after")
+    for jump in facts.lr_jumps:
+        if any(resume <= jump.step <= resume + 2 * facts.stride for resume in facts.resumes):
+            return so(True, f"panel 2: LR {jump.before:.3g} before the resume, {jump.after:.3g} at step {jump.step}")
+    return so(False, "panel 2: LR goes on after the resume as before")
+
+
+def lr_rises(facts: Facts) -> Sign:
+    """The learning rate has risen while the loss drifts up."""
+    change = facts.change("lr")
+    if change is None:
+        return unlogged("lr")
+    first, last = facts.slow_window
+    return so(
+        change.ratio > 1.01, f"panel 2: LR {change.usual:.3g}, then {change.value:.3g} in steps {first} to {last}"
+    )
+
+
+def lr_rises_throughout(facts: Facts) -> Sign:
+    """The learning rate has risen from the first step to the last: a warm-up without an end."""
+    rates = facts.series("lr").finite.values
+    if len(rates) < 10:
+        return unlogged("lr")
+    rises = bool((np.diff(rates) >= 0).all() and rates[-1] > 1.05 * rates[len(rates) * 4 // 5])
+    return so(rises, f"panel 2: LR rises from {rates[0]:.3g} to {rates[-1]:.3g}, to the last step")
+
+
+def lr_falls_then_rises(facts: Facts) -> Sign:
+    """The learning rate fell and rises again without a jump: a cosine upside down."""
+    rates = facts.series("lr").finite
+    if len(rates.values) < 20:
+        return unlogged("lr")
+    low = int(np.argmin(rates.values[len(rates.values) // 10 :])) + len(rates.values) // 10
+    top = rates.values[: low + 1].max()
+    turned = (
+        rates.values[-1] > 1.2 * rates.values[low] and top > 1.2 * rates.values[low] and low < 0.9 * len(rates.values)
+    )
+    # A planned restart warms up in a small part of the time that its decay took; a cosine rises as slowly as it fell.
+    rise = int(np.argmax(rates.values[low:]))
+    is_slow = low + rise == len(rates.values) - 1 or rise > low / 3
+    jumped = any(jump.step >= rates.steps[low] for jump in facts.lr_jumps)
+    lowest = f"{rates.values[low]:.3g} at step {rates.steps[low]}"
+    text = f"panel 2: LR {top:.3g}, down to {lowest}, up to {rates.values[-1]:.3g}"
+    return so(bool(turned) and is_slow and not jumped, text)
+
+
+def lr_near_peak(facts: Facts) -> Sign:
+    """The learning rate is at its highest, or nearly so."""
+    rates = facts.series("lr").finite
+    here = rates.within(-math.inf, facts.onset).values
+    if not len(here):
+        return unlogged("lr")
+    share = here[-1] / max(rates.values.max(), 1e-30)
+    return so(facts.focus is not None and share > 0.9, f"panel 2: LR {here[-1]:.3g}, {share:.0%} of its peak")
+
+
+def warmup_just_over(facts: Facts) -> Sign:
+    """The onset is about where the warm-up reaches the peak."""
+    if facts.focus is None:
+        return NOT_ASKED
+    rates = facts.series("lr").finite
+    if len(rates.values) < 5:
+        return unlogged("lr")
+    top = int(np.argmax(rates.values >= 0.999 * rates.values.max()))
+    end = int(rates.steps[top])
+    rose = rates.values[top] > 2 * rates.values[0]
+    near = -0.3 * end <= facts.onset - end <= max(0.5 * end, NEAR * facts.stride)
+    return so(bool(rose and near), f"panel 2: warm-up ends at step {end}, the trouble begins at {facts.onset}")
+
+
+def beta2_long(facts: Facts) -> Sign:
+    """beta2 averages over more than 50 steps."""
+    beta2 = facts.known.number("beta2")
+    if beta2 is None:
+        return unlogged("optimizer.beta2 in the settings")
+    return so(beta2 > 0.98, f"beta2 {beta2:g}: the second moment averages {1 / max(1 - beta2, 1e-9):.0f} steps")
+
+
+def beta2_short(facts: Facts) -> Sign:
+    """beta2 follows within some 20 steps."""
+    return opposite(beta2_long(facts))
+
+
+def second_moment_leaps(facts: Facts) -> Sign:
+    """The norm of Adam's second moment leaps with the loss."""
+    if not facts.leaps:
+        return NOT_ASKED
+    found = facts.highest("moment2_norm")
+    if found is None:
+        return unlogged("moment2_norm")
+    return so(found.ratio > 5, f"panel 6: second moment {found.ratio:.3g}-fold at step {found.step}")
+
+
+def clip_off(facts: Facts) -> Sign:
+    """Gradients are not clipped, or so high that it does not matter."""
+    clip = facts.known.number("clip")
+    if clip is None:
+        return unlogged("optimizer.clip in the settings")
+    return so(clip <= 0 or clip > 10, f"clip {clip:g}")
+
+
+def decay_low(facts: Facts) -> Sign:
+    """Weight decay below 0.01."""
+    return _decay(facts, lambda decay: decay < 0.01)
+
+
+def decay_high(facts: Facts) -> Sign:
+    """Weight decay above 0.5."""
+    return _decay(facts, lambda decay: decay > 0.5)
+
+
+def init_wide(facts: Facts) -> Sign:
+    """The initial weights are more than twice as wide as the width of the model asks for."""
+    std, usual = facts.known.number("init_std"), facts.known.init_std_from_width
+    if std is None or usual is None:
+        return unlogged("model.init_std and model.width in the settings")
+    return so(std > 2 * usual, f"initial std {std:g}, sqrt(1 / (3 width)) is {usual:.3g}")
+
+
+def starts_above_uniform(facts: Facts) -> Sign:
+    """The first loss is well above that of guessing: logits are wide from the start."""
+    vocabulary, losses = facts.known.number("vocabulary"), facts.loss.finite.values[:3]
+    if not vocabulary or vocabulary < 2:
+        return unlogged("model.vocabulary in the settings")
+    if not len(losses) or facts.loss.steps[0] > 20:
+        return NOT_ASKED
+    return so(
+        losses[0] > 1.15 * math.log(vocabulary),
+        f"first loss {losses[0]:.4g}, ln({vocabulary:g}) is {math.log(vocabulary):.4g}",
+    )
+
+
+def post_norm_deep(facts: Facts) -> Sign:
+    """Norms after the residual sum, in a deep stack."""
+    position, layers = facts.known.values.get("norm_position"), facts.known.number("layers")
+    if position is None:
+        return unlogged("model.norm_position in the settings")
+    return so(position == "post" and (layers or 0) >= 12, f"{position}-norm, {layers or 0:g} layers")
+
+
+def eps_zero(facts: Facts) -> Sign:
+    """Norms divide without an epsilon."""
+    eps = facts.known.number("norm_eps")
+    return unlogged("model.norm_eps in the settings") if eps is None else so(eps == 0, f"norm eps {eps:g}")
+
+
+def softmax_naive(facts: Facts) -> Sign:
+    """The exponentials of attention are taken without subtracting the maximum."""
+    return _switch(facts, "naive_softmax")
+
+
+def log_loss_naive(facts: Facts) -> Sign:
+    """The loss is log(softmax(x)), not log_softmax(x)."""
+    return _switch(facts, "naive_log_loss")
+
+
+def _update_leap(facts: Facts, signal: str, begin: int) -> Against | None:
+    """The largest update from a step on against the median before, each in units of the logged learning rate."""
+    updates, rates = facts.series(signal).finite, facts.series("lr").finite
+    near, before = updates.within(begin, facts.near_end), updates.within(-math.inf, begin - 1)
+    if near.is_empty or before.is_empty:
+        return None
+    # A ratio is of the update before its row, which had the rate of that row.
+    sizes, usual = (
+        part.values / (1.0 if rates.is_empty else np.interp(part.steps - 1, *rates).clip(min=1e-30))
+        for part in (near, before)
+    )
+    place = int(np.argmax(sizes))
+    return Against(int(near.steps[place]), float(sizes[place]), float(np.median(usual[-SAMPLES:])))
+
+
+def _decay(facts: Facts, is_so: Callable[[float], bool]) -> Sign:
+    decay = facts.known.number("weight_decay")
+    if decay is None:
+        return unlogged("optimizer.weight_decay in the settings")
+    return so(is_so(decay), f"weight decay {decay:g}")
+
+
+def _switch(facts: Facts, name: str) -> Sign:
+    if name not in facts.known.values:
+        return unlogged(f"model.{name} in the settings")
+    return so(facts.known.says(name), f"{name.replace('_', ' ')}")

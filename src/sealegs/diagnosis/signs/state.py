@@ -1,0 +1,351 @@
+"""Facts in, Signs out: resumes, weights, moments, ranks, and losses that have no right to be what they are."""
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from sealegs.diagnosis.curve.loss_curve import Floats
+from sealegs.diagnosis.facts import LIMITS, NEAR, SOON, Facts
+from sealegs.diagnosis.signs import data as signs_of_data
+from sealegs.diagnosis.signs import numbers
+from sealegs.diagnosis.signs import settings as signs_of_settings
+from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+from sealegs.record.manifest import dotted
+
+REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
+"""Names under which loops log what they are after."""
+MEMORY = 100
+"""Steps in which a second moment fills up, where beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
+
+
+def resumed_before(facts: Facts) -> Sign:
+    """The run was resumed shortly before the onset."""
+    step = facts.resumed_before
+    return so(step is not None, f"the run was resumed at step {step}, the trouble begins at {facts.onset}")
+
+
+def moments_dropped(facts: Facts) -> Sign:
+    """The optimizer's second moment is a small part of what it was before the resume."""
+    resume = facts.resumed_before
+    if resume is None:
+        return NOT_ASKED
+    moments = facts.series("moment2_norm").finite
+    before = moments.within(-math.inf, resume - 1).values[-5:]
+    after = moments.within(resume, resume + 20 * facts.stride).values[:1]
+    if not len(before) or not len(after):
+        return unlogged("moment2_norm")
+    ratio = after[0] / max(before.mean(), 1e-30)
+    return so(ratio < 0.3, f"panel 6: second moment {after[0]:.3g} after the resume, {before.mean():.3g} before")
+
+
+def moments_kept(facts: Facts) -> Sign:
+    """The optimizer's second moment came back with the resume."""
+    return opposite(moments_dropped(facts))
+
+
+def calibrates_again(facts: Facts) -> Sign:
+    """After a resume the updates, or the gradients, leap and settle as fast as a second moment fills up again."""
+    resume = facts.resumed_before
+    if resume is None:
+        return NOT_ASKED
+    names = ("update_rms", *facts.groups("update_ratio"), "grad_norm")
+    name = next((name for name in names if name in facts.run.signals), None)
+    if name is None:
+        return unlogged("grad_norm")
+    beta2 = facts.known.number("beta2")
+    memory = 1 / max(1 - beta2, 1e-3) if beta2 is not None else MEMORY
+    series = facts.series(name).finite
+    before = series.within(-math.inf, resume - 1).values[-20:]
+    early = series.within(resume, resume + memory).values
+    late = series.within(resume + memory, resume + 3 * memory).values
+    if len(before) < 3 or not len(early) or not len(late):
+        return NOT_ASKED
+    leap, rest = (float(value / max(np.median(before), 1e-30)) for value in (early.max(), np.median(late)))
+    text = f"panels 3, 5: {name} {leap:.3g}-fold after the resume, {rest:.3g}-fold from {memory:.0f} steps on"
+    return so(leap > 2 and rest - 1 < (leap - 1) / 3, text)
+
+
+def leaps_with_resume(facts: Facts) -> Sign:
+    """The first loss after the resume is out of the usual: before any update, so weights, data or metric are others."""
+    first = _first_after_resume(facts)
+    if first is None:
+        return NOT_ASKED
+    _, loss, usual, limit = first
+    text = f"panel 1: loss {loss:.4g} in the first step after the resume, before any update; {usual:.4g} before"
+    return so(loss > limit, text)
+
+
+def leaps_after_resume(facts: Facts) -> Sign:
+    """The first loss after the resume is as usual, and leaps a few updates later: it is they that are others."""
+    first = _first_after_resume(facts)
+    if first is None or not facts.leaps:
+        return NOT_ASKED
+    step, loss, usual, limit = first
+    text = f"panel 1: loss {loss:.4g} at step {step}, {usual:.4g} before the resume, and leaps at step {facts.onset}"
+    return so(loss <= limit and step < facts.onset <= step + NEAR, text)
+
+
+def parts_restored(facts: Facts) -> Sign:
+    """What came back with the resume and what did not, as far as the log tells; it holds if something did come back."""
+    if not facts.resumes:
+        return NOT_ASKED
+    batches = signs_of_data.data_not_restored(facts)
+    told = {
+        "learning rate": signs_of_settings.lr_not_restored(facts),
+        "second moment": moments_dropped(facts),
+        "loss scale": numbers.scale_begins_again(facts),
+        "batches": batches if batches.text else signs_of_data.data_begins_again(facts),
+    }
+    words = {None: "not logged", False: "as before", True: "not as before"}
+    parts = [f"{name} {words[sign.holds]}" for name, sign in told.items() if sign.text or sign.holds is None]
+    text = f"after the resume: {', '.join(parts)}; the random state leaves no trace"
+    return so(any(sign.holds is False and sign.text for sign in told.values()), text)
+
+
+def same_batch_other_loss(facts: Facts) -> Sign:
+    """At the same step and with the same batch the loss is another after the resume, from the first such step on."""
+    if "batch_hash" not in facts.run.signals or not facts.run.segments.any():
+        return NOT_ASKED
+    pairs = facts.losses_again
+    if not pairs:
+        return NOT_ASKED
+    step, before, after = pairs[0]
+    apart = abs(after - before) > 0.01 * abs(before)
+    return so(apart, f"panels 1, 10: same batch at step {step}, loss {before:.5g} before the resume, {after:.5g} after")
+
+
+def versions_change(facts: Facts) -> Sign:
+    """A resumed process ran on other versions or another kind of machine."""
+    if not facts.resumes:
+        return NOT_ASKED
+    old = dict(facts.run.manifest.versions)
+    told = [event for event in facts.run.events if event.kind == "resume" and event.detail.get("versions")]
+    if not told or not old:
+        return unlogged("versions at a resume")
+    changed = [
+        f"{name} {old.get(name)} -> {new}"
+        for event in told
+        for name, new in dict(event.detail["versions"]).items()
+        if name in old and old[name] != new
+    ]
+    return so(bool(changed), ", ".join(changed[:4]) or "the versions are the same after the resume")
+
+
+def settings_change(facts: Facts) -> Sign:
+    """A resumed process ran with other settings."""
+    changed = [
+        f"{name} {value}"
+        for event in facts.run.events
+        if event.kind == "resume"
+        for name, value in dotted(event.detail.get("changed") or {})
+        if name != "steps"
+    ]
+    return so(bool(changed), f"changed at a resume: {', '.join(changed[:4])}")
+
+
+def ranks_differ(facts: Facts) -> Sign:
+    """Some ranks hold other weights than the rest."""
+    series = facts.series("ranks_differ")
+    if series.is_empty:
+        return unlogged("ranks_differ")
+    apart = series.values > 0
+    first = series.steps[np.argmax(apart)] if apart.any() else None
+    return so(
+        bool(apart.any()), f"from step {first} on {series.values.max():.0f} ranks hold other weights than the rest"
+    )
+
+
+def one_rank_stands_out(facts: Facts) -> Sign:
+    """The largest gradient of the bad step came from one rank."""
+    if facts.focus is None:
+        return NOT_ASKED
+    first, last = facts.onset - 5 * facts.stride, facts.onset + SOON * facts.stride
+    told = [text for step, text in facts.texts("culprit").items() if first <= step <= last]
+    ranks = [text for text in told if "rank" in text]
+    if not told:
+        return unlogged("culprit")
+    return so(bool(ranks), f"the worst gradient: {(ranks or told)[0]}")
+
+
+def weights_grow(facts: Facts) -> Sign:
+    """The weights of a group have more than doubled in 200 steps."""
+    return _weights(facts, lambda ratio: ratio > LIMITS.norm_factor)
+
+
+def weights_shrink(facts: Facts) -> Sign:
+    """The weights of a group have more than halved in 200 steps."""
+    return _weights(facts, lambda ratio: ratio < 1 / LIMITS.norm_factor)
+
+
+def weights_halved(facts: Facts) -> Sign:
+    """By the onset the weights of a group are less than half of what they were at their largest."""
+    if facts.focus is None:
+        return NOT_ASKED
+    names = facts.family("param_norm")
+    for name in names:
+        norms = facts.series(name).finite.within(-math.inf, facts.onset).values
+        if len(norms) and norms[-1] < 0.5 * norms.max():
+            return so(True, f"panel 5: {name} {norms.max():.4g} at its largest, {norms[-1]:.4g} at step {facts.onset}")
+    return so(False, "panel 5: no group's weights have halved") if names else unlogged("param_norm/<group>")
+
+
+def weights_leap(facts: Facts) -> Sign:
+    """The norm of the weights changed by a tenth between two rows: no update does that."""
+    if facts.focus is None:
+        return NOT_ASKED
+    names = facts.family("param_norm")
+    if not names:
+        return unlogged("param_norm")
+    for name in names:
+        norms = facts.series(name).finite.within(facts.onset - 20 * facts.stride, facts.onset + 20 * facts.stride)
+        change = np.abs(np.diff(norms.values)) / np.maximum(norms.values[:-1], 1e-30)
+        if len(change) and change.max() > max(0.1, 10 * float(np.median(change))):
+            place = int(np.argmax(change))
+            values = norms.values[place : place + 2]
+            return so(True, f"panel 5: {name} {values[0]:.4g}, then {values[1]:.4g} at step {norms.steps[place + 1]}")
+    return so(False, "panel 5: the norm of the weights goes on as before")
+
+
+def stuck_at_uniform(facts: Facts) -> Sign:
+    """The loss stands at the logarithm of the vocabulary or of the batch: the model guesses."""
+    values = _at_end(facts)
+    if values is None:
+        return NOT_ASKED
+    level = float(values.mean())
+    for name in ("vocabulary", "batch"):
+        size = facts.known.number(name)
+        if size and size > 2 and abs(level - math.log(size)) < 0.015 * level:
+            guess = f"ln({size:g}), the {name}, is {math.log(size):.4g}"
+            return so(True, f"panel 1: loss {level:.4g} +- {values.std():.2g} to the end; {guess}")
+    if facts.known.number("vocabulary") is None:
+        return unlogged("model.vocabulary in the settings")
+    return so(False, f"panel 1: loss {level:.4g} at the end")
+
+
+def back_at_the_start(facts: Facts) -> Sign:
+    """The loss is flat at the level it began with: all that was learned is gone."""
+    values, first = _at_end(facts), facts.loss.finite.values[:3]
+    if values is None or facts.focus is None or facts.loss.steps[0] > 20:
+        return NOT_ASKED
+    is_there = abs(values.mean() - first.mean()) < 0.05 * first.mean() and facts.focus.usual < 0.9 * first.mean()
+    return so(bool(is_there), f"panel 1: loss {values.mean():.4g} to the end, {first.mean():.4g} in the first rows")
+
+
+def exactly_zero(facts: Facts) -> Sign:
+    """The loss is exactly 0, from the start or from far above: not one that was learned down to it."""
+    values = facts.loss.finite.values
+    zeros = np.flatnonzero(values == 0)
+    beside = values[max(zeros[0] - NEAR, 0) : zeros[0]] if len(zeros) else values[:0]
+    is_learned = len(beside) > 0 and beside.min() < 0.01 * values[:3].max()
+    is_many = len(zeros) >= 3 or 0 < len(zeros) == len(values)
+    return so(is_many and not is_learned, f"panel 1: {len(zeros)} losses are exactly 0")
+
+
+def multiple_of_uniform(facts: Facts) -> Sign:
+    """The first loss is a whole multiple of what guessing costs: summed where it should be averaged."""
+    vocabulary, first = facts.known.number("vocabulary"), facts.loss.finite.values[:3]
+    if not vocabulary or vocabulary < 2:
+        return unlogged("model.vocabulary in the settings")
+    if not len(first) or facts.loss.steps[0] > 20:
+        return NOT_ASKED
+    factor = first.mean() / math.log(vocabulary)
+    parts = facts.known.number("accumulation")
+    is_whole = round(factor) >= 2 and abs(factor - round(factor)) < 0.05 * factor
+    text = (
+        f"panel 1: first loss {first.mean():.4g} is {factor:.3g} times ln({vocabulary:g}); accumulation {parts or 1:g}"
+    )
+    return so(is_whole and (parts is None or round(factor) == parts), text)
+
+
+def scaled_by_whole_number(facts: Facts) -> Sign:
+    """Loss and gradient norm change by the same whole factor at once."""
+    if facts.focus is None or facts.focus.kind not in ("level_shift", "resume_jump", "spike") or not facts.persists:
+        return NOT_ASKED
+    ratios = []
+    for signal in ("loss", "grad_norm"):
+        before, after = (
+            facts.before(signal).values,
+            facts.series(signal).finite.within(facts.onset + facts.stride, math.inf).values[:SOON],
+        )
+        if not len(before) or not len(after):
+            return unlogged("grad_norm")
+        ratios.append(float(np.median(after) / max(np.median(before), 1e-30)))
+    whole = [max(ratio, 1 / max(ratio, 1e-30)) for ratio in ratios]
+    close = all(round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.08 * ratio for ratio in whole)
+    is_same = close and round(whole[0]) == round(whole[1])
+    return so(
+        is_same, f"panels 1, 3: loss {ratios[0]:.3g}-fold and grad norm {ratios[1]:.3g}-fold at once, and stays so"
+    )
+
+
+def level_shifts(facts: Facts) -> Sign:
+    """The loss moves to another level and stays there."""
+    focus = facts.focus
+    if focus is None:
+        return NOT_ASKED
+    return so(focus.kind == "level_shift", f"panel 1: from {focus.usual:.4g} to another level at step {focus.start}")
+
+
+def is_flat(facts: Facts) -> Sign:
+    """The loss has stopped falling."""
+    found = [incident for incident in facts.findings.incidents if incident.kind == "plateau"]
+    if not found:
+        return so(False, "")
+    level = float(np.median(facts.loss.finite.within(found[0].start, math.inf).values))
+    return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
+
+
+def loss_hovers(facts: Facts) -> Sign:
+    """The loss goes to and fro about zero, and measures nothing."""
+    found = [it.text for it in facts.findings.problems if it.signal == "loss" and it.kind == "hovers"]
+    return so(bool(found), found[0] if found else "the loss does not go to and fro about zero")
+
+
+def reward_logged(facts: Facts) -> Sign:
+    """What such a loss is for is in the log: rewards or returns."""
+    if not loss_hovers(facts).holds:
+        return NOT_ASKED
+    found = [name for name in facts.run.signals if REWARD.search(name.lower())]
+    return so(True, f"the log has {', '.join(found[:3])}") if found else unlogged("reward, entropy, kl")
+
+
+def metric_doubtful(facts: Facts) -> Sign:
+    """Something is wrong with the loss as a metric, beyond that it is seldom logged."""
+    known = ("coarse", "missing", "hovers")
+    found = [it for it in facts.findings.problems if it.signal == "loss" and it.kind not in known]
+    return so(bool(found), found[0].text if found else "nothing is wrong with the loss as a metric")
+
+
+def _first_after_resume(facts: Facts) -> tuple[int, float, float, float] | None:
+    """Step and loss of the first row after the resume, what was usual before it, and the highest that is so.
+
+    None where no row is the resume's first step: what is logged later has seen updates.
+    """
+    resume = facts.resumed_before
+    losses = facts.loss.finite
+    if resume is None or facts.stride > 1:
+        return None
+    before, here = losses.within(-math.inf, resume - 1).values[-20:], losses.within(resume, resume).values
+    if len(before) < NEAR or not len(here):
+        return None
+    noise = float(np.std(np.diff(before))) / math.sqrt(2)
+    return resume, float(here[0]), float(before.mean()), float(before.mean()) + 4 * noise + 0.02 * abs(before.mean())
+
+
+def _weights(facts: Facts, is_so: Callable[[float], bool]) -> Sign:
+    names = facts.family("param_norm")
+    if not names:
+        return unlogged("param_norm/<group>")
+    found = [(change, name) for name in names if (change := facts.change(name)) is not None and is_so(change.ratio)]
+    if not found:
+        return so(False, "panel 5: no group's weights changed 2-fold in 200 steps")
+    change, name = max(found, key=lambda item: abs(math.log(max(item[0].ratio, 1e-30))))
+    return so(True, f"panel 5: {name} {change.usual:.4g}, then {change.value:.4g} within 200 steps")
+
+
+def _at_end(facts: Facts) -> Floats | None:
+    """The last losses, where they hardly move."""
+    values = facts.loss.finite.values[-50:]
+    return values if len(values) >= 20 and values.std() < 0.02 * values.mean() else None

@@ -1,0 +1,501 @@
+"""Each kind of incident is found, and curves without one are healthy: of any noise, length, interval and sign."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sealegs.detectors.textbook import ThreeSigma
+from sealegs.diagnosis.contract import Findings
+from sealegs.diagnosis.curve.live_statistic import _windowed
+from sealegs.diagnosis.findings import bounds, look
+from sealegs.diagnosis.incident_order import gravity
+from sealegs.diagnosis.rank import diagnose
+from sealegs.errors import ConfigError
+from sealegs.record.columns import Columns
+from sealegs.record.manifest import Manifest
+from sealegs.record.run import Run, run_of
+
+Floats = NDArray[np.float64]
+
+
+def run(loss: Floats, *, every: int = 1, steps: Floats | None = None, created: str = "", **more: Floats) -> Run:
+    numbered = every * np.arange(float(len(loss))) if steps is None else steps.astype(np.float64)
+    values = {"step": numbered, "loss": np.asarray(loss, dtype=np.float64), **more}
+    logged = {name: np.ones(len(loss), dtype=bool) for name in values}
+    return run_of(Path("log"), Manifest(run_id="log", created=created), Columns(values, logged))
+
+
+def noise(kind: str, rows: int, seed: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    if kind == "gamma":
+        return np.asarray(rng.gamma(4, 0.5, rows) - 2)
+    values = rng.standard_t(5, rows) if kind == "t5" else rng.normal(size=rows)
+    if kind == "AR":
+        for at in range(1, rows):
+            values[at] = 0.87 * values[at] + 0.5 * values[at - 1]
+    return np.asarray(values)
+
+
+def falling(rows: int, seed: int = 0, kind: str = "t5", size: float = 0.02) -> Floats:
+    trend = 2 + 8 / (1 + np.arange(rows) / (rows / 20))
+    return np.asarray(trend * np.exp(size * noise(kind, rows, seed)))
+
+
+def kinds(found: Findings) -> list[str]:
+    return [incident.kind for incident in found.incidents]
+
+
+@pytest.mark.parametrize("kind", ["Gaussian", "t5", "gamma", "AR"])
+@pytest.mark.parametrize(("rows", "every"), [(40, 1), (300, 10), (1500, 1), (5000, 1), (400, 100)])
+def test_healthy_curves_are_healthy(kind: str, rows: int, every: int) -> None:
+    found = [look(run(falling(rows, seed, kind), every=every)) for seed in range(3)]
+    assert [one.verdict for one in found] == ["healthy"] * 3, [one.because for one in found]
+    assert not any(one.incidents for one in found)
+
+
+@pytest.mark.parametrize("size", [0.1, 0.3])
+def test_a_noisy_curve_is_healthy_too(size: float) -> None:
+    for seed in range(3):
+        assert not look(run(falling(600, seed, size=size), every=10)).incidents
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e18])
+def test_the_unit_of_the_loss_does_not_matter(scale: float) -> None:
+    loss = falling(500)
+    assert look(run(scale * loss)).verdict == "healthy"
+    loss[300:304] *= 2
+    assert [(one.kind, one.start) for one in look(run(scale * loss)).incidents] == [("spike", 300)]
+
+
+def test_a_spike_is_found_with_its_numbers() -> None:
+    loss, norm = falling(5000), np.ones(5000)
+    loss[3000:3005] *= np.array([1.5, 3.0, 2.5, 2.0, 1.5])
+    norm[3001] = 40.0
+    found = look(run(loss, grad_norm=norm))
+    (spike,) = found.incidents
+    assert (spike.kind, spike.trajectory, found.verdict) == ("spike", "fast", "watch")
+    assert (spike.number, spike.start, spike.peak, spike.grad_norm_peak) == (1, 3000, 3001, 40.0)
+    assert spike.end is not None
+    assert spike.end <= 3010
+    assert spike.pre_loss == pytest.approx(2.6, abs=0.1)
+    assert spike.recovery_loss == pytest.approx(spike.pre_loss, rel=0.05)
+    assert "spike at step 3000" in found.because
+
+
+@pytest.mark.parametrize("rows", [3, 6, 13])
+@pytest.mark.parametrize("at", [300, 700, 1500])
+def test_a_few_rows_that_are_high_together_are_found_though_none_is_alone(rows: int, at: int) -> None:
+    losses = falling(2000, seed=1, size=0.012)
+    losses[at : at + rows] *= 1.6 if at < 500 else 1.2  # a young statistic knows less of its tail
+    assert [(one.kind, one.start) for one in look(run(losses)).incidents] == [("spike", at)]
+
+
+def test_a_spike_that_takes_its_time_is_slow() -> None:
+    loss = falling(5000)
+    loss[3000:3300] *= 1 + 2 * np.exp(-np.arange(300) / 80)
+    (spike,) = look(run(loss)).incidents
+    assert (spike.kind, spike.trajectory) == ("spike", "slow")
+
+
+@pytest.mark.parametrize(("rows", "every"), [(400, 1), (400, 100), (5000, 1)])
+def test_a_new_level_is_one_that_lingers(rows: int, every: int) -> None:
+    loss = falling(rows)
+    loss[rows // 2 :] *= 1.5
+    found = look(run(loss, every=every))
+    (shift,) = found.incidents
+    assert (shift.kind, shift.trajectory, found.verdict) == ("level_shift", "lingering", "act")
+    assert abs(shift.start - every * rows // 2) <= 16 * every
+    assert shift.recovery_loss is None
+
+
+def test_a_loss_that_climbs_above_its_beginning_diverges() -> None:
+    loss = falling(300)
+    loss[200:] *= np.exp(np.linspace(0, 5, 100))
+    found = look(run(loss, every=10))
+    assert found.verdict == "act"
+    assert "divergent" in [one.trajectory for one in found.incidents]
+
+
+def test_a_loss_that_only_rises_is_not_healthy() -> None:
+    loss = 3 * np.exp(0.02 * np.arange(100)) * np.exp(0.02 * noise("t5", 100, 0))
+    assert look(run(loss)).verdict == "act"
+
+
+def test_a_slow_rise_is_a_drift() -> None:
+    loss = falling(2000)
+    loss[1000:] *= np.exp(np.linspace(0, 0.25, 1000))
+    found = look(run(loss, every=10))
+    assert kinds(found) == ["drift"]
+    assert found.verdict == "act"
+    assert 10_000 < found.incidents[0].start < 17_000
+
+
+def test_nan_to_the_end_asks_for_action() -> None:
+    loss = falling(300)
+    loss[200:] = np.nan
+    found = look(run(loss))
+    (broken,) = found.incidents
+    assert (broken.kind, broken.start, broken.end, broken.trajectory) == ("nonfinite", 200, 299, "divergent")
+    assert np.isnan(broken.peak_loss)
+    assert found.verdict == "act"
+
+
+def test_nan_from_the_first_step_does_too() -> None:
+    found = look(run(np.full(100, np.nan)))
+    assert (found.verdict, kinds(found)) == ("act", ["nonfinite"])
+
+
+def test_a_rise_that_ends_in_nan_diverges() -> None:
+    loss = falling(300)
+    loss[190:200] *= np.exp(np.linspace(0.5, 6, 10))
+    loss[200:] = np.inf
+    found = look(run(loss))
+    assert [(one.kind, one.trajectory) for one in found.incidents] == [
+        ("spike", "divergent"),
+        ("nonfinite", "divergent"),
+    ]
+
+
+def test_one_nan_is_worth_a_look_and_three_in_a_row_more() -> None:
+    loss = falling(300)
+    loss[200] = np.nan
+    assert look(run(loss)).verdict == "watch"
+    loss[200:203] = np.nan
+    assert look(run(loss)).verdict == "act"
+
+
+def test_nan_that_a_logger_wrote_as_zero_is_nan() -> None:
+    loss, norm = falling(300), np.ones(300)
+    loss[200:], norm[200:] = 0.0, np.nan
+    found = look(run(loss, grad_norm=norm))
+    assert (found.verdict, kinds(found)) == ("act", ["nonfinite"])
+
+
+def test_gradients_that_are_often_none_are_an_incident_and_one_is_not() -> None:
+    norm = np.ones(300)
+    norm[100] = np.inf
+    assert look(run(falling(300), grad_norm=norm)).verdict == "healthy"
+    norm[100:105] = np.nan
+    assert look(run(falling(300), grad_norm=norm)).verdict == "act"
+
+
+def test_a_loss_scale_that_collapses_is_an_overflow_and_a_halving_is_not() -> None:
+    scale = np.full(600, 65536.0)
+    scale[300:] /= 2
+    norm = np.ones(600)
+    norm[299] = np.inf
+    assert look(run(falling(600), grad_norm=norm, loss_scale=scale)).verdict == "healthy"
+    scale[400:420] = 2.0 ** np.arange(14, -6, -1)
+    scale[420:] = 2.0**-6
+    norm[400:420] = np.inf
+    found = look(run(falling(600), grad_norm=norm, loss_scale=scale))
+    assert "overflow" in kinds(found)
+    assert found.verdict in ("watch", "act")
+
+
+def test_a_loss_that_never_falls_is_a_plateau() -> None:
+    found = look(run(11 * np.exp(0.003 * noise("t5", 800, 0)), every=10))
+    assert (found.verdict, kinds(found)) == ("watch", ["plateau"])
+
+
+def test_a_jump_after_a_resume_is_called_so() -> None:
+    first, second = falling(600), falling(800)[500:]
+    steps = np.concatenate([np.arange(600), np.arange(500, 800)])
+    jumped = second * (1 + np.exp(-np.arange(300) / 20))
+    found = look(run(np.concatenate([first, jumped]), steps=steps))
+    assert [(one.kind, one.start) for one in found.incidents] == [("resume_jump", 500)]
+    calm = look(
+        run(np.concatenate([first, falling(800, seed=1)[500:] * first[-50:].mean() / second[:50].mean()]), steps=steps)
+    )
+    assert calm.verdict == "healthy"
+
+
+def test_what_a_resume_has_lost_is_to_be_acted_on_though_it_was_learned_anew() -> None:
+    """Other data raise the loss for a while, too, and are no damage; the weights that a resume left behind are, and the
+    next will leave them again."""
+    first, second = falling(600), falling(1400)[500:]
+    steps = np.concatenate([np.arange(600), np.arange(500, 1400)])
+    relearned = second * (1 + np.exp(-np.arange(900) / 120))
+    found = look(run(np.concatenate([first, relearned]), steps=steps))
+    assert [(one.kind, one.start, one.trajectory) for one in found.incidents] == [("resume_jump", 500, "lingering")]
+    assert found.verdict == "act"
+    assert relearned[-50:].mean() < first[450:500].mean(), "and it is over"
+
+
+def test_a_task_that_is_learned_after_another_is_to_be_watched() -> None:
+    """A step up that stays for a tenth of the run and more, and is over where the run ends: below what was before."""
+    loss = falling(3000)
+    loss[1000:1600] *= 1.6
+    loss[2400:] *= 0.7
+    found = look(run(loss))
+    (shift,) = [one for one in found.incidents if one.start == 1000]
+    assert shift.trajectory == "lingering"
+    assert found.verdict == "watch"
+    stays = falling(3000)
+    stays[1000:] *= 1.6
+    assert look(run(stays)).verdict == "act"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("one-row-at-a-time", "spike"), ("returns-that-grow", "level_shift")])
+def test_healthy_losses_that_stay_high_for_a_while_do_not_ask_for_action(name: str, kind: str) -> None:
+    """A hinge loss of single rows, most of them learned, in which a few that are not keep every mean of ten up; and the
+    loss of an actor and its critic, which is high from the first step on, the more the better it plays."""
+    loss = np.array((Path(__file__).parent / "healthy" / f"{name}.txt").read_text().split(), dtype=np.float64)
+    found = look(run(loss, created="now"))
+    assert (kind, "lingering") in [(incident.kind, incident.trajectory) for incident in found.incidents]
+    assert found.verdict == "watch", found.because
+    worse = loss.copy()
+    worse[-200:] *= 5
+    assert look(run(worse, created="now")).verdict == "act", "which is a level, and the last"
+
+
+def witnessed(loss: Floats, seed: int = 7) -> dict[str, Floats]:
+    """The norms that belong to a loss where nothing is wrong: gradients that go with it, weights that grow slowly."""
+    rows = len(loss)
+    rates = np.full(rows, 1e-3)
+    norms = 0.5 * np.sqrt(loss) * np.exp(0.1 * noise("t5", rows, seed))
+    return {"grad_norm": norms, "param_norm": np.linspace(30, 33, rows), "lr": rates}
+
+
+def harder_in_stages(rows: int) -> Floats:
+    return falling(rows) * 1.7 ** (3 * np.arange(rows) // rows)
+
+
+def weighed_more_and_more(rows: int) -> Floats:
+    """A term whose weight grows over the second half."""
+    return falling(rows) * np.exp(np.clip(np.linspace(-1, 1, rows), 0, 0.5))
+
+
+def in_turns(rows: int) -> Floats:
+    return falling(rows) * np.where(np.arange(rows) // (rows // 7) % 2, 2.5, 1.0)
+
+
+@pytest.mark.parametrize("rises", [harder_in_stages, weighed_more_and_more, in_turns])
+@pytest.mark.parametrize("rows", [800, 3000])
+def test_a_rise_of_nothing_but_the_loss_is_to_be_watched(rises: Callable[[int], Floats], rows: int) -> None:
+    """Where the norms of every step are there, and would show damage; the loss alone may be anything."""
+    loss = rises(rows)
+    assert look(run(loss)).verdict == "act"
+    found = with_norms(loss)
+    assert (found.verdict, "show no damage" in found.because) == ("watch", True), found.because
+    action = diagnose(found, source="", format="").first_action
+    assert action.startswith("Leave the weights alone")
+    assert f"about step {min(found.cleared, key=gravity).start} " in action
+
+
+def with_norms(loss: Floats, damage: str = "", *, every: int = 1, without: str = "") -> Findings:
+    """A loss with its norms, and with one thing that is wrong from step 600 on."""
+    logged = witnessed(loss)
+    late = np.arange(len(loss)) >= 600
+    match damage:
+        case "weights leap":
+            logged["param_norm"] *= np.where(late, 1.5, 1.0)
+        case "weights leap by updates":
+            logged["param_norm"] *= np.where(late, 1.5, 1.0)
+            logged["update_ratio/blocks"] = np.where(late & (np.arange(len(loss)) < 620), 0.3, 0.02)
+            logged["update_ratio/blocks"][0] = 0.5  # a run begins with its largest
+        case "updates explode":
+            logged["update_ratio/blocks"] = np.where(late, 0.3, 0.02)
+        case "gradients explode":
+            logged["grad_norm"] *= np.where(late, 6.0, 1.0)
+        case "one gradient":
+            logged["grad_norm"][601] = 40.0
+        case "the rate leaps":
+            logged["lr"] *= np.where(late, 20.0, 1.0)
+        case "worse on what is held out":
+            logged["eval_loss"] = np.where(np.arange(len(loss)) % 100 == 50, np.where(late, 4.0, 2.0), np.nan)
+        case "gradients are not measured":
+            logged["grad_norm"][:] = 1.0
+    logged.pop(without, None)
+    return look(run(loss, every=every, created="", **logged))
+
+
+def risen_at_600() -> Floats:
+    loss = falling(1200)
+    loss[600:] *= 1.6
+    return loss
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("weights leap", "updates explode", "gradients explode", "one gradient"),
+        *("the rate leaps", "worse on what is held out"),
+    ],
+)
+def test_a_rise_with_a_sign_of_damage_asks_for_action(damage: str) -> None:
+    assert with_norms(risen_at_600()).verdict == "watch"
+    assert with_norms(risen_at_600(), damage).verdict == "act"
+
+
+def test_what_updates_explain_that_the_run_has_had_before_is_no_damage() -> None:
+    assert with_norms(risen_at_600(), "weights leap by updates").verdict == "watch"
+
+
+def test_gradients_that_stay_high_while_a_harder_task_is_learned_are_no_damage() -> None:
+    loss = falling(1200)
+    loss[600:] *= 1.6 + 7 * np.exp(-np.arange(600) / 60)
+    logged: dict[str, Any] = witnessed(loss)
+    logged["grad_norm"][600:] = 6 * logged["grad_norm"][:600]
+    assert look(run(loss, created="", **logged)).verdict == "watch"
+
+
+def test_a_loss_below_zero_has_no_size_that_gradients_could_outgrow() -> None:
+    """An energy, and the price of a constraint that is raised tenfold."""
+    loss = falling(1200) - 10
+    loss[600:] += 3
+    logged: dict[str, Any] = witnessed(falling(1200))
+    logged["grad_norm"][600:640] *= 30
+    assert look(run(loss, created="", **logged)).verdict == "watch"
+    logged["param_norm"][600:] *= 1.5
+    assert look(run(loss, created="", **logged)).verdict == "act"
+
+
+def test_a_log_that_would_not_show_damage_clears_nothing() -> None:
+    loss = risen_at_600()
+    assert with_norms(loss, every=10).verdict == "act"
+    assert with_norms(loss, without="grad_norm").verdict == "act"
+    assert with_norms(loss, without="param_norm").verdict == "act"
+    assert with_norms(loss, "gradients are not measured").verdict == "act"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_about_zero_is_not_told_well_nor_ill(seed: int) -> None:
+    """Whatever it does; what is not finite is, all the same."""
+    loss = 0.02 * noise("Gaussian", 600, seed)
+    assert look(run(loss)).verdict in ("unknown", "watch")
+    rising = loss + 0.05 * (np.arange(600) >= 300)
+    found = look(run(rising))
+    assert (found.verdict, "about zero" in found.because) == ("watch", True)
+    assert [problem.kind for problem in found.problems] == ["hovers"]
+    rising[500:] = np.nan
+    assert look(run(rising)).verdict == "act"
+
+
+def test_a_run_that_was_begun_again_is_no_jump() -> None:
+    steps = np.concatenate([np.arange(300), np.arange(300)])
+    assert look(run(np.concatenate([falling(300), falling(300, seed=1)]), steps=steps)).verdict == "healthy"
+
+
+def test_steps_down_at_epochs_are_benign() -> None:
+    epoch = np.arange(600) / 150
+    loss = 2.5 * 0.7 ** np.floor(epoch) * np.exp(0.02 * noise("t5", 600, 0))
+    found = look(run(loss, every=10, epoch=epoch))
+    assert (found.verdict, kinds(found)) == ("healthy", ["epoch_step"])
+    assert "memorised" in found.because
+
+
+def test_rises_at_the_end_of_every_epoch_are_artefacts() -> None:
+    epoch = np.arange(600) / 100
+    loss = falling(600)
+    loss[[100, 200, 300, 400, 500]] *= 1.6
+    found = look(run(loss, every=10, epoch=epoch))
+    assert (found.verdict, kinds(found)) == ("healthy", ["spike"] * 5)
+    assert "end of an epoch" in found.because
+    assert look(run(loss, every=10)).verdict == "watch"
+
+
+def test_losses_below_zero_are_looked_at_as_they_are() -> None:
+    loss = -5 + 4 / (1 + np.arange(400) / 20) + 0.05 * noise("t5", 400, 0)
+    assert look(run(loss)).verdict == "healthy"
+    loss[250:256] += 6
+    assert [(one.kind, one.start) for one in look(run(loss)).incidents] == [("spike", 250)]
+
+
+def test_rises_far_below_the_first_loss_do_not_count() -> None:
+    loss = 5 * 0.9 ** np.arange(300.0) + 1e-9
+    loss[200:220] += 1e-5
+    assert look(run(loss)).verdict == "healthy"
+    loss[200:220] += 1.0
+    assert kinds(look(run(loss))) == ["spike"]
+
+
+def test_a_log_of_40_points() -> None:
+    loss = falling(40)
+    loss[25:27] *= 3
+    found = look(run(loss, every=50))
+    assert [(one.kind, one.trajectory) for one in found.incidents] == [("spike", "fast")]
+    assert any("40 points" in text for text in found.unseen)
+
+
+def test_what_a_coarse_log_cannot_show_is_said() -> None:
+    found = look(run(falling(300), every=100))
+    assert any("back within 100 steps can be missed" in text for text in found.unseen)
+    assert "coarse" in [problem.kind for problem in found.problems]
+
+
+@pytest.mark.parametrize("loss", [np.array([3.0, 2.0, 1.0]), np.full(200, 2.5), np.empty(0)])
+def test_what_cannot_be_told_is_unknown(loss: Floats) -> None:
+    found = look(run(loss))
+    assert found.verdict == "unknown"
+    assert found.because
+
+
+def test_the_textbook_is_literal() -> None:
+    loss = falling(3000)
+    loss[2000:2003] *= 2
+    found = look(run(loss), rules="textbook")
+    assert 2000 in [one.start for one in found.incidents]
+    assert len(found.incidents) > 3  # three sigma are passed in health
+    rising = np.concatenate([falling(300), np.linspace(2.5, 2.6, 201)])
+    assert "drift" in kinds(look(run(rising), rules="textbook"))
+    with pytest.raises(ConfigError, match="calibrated, textbook"):
+        look(run(loss), rules="mine")
+
+
+def test_the_textbooks_limits_are_those_of_its_detector() -> None:
+    loss, rule = falling(3000), ThreeSigma()
+    loss[500], loss[2000] = 1e12, 4.0
+    mean, sigma = _windowed(loss[:-1], rule.window)
+    state, found = rule.init(), []
+    for step, value in enumerate(loss.tolist()):
+        now = {"step": step, "loss": value}
+        found += [step] if rule.look(state, now) else []
+        state = rule.learn(state, now)
+    assert found == (np.flatnonzero(loss[rule.window :] > mean + rule.sigmas * sigma) + rule.window).tolist()
+    assert 500 in found
+
+
+def test_our_own_runs_are_judged_as_they_were_live() -> None:
+    loss, norm = falling(2000), np.exp(0.1 * noise("t5", 2000, 1))
+    assert look(run(loss, grad_norm=norm, created="now")).verdict == "healthy"
+    loss[1500:1504] *= 2
+    norm[1500:1504] *= 30
+    (spike,) = look(run(loss, grad_norm=norm, created="now")).incidents
+    assert (spike.kind, spike.start) == ("spike", 1500)
+
+
+def test_what_was_rolled_back_is_an_incident_where_it_was() -> None:
+    loss = falling(2000)
+    spoilt = loss[:1520].copy()
+    spoilt[1500:] *= 3
+    steps = np.concatenate([np.arange(1520), np.arange(1450, 2000)])
+    found = look(run(np.concatenate([spoilt, loss[1450:]]), steps=steps, created="now"))
+    (spike,) = found.incidents
+    assert (spike.kind, spike.start, spike.trajectory) == ("spike", 1500, "fast")
+    assert spike.peak_loss > 6
+    assert found.verdict == "watch"
+
+
+def test_a_million_steps_take_seconds_and_lose_no_gross_spike() -> None:
+    loss = falling(1_000_000)
+    loss[600_000:600_005] *= 2
+    loss[900_000:] *= 1.3
+    one = run(loss, grad_norm=np.ones(1_000_000))
+    began = time.perf_counter()
+    found = look(one)
+    assert time.perf_counter() - began < 6  # about one on an idle core
+    kinds_at = {(it.kind, round(it.start / 1000)) for it in found.incidents}
+    assert {("spike", 600), ("level_shift", 900)} <= kinds_at
+    assert len(kinds_at) <= 8  # of a million rows of t5 noise
+    assert any("only around" in text for text in found.unseen)
+
+
+def test_bounds_shrink_with_the_log() -> None:
+    assert bounds(10_000) == (50, 500)
+    assert bounds(500) == (12, 50)

@@ -1,0 +1,73 @@
+"""What the rows themselves prove, and what is asked about in any case."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from sealegs.replay import fidelity
+from sealegs.replay.arms import Arm, Kind
+from sealegs.replay.causes import Tried, _is_open
+from sealegs.replay.experiment import Change, Outcome
+from sealegs.replay.fidelity import Departure, _nearest_rate, ranks_apart
+from sealegs.replay.subject import Seen
+from sealegs.vocabulary import Row
+
+
+def row(step: int, differ: float | None, rank: int = 1, loss: float = 3.0) -> Row:
+    compared = {} if differ is None else {"ranks_differ": differ, "differing_rank": float(rank)}
+    return {"step": step, "loss": loss, **compared}
+
+
+def test_the_first_rank_with_other_weights_is_named() -> None:
+    rows = [row(200, 0.0), row(299, None), row(300, 1.0), row(400, 1.0, rank=0)]
+    told = ranks_apart(rows, 300)
+    assert told is not None
+    assert told.startswith("the ranks compared their weights at step 300, and rank 1 holds others than rank 0")
+    first_is_odd = ranks_apart([row(300, 1.0, rank=0)], 300)
+    assert first_is_odd is not None
+    assert "rank 0 holds others than the rest" in first_is_odd
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row(200, 0.0), row(300, 0.0)],
+        [row(200, 1.0), row(300, 1.0)],  # as ever
+        [row(300, 1.0, loss=math.nan)],  # NaN of another pattern
+        [row(299, None)],
+    ],
+    ids=["same", "before", "nan", "not compared"],
+)
+def test_ranks_that_are_the_same_or_were_others_before_explain_nothing(rows: list[Row]) -> None:
+    assert ranks_apart(rows, 300) is None
+
+
+def arm(cause: str, kind: Kind = "without") -> Arm:
+    return Arm(name=cause, kind=kind, cause=cause, asks="damage", does=cause, change=Change())
+
+
+def test_a_jump_of_the_rate_is_asked_about_also_where_other_batches_leave_nothing() -> None:
+    """Batches from before were just learnt by heart, with that very rate: that they are cheap proves nothing."""
+    high = Outcome(losses={}, grad_norms={}, height=30.0, damage=1.0)
+    gone = Tried(arm=arm("bad-data-batch"), outcome=high, left=0.0, is_there=False, is_gone=True)
+    assert _is_open(arm("lr-discontinuity"), high, None, [gone])
+    assert _is_open(arm("lr-discontinuity", "with"), high, None, [gone])
+    assert not _is_open(arm("lr-too-high"), high, None, [gone])
+
+
+@pytest.mark.parametrize("factor", [0.3, 7.0, 41.0, 300.0])
+def test_the_rate_that_was_used_is_found_though_larger_ones_lower_the_loss_first(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty times the rate is the best there is here, so most losses are those of two rates: the norm tells which."""
+
+    def shown(rate: float) -> Seen:
+        return Seen(3.6 + 0.002 * (rate - 20) ** 2, 1.0 + 0.05 * rate)
+
+    monkeypatch.setattr(fidelity, "_after", lambda experiment, step, *, factor: shown(factor))
+    was, experiment = shown(factor), SimpleNamespace(rows={8: {"grad_norm": shown(factor).grad_norm}})
+    left = Departure(step=8, signal="loss", was=was.loss, now=shown(1.0).loss, agreed=7)
+    found, misfit = _nearest_rate(experiment, left)  # type: ignore[arg-type]
+    assert misfit < 0.01
+    assert found == pytest.approx(factor, rel=0.05)
