@@ -30,7 +30,7 @@ from sealegs.faults.spec import parse
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, DataSettings, Settings
-from sealegs.lab.sources import Data, open_data
+from sealegs.lab.sources import TokenSources, open_data
 from sealegs.lab.train import build_optimizer, lr_share
 
 AT, STEPS, SEEDS, PLACEBOS, CLEAN_BATCHES = 200, 400, 5, 5, 2
@@ -77,7 +77,7 @@ class Run:
     """A model in training, and what has been seen of it."""
 
     settings: Settings
-    data: Data
+    data: TokenSources
     held_out: list[Tensor]
     """Tokens and targets of a few rows of clean text."""
     model: Transformer

@@ -33,7 +33,7 @@ from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, DataSettings, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import backward, build_optimizer, lr_share, resolved
-from sealegs.recovery.probe import PROVEN_AFTER, SAME_LOSS, Found, Kept, Noise
+from sealegs.recovery.probe import PROVEN_AFTER, SAME_LOSS, Kept, Noise, ProbeResult
 from sealegs.signals.lengths import lengths
 from sealegs.stats import streaming
 
@@ -137,7 +137,7 @@ def trained(settings: Settings) -> tuple[Transformer, list[tuple[Batch, Kept]], 
     optimizer = build_optimizer(model, settings.optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     kept = []
-    streams = [streaming.State(), streaming.State()]
+    streams = [streaming.StreamState(), streaming.StreamState()]
     last = settings.steps - PROVEN_AFTER - 1
     wanted = range(last - EVERY * (BATCHES - 1), last + 1, EVERY)
     for step in range(settings.steps):
@@ -179,7 +179,7 @@ def off(then: Kept, norms: Tensor) -> float:
     return max(abs(each - median(grown)) for each in grown)
 
 
-def told(found: Found) -> str:
+def told(found: ProbeResult) -> str:
     """In a word, what a guard makes of it."""
     if not found.loss <= found.loss_limit:
         return "loss"

@@ -25,7 +25,7 @@ from sealegs.batching.stratified import Ints, RareRows, spread
 from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.lab.data import IGNORED, Batch, Stream
 from sealegs.lab.settings import PRESETS, SIZES, Settings
-from sealegs.lab.sources import Data, open_data
+from sealegs.lab.sources import TokenSources, open_data
 from sealegs.lab.train import resolved, train, undisturbed
 
 ARMS = ("clean", "concentrated", "stratified")
@@ -84,7 +84,7 @@ def planting(planted: Planted, _: Any, __: Any, batches: Any, *___: Any) -> Iter
     yield Spoilt(batches, planted)
 
 
-def unused(data: Data, case: Case) -> Ints:
+def unused(data: TokenSources, case: Case) -> Ints:
     """Ids that no text has."""
     seen = {int(token) for number in range(case.last) for token in np.unique(data.training.batch(number).tokens)}
     return np.array([token for token in range(1, 257) if token not in seen][: case.settings.model.context], np.int64)

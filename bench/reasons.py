@@ -32,7 +32,7 @@ from bench.rescue.rules import PLAIN, SEALEGS
 from bench import harm
 from sealegs import Playbook, judge
 from sealegs.detectors import nonfinite
-from sealegs.detectors.spike import Spike, State
+from sealegs.detectors.spike import Spike, SpikeState
 from sealegs.vocabulary import Finding, Row
 
 AS_IT_IS = "as it is"
@@ -41,7 +41,7 @@ AS_IT_IS = "as it is"
 def _skip_surprises(*signals: str) -> None:
     own = Spike.spoils_update
 
-    def spoils_update(self: Spike, state: State, value: float, p: float, *, clip: float = math.inf) -> bool:
+    def spoils_update(self: Spike, state: SpikeState, value: float, p: float, *, clip: float = math.inf) -> bool:
         return own(self, state, value, p, clip=clip) or (self.signal in signals and self._condemns(state, p))
 
     Spike.spoils_update = spoils_update  # type: ignore[method-assign]
@@ -50,7 +50,7 @@ def _skip_surprises(*signals: str) -> None:
 def _skip_what_is_clipped() -> None:
     own = Spike.spoils_update
 
-    def spoils_update(self: Spike, state: State, value: float, p: float, *, clip: float = math.inf) -> bool:
+    def spoils_update(self: Spike, state: SpikeState, value: float, p: float, *, clip: float = math.inf) -> bool:
         return own(self, state, value, p)
 
     Spike.spoils_update = spoils_update  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
 from sealegs.lab.data import IGNORED, Batch, Stream
 from sealegs.lab.settings import PRESETS, Settings
-from sealegs.lab.sources import Data, open_data
+from sealegs.lab.sources import TokenSources, open_data
 from sealegs.lab.train import resolved, train
 
 AT, LAST, OCCURRENCES = 312, 600, 5
@@ -86,7 +86,7 @@ def concentrated(rows: list[tuple[Any, Any]], _: Any, __: Any, batches: Any, *__
     yield Spoilt(batches, Concentrated(rows))
 
 
-def disturb_of(settings: Settings, data: Data, fault: str | None, rows: int) -> Callable[..., Any]:
+def disturb_of(settings: Settings, data: TokenSources, fault: str | None, rows: int) -> Callable[..., Any]:
     """What is done to the batch of the step; says it."""
     if fault is not None:
         print(f"{fault}@{AT}")

@@ -21,8 +21,8 @@ from sealegs.incidents import (
     LOOKS,
     MEMORY,
     Incident,
+    IncidentState,
     News,
-    State,
     begin,
     ended,
     follow,
@@ -78,7 +78,7 @@ def verdict(word: str, number: int = 1, opens: bool = True, **of_finding: Any) -
     return Verdict(step=0, findings=(finding(**of_finding),), incident=number, opens_incident=opens)
 
 
-def followed(steps: Iterable[Step], state: State | None = None) -> tuple[State, list[tuple[int, News]]]:
+def followed(steps: Iterable[Step], state: IncidentState | None = None) -> tuple[IncidentState, list[tuple[int, News]]]:
     """The state after all of them, and the news with the place among them that it came at."""
     state = begin() if state is None else state
     heard = []

@@ -12,7 +12,7 @@ import pytest
 
 import sealegs
 from sealegs.cli.main import main
-from sealegs.lab.config import Told, told
+from sealegs.lab.config import Listeners, told
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -148,7 +148,7 @@ def test_the_pages_on_who_is_told_run(page: str, count: int, tmp_path: Path, mon
         assert (tmp_path / "told.txt").read_text().startswith("told: closed (step 11)\nloss ")
     for toml in blocks(text, "toml"):
         (tmp_path / "mine.toml").write_text(toml)
-        assert told(tmp_path / "mine.toml") != Told()
+        assert told(tmp_path / "mine.toml") != Listeners()
 
 
 def test_a_playbook_is_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,9 @@ Surprise = dict[str, float]
 to them: ``both``, or one signal alone."""
 
 
-def surprise(detectors: judge.Detectors, state: judge.State, row: Mapping[str, float], verdict: Verdict) -> Surprise:
+def surprise(
+    detectors: judge.Detectors, state: judge.JudgeState, row: Mapping[str, float], verdict: Verdict
+) -> Surprise:
     """Of a step, by the state before it and the verdict on it.
 
     What the detectors learn does not depend on that chance, so one fold answers for all, nor on the other signal, so it
@@ -260,7 +262,7 @@ class Statistic(Rule):
         """The same with look and learn, to go on from any step."""
         limit = 10**-threshold
 
-        def advance(states: dict[str, streaming.State], row: dict[str, float]) -> tuple[Any, tuple[bool, ...]]:
+        def advance(states: dict[str, streaming.StreamState], row: dict[str, float]) -> tuple[Any, tuple[bool, ...]]:
             after, flag = dict(states), False
             for signal in states.keys() & row.keys():
                 x, state = row[signal], states[signal]
@@ -273,7 +275,7 @@ class Statistic(Rule):
                 after[signal] = streaming.learn(state, math.log(x), suspicious=suspicious)
             return after, (flag and row["step"] >= SETTLED,)
 
-        return Fold((name,), lambda: {"loss": streaming.State(), "grad_norm": streaming.State()}, advance)
+        return Fold((name,), lambda: {"loss": streaming.StreamState(), "grad_norm": streaming.StreamState()}, advance)
 
 
 BARE = Statistic(name=STATISTIC, threshold=4, bracket=(2.0, 12.0), signals="both")

@@ -34,7 +34,7 @@ from sealegs.faults.injector import Injector, inject
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import Settings
-from sealegs.lab.sources import Data, open_data
+from sealegs.lab.sources import TokenSources, open_data
 from sealegs.lab.train import backward, build_optimizer, evaluate
 from sealegs.record.schema import EVENTS
 
@@ -65,7 +65,7 @@ class Run:
 
     plan: Plan
     settings: Settings
-    data: Data
+    data: TokenSources
     subject: Subject
     case: Case
     seed: int
@@ -129,7 +129,7 @@ def subject_of(plan: Plan) -> Subject:
 
 
 @lru_cache(4)
-def data_of(plan: Plan, seed: int) -> Data:
+def data_of(plan: Plan, seed: int) -> TokenSources:
     """The data of a seed."""
     return open_data(plan.settings(seed))
 

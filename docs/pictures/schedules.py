@@ -13,14 +13,14 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from sealegs.preflight_check.plan import written
-from sealegs.preflight_check.schedule import Curve, curve_of
+from sealegs.preflight_check.schedule import RateCurve, curve_of
 from sealegs.report.postmortem.plots import FAINT, INCIDENT, LINE, STYLE
 
 CASES = Path(__file__).parents[1] / "preflight" / "schedule.md"
 PART = re.compile(r"^## (\w+: .+?)$.*?```toml\n(.*?)^```$.*?```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def curve(text: str) -> Curve | None:
+def curve(text: str) -> RateCurve | None:
     return curve_of(written(tomllib.loads(text)["plan"], "case").known())
 
 

@@ -21,11 +21,11 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
 from sealegs.recovery.ledger import take_over_books
-from sealegs.recovery.options import Options, has_begun
+from sealegs.recovery.options import GuardOptions, has_begun
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.probe_isolation import Untouched
+from sealegs.recovery.probe_isolation import ProbeIsolation
 from sealegs.recovery.restore_points import is_finite
-from sealegs.recovery.run_end import Ending
+from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.batch_hash import digest_of
@@ -35,12 +35,12 @@ from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks
 from sealegs.sinks.notify import Where
 from sealegs.state.extra_state import Stateful, refuse_stateless
-from sealegs.state.resume_audit import AS_SAVED, Changes
-from sealegs.state.training_state import Trainee
-from sealegs.step.decision import Gatekeeper
+from sealegs.state.resume_audit import AS_SAVED, ResumeChanges
+from sealegs.state.training_state import TrainingState
+from sealegs.step.decision import UpdateDecision
 from sealegs.step.gate import ROW
-from sealegs.step.measurement import Reading
-from sealegs.step.timm_scheduler import ByUpdates, counting
+from sealegs.step.measurement import Measurement
+from sealegs.step.timm_scheduler import TimmScheduler, counting
 from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Sink, Verdict
 from sealegs.watch import Watch
@@ -147,7 +147,7 @@ class Guard:
         ``load_state_dict``. It goes along in snapshots, rollbacks, checkpoints and a resume.
         """
         refuse_stateless({} if also is None else also)
-        options = Options(
+        options = GuardOptions(
             clip=clip,
             sample_every=sample_every,
             checkpoint_every=checkpoint_every,
@@ -168,10 +168,10 @@ class Guard:
         if resume == "auto":
             resume = has_begun(run)
         schedulers = tuple(counting(each, is_stepped=steps_scheduler) for each in _several(scheduler))
-        self._by_updates = [each for each in schedulers if isinstance(each, ByUpdates)]
+        self._by_updates = [each for each in schedulers if isinstance(each, TimmScheduler)]
         self._update = Update(_several(optimizer), schedulers if steps_scheduler else (), scaler)
         self._batches = options.batches()
-        trainee = Trainee(
+        trainee = TrainingState(
             model=model,
             optimizers=self._update.optimizers,
             schedulers=schedulers,
@@ -200,13 +200,13 @@ class Guard:
         self.watch.complete, self.watch.trim = self._meter.named, _trimmed
         self.checkpoints = options.checkpoints(self.watch.folder)
         self.recovery = options.recovery(trainee, self.watch, self._batches, snapshots, self.checkpoints)
-        self._ending = Ending(self.watch.after)
+        self._ending = RunEnd(self.watch.after)
         self.watch.after = self._ending.hear
         self._saving: Saving | None = None
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, trainee, self.watch, every=checkpoint_every)
-        self._gatekeeper = Gatekeeper(self._update, self.watch, act=act, world=self._meter.ranks.world)
-        self._reading = Reading(self._meter, self._update)
+        self._gatekeeper = UpdateDecision(self._update, self.watch, act=act, world=self._meter.ranks.world)
+        self._reading = Measurement(self._meter, self._update)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
         self._gradients: Gradients | None = None
@@ -219,7 +219,7 @@ class Guard:
         """A step that was ended, and about which nothing has been done yet."""
         self._micro_batches = 0
         """Of the step under way, that were accumulated: all but the last."""
-        self._untouched: Untouched | None = None
+        self._untouched: ProbeIsolation | None = None
         """What batches that are tried again must leave as it was."""
         self._is_tried = False
         """Whether one of them has been, and what it changed is still to be put back."""
@@ -235,14 +235,14 @@ class Guard:
         """Once it is over: why the run did not end well, in a sentence."""
         self.resumed: Resumed | None = None
         """What a resume has brought back."""
-        self._changes: Changes | None = None
+        self._changes: ResumeChanges | None = None
         """Of a resume that no step has followed yet: what the loop puts over what came back."""
         if resume and self._saving is not None:
             self.resumed, state = self._saving.resume(self.recovery, self._batches)
             self._knows_its_step = True
             if state is not None:
                 self.load_state_dict(state)
-                self._changes = Changes(self._update.optimizers, schedulers)
+                self._changes = ResumeChanges(self._update.optimizers, schedulers)
         self.watch.instead_of_halt = self._instead_of_halt()
         self._say_what_is_guarded()
 
@@ -644,7 +644,7 @@ class Guard:
         if not self._batches.will_repeat:
             self._untouched = None
         elif self._untouched is None:
-            self._untouched = Untouched.of(self._trainee)
+            self._untouched = ProbeIsolation.of(self._trainee)
         if self.recovery is not None:
             self.recovery.between_steps()
         if self._trainee.also:
@@ -716,7 +716,7 @@ class Guard:
         if (limit := self.recovery.margins.clip_value) is not None:
             torch.nn.utils.clip_grad_value_(self._model.parameters(), limit)
 
-    def _tell_what_came_back(self, changes: Changes) -> None:
+    def _tell_what_came_back(self, changes: ResumeChanges) -> None:
         """At the first step after a resume: what was restored, and what the loop has changed since."""
         assert self.resumed is not None
         self._changes = None

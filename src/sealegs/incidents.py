@@ -123,7 +123,7 @@ class Memory(NamedTuple):
         return Memory(losses[: max(len(losses) - rows, 0)], (), min(self.step, step - 1))
 
 
-class Seen(NamedTuple):
+class RowSummary(NamedTuple):
     """What counts of a row."""
 
     step: int
@@ -139,26 +139,26 @@ class Peak(NamedTuple):
     loss: float = -BEYOND
     grad_norm: float = -1.0
 
-    def after(self, seen: Seen) -> "Peak":
+    def after(self, seen: RowSummary) -> "Peak":
         """With one more row; of equal losses the first is the peak."""
         grad_norm = max(self.grad_norm, seen.grad_norm)
         is_higher = self.step < 0 or seen.loss > self.loss
         return Peak(seen.step, seen.loss, grad_norm) if is_higher else Peak(self.step, self.loss, grad_norm)
 
 
-class Skips(NamedTuple):
+class SkipRow(NamedTuple):
     """The unbroken row of skips up to the last step, while no incident is open: one may have begun with them."""
 
     start: int = -1
     rows: int = 0
     peak: Peak = Peak()
 
-    def after(self, seen: Seen) -> "Skips":
+    def after(self, seen: RowSummary) -> "SkipRow":
         """With one more."""
-        return Skips(self.start if self.rows else seen.step, self.rows + 1, self.peak.after(seen))
+        return SkipRow(self.start if self.rows else seen.step, self.rows + 1, self.peak.after(seen))
 
 
-class Course(NamedTuple):
+class OpenIncident(NamedTuple):
     """The incident that is open, or was the last one."""
 
     number: int = 0
@@ -213,11 +213,11 @@ class Course(NamedTuple):
             grad_norm_peak=math.nan if norm < 0 else math.inf if norm >= BEYOND else norm,
         )
 
-    def followed_anew(self, row: int) -> "Course":
+    def followed_anew(self, row: int) -> "OpenIncident":
         """Looks and means begin with the next row, which has that number."""
         return self._replace(followed_from=row, recent=(), calm=0, highest=-BEYOND, at_look=None, is_climbing=False)
 
-    def after(self, seen: Seen, is_healthy: bool) -> "Course":
+    def after(self, seen: RowSummary, is_healthy: bool) -> "OpenIncident":
         """With one more row."""
         recent = (*self.recent, seen.loss)[-AVERAGED:]
         course = self._replace(recent=recent, calm=self.calm + 1 if is_healthy else 0, peak=self.peak.after(seen))
@@ -227,7 +227,7 @@ class Course(NamedTuple):
         return course._replace(highest=max(self.highest, mean), at_look=mean if self.at_look is None else self.at_look)
 
 
-class State(NamedTuple):
+class IncidentState(NamedTuple):
     """Everything that the next news depends on: plain values, which ``judge.thaw`` brings back from JSON."""
 
     rows: int = 0
@@ -235,9 +235,9 @@ class State(NamedTuple):
     step: int = -1
     """Of the last of them."""
     memory: Memory = Memory()
-    skips: Skips = Skips()
+    skips: SkipRow = SkipRow()
     is_open: bool = False
-    course: Course = Course()
+    course: OpenIncident = OpenIncident()
 
     @property
     def open(self) -> Incident | None:
@@ -245,15 +245,17 @@ class State(NamedTuple):
         return self.course.incident if self.is_open else None
 
 
-NO_SKIPS = Skips()
+NO_SKIPS = SkipRow()
 
 
-def begin() -> State:
+def begin() -> IncidentState:
     """The state before the first step."""
-    return State()
+    return IncidentState()
 
 
-def follow(state: State, row: Row, verdict: Verdict, looks: Sequence[int] = LOOKS) -> tuple[State, tuple[News, ...]]:
+def follow(
+    state: IncidentState, row: Row, verdict: Verdict, looks: Sequence[int] = LOOKS
+) -> tuple[IncidentState, tuple[News, ...]]:
     """One step. A row without a loss is none. ``looks`` are numbers of rows, rising from 10 on.
 
     A step that goes back is a new attempt: an open incident stays open, and its time begins when the run is at the
@@ -267,8 +269,8 @@ def follow(state: State, row: Row, verdict: Verdict, looks: Sequence[int] = LOOK
     is_alarm = verdict.incident is not None
     is_healthy = verdict.go and not is_alarm and -BEYOND < loss < BEYOND
     if is_healthy and not state.is_open:  # most steps by far
-        return State(state.rows + 1, step, state.memory.after(step, loss), NO_SKIPS, False, state.course), ()
-    seen = Seen(step, loss_in(row), grad_norm_in(row))
+        return IncidentState(state.rows + 1, step, state.memory.after(step, loss), NO_SKIPS, False, state.course), ()
+    seen = RowSummary(step, loss_in(row), grad_norm_in(row))
     if not state.is_open and not is_alarm:
         return state._replace(rows=state.rows + 1, step=step, skips=state.skips.after(seen)), ()
     if not state.is_open:
@@ -293,14 +295,14 @@ def incidents_of(rows: Iterable[Row], verdicts: Iterable[Verdict], looks: Sequen
     return list(found.values())
 
 
-def ended(state: State) -> Incident | None:
+def ended(state: IncidentState) -> Incident | None:
     """The open incident of a run that ends here or is halted: divergent, if that is how it stands."""
     if not state.is_open:
         return None
     return replace(state.course.incident, trajectory="divergent" if diverges(state.course) else None)
 
 
-def gone_back(state: State, step: int) -> State:
+def gone_back(state: IncidentState, step: int) -> IncidentState:
     """Before a row of an earlier step: what came after it never was."""
     course, late = state.course, state.memory.step - step + 1
     if state.is_open:
@@ -309,16 +311,16 @@ def gone_back(state: State, step: int) -> State:
     return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course)
 
 
-def opened(state: State, seen: Seen, verdict: Verdict) -> State:
+def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> IncidentState:
     """An alarm while none is open: a new incident, or the last one where the judge says that it is still that one."""
     row, last = state.rows + 1, state.course
     if verdict.opens_incident or not last.number:
         return begun(state, seen, verdict, max(last.number + 1, verdict.incident or 1))
     course = last.followed_anew(row).after(seen, is_healthy=False)
-    return State(row, seen.step, state.memory, NO_SKIPS, True, course)
+    return IncidentState(row, seen.step, state.memory, NO_SKIPS, True, course)
 
 
-def begun(state: State, seen: Seen, verdict: Verdict, number: int) -> State:
+def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int) -> IncidentState:
     """The onset of an incident: where it was, and what was usual before it."""
     row, kind, memory = state.rows + 1, kind_of(verdict), state.memory
     skips = (NO_SKIPS if verdict.go else state.skips).after(seen)
@@ -330,7 +332,7 @@ def begun(state: State, seen: Seen, verdict: Verdict, number: int) -> State:
     losses = memory.losses[-USUAL:]
     usual = mean_of(losses)
     is_same = number == state.course.number
-    course = Course(
+    course = OpenIncident(
         number=number,
         kind=kind,
         start=start,
@@ -342,10 +344,12 @@ def begun(state: State, seen: Seen, verdict: Verdict, number: int) -> State:
         followed_from=row,
         is_treated=is_same,
     )
-    return State(row, seen.step, memory, NO_SKIPS, True, course.after(seen, is_healthy=False))
+    return IncidentState(row, seen.step, memory, NO_SKIPS, True, course.after(seen, is_healthy=False))
 
 
-def gone_on(state: State, seen: Seen, is_healthy: bool, looks: Sequence[int]) -> tuple[State, tuple[News, ...]]:
+def gone_on(
+    state: IncidentState, seen: RowSummary, is_healthy: bool, looks: Sequence[int]
+) -> tuple[IncidentState, tuple[News, ...]]:
     """One more row of an open incident."""
     row, course = state.rows + 1, state.course
     if course.is_treated and seen.step <= course.start:
@@ -360,10 +364,10 @@ def gone_on(state: State, seen: Seen, is_healthy: bool, looks: Sequence[int]) ->
     elif followed in looks and not course.is_back:
         news = (News("look", course.incident, is_decaying(course, is_first=followed == looks[0])),)
         course = course._replace(at_look=course.mean, is_climbing=climbs(course))
-    return State(row, seen.step, state.memory, NO_SKIPS, not is_closed, course), news
+    return IncidentState(row, seen.step, state.memory, NO_SKIPS, not is_closed, course), news
 
 
-def closed(course: Course, step: int, age: int) -> Incident:
+def closed(course: OpenIncident, step: int, age: int) -> Incident:
     """An incident that is back, or has been waited for long enough."""
     if course.is_back:
         trajectory = "fast" if age <= FAST else "slow" if age <= SLOW else "lingering"
@@ -378,7 +382,7 @@ def closed(course: Course, step: int, age: int) -> Incident:
     )
 
 
-def is_decaying(course: Course, is_first: bool) -> bool:
+def is_decaying(course: OpenIncident, is_first: bool) -> bool:
     """Whether the mean loss has come down enough since the last look; at the first one, since it was highest."""
     if course.at_look is None or max(course.recent) >= BEYOND:
         return False
@@ -387,7 +391,7 @@ def is_decaying(course: Course, is_first: bool) -> bool:
     return fallen > 0 and fallen >= ENOUGH * left
 
 
-def climbs(course: Course) -> bool:
+def climbs(course: OpenIncident) -> bool:
     """Whether the mean loss has risen since the last look, by as much and by more than noise would have it."""
     if course.at_look is None or course.limit is None or course.usual is None:
         return False
@@ -395,7 +399,7 @@ def climbs(course: Course) -> bool:
     return course.mean - course.at_look > max(deviation, ENOUGH * (course.at_look - course.limit))
 
 
-def diverges(course: Course) -> bool:
+def diverges(course: OpenIncident) -> bool:
     """Whether an incident that is not back is not finite, or climbs."""
     is_broken = course.kind == "nonfinite" and course.calm == 0
     is_broken |= max(course.recent, default=0.0) >= BEYOND

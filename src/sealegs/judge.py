@@ -101,7 +101,7 @@ class Tally(NamedTuple):
     itself is told not to go on with that rate."""
 
 
-class State(NamedTuple):
+class JudgeState(NamedTuple):
     """Everything that the next verdict depends on, besides its row."""
 
     detectors: tuple[Any, ...]
@@ -133,16 +133,16 @@ def rules(name: str) -> tuple[Detector[Any], ...]:
     return sets[name]()
 
 
-def begin(detectors: Detectors) -> State:
+def begin(detectors: Detectors) -> JudgeState:
     """The state before the first step."""
-    return State(tuple(detector.init() for detector in detectors))
+    return JudgeState(tuple(detector.init() for detector in detectors))
 
 
-def fold(detectors: Detectors, state: State, now: Row, budget: Budget = Budget()) -> tuple[State, Verdict]:  # noqa: B008
+def fold(detectors: Detectors, state: JudgeState, now: Row, budget: Budget = Budget()) -> tuple[JudgeState, Verdict]:  # noqa: B008
     """One step: look, decide, learn."""
     findings = tuple(f for d, s in zip(detectors, state.detectors, strict=True) if (f := d.look(s, now)))
     tally, verdict = decide(state.tally, now, findings, budget)
-    return State(tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True)), tally), verdict
+    return JudgeState(tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True)), tally), verdict
 
 
 def replay(

@@ -245,11 +245,11 @@ class Watch:
         return self._state.tally.skips
 
     @property
-    def judging(self) -> judge.State:
+    def judging(self) -> judge.JudgeState:
         """All that the next verdict depends on: a value, which a later step does not change."""
         return self._state
 
-    def go_back(self, judging: judge.State) -> None:
+    def go_back(self, judging: judge.JudgeState) -> None:
         """Judge on as at an earlier step. How many steps were skipped and incidents met so far still counts."""
         self._state = judging._replace(tally=self._state.tally)
         self._announced = None
@@ -292,7 +292,7 @@ class Watch:
         self._announced = state["announced"]
         self.halted = None
 
-    def thawed(self, state: Mapping[str, Any]) -> judge.State:
+    def thawed(self, state: Mapping[str, Any]) -> judge.JudgeState:
         """What ``judging`` was, of a saved state."""
         saved, tally = state["state"]
         states = dict(zip(state["detectors"], saved, strict=True))
@@ -300,7 +300,7 @@ class Watch:
         if anew:
             self.note("detectors-begin-anew", detectors=anew)
         begun = judge.begin(self._detectors)
-        return judge.State(
+        return judge.JudgeState(
             tuple(
                 judge.thaw(fresh, states[detector.name]) if detector.name in states else fresh
                 for detector, fresh in zip(self._detectors, begun.detectors, strict=True)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.harm import HALVES, Cell, modules_of, run, trainings_of
 
 from sealegs import judge
-from sealegs.detectors.spike import Spike, State
+from sealegs.detectors.spike import Spike, SpikeState
 from sealegs.vocabulary import Row
 
 OPEN = "bench.healthy.open"
@@ -48,12 +48,12 @@ def test_a_guard_that_skips_high_losses_does_harm_unless_it_notices(
     seen: list[float] = []
     own = Spike.learn
 
-    def learn(self: Spike, state: State, now: Row) -> State:
+    def learn(self: Spike, state: SpikeState, now: Row) -> SpikeState:
         if self.signal == "loss":
             seen.append(float(now["loss"]))
         return own(self, state, now)
 
-    def gross_limit(self: Spike, state: State) -> float:
+    def gross_limit(self: Spike, state: SpikeState) -> float:
         recent = sorted(seen[-32:])
         return 2 * recent[len(recent) // 2] if self.signal == "loss" and len(recent) >= 8 else math.inf
 

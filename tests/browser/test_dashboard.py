@@ -22,7 +22,7 @@ from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import run_of
 from sealegs.report.dashboard.page import html_of
-from sealegs.report.dashboard.values import Seen, page_of
+from sealegs.report.dashboard.values import DiagnosedRun, page_of
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser serves all
 
@@ -188,7 +188,7 @@ def test_several_runs_are_in_one_page(tab: Tab, night: Path, tmp_path: Path) -> 
     assert tab.errors == []
 
 
-def million() -> Seen:
+def million() -> DiagnosedRun:
     steps = 1_000_000
     random = np.random.default_rng(0)
     values: dict[str, Any] = {"step": np.arange(steps, dtype=np.float64)}
@@ -208,7 +208,7 @@ def million() -> Seen:
     values["loss"][[123_456, 700_000]] = 50.0, np.nan
     logged = {name: np.ones(steps, np.bool_) for name in values}
     run = run_of(Path("million"), Manifest(run_id="million"), Columns(values, logged, rows=steps))
-    return Seen(name="million", source="million", run=run, diagnosis=None)
+    return DiagnosedRun(name="million", source="million", run=run, diagnosis=None)
 
 
 def test_a_million_steps_are_a_small_page_with_its_spike(tab: Tab, tmp_path: Path) -> None:

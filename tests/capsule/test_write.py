@@ -17,11 +17,11 @@ from torch.optim.lr_scheduler import LambdaLR
 import sealegs
 from sealegs.capsule import write
 from sealegs.capsule.read import open_capsule
-from sealegs.capsule.write import Handed
+from sealegs.capsule.write import BatchHandle
 from sealegs.errors import SourceError
 from sealegs.state.rng import rng_now
 from sealegs.state.snapshots import Snapshots
-from sealegs.state.training_state import Trainee, scale_of
+from sealegs.state.training_state import TrainingState, scale_of
 
 OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
 
@@ -49,7 +49,7 @@ def test_a_snapshot_is_what_a_checkpoint_of_that_step_would_have_been() -> None:
     model = Tied()
     optimizers = [AdamW([model.up.weight], lr=0.1), SGD(model.norm.parameters(), lr=0.1, momentum=0.9)]
     schedulers = [LambdaLR(optimizer, lambda step: 0.9**step) for optimizer in optimizers]
-    trainee = Trainee(model=model, optimizers=optimizers, schedulers=schedulers)
+    trainee = TrainingState(model=model, optimizers=optimizers, schedulers=schedulers)
     snapshots = Snapshots(model, optimizers, every=5, promote_after=1)
 
     def step() -> None:
@@ -146,7 +146,7 @@ def test_a_post_mortem_that_was_completed_is_not_written_over(tmp_path: Path) ->
 
 
 def test_a_batch_that_the_loop_has_changed_is_not_taken_for_the_one_it_got(tmp_path: Path) -> None:
-    handed = Handed(3, 3, torch.zeros(2), 8, (0,))
+    handed = BatchHandle(3, 3, torch.zeros(2), 8, (0,))
     assert handed.recorded()["batch"] is not None
     handed.batch.add_(1.0)
     assert handed.recorded()["batch"] is None

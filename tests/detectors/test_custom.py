@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sealegs.detectors.custom import Own, as_detector
+from sealegs.detectors.custom import CustomDetector, as_detector
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
@@ -75,9 +75,9 @@ def test_a_stop_that_somebody_asked_for_is_not_swallowed() -> None:
 
 
 def test_it_can_have_a_name_of_its_own() -> None:
-    assert Own(function=hot, name="heat").name == "heat"
-    assert Own(function=hot).name == "hot"
-    assert Own(function=hot) == Own(function=hot)
+    assert CustomDetector(function=hot, name="heat").name == "heat"
+    assert CustomDetector(function=hot).name == "hot"
+    assert CustomDetector(function=hot) == CustomDetector(function=hot)
 
 
 def test_a_detector_stays_what_it_is() -> None:
@@ -93,4 +93,4 @@ def test_anything_else_is_refused(value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         as_detector(value)
     with pytest.raises(ConfigError, match=r"Own\.function=3"):
-        Own(function=3)  # type: ignore[arg-type]
+        CustomDetector(function=3)  # type: ignore[arg-type]

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.drift import BLOCK, FIRST_JUDGED, QUIET, TREND, Drift, State, chance_of_pairs, rising, winsorised
+from sealegs.detectors.drift import (
+    BLOCK,
+    FIRST_JUDGED,
+    QUIET,
+    TREND,
+    Drift,
+    DriftState,
+    chance_of_pairs,
+    rising,
+    winsorised,
+)
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
 from sealegs.vocabulary import Finding, Severity
@@ -86,7 +96,7 @@ def test_neighbours_that_agree_are_no_rise(correlation: float) -> None:
             noise[i] = last = correlation * last + shock
         values = 3.0 * np.exp(0.03 * noise)
         alarms += sum(f.severity == Severity.ALARM for f in run(values, Drift(chance=0.5e-4)))
-        state, detector = State(), Drift(chance=1e-300)
+        state, detector = DriftState(), Drift(chance=1e-300)
         for step, value in enumerate(values.tolist()):
             state = detector.learn(state, {"step": step, "loss": value})
             sums += state.above > -math.log(0.5e-4) / 2
@@ -201,14 +211,14 @@ def test_coming_back_from_a_dip_is_no_rise() -> None:
 
 
 def test_a_value_counts_for_three_scales_at_most() -> None:
-    fast = streaming.State(early=(0.0,) * streaming.START, level=1.0, scale=0.1)
+    fast = streaming.StreamState(early=(0.0,) * streaming.START, level=1.0, scale=0.1)
     assert [winsorised(fast, x) for x in (0.0, 1.2, 9.0)] == pytest.approx([0.7, 1.2, 1.3])
-    assert winsorised(streaming.State(), 9.0) == 9.0
+    assert winsorised(streaming.StreamState(), 9.0) == 9.0
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_what_has_no_logarithm_is_left_out(value: float) -> None:
-    assert Drift().learn(State(), {"step": 0, "loss": value}) == State()
+    assert Drift().learn(DriftState(), {"step": 0, "loss": value}) == DriftState()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.rate import Rate, State
+from sealegs.detectors.rate import Rate, RateState
 from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Severity
 
@@ -88,7 +88,9 @@ def test_a_run_without_a_rate_is_left_alone(rate: Any) -> None:
 
 def test_a_run_that_goes_back_forgets_the_leap() -> None:
     detector = Rate()
-    state = State(seen=5, last=1.5e-2, largest=1.5e-2, is_constant=False, before=3e-4, after=1.5e-2, above=3e-4, at=40)
+    state = RateState(
+        seen=5, last=1.5e-2, largest=1.5e-2, is_constant=False, before=3e-4, after=1.5e-2, above=3e-4, at=40
+    )
     assert detector.look(state, {"step": 41, "lr": 1.5e-2}) is not None
     assert detector.look(state, {"step": 30, "lr": 3e-4}) is None
 

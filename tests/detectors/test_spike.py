@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.spike import GROWN, MANY, Spike, State
+from sealegs.detectors.spike import GROWN, MANY, Spike, SpikeState
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
-from sealegs.stats.calibration import Audit
+from sealegs.stats.calibration import CalibrationAudit
 from sealegs.vocabulary import Finding, Severity
 
 
-def run(values: Any, detector: Spike | None = None, **known: Any) -> tuple[list[Finding | None], State]:
+def run(values: Any, detector: Spike | None = None, **known: Any) -> tuple[list[Finding | None], SpikeState]:
     """``known`` of every step."""
     detector = detector or Spike()
     state, findings = detector.init(), []
@@ -106,7 +106,7 @@ def test_impossible_options_are_refused(options: dict[str, float]) -> None:
 def test_an_announced_change_is_not_condemned_and_what_is_beyond_all_measure_still_is() -> None:
     values = steep(2500) * 1.0
     values[1500:] *= 1.4
-    detector, state, gated = Spike(gross=10.0), State(), []
+    detector, state, gated = Spike(gross=10.0), SpikeState(), []
     values[1650] = 60.0
     for step, value in enumerate(values):
         row: dict[str, Any] = {"step": step, "loss": float(value)}
@@ -143,7 +143,7 @@ def test_a_stream_with_tails_it_does_not_know_makes_it_careful() -> None:
     for step, value in enumerate(values):
         row = {"step": step, "loss": float(value)}
         gates += detector.look(trusting, row) is not None
-        trusting = detector.learn(trusting, row)._replace(audit=Audit())
+        trusting = detector.learn(trusting, row)._replace(audit=CalibrationAudit())
     assert sum(finding is not None for finding in audited) < 0.8 * gates
 
 

@@ -9,13 +9,13 @@ import torch
 from sealegs.errors import ConfigError, SourceError
 from sealegs.faults.checkpoint import corrupt_checkpoint
 from sealegs.record.schema import CHECKPOINTS
-from sealegs.state.checkpoints import Checkpoints, State
+from sealegs.state.checkpoints import Checkpoints, StoredState
 
 
 def saved(folder: Path) -> Checkpoints:
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     for step in (90, 100):
-        checkpoints.save(step, State({"weight": torch.full((50, 10), float(step))}, {"step": step}))
+        checkpoints.save(step, StoredState({"weight": torch.full((50, 10), float(step))}, {"step": step}))
     return checkpoints
 
 

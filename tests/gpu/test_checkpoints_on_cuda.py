@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from sealegs.state.checkpoints import Checkpoints, State
-from sealegs.state.training_state import Trainee
+from sealegs.state.checkpoints import Checkpoints, StoredState
+from sealegs.state.training_state import TrainingState
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,12 +22,12 @@ pytestmark = [
 ]
 
 
-def trainee(*, fused: bool = True, sharded: bool = False) -> Trainee:
+def trainee(*, fused: bool = True, sharded: bool = False) -> TrainingState:
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8)).cuda()
     if sharded:
         fully_shard(model)
     optimizer = AdamW(model.parameters(), lr=0.01, fused=fused, foreach=None if fused else True)
-    return Trainee(
+    return TrainingState(
         model=model,
         optimizers=[optimizer],
         schedulers=[LambdaLR(optimizer, lambda step: 1 / (1 + step))],
@@ -35,7 +35,7 @@ def trainee(*, fused: bool = True, sharded: bool = False) -> Trainee:
     )
 
 
-def train(subject: Trainee, steps: int) -> list[float]:
+def train(subject: TrainingState, steps: int) -> list[float]:
     """Steps that draw from the device's generator."""
     assert subject.scaler is not None
     losses = []
@@ -50,7 +50,7 @@ def train(subject: Trainee, steps: int) -> list[float]:
     return losses
 
 
-def bits(subject: Trainee) -> dict[str, Any]:
+def bits(subject: TrainingState) -> dict[str, Any]:
     tensors = subject.capture().tensors
     whole = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     return {name: (tensor.dtype, tensor.tolist()) for name, tensor in whole.items()}
@@ -60,7 +60,7 @@ def bits(subject: Trainee) -> dict[str, Any]:
 def test_the_host_does_not_wait_and_the_device_copies_before_it_changes(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     weights = {f"model/{name}": torch.zeros(1 << 20, device="cuda") for name in "abc"}
-    checkpoints.save_soon(0, State(weights, {}))  # the first one allocates pinned memory
+    checkpoints.save_soon(0, StoredState(weights, {}))  # the first one allocates pinned memory
     checkpoints.wait()
     busy = torch.cuda.Event()
     torch.cuda.synchronize()
@@ -70,7 +70,7 @@ def test_the_host_does_not_wait_and_the_device_copies_before_it_changes(tmp_path
         for tensor in weights.values():
             tensor.fill_(1.0)  # the copy comes after what is under way,
         busy.record()
-        assert checkpoints.save_soon(1, State(weights, {}))
+        assert checkpoints.save_soon(1, StoredState(weights, {}))
         checkpoints.before_update()
         for tensor in weights.values():
             tensor.fill_(2.0)  # and before what comes next

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sealegs.signals import cuda_graphs
-from sealegs.signals.cuda_graphs import EAGER_USES, Recorder, Replayed, layout
+from sealegs.signals.cuda_graphs import EAGER_USES, GraphCapturer, GraphedFunction, layout
 from sealegs.signals.lengths import lengths
 from sealegs.signals.norms import GradientReader
 from sealegs.signals.weights import WeightSampler
@@ -256,8 +256,8 @@ def test_a_capture_that_fails_leaves_everything_as_it_was() -> None:
         return result
 
     for function, cause in ((waits, "capturing"), (raises, "ValueError: not in a graph")):
-        recorder = Recorder()
-        once = Replayed[Tensor](recorder)
+        recorder = GraphCapturer()
+        once = GraphedFunction[Tensor](recorder)
         held = len(cuda_graphs._invalidated)
         for _ in range(EAGER_USES + 3):
             assert once(function, layout([value]), value.device).tolist() == [4.0] * 4

@@ -42,7 +42,7 @@ def test_it_decides_as_the_detectors_do(gate: Gate, clip_norm: float) -> None:
     on_device = torch.tensor(values, dtype=torch.float64, device="cuda")
     for step in range(len(values)):
         coarse = any(at <= step < at + host_side.WIDENED_STEPS for at in announced)
-        told = gates.Told(step in announced, coarse, clip_norm=clip_norm)
+        told = gates.HostFacts(step in announced, coarse, clip_norm=clip_norm)
         rows[step] = gate.decide(on_device[step, 0], on_device[step, 1], told=told)
     found = rows.cpu().numpy()
     assert (found[:, 2] == [row[0] for row in expected]).all()
@@ -58,7 +58,7 @@ def test_the_host_waits_for_nothing(gate: Gate) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         gate.decide(loss, norm)
-        gate.decide(loss, norm, told=gates.Told(announced=True, coarse=True, held=True))
+        gate.decide(loss, norm, told=gates.HostFacts(announced=True, coarse=True, held=True))
         gate.decide(loss * float("nan"), norm)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -26,7 +26,7 @@ from sealegs.guard import Guard
 from sealegs.lab.data import IGNORED, Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, OptimizerSettings, Settings
-from sealegs.lab.sources import Data, open_data
+from sealegs.lab.sources import TokenSources, open_data
 from sealegs.lab.train import (
     LossFunction,
     Result,
@@ -39,7 +39,7 @@ from sealegs.lab.train import (
     train,
 )
 from sealegs.record.run import Run, open_run
-from sealegs.state.training_state import Trainee
+from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Row
 
 NOT_REPEATED = {"time", "tokens_per_s", "step_s", "saving"}
@@ -124,11 +124,11 @@ def test_low_precision_trains_and_resumes(tmp_path: Path, tokens_file: Path, dty
         assert (run.column("loss_scale")[:4] >= 1).all()
 
 
-def trainee(settings: Settings, data: Data) -> Trainee:
+def trainee(settings: Settings, data: TokenSources) -> TrainingState:
     torch.manual_seed(0)
     model = Transformer(settings.model)
     optimizer = build_optimizer(model, settings.optimizer)
-    return Trainee(
+    return TrainingState(
         model=model,
         optimizers=[optimizer],
         schedulers=[LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))],
@@ -146,7 +146,7 @@ def documents_file(folder: Path) -> Path:
     return folder / "docs.npy"
 
 
-def update(subject: Trainee, losses: LossFunction, batch: Batch, settings: Settings) -> Row:
+def update(subject: TrainingState, losses: LossFunction, batch: Batch, settings: Settings) -> Row:
     """One step as the loop takes it; what it recorded."""
     rows: list[Row] = []
     guard = Guard(

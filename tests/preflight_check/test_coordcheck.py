@@ -16,7 +16,7 @@ from sealegs.lab.sources import open_data
 from sealegs.lab.subject import subject_of
 from sealegs.lab.train import resolved
 from sealegs.preflight_check.coordcheck import Trial, coordinate_check
-from sealegs.replay.subject import Loop
+from sealegs.replay.subject import ReplayLoop
 from sealegs.report.commands.coordcheck import Coordinated
 
 BASE, WIDTHS, STEPS = 32, (32, 128), 6
@@ -74,7 +74,7 @@ def test_one_scale_that_is_missing_is_seen(broken: Broken, words: dict[str, str]
         model, [optimizer] = subject.model, subject.optimizers
         assert isinstance(model, Transformer)
         broken(model, optimizer, width / BASE)
-        loop, data = Loop(replace(subject, schedulers=[]), None), iter(batches)
+        loop, data = ReplayLoop(replace(subject, schedulers=[]), None), iter(batches)
         return Trial(model, lambda: loop.step([{"tokens": (batch := next(data)).tokens, "targets": batch.targets}]))
 
     found = coordinate_check(build, WIDTHS, steps=STEPS, seeds=3, source="nano")

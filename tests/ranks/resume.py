@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
-from sealegs.state.checkpoints import Checkpoints, State
-from sealegs.state.training_state import Trainee
+from sealegs.state.checkpoints import Checkpoints, StoredState
+from sealegs.state.training_state import TrainingState
 
 SAVED, LAST = 3, 6
 """Steps."""
@@ -67,7 +67,7 @@ def world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def job(wrapper: str, start: int = 0) -> Trainee:
+def job(wrapper: str, start: int = 0) -> TrainingState:
     """A model, wrapped, and what trains it: two optimizers, two schedules."""
     torch.manual_seed(start)
     network = Network()
@@ -80,7 +80,7 @@ def job(wrapper: str, start: int = 0) -> Trainee:
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2 and parameter.requires_grad]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     optimizers = [AdamW(matrices, lr=0.05, fused=True), SGD(vectors, lr=0.05, momentum=0.9)]
-    return Trainee(
+    return TrainingState(
         model=model,
         optimizers=optimizers,
         schedulers=[LambdaLR(optimizers[0], lambda step: 1 / (1 + step)), MultiStepLR(optimizers[1], [2, 4])],
@@ -88,7 +88,7 @@ def job(wrapper: str, start: int = 0) -> Trainee:
     )
 
 
-def step(subject: Trainee) -> float:
+def step(subject: TrainingState) -> float:
     """One step on the next batch, of which each rank has its rows; the loss of all of them."""
     rank, ranks = world()
     assert isinstance(subject.data, Place)
@@ -107,11 +107,11 @@ def step(subject: Trainee) -> float:
     return float(losses) / ranks
 
 
-def steps(subject: Trainee, count: int) -> list[float]:
+def steps(subject: TrainingState, count: int) -> list[float]:
     return [step(subject) for _ in range(count)]
 
 
-def digests(state: State) -> dict[str, str]:
+def digests(state: StoredState) -> dict[str, str]:
     """Of everything but the random state: whole tensors, wherever their shards are."""
     found = {}
     for name, tensor in sorted(state.tensors.items()):

@@ -16,8 +16,8 @@ from sealegs.recovery.evidence import (
     PROBE_AGAIN,
     TAUGHT,
     WINDOW,
-    Evidence,
-    Trouble,
+    Anomaly,
+    AnomalyEvidence,
 )
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recurrence import Trigger
@@ -27,14 +27,14 @@ NEXT = 10_000
 """The step before which batches are tried again."""
 
 
-def watching() -> Evidence:
+def watching() -> AnomalyEvidence:
     """Of a run that has learned something: it began with a loss of 20."""
-    evidence = Evidence(Playbook.standard())
+    evidence = AnomalyEvidence(Playbook.standard())
     evidence.load_state_dict(evidence.state_dict() | {"first": (math.log(20),) * FIRST})
     return evidence
 
 
-def seen(evidence: Evidence, step: int, kind: str = "go", **signals: float | str) -> Trouble | None:
+def seen(evidence: AnomalyEvidence, step: int, kind: str = "go", **signals: float | str) -> Anomaly | None:
     """A step that is judged: one that is ``high`` surprises, and its update is applied."""
     row: Row = {"step": step, "batch_index": step + 1000, "loss": 2.0, **signals}
     gate = Severity.GATE
@@ -44,13 +44,13 @@ def seen(evidence: Evidence, step: int, kind: str = "go", **signals: float | str
     return evidence.take(row, Verdict(step=step, findings=findings, skips_in_a_row=int(kind not in ("go", "high"))))
 
 
-def asks(evidence: Evidence) -> bool:
+def asks(evidence: AnomalyEvidence) -> bool:
     return evidence.wants_probe
 
 
 def probed(
-    evidence: Evidence, *, loss: float = 2.0, is_condemned: bool = False, source: str | None = None
-) -> Trouble | None:
+    evidence: AnomalyEvidence, *, loss: float = 2.0, is_condemned: bool = False, source: str | None = None
+) -> Anomaly | None:
     """What is found at once when batches from before have that loss, which were at 2."""
     return evidence.probed(
         f"a loss of {loss:g}",
@@ -63,7 +63,7 @@ def probed(
     )
 
 
-def found_damaged(evidence: Evidence, *, loss: float = 9.0) -> Trouble:
+def found_damaged(evidence: AnomalyEvidence, *, loss: float = 9.0) -> Anomaly:
     """The same where batches from before are bad, and so are all that come."""
     assert probed(evidence, loss=loss, is_condemned=True) is None, "which may be other data, or heal"
     troubles = (seen(evidence, NEXT + after, loss=loss) for after in range(HEALING))
@@ -152,7 +152,7 @@ def test_weights_that_were_dear_at_a_surprise_are_asked_again_though_nothing_sur
 def test_a_loss_that_has_grown_since_the_run_began_asks_for_nothing() -> None:
     """Returns that grow; what is learned becomes harder."""
     for factor, asked in ((1.04, True), (1.06, False)):
-        evidence = Evidence(Playbook.standard())
+        evidence = AnomalyEvidence(Playbook.standard())
         for step in range(200):
             seen(evidence, step, loss=2.0 if step < FIRST else 2.0 * factor)
         seen(evidence, 200, "high", loss=9.0)
@@ -197,7 +197,7 @@ def test_a_run_without_a_surprise_is_not_brought_back(kind: str, is_damage: bool
 
 def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() -> None:
     """Returns that grow, and shrink again."""
-    evidence = Evidence(Playbook.standard())
+    evidence = AnomalyEvidence(Playbook.standard())
     for step in range(FIRST):
         seen(evidence, step, loss=2.0)
     for step in range(FIRST, 3 * WINDOW):
@@ -210,7 +210,7 @@ def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() 
         assert not asks(evidence)
 
 
-def condemned(*, loss: float = 9.0, least: float = 0.1) -> Evidence:
+def condemned(*, loss: float = 9.0, least: float = 0.1) -> AnomalyEvidence:
     """Weights by which batches from before have that loss, after five surprising steps."""
     evidence = watching()
     for step in range(60):
@@ -312,10 +312,10 @@ def test_a_tenth_of_what_was_learned_is_slight() -> None:
     assert evidence.is_slight(3.7, 2.0)
     assert not evidence.is_slight(3.9, 2.0)
     assert not evidence.is_slight(math.nan, 2.0)
-    assert not Evidence(Playbook.standard()).is_slight(2.1, 2.0), "nobody knows"
+    assert not AnomalyEvidence(Playbook.standard()).is_slight(2.1, 2.0), "nobody knows"
 
 
-def after_a_leap(to: float, *, taught: int = 0) -> Evidence:
+def after_a_leap(to: float, *, taught: int = 0) -> AnomalyEvidence:
     evidence = watching()
     for step in range(40):
         seen(evidence, step, loss=2.0)
@@ -324,7 +324,7 @@ def after_a_leap(to: float, *, taught: int = 0) -> Evidence:
     return evidence
 
 
-def is_of_the_data(evidence: Evidence, rise: float, *, norm_has_grown: bool = False) -> bool:
+def is_of_the_data(evidence: AnomalyEvidence, rise: float, *, norm_has_grown: bool = False) -> bool:
     return evidence.is_of_the_data(rise, norm_has_grown=norm_has_grown)
 
 
@@ -381,7 +381,7 @@ def test_what_was_usual_before_a_leap_is_remembered_as_long_as_it_lasts() -> Non
     assert not is_of_the_data(evidence, 0.0), "nothing is known of before"
 
 
-def mixed(evidence: Evidence, steps: range, verdict: str, *, rise: float = 0.0, of_web: float = 0.0) -> None:
+def mixed(evidence: AnomalyEvidence, steps: range, verdict: str, *, rise: float = 0.0, of_web: float = 0.0) -> None:
     """Steps whose batches are of two sources, of which books are the harder by nature."""
     for step in steps:
         web = step * 5 % 8
@@ -460,7 +460,7 @@ def test_what_was_dear_before_the_trouble_has_taught_nothing_of_it() -> None:
     assert not is_of_the_data(evidence, 0.0, norm_has_grown=True)
 
 
-def acquitted(*, before: float = 3.0, then: float = 4.0) -> Evidence:
+def acquitted(*, before: float = 3.0, then: float = 4.0) -> AnomalyEvidence:
     """Sound: batches cost more since step 100, and were trained on."""
     evidence = watching()
     for step in range(100):
@@ -531,7 +531,7 @@ def test_what_a_probe_found_is_restored(then: float) -> None:
 
 def other_data(
     length: int, *, before: int = 60, kind: str = "high", height: float = 4.0, learnt: float = 0.0
-) -> tuple[Evidence, int]:
+) -> tuple[AnomalyEvidence, int]:
     """A stretch that costs more, found by a probe not to be damage after five steps, and the step that comes after it.
 
     By its end so much of the rise, as a logarithm, has been learnt.
@@ -549,7 +549,7 @@ def other_data(
     return evidence, before + length
 
 
-def asked_at(evidence: Evidence, first: int, last: int, loss: float = 2.0) -> list[int]:
+def asked_at(evidence: AnomalyEvidence, first: int, last: int, loss: float = 2.0) -> list[int]:
     """The steps after which it is asked what other data have left behind; nothing is found."""
     asked = []
     for step in range(first, last):

@@ -24,13 +24,13 @@ from sealegs.recovery.actions import (
     Tighten,
 )
 from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, TRIGGERS, Decision, Playbook, Rung, choose
-from sealegs.recovery.recurrence import Treatment, Trigger
+from sealegs.recovery.recurrence import PastIntervention, Trigger
 
 STANDARD = Playbook.standard()
 
 
-def treated(decision: Decision, trigger: Trigger, onset: int, incident: int = 1) -> Treatment:
-    return Treatment(
+def treated(decision: Decision, trigger: Trigger, onset: int, incident: int = 1) -> PastIntervention:
+    return PastIntervention(
         incident=incident,
         onset=onset,
         step=onset + 50,
@@ -42,7 +42,7 @@ def treated(decision: Decision, trigger: Trigger, onset: int, incident: int = 1)
 
 def climbed(playbook: Playbook, troubles: Sequence[tuple[Trigger, int]]) -> list[Decision]:
     """What is decided on one after the other, each of them carried out."""
-    history: list[Treatment] = []
+    history: list[PastIntervention] = []
     decisions = []
     for trigger, onset in troubles:
         decisions.append(choose(playbook, trigger, onset, history))
@@ -137,7 +137,7 @@ def test_another_trigger_goes_on_after_the_rungs_that_were_for_it_too() -> None:
 
 
 def test_what_a_person_asked_for_is_neither_a_rung_nor_a_rollback_of_the_playbook() -> None:
-    asked = Treatment(
+    asked = PastIntervention(
         incident=0, onset=5900, step=5900, trigger=Trigger.ASKED, rung=None, actions=(Rollback(back=0, skip=0),)
     )
     once = replace(STANDARD, rollbacks=1)
@@ -254,9 +254,9 @@ def test_a_treatment_comes_back_from_a_file() -> None:
         for decision in climbed(STANDARD, [(trigger, 5000)] * 6)
     ]
     written = json.dumps([treatment.to_plain() for treatment in history], allow_nan=False)
-    assert [Treatment.from_plain(plain) for plain in json.loads(written)] == history
+    assert [PastIntervention.from_plain(plain) for plain in json.loads(written)] == history
     assert {treatment.rung for treatment in history} == {None, 1, 2, 3, 4, 5, 6, 7}
-    assert all(type(Treatment.from_plain(plain).trigger) is Trigger for plain in json.loads(written))
+    assert all(type(PastIntervention.from_plain(plain).trigger) is Trigger for plain in json.loads(written))
 
 
 @pytest.mark.parametrize(
@@ -267,12 +267,12 @@ def test_a_treatment_comes_back_from_a_file() -> None:
 def test_a_file_with_something_else_is_refused_in_one_sentence(change: dict[str, Any]) -> None:
     plain = treated(choose(STANDARD, Trigger.DAMAGED, 5000, ()), Trigger.DAMAGED, 5000).to_plain()
     with pytest.raises(SourceError, match=r"^treatment {.*: it has no incident, onset") as refused:
-        Treatment.from_plain(plain | change)
+        PastIntervention.from_plain(plain | change)
     assert "\n" not in str(refused.value)
     with pytest.raises(SourceError, match=r"^treatment "):
-        Treatment.from_plain({})
+        PastIntervention.from_plain({})
     with pytest.raises(SourceError, match=r"^action 'pray'"):
-        Treatment.from_plain(plain | {"actions": [{"action": "pray"}]})
+        PastIntervention.from_plain(plain | {"actions": [{"action": "pray"}]})
 
 
 actions = st.one_of(
@@ -311,7 +311,7 @@ troubles = st.lists(st.tuples(st.sampled_from(sorted(TRIGGERS)), st.integers(0, 
 @given(playbook=some_playbook, given_=troubles)
 def test_no_sequence_of_triggers_is_endless(playbook: Playbook, given_: list[tuple[Trigger, int]]) -> None:
     """Never a rung twice for one trouble, so no more treatments of it than rungs; never more rollbacks than allowed."""
-    history: list[Treatment] = []
+    history: list[PastIntervention] = []
     used: set[int] = set()
     """Of this trouble."""
     for trigger, onset in given_:

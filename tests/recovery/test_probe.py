@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sealegs.recovery.probe import APART, MOST_TRIED, PROVEN_AFTER, Found, Noise, Probe, factor_of, together
+from sealegs.recovery.probe import APART, MOST_TRIED, PROVEN_AFTER, Noise, Probe, ProbeResult, factor_of, together
 
 THEN = [1.0, 0.5, 3.0, 0.02, 1.0, 0.7, 2.0, 0.0, 5.0, 4.0]
 """One of them has no gradient."""
@@ -86,7 +86,7 @@ def probe(request: pytest.FixtureRequest) -> Probe:
     return probe
 
 
-def shown(probe: Probe, loss: float, norms: list[float]) -> Found:
+def shown(probe: Probe, loss: float, norms: list[float]) -> ProbeResult:
     found = probe.compared(loss, math.hypot(*norms), norms, Noise(loss=0.01))
     assert found is not None, "the only batch"
     return found
@@ -172,8 +172,8 @@ def test_a_trial_is_over_with_its_last_batch_and_each_is_compared_with_itself() 
     assert probe.compared(2.0, 1.0, [1.0], Noise(loss=0.01)) is None
 
 
-def found(loss: float, norm: float | None = 1.0, factor: float | None = None) -> Found:
-    return Found(loss, 3.0, 3.3, norm, 1.0, 1.5, factor)
+def found(loss: float, norm: float | None = 1.0, factor: float | None = None) -> ProbeResult:
+    return ProbeResult(loss, 3.0, 3.3, norm, 1.0, 1.5, factor)
 
 
 def test_one_batch_of_three_does_not_condemn_and_one_that_is_not_finite_does() -> None:
@@ -195,10 +195,10 @@ def test_most_batches_have_to_show_a_common_factor() -> None:
 
 
 def test_a_batch_whose_loss_or_gradient_is_gone_tells_nothing_beside_others() -> None:
-    gone = Found(0.0, 0.01, 0.0103, 1.0, 1.0, 1.5, None)
+    gone = ProbeResult(0.0, 0.01, 0.0103, 1.0, 1.0, 1.5, None)
     assert not together([gone, found(3.0), found(3.0)]).is_condemned
     assert together([gone, found(30.0), found(30.0)]).is_condemned
-    without_gradient = Found(3.0, 3.0, 3.3, 0.0, 0.001, 0.0015, None)
+    without_gradient = ProbeResult(3.0, 3.0, 3.3, 0.0, 0.001, 0.0015, None)
     assert not together([without_gradient, found(3.0), found(3.0)]).is_condemned
     assert together([without_gradient, found(3.0, 9.0), found(3.0, 9.0)]).is_condemned
 
@@ -229,7 +229,7 @@ def test_batches_of_steps_that_are_to_be_done_again_are_forgotten() -> None:
 @pytest.mark.parametrize(("loss", "is_gross"), [(1.01, True), (8.0, True), (30.0, False)])
 def test_gradients_that_have_grown_less_than_the_loss_are_no_damage_of_their_own(loss: float, is_gross: bool) -> None:
     """Twenty times as large: of a loss that was next to nothing both grow by orders of magnitude."""
-    found = Found(
+    found = ProbeResult(
         loss=loss, loss_then=1.0, loss_limit=1.1, grad_norm=20.0, grad_norm_then=1.0, grad_norm_limit=1.5, factor=None
     )
     assert found.norm_has_grown

@@ -10,7 +10,7 @@ from sealegs.replay.arms import Arm, Kind
 from sealegs.replay.causes import Tried, _is_open
 from sealegs.replay.experiment import Change, Outcome
 from sealegs.replay.fidelity import Departure, _nearest_rate, ranks_apart
-from sealegs.replay.subject import Seen
+from sealegs.replay.subject import StepOutcome
 from sealegs.vocabulary import Row
 
 
@@ -62,8 +62,8 @@ def test_the_rate_that_was_used_is_found_though_larger_ones_lower_the_loss_first
 ) -> None:
     """Twenty times the rate is the best there is here, so most losses are those of two rates: the norm tells which."""
 
-    def shown(rate: float) -> Seen:
-        return Seen(3.6 + 0.002 * (rate - 20) ** 2, 1.0 + 0.05 * rate)
+    def shown(rate: float) -> StepOutcome:
+        return StepOutcome(3.6 + 0.002 * (rate - 20) ** 2, 1.0 + 0.05 * rate)
 
     monkeypatch.setattr(fidelity, "_after", lambda experiment, step, *, factor: shown(factor))
     was, experiment = shown(factor), SimpleNamespace(rows={8: {"grad_norm": shown(factor).grad_norm}})

@@ -26,7 +26,7 @@ from sealegs.lab import branches
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
-from sealegs.recovery.incident_tracker import Following
+from sealegs.recovery.incident_tracker import IncidentTracker
 from sealegs.replay import arms
 from sealegs.replay import causes as tests_of_causes
 from sealegs.replay.causes import put_to_the_test
@@ -318,14 +318,14 @@ def test_bad_data_that_is_found_late_is_not_laid_to_the_second_moment(
 ) -> None:
     """As on a busy device: 30 bad batches were trained on before the first was judged."""
     held: list[Any] = []
-    hear = Following.hear
+    hear = IncidentTracker.hear
 
-    def late(self: Following, row: Any, verdict: Any) -> None:
+    def late(self: IncidentTracker, row: Any, verdict: Any) -> None:
         held.append((row, verdict))
         while held and not 300 <= row["step"] < 330:
             hear(self, *held.pop(0))
 
-    monkeypatch.setattr(Following, "hear", late)
+    monkeypatch.setattr(IncidentTracker, "hear", late)
     space: dict[str, Any] = {}
     exec(BUILD.replace("JUMP", "1.0").replace("16", "64"), space)  # noqa: S102
     subject = space["build"]()

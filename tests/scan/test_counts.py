@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sealegs.scan import counts as subject
 from sealegs.scan.blocks import Ids, joined
-from sealegs.scan.counts import Counts, Tally, document_key, merge, merged, part_and_document
+from sealegs.scan.counts import Counts, SourceSizes, document_key, merge, merged, part_and_document
 from sealegs.scan.ids import look_at_ids
 from sealegs.scan.text import look_at_text
 
@@ -85,7 +85,7 @@ def test_a_key_is_a_part_and_a_document() -> None:
 
 
 def test_lengths_are_told_by_powers_of_two() -> None:
-    tally = Tally.of(np.array([0, 1, 2, 3, 4, 1000]), 77)
+    tally = SourceSizes.of(np.array([0, 1, 2, 3, 4, 1000]), 77)
     assert tally.lengths[:4] == (1, 1, 2, 1)
     assert tally.lengths[10] == 1
     assert (tally.documents, tally.bytes, tally.tokens, tally.longest) == (6, 77, 1010, 1000)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sealegs.lab.corpus import text_documents
 from sealegs.scan import arrow_reader, blocks, id_reader, plan, text_reader
-from sealegs.scan.blocks import End, Ids, Part, Text, Trouble, Ways
+from sealegs.scan.blocks import End, Ids, Part, TextDocuments, Unreadable, Ways
 from sealegs.scan.plan import READERS, planned
 
 
@@ -30,10 +30,10 @@ def read(parts: Iterable[Part], ways: Ways) -> tuple[dict[str, list[Any]], list[
         for block in READERS[part.format](part, ways):
             if isinstance(block, End):
                 before[part.file] = first + block.numbers
-            elif isinstance(block, Trouble):
+            elif isinstance(block, Unreadable):
                 troubles.append(f"{first + block.number}: {block.text}")
             else:
-                data = block.data if isinstance(block, Text) else block.ids.tolist()
+                data = block.data if isinstance(block, TextDocuments) else block.ids.tolist()
                 edges = [*block.starts.tolist(), len(data)]
                 for place, number in enumerate(block.numbers.tolist()):
                     documents[first + number] = data[edges[place] : edges[place + 1]]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from sealegs.signals import weights
-from sealegs.signals.cuda_graphs import EAGER_USES, MOST_MOVES, Recorder, Replayed, addresses, layout
+from sealegs.signals.cuda_graphs import EAGER_USES, MOST_MOVES, GraphCapturer, GraphedFunction, addresses, layout
 from sealegs.signals.weights import WeightSampler
 
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ def tensors_of(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else [result.sums, result.trained_squares, *result.sample]
 
 
-class StandIn(Recorder):
+class StandIn(GraphCapturer):
     """What a graph does, without a device: always the same tensors are written, and always the same addresses read."""
 
     def __init__(self, addresses: Callable[[], object]) -> None:
@@ -44,7 +44,7 @@ class StandIn(Recorder):
         return replay
 
 
-def used(value: Tensor, times: int, replayed: Replayed[Tensor], recorder: StandIn, *others: object) -> list[str]:
+def used(value: Tensor, times: int, replayed: GraphedFunction[Tensor], recorder: StandIn, *others: object) -> list[str]:
     """What was done at each use: "" for nothing but the function itself."""
     done = []
     for _ in range(times):
@@ -61,7 +61,7 @@ WHILE_NEW = [""] * EAGER_USES + ["record replay"]
 def test_nobody_looks_any_more_where_tensors_are_that_never_stay() -> None:
     value = torch.zeros(3)
     recorder = StandIn(value.data_ptr)
-    replayed: Replayed[Tensor] = Replayed(recorder)
+    replayed: GraphedFunction[Tensor] = GraphedFunction(recorder)
     others = [torch.zeros(3), torch.zeros(2)]
     for move in range(MOST_MOVES + 1):
         replayed(lambda: value * 2, layout(others[: 1 + move % 2]), value.device)
@@ -71,7 +71,7 @@ def test_nobody_looks_any_more_where_tensors_are_that_never_stay() -> None:
 def test_it_is_replayed_once_its_tensors_have_stayed_and_run_where_they_have_moved() -> None:
     value = torch.ones(4)
     recorder = StandIn(value.data_ptr)
-    replayed = Replayed[Tensor](recorder)
+    replayed = GraphedFunction[Tensor](recorder)
     assert used(value, 6, replayed, recorder) == [*WHILE_NEW, "replay", "replay", "replay"]
     kept = value.data
     value.data = torch.zeros(4)
@@ -84,7 +84,7 @@ def test_it_is_replayed_once_its_tensors_have_stayed_and_run_where_they_have_mov
 def test_tensors_that_move_all_the_time_are_never_recorded() -> None:
     value = torch.ones(4)
     recorder = StandIn(value.data_ptr)
-    replayed = Replayed[Tensor](recorder)
+    replayed = GraphedFunction[Tensor](recorder)
     for _ in range(10):
         value.data = value.data.clone()
         assert used(value, 1, replayed, recorder) == [""]
@@ -120,7 +120,7 @@ class Wrapper(Tensor):
 def test_what_has_no_address_is_never_recorded() -> None:
     wrapper = Wrapper(torch.ones(4))
     recorder = StandIn(lambda: None)
-    replayed = Replayed[Tensor](recorder)
+    replayed = GraphedFunction[Tensor](recorder)
     for value in range(6):
         wrapper.held = torch.full((4,), float(value))
         assert replayed(lambda: wrapper.held * 2, layout([wrapper]), CPU).tolist() == [2.0 * value] * 4
@@ -132,8 +132,8 @@ def test_what_has_no_address_is_never_recorded() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where nothing can be captured")
 def test_where_recording_fails_the_function_is_run_for_ever() -> None:
-    recorder = Recorder()
-    replayed = Replayed[Tensor](recorder)
+    recorder = GraphCapturer()
+    replayed = GraphedFunction[Tensor](recorder)
     value = torch.zeros(4)
     for step in range(10):
         value.fill_(step)
@@ -153,8 +153,8 @@ class Training:
         self.eager = WeightSampler(self.model, [self.optimizer])
         monkeypatch.setattr(weights, "_can_be_replayed", lambda plan: plan is self.sampler._plan)
         self.before, self.after = StandIn(self._weights_and_moments), StandIn(self._weights)
-        self.sampler._measure = Replayed(self.before)
-        self.sampler._compare = Replayed(self.after)
+        self.sampler._measure = GraphedFunction(self.before)
+        self.sampler._compare = GraphedFunction(self.after)
 
     def steps(self, count: int, during: Callable[[], object] = lambda: None) -> list[tuple[str, str]]:
         """What the recorders did before and after each update; ``during`` is part of it."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sealegs.errors import SinkFailed
-from sealegs.sinks.background import Queued
+from sealegs.sinks.background import BackgroundSink
 from sealegs.vocabulary import Event, Row, Sink
 
 PATIENCE_S = 10.0
@@ -59,13 +59,13 @@ def happened(kind: str) -> Event:
     return Event(kind=kind, step=0, time=0.0)
 
 
-def started(inner: Inner, **options: Any) -> Queued:
-    sink = Queued(inner, gather_s=0.0, **options)
+def started(inner: Inner, **options: Any) -> BackgroundSink:
+    sink = BackgroundSink(inner, gather_s=0.0, **options)
     sink.start({"run_id": "a1"})
     return sink
 
 
-def with_one_row_held_at_the_door(inner: Inner, **options: Any) -> Queued:
+def with_one_row_held_at_the_door(inner: Inner, **options: Any) -> BackgroundSink:
     """From here on what is queued stays queued, until the door opens."""
     inner.door.clear()
     sink = started(inner, **options)
@@ -75,18 +75,18 @@ def with_one_row_held_at_the_door(inner: Inner, **options: Any) -> Queued:
 
 
 def test_is_a_sink_with_the_name_of_the_inner_one() -> None:
-    sink: Sink = Queued(Inner())
+    sink: Sink = BackgroundSink(Inner())
     assert sink.name == "inner"
 
 
 def test_start_is_the_inner_ones_in_the_calling_thread() -> None:
-    sink = Queued(Inner())
+    sink = BackgroundSink(Inner())
     assert sink.start({"run_id": "a1"}) == {"started": "a1", "thread": threading.get_ident()}
     sink.close()
 
 
 def test_a_start_that_fails_is_told_at_once_and_leaves_nothing_to_wait_for() -> None:
-    sink = Queued(Inner(), close_within_s=PATIENCE_S)
+    sink = BackgroundSink(Inner(), close_within_s=PATIENCE_S)
     with pytest.raises(KeyError):
         sink.start({})
     sink.row({"step": 0})
@@ -145,7 +145,7 @@ def test_an_event_takes_the_place_of_the_oldest_row_in_a_full_queue() -> None:
 @pytest.mark.parametrize(
     "call", [lambda sink: sink.row({"step": 3}), lambda sink: sink.event(happened("checkpoint"))], ids=["row", "event"]
 )
-def test_a_failure_is_raised_by_the_next_call_and_only_by_that(call: Callable[[Queued], None]) -> None:
+def test_a_failure_is_raised_by_the_next_call_and_only_by_that(call: Callable[[BackgroundSink], None]) -> None:
     inner = Broken()
     sink = started(inner)
     for step in range(3):
@@ -207,7 +207,7 @@ def test_rows_gather_before_they_are_handed_over() -> None:
             self.calls.append(len(rows))
 
     inner = Counting()
-    sink = Queued(inner, gather_s=PATIENCE_S)
+    sink = BackgroundSink(inner, gather_s=PATIENCE_S)
     sink.start({"run_id": "a1"})
     for step in range(50):
         sink.row({"step": step})

@@ -20,7 +20,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from sealegs.errors import SinkFailed
-from sealegs.sinks.background import Queued
+from sealegs.sinks.background import BackgroundSink
 from sealegs.sinks.mlflow import MlflowSink
 from sealegs.vocabulary import Event, Sink
 
@@ -160,7 +160,7 @@ def test_is_a_sink() -> None:
 
 
 def test_names_steps_times_and_values_arrive_through_the_queue(place: Place) -> None:
-    sink = Queued(MlflowSink(), close_within_s=PATIENCE_S)
+    sink = BackgroundSink(MlflowSink(), close_within_s=PATIENCE_S)
     started = sink.start(place.manifest())
     assert started is not None
     for step in range(700):  # two signals each: more than MLflow takes in one request
@@ -375,7 +375,7 @@ def test_what_the_user_set_is_left_as_it_is(embedded: Place) -> None:
 
 
 def test_a_server_that_hangs_holds_neither_rows_nor_the_end_of_the_run(server: Server, served: Place) -> None:
-    sink = Queued(MlflowSink(), close_within_s=0.2)
+    sink = BackgroundSink(MlflowSink(), close_within_s=0.2)
     sink.start(served.manifest())
     server.send(signal.SIGSTOP)
     try:
@@ -392,7 +392,7 @@ def test_a_server_that_hangs_holds_neither_rows_nor_the_end_of_the_run(server: S
 # The last one, because it takes the server away.
 def test_a_killed_server_costs_one_failure_and_no_row_waits_for_it(server: Server, served: Place) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = served.uri.replace("//", "//ann:secret@")
-    sink = Queued(MlflowSink())
+    sink = BackgroundSink(MlflowSink())
     started = sink.start(served.manifest())
     assert started is not None
     sink.row({"step": 0, "loss": 1.0})

@@ -14,7 +14,7 @@ import pytest
 
 import sealegs
 from sealegs.errors import ConfigError, MissingExtra, SinkFailed
-from sealegs.sinks.background import Queued
+from sealegs.sinks.background import BackgroundSink
 from sealegs.sinks.tensorboard import TensorboardSink
 from sealegs.sinks.trackers import TRACKERS, tracker
 from sealegs.sinks.trackio import TrackioSink
@@ -82,7 +82,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     started = []
     manifest: dict[str, Any] = {**MANIFEST, "folder": str(folder)}
     for rows, events in ((ROWS[:RESUMED], EVENTS), (ROWS[RESUMED:], [])):
-        sink = Queued(SINKS[request.param](), close_within_s=PATIENCE_S)
+        sink = BackgroundSink(SINKS[request.param](), close_within_s=PATIENCE_S)
         entry = sink.start(manifest)
         assert entry is not None
         started.append(dict(entry))
@@ -233,7 +233,7 @@ def test_a_wandb_run_of_the_users_own_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_damaged_store_is_one_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_PROJECT", "damaged")
-    sink = Queued(TrackioSink(), gather_s=0.0, close_within_s=PATIENCE_S)
+    sink = BackgroundSink(TrackioSink(), gather_s=0.0, close_within_s=PATIENCE_S)
     sink.start({**MANIFEST, "folder": str(tmp_path / "a1")})
     (Path(os.environ["TRACKIO_DIR"]) / "damaged.db").write_bytes(b"not a database, and long enough to be read" * 100)
     sink.row({"step": 0, "loss": 1.0})
@@ -301,9 +301,9 @@ def test_several_at_once_and_none_holds_a_step(tmp_path: Path) -> None:
     """One hangs, one dies, one is slow, two work: the loop is as fast as ever, and each failure is one event."""
     slow = Slow()
     sinks = [
-        Queued(Hanging(), close_within_s=0.1),
-        Queued(Dying(), gather_s=0.0),
-        Queued(slow, gather_s=0.0),
+        BackgroundSink(Hanging(), close_within_s=0.1),
+        BackgroundSink(Dying(), gather_s=0.0),
+        BackgroundSink(slow, gather_s=0.0),
         tracker("tensorboard"),
         tracker("trackio"),
     ]

@@ -20,12 +20,12 @@ from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
 from sealegs.state import checkpoint_files
-from sealegs.state.checkpoints import Checkpoints, Damage, State, Tag
+from sealegs.state.checkpoints import Checkpoints, Damage, StoredState, Tag
 
 
-def state(value: float) -> State:
+def state(value: float) -> StoredState:
     tensors = {"model/w": torch.full((40, 5), value), "rng/0/cpu": torch.get_rng_state()}
-    return State(tensors, {"data": {"next": value}}, {"python": value})
+    return StoredState(tensors, {"data": {"next": value}}, {"python": value})
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -36,7 +36,7 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     odd = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
     tensors = {"a": odd, "b": odd.bfloat16(), "step": torch.tensor(3.0), "count": torch.tensor([2**40])}
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(7, State(tensors, {"lr": 0.1 + 0.2}, {"of rank": 0}))
+    checkpoints.save(7, StoredState(tensors, {"lr": 0.1 + 0.2}, {"of rank": 0}))
     loaded = checkpoints.load(7)
     assert (loaded.plain, loaded.own, loaded.step) == ({"lr": 0.1 + 0.2}, {"of rank": 0}, 7)
     assert loaded.tensors.keys() == tensors.keys()
@@ -152,7 +152,7 @@ def test_a_state_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state(1.0))
     with pytest.raises(TypeError):
-        checkpoints.save(1, State({}, {"not json": object()}))
+        checkpoints.save(1, StoredState({}, {"not json": object()}))
     assert checkpoints.newest_intact() == (1, [])
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
@@ -165,7 +165,7 @@ def go_on_saving(folder: Path, by_thread: bool, told: Connection) -> None:
     torch.set_num_threads(1)
     checkpoints = Checkpoints(folder, keep=2)
     for step in range(max(checkpoints.steps(), default=0) + 1, 10**6):
-        content = State({"w": torch.full((2000, 100), float(step))}, {"step": step})
+        content = StoredState({"w": torch.full((2000, 100), float(step))}, {"step": step})
         if by_thread:
             assert checkpoints.save_soon(step, content)
             checkpoints.wait()
@@ -250,7 +250,7 @@ def test_a_thread_saves_the_state_of_the_moment(tmp_path: Path, monkeypatch: pyt
     checkpoints = Checkpoints(tmp_path)
     weights, position = torch.ones(5), {"next": [1]}
     with held_up(monkeypatch):
-        assert checkpoints.save_soon(3, State({"model/w": weights}, {"data": position}))
+        assert checkpoints.save_soon(3, StoredState({"model/w": weights}, {"data": position}))
         checkpoints.before_update()
         weights += 1
         position["next"].append(2)
@@ -286,7 +286,7 @@ def test_the_copies_take_the_same_memory_every_time(tmp_path: Path) -> None:
         places.append([room.data_ptr() for room in checkpoints._staging._rooms.values()])
     assert places[0] == places[1]
     assert checkpoints.held_bytes == sum(tensor.nbytes for tensor in state(1.0).tensors.values())
-    checkpoints.save_soon(3, State({"model/w": torch.ones(7)}, {}))  # other shapes, fewer tensors
+    checkpoints.save_soon(3, StoredState({"model/w": torch.ones(7)}, {}))  # other shapes, fewer tensors
     checkpoints.wait()
     assert checkpoints.load(3).tensors["model/w"].tolist() == [1.0] * 7
     assert checkpoints.held_bytes == 28
@@ -316,7 +316,7 @@ def test_a_full_disk_costs_one_sentence_and_leaves_nothing(tmp_path: Path) -> No
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_soon(1, state(1.0))
     checkpoints.wait()
-    large = State({"model/w": torch.ones(1_000_000)}, {})
+    large = StoredState({"model/w": torch.ones(1_000_000)}, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
@@ -338,7 +338,7 @@ def test_a_full_disk_costs_one_sentence_and_leaves_nothing(tmp_path: Path) -> No
 
 def test_a_state_that_a_thread_cannot_write_is_trouble_too(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.save_soon(1, State({}, {"not json": object()}))
+    assert checkpoints.save_soon(1, StoredState({}, {"not json": object()}))
     checkpoints.wait()
     assert checkpoints.trouble() == "checkpoint 1: Object of type object is not JSON serializable"
     assert list(tmp_path.iterdir()) == []

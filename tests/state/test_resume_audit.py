@@ -82,11 +82,11 @@ def test_every_resume_is_audited(run: Path, tmp_path: Path) -> None:
 def test_what_does_not_come_back_is_told(run: Path) -> None:
     from sealegs.state.checkpoints import Checkpoints
     from sealegs.state.resume_audit import came_back
-    from sealegs.state.training_state import Trainee
+    from sealegs.state.training_state import TrainingState
 
     model, optimizer, scheduler = parts()
     saved = Checkpoints(run / "checkpoints").load(25)
-    trainee = Trainee(model=model, optimizers=[optimizer], schedulers=[scheduler])
+    trainee = TrainingState(model=model, optimizers=[optimizer], schedulers=[scheduler])
     trainee.restore(saved)
     right = came_back(saved, trainee.capture())
     assert {name for name, told in right.items() if told != "as saved"} == {"data position"}, "there are no data"

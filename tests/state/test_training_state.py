@@ -1,4 +1,4 @@
-"""Live objects in, a ``State`` out, and back."""
+"""Live objects in, a ``StoredState`` out, and back."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.state.checkpoints import Checkpoints, State
-from sealegs.state.training_state import Trainee
+from sealegs.state.checkpoints import Checkpoints, StoredState
+from sealegs.state.training_state import TrainingState
 
 
 class Position:
@@ -47,14 +47,14 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def trainee(optimizer: str, width: int = 5, model: nn.Module | None = None) -> Trainee:
+def trainee(optimizer: str, width: int = 5, model: nn.Module | None = None) -> TrainingState:
     model = model or nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     built: Optimizer = OPTIMIZERS[optimizer](
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     )
-    return Trainee(
+    return TrainingState(
         model=model,
         optimizers=[built],
         schedulers=[LambdaLR(built, lambda step: 1 / (1 + step))],
@@ -63,7 +63,7 @@ def trainee(optimizer: str, width: int = 5, model: nn.Module | None = None) -> T
     )
 
 
-def train(subject: Trainee, steps: int) -> list[float]:
+def train(subject: TrainingState, steps: int) -> list[float]:
     """Steps that draw from every generator there is."""
     scaler = subject.scaler or GradScaler("cpu", enabled=False)
     losses = []
@@ -82,12 +82,12 @@ def train(subject: Trainee, steps: int) -> list[float]:
     return losses
 
 
-def scale(subject: Trainee) -> float:
+def scale(subject: TrainingState) -> float:
     assert subject.scaler is not None
     return subject.scaler.get_scale()
 
 
-def bits(subject: Trainee) -> dict[str, Any]:
+def bits(subject: TrainingState) -> dict[str, Any]:
     """Everything that has a state, in a form that can be compared."""
     state = subject.capture()
     tensors = {name: (tensor.dtype, tensor.tolist()) for name, tensor in state.tensors.items()}
@@ -100,7 +100,9 @@ def seed(number: int) -> None:
     np.random.seed(number)
 
 
-def there_and_back(folder: Path, build: Callable[[], Trainee], past: int = 3) -> tuple[Trainee, Trainee]:
+def there_and_back(
+    folder: Path, build: Callable[[], TrainingState], past: int = 3
+) -> tuple[TrainingState, TrainingState]:
     """A run that was saved on the way and went on, and one that goes on from there: they must not differ."""
     seed(0)
     subject = build()
@@ -138,10 +140,10 @@ SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # SequentialLR gives it itself
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_schedules_go_on_where_they_were(tmp_path: Path, scheduler: str) -> None:
-    def build() -> Trainee:
+    def build() -> TrainingState:
         model = nn.Linear(3, 1)
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        return Trainee(model=model, optimizers=[optimizer], schedulers=[SCHEDULERS[scheduler](optimizer)])
+        return TrainingState(model=model, optimizers=[optimizer], schedulers=[SCHEDULERS[scheduler](optimizer)])
 
     there_and_back(tmp_path, build)
 
@@ -174,11 +176,11 @@ class Odd(nn.Module):
         return output
 
 
-def odd() -> Trainee:
+def odd() -> TrainingState:
     model = Odd()
     first, *rest = model.parameters()
     optimizers = [AdamW(rest, lr=0.1), SGD([first], lr=0.1, momentum=0.9)]
-    return Trainee(model=model, optimizers=optimizers, schedulers=[MultiStepLR(optimizers[1], [2])])
+    return TrainingState(model=model, optimizers=optimizers, schedulers=[MultiStepLR(optimizers[1], [2])])
 
 
 def test_odd_models_several_optimizers_and_nothing_beside_them(tmp_path: Path) -> None:
@@ -281,28 +283,28 @@ def test_how_an_update_is_computed_is_up_to_the_machine() -> None:
 # Refusals: before anything is changed.
 
 
-def wider() -> Trainee:
+def wider() -> TrainingState:
     return trainee("AdamW fused", width=7)
 
 
-def regrouped() -> Trainee:
+def regrouped() -> TrainingState:
     subject = trainee("AdamW fused")
     matrices, vectors = subject.optimizers[0].param_groups
     vectors["params"].append(matrices["params"].pop())
     return subject
 
 
-def of_another_kind() -> Trainee:
+def of_another_kind() -> TrainingState:
     subject = trainee("AdamW fused")
     return replace(subject, optimizers=[Adam(subject.model.parameters())])
 
 
-def on_another_schedule() -> Trainee:
+def on_another_schedule() -> TrainingState:
     subject = trainee("AdamW fused")
     return replace(subject, schedulers=[CosineAnnealingLR(subject.optimizers[0], 9)])
 
 
-def with_two_schedules() -> Trainee:
+def with_two_schedules() -> TrainingState:
     subject = trainee("AdamW fused")
     return replace(subject, schedulers=[*subject.schedulers, CosineAnnealingLR(subject.optimizers[0], 9)])
 
@@ -317,7 +319,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=[build.__name__ for build in OTHERS])
-def test_another_state_is_refused_and_nothing_changes(other: Callable[[], Trainee]) -> None:
+def test_another_state_is_refused_and_nothing_changes(other: Callable[[], TrainingState]) -> None:
     subject = trainee("AdamW fused")
     state = other().capture()
     train(subject, 2)
@@ -343,7 +345,7 @@ def test_data_that_refuse_leave_everything_as_it_was() -> None:
 
 def test_a_state_of_an_older_format_is_refused() -> None:
     with pytest.raises(SourceError, match="of an older Sealegs"):
-        trainee("SGD").restore(State({}, {"optimizer": {}}))
+        trainee("SGD").restore(StoredState({}, {"optimizer": {}}))
 
 
 def test_what_a_checkpoint_cannot_hold_is_refused_at_the_first_capture() -> None:
@@ -389,7 +391,7 @@ def test_a_rank_that_was_not_there_is_seeded_by_seed_step_and_rank() -> None:
 
     def draws(**changes: Any) -> tuple[float, ...]:
         plain = {**state.plain, "ranks": 8, "seed": changes.pop("seed", 1)}
-        remarks = subject.restore(State(tensors, plain, step=changes.pop("step", 10)))
+        remarks = subject.restore(StoredState(tensors, plain, step=changes.pop("step", 10)))
         assert "there were 8 ranks and are 1: the random state of the others is not used" in remarks
         return float(torch.rand(())), random.random(), float(np.random.random())  # noqa: S311
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sealegs.stats.streaming import NOTHING_YET, PATIENCE, START, State, learn, look, scan
+from sealegs.stats.streaming import NOTHING_YET, PATIENCE, START, StreamState, learn, look, scan
 
 Stream = NDArray[np.float64]
 GATE = 1e-4
@@ -41,9 +41,9 @@ def healthy(noise: str, steps: int, seed: int = 0, scale: float = 0.01) -> Strea
     return descent(steps) + scale * NOISES[noise](np.random.default_rng(seed), steps)
 
 
-def fold(values: Stream) -> tuple[Stream, State]:
+def fold(values: Stream) -> tuple[Stream, StreamState]:
     """Look first, learn after, value by value."""
-    state, p_of = State(), []
+    state, p_of = StreamState(), []
     for x in values.tolist():
         if not math.isfinite(x):
             p_of.append(0.0)
@@ -124,7 +124,7 @@ def test_a_new_level_is_accepted_in_the_end(factor: float, within: int) -> None:
 
 
 def test_nothing_is_judged_before_there_is_something_to_compare_with() -> None:
-    state = State()
+    state = StreamState()
     for x in healthy("normal", START)[:-1].tolist():
         state = learn(state, x)
         assert look(state, 1e9) == NOTHING_YET

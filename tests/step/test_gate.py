@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sealegs.detectors.nonfinite import NonFinite
-from sealegs.detectors.spike import WIDENED_STEPS, Spike, State, heeding
+from sealegs.detectors.spike import WIDENED_STEPS, Spike, SpikeState, heeding
 from sealegs.judge import Budget, begin, fold, standard
 from sealegs.stats.streaming import PATIENCE, START
-from sealegs.step.gate import FIRST_STATE, ROW, SCALARS, Gate, Told, flat
+from sealegs.step.gate import FIRST_STATE, ROW, SCALARS, Gate, HostFacts, flat
 
 DETECTORS = [d for d in standard() if isinstance(d, Spike)]
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def troubled(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[
 
 def on_host(
     values: Sequence[tuple[float, float]], announced: set[int], clip_norm: float = math.inf
-) -> tuple[list[tuple[float, ...]], list[State]]:
+) -> tuple[list[tuple[float, ...]], list[SpikeState]]:
     """(closed, p of loss, p of norm) of each step by the judge, and the states of the detectors after the last."""
     detectors: tuple[Any, ...] = (NonFinite(), *DETECTORS)
     state, out = begin(detectors), []
@@ -77,7 +77,7 @@ def on_device(
         row = gate.decide(
             torch.tensor(loss, dtype=torch.float64),
             torch.tensor(norm, dtype=torch.float64),
-            told=Told(step in announced, coarse, clip_norm=clip_norm),
+            told=HostFacts(step in announced, coarse, clip_norm=clip_norm),
         )
         out.append(row.tolist())
     return out
@@ -173,10 +173,10 @@ def test_its_first_state_is_that_of_the_detectors() -> None:
 def test_a_step_that_is_held_is_closed_unless_the_guard_has_learned_restraint() -> None:
     gate = Gate(CPU, DETECTORS)
     loss, norm = torch.tensor(2.0), torch.tensor(0.5)
-    assert gate.decide(loss, norm, told=Told(held=True))[2] == 1.0
-    assert gate.decide(loss * 2, norm, told=Told(held=True, restrained=True))[2] == 0.0
-    assert gate.decide(loss * math.nan, norm, told=Told(restrained=True))[2] == 1.0
+    assert gate.decide(loss, norm, told=HostFacts(held=True))[2] == 1.0
+    assert gate.decide(loss * 2, norm, told=HostFacts(held=True, restrained=True))[2] == 0.0
+    assert gate.decide(loss * math.nan, norm, told=HostFacts(restrained=True))[2] == 1.0
     on_device(gate, [(2.0, 0.5)] * 10, set())
     assert gate.decide(loss, norm * 100)[2] == 1.0
     on_device(gate, [(2.0, 0.5)] * 10, set())
-    assert gate.decide(loss, norm * 1e6, told=Told(restrained=True))[2] == 0.0
+    assert gate.decide(loss, norm * 1e6, told=HostFacts(restrained=True))[2] == 0.0

@@ -11,7 +11,7 @@ from sealegs.errors import SourceError
 from sealegs.incidents import Incident
 from sealegs.record.schema import BATCHES, CAPSULE, INCIDENT, INCIDENTS, METRICS, STATE, unspell
 from sealegs.state import checkpoint_files
-from sealegs.state.checkpoints import State, read_state
+from sealegs.state.checkpoints import StoredState, read_state
 from sealegs.state.serialization import live
 from sealegs.vocabulary import Row
 
@@ -37,7 +37,7 @@ class Capsule:
     """The last before it was found, by step; with ``applied``: whether the update was."""
     batches: tuple[Recorded, ...]
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         """The state from before the onset, checked."""
         if self.description.state is None:
             raise SourceError(f"{self.folder}: it cannot be run again ({self.description.without_state})")

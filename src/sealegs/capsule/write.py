@@ -37,12 +37,12 @@ from sealegs.record.schema import (
     to_line,
 )
 from sealegs.report.postmortem.markdown import draft, markdown
-from sealegs.signals.collective import Together
+from sealegs.signals.collective import Collective
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.memory import in_words
 from sealegs.state.serialization import plain
 from sealegs.state.snapshots import Snapshot, Snapshots
-from sealegs.state.training_state import Trainee
+from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 
@@ -51,7 +51,7 @@ SCARCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class BatchHandle:
     """A batch as it was handed out: the very object, which is not copied while nothing is wrong."""
 
     step: int
@@ -160,17 +160,17 @@ class Unfinished(NamedTuple):
     """The step of the last row that it has: some of those before it was opened may not have been judged."""
 
 
-class Recorder:
+class FlightRecorder:
     """The flight recorder of one run. Owned by recovery, which tells it of steps, rows and incidents."""
 
     def __init__(
         self,
         *,
-        trainee: Trainee,
+        trainee: TrainingState,
         watch: Watch,
         snapshots: Snapshots,
         checkpoints: Checkpoints | None,
-        ranks: Together,
+        ranks: Collective,
         acts: bool,
         budget: float = BUDGET,
     ) -> None:
@@ -185,7 +185,7 @@ class Recorder:
         self._ranks = ranks
         self._acts = acts
         self._left = budget
-        self._handed: deque[Handed] = deque(maxlen=STEPS)
+        self._handed: deque[BatchHandle] = deque(maxlen=STEPS)
         self._bytes = 0
         self._rows: deque[tuple[Row, bool]] = deque(maxlen=STEPS)
         """What was judged, and whether the update was applied."""
@@ -201,7 +201,7 @@ class Recorder:
             return
         if len(self._handed) == STEPS:
             self._bytes -= self._handed[0].size
-        self._handed.append(Handed.of(step, index, batch))
+        self._handed.append(BatchHandle.of(step, index, batch))
         self._bytes += self._handed[-1].size
         while self._bytes > BATCH_BYTES and len(self._handed) > 1:
             self._bytes -= self._handed.popleft().size
@@ -333,7 +333,7 @@ class Recorder:
             return None, f"no state: checkpoint {step} cannot be linked ({error.strerror})"
         return step, ""
 
-    def _missing(self, handed: tuple[Handed, ...], state: int | None, number: int) -> str:
+    def _missing(self, handed: tuple[BatchHandle, ...], state: int | None, number: int) -> str:
         if not handed:
             return "none was handed out through guard.batches"
         if state is not None and handed[0].step > state:
@@ -347,7 +347,7 @@ class Recorder:
         incident: Incident,
         description: Description,
         rows: Sequence[Row],
-        handed: tuple[Handed, ...],
+        handed: tuple[BatchHandle, ...],
     ) -> None:
         capsule = folder / CAPSULE
         capsule.mkdir(parents=True, exist_ok=True)
@@ -384,7 +384,9 @@ class Recorder:
         description = replace(description, batches=description.batches + len(handed))
         self._beside(lambda: self._add(capsule, description, rows, handed))
 
-    def _add(self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[Handed, ...]) -> None:
+    def _add(
+        self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[BatchHandle, ...]
+    ) -> None:
         lines = [json.dumps(each.recorded()).encode() + b"\n" for each in handed]
         _add_lines(capsule / BATCHES.format(rank=self._ranks.rank), lines)
         if not self._ranks.rank:

@@ -140,12 +140,12 @@ def _at_width(settings: "Settings", width: int) -> "Settings":
 
 def _trial(subject: "Subject", options: Options) -> "Trial":
     from sealegs.preflight_check.coordcheck import Trial
-    from sealegs.replay.subject import Loop
+    from sealegs.replay.subject import ReplayLoop
 
     if subject.batches is None:
         raise ConfigError(f"--build {options.build}: it has no batches to train on; give it batches=loader")
     given = list(islice(subject.batches, options.steps + 1))
     if len(given) <= options.steps:
         raise ConfigError(f"--build {options.build}: {len(given)} batches, and --steps {options.steps} needs one more")
-    loop, batches = Loop(subject, subject.clip), iter(given)
+    loop, batches = ReplayLoop(subject, subject.clip), iter(given)
     return Trial(subject.model, lambda: loop.step([next(batches)]))

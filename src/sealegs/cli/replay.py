@@ -15,12 +15,12 @@ from sealegs.incidents import Incident
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
-from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenShown, UsualShown, contract, page
+from sealegs.report.commands.replay import ArmShown, OnsetToken, Replayed, RowShown, UsualShown, contract, page
 
 if TYPE_CHECKING:
     from sealegs.lab.settings import Settings
     from sealegs.replay.causes import Tested
-    from sealegs.replay.experiment import Usual
+    from sealegs.replay.experiment import LossBefore
     from sealegs.replay.subject import Subject
 
 DESCRIPTION = """\
@@ -86,7 +86,7 @@ def keep(found: Replayed, folder: Path) -> None:
         file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
 
 
-def told(source: str, incident: Incident, tested: "Tested", usual: "Usual") -> Replayed:
+def told(source: str, incident: Incident, tested: "Tested", usual: "LossBefore") -> Replayed:
     """As plain values."""
     lit = tested.spotlight
     return Replayed(
@@ -116,7 +116,7 @@ def told(source: str, incident: Incident, tested: "Tested", usual: "Usual") -> R
         causes=dict(tested.standings),
         unasked=list(tested.unasked),
         rows=[] if lit is None else [RowShown(**asdict(row)) for row in lit.rows],
-        tokens=[] if lit is None else [TokenShown(**asdict(token)) for token in lit.tokens],
+        tokens=[] if lit is None else [OnsetToken(**asdict(token)) for token in lit.tokens],
         histogram=[] if lit is None else list(lit.histogram),
         histogram_before=[] if lit is None else list(lit.histogram_before),
         location=None if tested.location is None else str(tested.location),

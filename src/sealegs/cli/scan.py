@@ -22,7 +22,7 @@ from sealegs.scan.blocks import Part, Ways
 from sealegs.scan.forecast import Ahead, ahead
 from sealegs.scan.plan import in_order, of_files, of_ids, planned
 from sealegs.scan.scan import scan
-from sealegs.scan.summary import Settled
+from sealegs.scan.summary import CorpusSummary
 
 DESCRIPTION = """\
 Look through a corpus before it is trained on: token frequencies and rare tokens, repeated spans, text that is broken,
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     is_run = options.corpus[0].endswith(".toml")
     parts, ways, look_ahead = (_of_run if is_run else _of_files)(options)
     counts = scan(parts, ways, jobs=options.jobs or len(os.sched_getaffinity(0)), tell=_progress(parts))
-    settled = Settled(counts, parts, ways)
+    settled = CorpusSummary(counts, parts, ways)
     scanned = msgspec.structs.replace(settled.scanned(options.corpus), forecast=look_ahead(settled))
     if options.output is not None:
         scanned = msgspec.structs.replace(scanned, list=str(options.output / LIST))
@@ -112,7 +112,7 @@ def _refuse(options: Options) -> None:
         raise ConfigError(f"--output {options.output}: is there already; name a new folder")
 
 
-Planned = tuple[list[Part], Ways, Callable[[Settled], Forecast | None]]
+Planned = tuple[list[Part], Ways, Callable[[CorpusSummary], Forecast | None]]
 
 
 def _of_files(options: Options) -> Planned:
@@ -180,7 +180,7 @@ def _progress(parts: Sequence[Part]) -> Callable[[int], None]:
 # What lies ahead.
 
 
-def _forecast_of_rows(settled: Settled, parts: Sequence[Part], options: Options) -> Forecast:
+def _forecast_of_rows(settled: CorpusSummary, parts: Sequence[Part], options: Options) -> Forecast:
     assert options.batch is not None
     rows = -(-parts[-1].end // options.row)
     rare = _rare_of(settled, parts)[parts[0].file]
@@ -200,7 +200,7 @@ def _order(path: Path, rows: int) -> Ints:
     return np.asarray(order[order >= 0], np.int64)  # -1: the last batch has no more
 
 
-def _forecast_of_run(settled: Settled, parts: Sequence[Part], settings: Any) -> Forecast:
+def _forecast_of_run(settled: CorpusSummary, parts: Sequence[Part], settings: Any) -> Forecast:
     from sealegs.lab.sources import open_data
 
     stream = open_data(settings).training
@@ -225,7 +225,7 @@ def _forecast_of_run(settled: Settled, parts: Sequence[Part], settings: Any) -> 
     return _shown(ahead(np.arange(len(spans)), found, batch), told, batch, settled, document)
 
 
-def _rare_of(settled: Settled, parts: Sequence[Part]) -> dict[str, tuple[Ints, Ints]]:
+def _rare_of(settled: CorpusSummary, parts: Sequence[Part]) -> dict[str, tuple[Ints, Ints]]:
     """The places of rare tokens in each file, sorted, and the tokens."""
     held = settled.counts.places
     first = np.array([part.start for part in parts], np.int64)
@@ -238,7 +238,7 @@ def _rare_of(settled: Settled, parts: Sequence[Part]) -> dict[str, tuple[Ints, I
     return found
 
 
-def _shown(found: Ahead, order: str, rows: int, settled: Settled, name: Callable[[int], str]) -> Forecast:
+def _shown(found: Ahead, order: str, rows: int, settled: CorpusSummary, name: Callable[[int], str]) -> Forecast:
     return Forecast(
         order=order,
         batches=found.batches,
@@ -259,7 +259,7 @@ def _shown(found: Ahead, order: str, rows: int, settled: Settled, name: Callable
     )
 
 
-def _write(folder: Path, settled: Settled, scanned: Scanned) -> None:
+def _write(folder: Path, settled: CorpusSummary, scanned: Scanned) -> None:
     """Everything or nothing."""
     with writing(folder):
         try:

@@ -23,7 +23,7 @@ from sealegs.report.remediation import Fix
 
 if TYPE_CHECKING:
     from sealegs.capsule.read import Capsule
-    from sealegs.lab.sources import Data
+    from sealegs.lab.sources import TokenSources
     from sealegs.replay.experiment import Experiment
     from sealegs.replay.remedy import Batches
 
@@ -133,7 +133,7 @@ def _experiment(task: Task, say: Say) -> "tuple[Experiment, _Counted]":
     return experiment, _Counted(_following(data, experiment), is_borrowed=False)
 
 
-def _data(settings: Settings, capsule: "Capsule") -> "Data":
+def _data(settings: Settings, capsule: "Capsule") -> "TokenSources":
     """What the run was trained on, if it is still that."""
     from sealegs.lab.sources import open_data
 
@@ -144,7 +144,7 @@ def _data(settings: Settings, capsule: "Capsule") -> "Data":
     return data
 
 
-def _following(data: "Data", experiment: "Experiment") -> "Iterator[Batches]":
+def _following(data: "TokenSources", experiment: "Experiment") -> "Iterator[Batches]":
     """The batches after those of the capsule, which can be made again from their numbers."""
     last = experiment.capsule.steps().stop - 1
     number = next(each.number for each in experiment.capsule.batches if each.step == last)

@@ -29,11 +29,11 @@ from sealegs.data.sampler_state import (
 from sealegs.data.stateful import (
     NOTHING,
     UNKNOWN,
-    Changes,
+    DataChanges,
     Epoch,
     Loader,
     Numbered,
-    Stateful,
+    StatefulLoader,
     Wanted,
     length_of,
     without_trace,
@@ -41,7 +41,7 @@ from sealegs.data.stateful import (
 from sealegs.errors import ConfigError
 
 
-def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, changes: Changes) -> Loader:
+def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, changes: DataChanges) -> Loader:
     """The kind that a loader is of; refused where it has to be brought back and cannot be.
 
     ``defers`` if it is asked for batches ``again``; ``changes`` hold wherever it goes.
@@ -52,7 +52,7 @@ def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, chan
     if refusal:
         return _Blind(given)
     if has_state(given):
-        return Stateful(given, must_tell=must_reposition, defers=defers, changes=changes)
+        return StatefulLoader(given, must_tell=must_reposition, defers=defers, changes=changes)
     if isinstance(given, DataLoader):
         return _Sampled(given, must_repeat=must_reposition)
     return _Indexed(given)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, TypeAlias, TypeVar
 
 from sealegs.data.loaders import cannot_reposition, loader_of
-from sealegs.data.stateful import UNKNOWN, Changes, Epoch, Loader
+from sealegs.data.stateful import UNKNOWN, DataChanges, Epoch, Loader
 from sealegs.errors import ConfigError, SourceError
 
 
@@ -86,7 +86,7 @@ class Batches:
         self._handed_out_again = Ranges()
         self._given_up = Ranges()
         """Deferred, and skipped once more."""
-        self._changes = Changes()
+        self._changes = DataChanges()
         self._given: Any = None
         self._loader: Loader | None = None
         self._epoch: Epoch | None = None

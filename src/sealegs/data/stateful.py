@@ -47,7 +47,7 @@ NOTHING: Any = object()
 
 
 @dataclass(slots=True)
-class Changes:
+class DataChanges:
     """What was changed about the data of a run."""
 
     swaps: dict[str, float] = field(default_factory=dict)
@@ -101,13 +101,13 @@ def without_trace(is_begun: bool) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[]) if is_begun else nullcontext()
 
 
-class Stateful:
+class StatefulLoader:
     """A loader that says where it is and goes there: torchdata's, the lab's stream, the user's own.
 
     A new epoch begins with ``iter``, after the end of the one before; the same holds when that is gone through again.
     """
 
-    def __init__(self, given: Any, *, must_tell: bool, defers: bool, changes: Changes) -> None:
+    def __init__(self, given: Any, *, must_tell: bool, defers: bool, changes: DataChanges) -> None:
         self._given = given
         self._must_tell = must_tell
         self._defers = defers

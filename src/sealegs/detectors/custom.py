@@ -15,7 +15,7 @@ Rule: TypeAlias = Callable[[Row], str | Finding | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class CustomDetector:
     """A rule as a detector: what it says is an alarm, a Finding is passed on as it is.
 
     >>> def hot(row):
@@ -77,5 +77,5 @@ def as_detector(value: Any) -> Detector[Any]:
         detector: Detector[Any] = value
         return detector
     if callable(value):
-        return Own(function=value)
+        return CustomDetector(function=value)
     raise ConfigError(f"{value!r} is no detector: give a function of a row, or an object with name, init, look, learn")

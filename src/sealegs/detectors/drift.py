@@ -48,12 +48,12 @@ NORMAL_QUANTILES = (0.84, 1.28, 2.05)
 NORMAL_EXCESS = (0.37, 2 * 0.37**2)
 
 
-class State(NamedTuple):
+class DriftState(NamedTuple):
     """What is remembered of a signal."""
 
-    fast: streaming.State = streaming.State()
+    fast: streaming.StreamState = streaming.StreamState()
     """Of single values: what they are winsorised by."""
-    slow: streaming.State = streaming.State()
+    slow: streaming.StreamState = streaming.StreamState()
     """Of blocks: how far each was above those before it."""
     making: tuple[float, ...] = ()
     """The block in the making ..."""
@@ -71,7 +71,7 @@ class State(NamedTuple):
     """... and of how many values."""
 
 
-class Surprise(NamedTuple):
+class DriftChance(NamedTuple):
     """The answer to a question, in logarithms."""
 
     p: float
@@ -110,11 +110,11 @@ class Drift:
         """The signal it watches is part of its name."""
         return f"drift/{self.signal}"
 
-    def init(self) -> State:
+    def init(self) -> DriftState:
         """Nothing yet."""
-        return State()
+        return DriftState()
 
-    def look(self, state: State, now: Row) -> Finding | None:
+    def look(self, state: DriftState, now: Row) -> Finding | None:
         """Judge the sum that this value is added to, and the block that it completes, if it completes one."""
         state = heeding(state, now)
         value = usable(now, self.signal)
@@ -140,7 +140,7 @@ class Drift:
             note=f"{self.signal} {found.note}",
         )
 
-    def learn(self, state: State, now: Row) -> State:
+    def learn(self, state: DriftState, now: Row) -> DriftState:
         """Take the value in, and the block that it completes."""
         state = heeding(state, now)
         value = usable(now, self.signal)
@@ -157,7 +157,7 @@ class Drift:
         # Nothing is condemned here: a fast level that holds still in a burst would take the blocks longer to a new one.
         return state._replace(fast=streaming.learn(state.fast, x), above=above, above_for=above_for)
 
-    def _learn_block(self, state: State) -> State:
+    def _learn_block(self, state: DriftState) -> DriftState:
         block, surprised = state.total / BLOCK, self._surprise(state).p < self.chance
         reported = surprised and (state.streak or state.silence)
         slow = state.slow
@@ -173,7 +173,7 @@ class Drift:
             silence=max(state.silence - 1, QUIET if reported else 0),
         )
 
-    def _rise(self, state: State, above: float, count: int) -> Surprise | None:
+    def _rise(self, state: DriftState, above: float, count: int) -> DriftChance | None:
         """Of a sum that is surprising: value and limit are those of its mean."""
         if not count:  # most steps by far
             return None
@@ -187,21 +187,21 @@ class Drift:
         mean, limit = (expected + fast.scale * (ALLOWED + total / count) for total in (above, enough))
         note = "level shift" if count <= BLOCK else "drifting up"
         # it may have been rising for a while before it was above what is allowed
-        return Surprise(p, mean, limit, note, count + BLOCK)
+        return DriftChance(p, mean, limit, note, count + BLOCK)
 
-    def _surprise(self, state: State) -> Surprise:
+    def _surprise(self, state: DriftState) -> DriftChance:
         """Two questions are asked, so the smaller p of the two counts double."""
         if not is_judged(state):
             limit, middle = self._young_limit(state.blocks), median(state.making)
-            return Surprise(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
+            return DriftChance(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
         block = state.total / BLOCK
         before = median(state.blocks[-BEFORE:])
         shift = streaming.look(state.slow, block - before).p
         trend, risen, was = rising((*state.blocks, block))
         if trend < shift:
-            return Surprise(min(2 * trend, 1.0), risen, was, "drifting up", (TREND + 1) * BLOCK)
+            return DriftChance(min(2 * trend, 1.0), risen, was, "drifting up", (TREND + 1) * BLOCK)
         limit = before + streaming.limit(state.slow, self.chance / 2)
-        return Surprise(min(2 * shift, 1.0), block, limit, "level shift", 2 * BLOCK)
+        return DriftChance(min(2 * shift, 1.0), block, limit, "level shift", 2 * BLOCK)
 
     def _young_limit(self, blocks: tuple[float, ...]) -> float:
         """For the middle of a block, not its winsorised mean: a scale that grows with a divergence cuts that off."""
@@ -211,22 +211,22 @@ class Drift:
         return min(blocks) + max(math.log(self.young_factor), YOUNG_LEAPS * leaps)
 
 
-def heeding(state: State, now: Row) -> State:
+def heeding(state: DriftState, now: Row) -> DriftState:
     """After an announced change a new level is no news, for as many steps as the spike detector takes it easy."""
     return state._replace(silence=WIDENED_STEPS // BLOCK) if "announced" in now else state
 
 
-def _with(state: State, x: float) -> State:
+def _with(state: DriftState, x: float) -> DriftState:
     """With one more value in the block in the making."""
     return state._replace(making=(*state.making, x), total=state.total + winsorised(state.fast, x))
 
 
-def is_judged(state: State) -> bool:
+def is_judged(state: DriftState) -> bool:
     """Whether there is enough to compare with."""
     return state.slow.age >= FIRST_JUDGED - BEFORE - streaming.START
 
 
-def summed(state: State, x: float) -> tuple[float, int]:
+def summed(state: DriftState, x: float) -> tuple[float, int]:
     """The sum after a value, and of how many it is: none if nothing is left of it, or nothing would be reported."""
     if state.silence or not is_judged(state):
         return 0.0, 0
@@ -240,13 +240,13 @@ def summed(state: State, x: float) -> tuple[float, int]:
     return (above, state.above_for + 1) if above > 0 else (0.0, 0)
 
 
-def as_normal(slow: streaming.State) -> streaming.State:
+def as_normal(slow: streaming.StreamState) -> streaming.StreamState:
     """A statistic that has just begun, with a normal tail."""
     (q80, q90, q98), (excess, squared) = NORMAL_QUANTILES, NORMAL_EXCESS
     return slow._replace(q80=q80, q90=q90, q98=q98, excess=excess, excess_squared=squared)
 
 
-def winsorised(fast: streaming.State, x: float) -> float:
+def winsorised(fast: streaming.StreamState, x: float) -> float:
     """The value, no further from what was expected than three scales."""
     if not fast.has_started:
         return x

@@ -9,7 +9,7 @@ from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 
-class State(NamedTuple):
+class OverflowState(NamedTuple):
     """What is remembered of a scaler."""
 
     overflowed: tuple[int, ...] = ()
@@ -53,11 +53,11 @@ class Overflow:
         if not (0 < self.share < 1 and 0 < self.underflow <= 1):
             raise ConfigError(f"Overflow(share={self.share}, underflow={self.underflow}): shares, above 0 and up to 1")
 
-    def init(self) -> State:
+    def init(self) -> OverflowState:
         """Nothing yet."""
-        return State()
+        return OverflowState()
 
-    def look(self, state: State, now: Row) -> Finding | None:
+    def look(self, state: OverflowState, now: Row) -> Finding | None:
         """Judge the scale of this step, and the gradients under it."""
         if "loss_scale" not in now:
             return None
@@ -87,7 +87,7 @@ class Overflow:
             return self._finding(now, Severity.WATCH, "underflow_share", value, self.underflow, "gradients underflow")
         return None
 
-    def learn(self, state: State, now: Row) -> State:
+    def learn(self, state: OverflowState, now: Row) -> OverflowState:
         """Keep the books of the scaler."""
         if "loss_scale" not in now:
             return state
@@ -99,7 +99,7 @@ class Overflow:
         since = state.steady_since if is_same else step
         is_owed = 0 < state.owed_below <= scale
         recent = tuple(earlier for earlier in state.overflowed if step - self.window < earlier < step)
-        return State(
+        return OverflowState(
             overflowed=(*recent, step) if spoilt else recent,
             scale=scale,
             steady_since=since,
@@ -109,7 +109,7 @@ class Overflow:
             thin_samples=self._thin(state, now),
         )
 
-    def _thin(self, state: State, now: Row) -> int:
+    def _thin(self, state: OverflowState, now: Row) -> int:
         if "underflow_share" not in now:
             return state.thin_samples
         is_thin = not float(now["underflow_share"]) <= self.underflow  # NaN too

@@ -14,7 +14,7 @@ TINY = 1e-6
 """A run that has known one rate, and that no larger, has not begun: so do warm-ups start that go by epochs."""
 
 
-class State(NamedTuple):
+class RateState(NamedTuple):
     """What is remembered of the rate. What is not finite never enters it."""
 
     seen: int = 0
@@ -55,11 +55,11 @@ class Rate:
                 f"Rate(factor={self.factor}, remembered={self.remembered}): a factor above 1, and rows from 0"
             )
 
-    def init(self) -> State:
+    def init(self) -> RateState:
         """Nothing yet."""
-        return State()
+        return RateState()
 
-    def look(self, state: State, now: Row) -> Finding | None:
+    def look(self, state: RateState, now: Row) -> Finding | None:
         """A leap at this step; else one a while ago, with ``lasts`` above 1; or a rate that is none."""
         rate = rate_in(now)
         if rate is not None and not 0 <= rate < math.inf:  # NaN too
@@ -75,7 +75,7 @@ class Rate:
             note += f" at step {after.at}, {steps} step{'s' * (steps != 1)} before"
         return self._finding(now, after.after, self.factor * after.above, note, lasts=after.rows + 1)
 
-    def learn(self, state: State, now: Row) -> State:
+    def learn(self, state: RateState, now: Row) -> RateState:
         """Keep the largest. A leap is one once: from then on its rate is known."""
         step, rate = int(now["step"]), rate_in(now)
         if state.after and (step <= state.at or state.rows >= self.remembered):  # the run went back, or it is long ago
@@ -83,7 +83,7 @@ class Rate:
         if rate is None or not 0 <= rate < math.inf:
             return state._replace(rows=state.rows + 1) if state.after else state
         if self._is_leap(state, rate):
-            return State(state.seen, rate, rate, False, state.last, rate, state.largest, step)
+            return RateState(state.seen, rate, rate, False, state.last, rate, state.largest, step)
         return state._replace(
             seen=min(state.seen + (rate > 0), FIRST_JUDGED),
             last=rate,
@@ -92,7 +92,7 @@ class Rate:
             rows=state.rows + 1 if state.after else 0,
         )
 
-    def _is_leap(self, state: State, rate: float) -> bool:
+    def _is_leap(self, state: RateState, rate: float) -> bool:
         is_begun = state.seen >= FIRST_JUDGED and not (state.is_constant and state.largest <= TINY)
         # the division, for the product may be infinite
         return is_begun and rate > state.largest and rate / self.factor >= state.largest

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
-from sealegs.stats.calibration import Audit
+from sealegs.stats.calibration import CalibrationAudit
 from sealegs.vocabulary import Finding, Row, Severity
 
 FIRST_JUDGED = 8
@@ -45,11 +45,11 @@ FADING = 0.5 ** (1 / 1000)
 """The largest value of late counts half as much after a thousand more: a run's first gradients are its largest."""
 
 
-class State(NamedTuple):
+class SpikeState(NamedTuple):
     """What is remembered of a signal."""
 
-    stream: streaming.State = streaming.State()
-    audit: Audit = Audit()
+    stream: streaming.StreamState = streaming.StreamState()
+    audit: CalibrationAudit = CalibrationAudit()
     """Whether the statistic keeps its promise on this stream."""
     coarse_left: int = 0
     """Steps until the statistic judges again after an announced change."""
@@ -104,11 +104,11 @@ class Spike:
         """The signal it watches is part of its name."""
         return f"spike/{self.signal}"
 
-    def init(self) -> State:
+    def init(self) -> SpikeState:
         """Nothing yet."""
-        return State()
+        return SpikeState()
 
-    def look(self, state: State, now: Row) -> Finding | None:
+    def look(self, state: SpikeState, now: Row) -> Finding | None:
         """Judge the signal of this step; a value that is not finite is the non-finite detector's."""
         if not state.is_signed and is_negative(now, self.signal):
             return self._cannot_judge(now)
@@ -142,7 +142,7 @@ class Spike:
         note = f"{self.signal} stays high: its new level after {streaming.PATIENCE} steps" if is_last else ""
         return replace(self._finding(now, severity, value, limit, p, note), spoils_update=spoils)
 
-    def learn(self, state: State, now: Row) -> State:
+    def learn(self, state: SpikeState, now: Row) -> SpikeState:
         """Take the value in, with bounded influence."""
         state = heeding(state, now)
         judged_coarsely = is_coarse(state)
@@ -170,7 +170,7 @@ class Spike:
             audit=state.audit if in_burst else state.audit.after(p),
         )
 
-    def p(self, state: State, now: Row, value: float, *, coarse: bool | None = None) -> float:
+    def p(self, state: SpikeState, now: Row, value: float, *, coarse: bool | None = None) -> float:
         """The chance of such a value; 1 for a rise too small to matter, and where nobody can say yet.
 
         The device has decided already where it has a gate: what it found is in the row, and is not judged again.
@@ -184,7 +184,7 @@ class Spike:
             return 1.0
         return streaming.look(stream, x).p
 
-    def spoils_update(self, state: State, value: float, p: float, *, clip: float = math.inf) -> bool:
+    def spoils_update(self, state: SpikeState, value: float, p: float, *, clip: float = math.inf) -> bool:
         """Whether an update is beyond anything the run has had, or explodes: the one before was surprising, too.
 
         What is clipped to a norm that the run knows, or divided by its own size as Adam does it, can do no more than
@@ -196,20 +196,20 @@ class Spike:
         limit = self.gross_limit(state)
         return is_exploding or not value <= (limit * CLIPPED if clip <= limit else limit)
 
-    def gross_limit(self, state: State) -> float:
+    def gross_limit(self, state: SpikeState) -> float:
         """What no value is to be beyond, whatever its chance."""
         if state.seen < FIRST_JUDGED or self.gross == math.inf:
             return math.inf
         return self.gross * max(state.largest, state.met)
 
-    def _condemns(self, state: State, p: float) -> bool:
+    def _condemns(self, state: SpikeState, p: float) -> bool:
         return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
-    def _are_many(self, state: State, p: float) -> bool:
+    def _are_many(self, state: SpikeState, p: float) -> bool:
         high = _high_after(state, p)
         return self.must_fall and high & 1 == 1 and state.quiet == 0 and high.bit_count() >= MANY
 
-    def _comes_again(self, state: State, p: float) -> bool:
+    def _comes_again(self, state: SpikeState, p: float) -> bool:
         """Whether a value that is no alarm by itself is one because of the value before."""
         return (
             self.must_fall
@@ -219,7 +219,7 @@ class Spike:
             and self.alarm <= p * state.audit.correction < AGAIN
         )
 
-    def _stays_high(self, state: State, now: Row, value: float, *, spoils_update: bool) -> Finding:
+    def _stays_high(self, state: SpikeState, now: Row, value: float, *, spoils_update: bool) -> Finding:
         """What they say together; of how many independent ones they consist, nobody knows."""
         high = _high_after(state, 0.0)
         limit = _exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
@@ -252,19 +252,19 @@ def _exp(logarithm: float) -> float:
     return math.exp(logarithm) if logarithm < LARGEST else math.inf
 
 
-def _high_after(state: State, p: float) -> int:
+def _high_after(state: SpikeState, p: float) -> int:
     is_high = p < streaming.LEVELS[-1] / state.audit.correction
     return (state.high << 1 | is_high) & (1 << OF) - 1
 
 
-def heeding(state: State, now: Row) -> State:
+def heeding(state: SpikeState, now: Row) -> SpikeState:
     """An announced change begins the statistic anew; how large gradients have been is remembered."""
     if "announced" not in now:
         return state
-    return state._replace(stream=streaming.State(), coarse_left=WIDENED_STEPS)
+    return state._replace(stream=streaming.StreamState(), coarse_left=WIDENED_STEPS)
 
 
-def is_coarse(state: State) -> bool:
+def is_coarse(state: SpikeState) -> bool:
     """Whether the statistic does not judge: too little is known, or a change was announced."""
     return state.seen < YOUNG or state.coarse_left > 0
 

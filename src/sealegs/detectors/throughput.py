@@ -16,7 +16,7 @@ FIRST_JUDGED = 5
 """Windows from which there is a running speed: 100 steps."""
 
 
-class State(NamedTuple):
+class ThroughputState(NamedTuple):
     """What is remembered of the pace."""
 
     recent: tuple[float, ...] = ()
@@ -41,11 +41,11 @@ class Throughput:
         if not 0 < self.share < 1:
             raise ConfigError(f"Throughput.share={self.share}: a share of the running speed, between 0 and 1")
 
-    def init(self) -> State:
+    def init(self) -> ThroughputState:
         """Nothing yet."""
-        return State()
+        return ThroughputState()
 
-    def look(self, state: State, now: Row) -> Finding | None:
+    def look(self, state: ThroughputState, now: Row) -> Finding | None:
         """Judge the pace of the last steps, this one included; an episode is reported once."""
         seconds = pace_in(now)
         if seconds is None or state.is_told or not self._is_slow(state, seconds):
@@ -62,21 +62,21 @@ class Throughput:
             note=f"throughput at {running / pace:.0%} of its running level",
         )
 
-    def learn(self, state: State, now: Row) -> State:
+    def learn(self, state: ThroughputState, now: Row) -> ThroughputState:
         """Take the step in."""
         seconds = pace_in(now)
         if seconds is None:
             return state
         recent = (*state.recent, seconds)[-WINDOW:]
         is_full = state.filled + 1 == WINDOW
-        return State(
+        return ThroughputState(
             recent=recent,
             medians=(*state.medians, median(recent))[-HISTORY:] if is_full else state.medians,
             filled=0 if is_full else state.filled + 1,
             is_told=self._is_slow(state, seconds),
         )
 
-    def _is_slow(self, state: State, seconds: float) -> bool:
+    def _is_slow(self, state: ThroughputState, seconds: float) -> bool:
         if len(state.medians) < FIRST_JUDGED:
             return False
         # An episode ends halfway back, so that a pace right at the limit is not reported again and again.

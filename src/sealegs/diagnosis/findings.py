@@ -14,7 +14,7 @@ from sealegs.diagnosis import interventions, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
-from sealegs.diagnosis.curve.loss_curve import Curve, Floats, Indices, beside, curve_of
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside, curve_of
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import is_cleared
@@ -64,11 +64,11 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
 def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
     """The steps at which incidents begin in the last so many rows, and no more of them: to compare sets of rules."""
     whole = curve_of(run)
-    curve = Curve(whole.steps[-rows:], whole.segments[-rows:], whole.losses[-rows:])
+    curve = LossCurve(whole.steps[-rows:], whole.segments[-rows:], whole.losses[-rows:])
     return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
 
 
-def _stretches(run: Run, curve: Curve, rules: str) -> list[Stretch]:
+def _stretches(run: Run, curve: LossCurve, rules: str) -> list[Stretch]:
     broken = nonfinite(run, curve) + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
@@ -101,7 +101,7 @@ def _joined(found: Sequence[Stretch]) -> list[Stretch]:
     return joined
 
 
-def _incident(curve: Curve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
+def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
     """A stretch in the words of an incident, with what was usual before it and how it ended."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
     before = curve.losses[curve.finite[max(begin - USUAL, 0) : begin]]
@@ -139,7 +139,7 @@ def bounds(points: int) -> tuple[int, int]:
     return min(FAST, max(points // 40, 3)), min(SLOW, max(points // 10, 6))
 
 
-def _trajectory(curve: Curve, one: Stretch, breaks: Indices) -> str | None:
+def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices) -> str | None:
     if one.kind in ("plateau", "epoch_step", "overflow"):
         return None
     fast, slow = bounds(len(curve.losses))
@@ -153,7 +153,7 @@ def _trajectory(curve: Curve, one: Stretch, breaks: Indices) -> str | None:
     return "fast" if length <= fast else "slow" if length <= slow else "lingering"
 
 
-def _diverges(curve: Curve, one: Stretch) -> bool:
+def _diverges(curve: LossCurve, one: Stretch) -> bool:
     """Whether a loss that is not back climbs, or is above where the run began."""
     rows = curve.finite
     heights = heights_of(curve.losses[rows])
@@ -173,7 +173,7 @@ def _blind(findings: Findings) -> Problem | None:
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
-def _grave(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> list[Incident]:
+def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> list[Incident]:
     """Incidents that ask for an action, as far as the loss tells."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
     is_blind = _blind(findings) is not None
@@ -183,7 +183,7 @@ def _grave(findings: Findings, curve: Curve, found: Sequence[Stretch]) -> list[I
 
 
 def _verdict(
-    findings: Findings, curve: Curve, found: Sequence[Stretch], damage: Sequence[Incident]
+    findings: Findings, curve: LossCurve, found: Sequence[Stretch], damage: Sequence[Incident]
 ) -> tuple[Health, str]:
     run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
@@ -219,7 +219,7 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
     return incident.trajectory == "divergent" or (incident.trajectory == "lingering" and has_level)
 
 
-def _is_only_tail(curve: Curve, one: Stretch) -> bool:
+def _is_only_tail(curve: LossCurve, one: Stretch) -> bool:
     """Whether most losses of a stretch, and most of the last, are what most were before it: a few that are very high
     keep a mean of ten up, and are no level."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
@@ -241,13 +241,13 @@ def _told(incidents: Sequence[Incident]) -> str:
     return f"{name} at step {gravest.start}{course}{numbers}{more}"
 
 
-def _ends(curve: Curve) -> tuple[float, float]:
+def _ends(curve: LossCurve) -> tuple[float, float]:
     """The first loss, and the mean of the last tenth or ten."""
     losses = curve.losses[curve.finite]
     return float(losses[0]), float(losses[-min(AVERAGED, max(len(losses) // 10, 1)) :].mean())
 
 
-def _unseen(run: Run, curve: Curve, rules: str) -> tuple[str, ...]:
+def _unseen(run: Run, curve: LossCurve, rules: str) -> tuple[str, ...]:
     points, interval = len(curve.finite), curve.interval
     told = []
     if interval > 1:

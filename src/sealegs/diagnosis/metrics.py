@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sealegs.diagnosis.contract import Problem
-from sealegs.diagnosis.curve.loss_curve import Curve, Floats, numbers
+from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, numbers
 from sealegs.diagnosis.curve.rises import heights_of, running_median, stretches
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.record.manifest import dotted
@@ -43,7 +43,7 @@ HOVERING = 0.05
 a loss is no measure."""
 
 
-def problems_of(run: Run, curve: Curve) -> tuple[Problem, ...]:
+def problems_of(run: Run, curve: LossCurve) -> tuple[Problem, ...]:
     """All of them, the loss's first."""
     return (
         *_hidden(run, curve),
@@ -68,7 +68,7 @@ def hovers(losses: Floats) -> bool:
     )
 
 
-def _of_loss(curve: Curve) -> Iterator[Problem]:
+def _of_loss(curve: LossCurve) -> Iterator[Problem]:
     losses = curve.losses[curve.finite][-LATEST:]
     if hovers(losses):
         yield Problem(
@@ -132,7 +132,7 @@ def _smoothed(losses: Floats) -> Iterator[Problem]:
         )
 
 
-def _hidden(run: Run, curve: Curve) -> Iterator[Problem]:
+def _hidden(run: Run, curve: LossCurve) -> Iterator[Problem]:
     for first, last in stretches(hidden(run, curve)):
         yield Problem(
             signal="loss",
@@ -143,7 +143,7 @@ def _hidden(run: Run, curve: Curve) -> Iterator[Problem]:
         )
 
 
-def _missing(curve: Curve) -> Iterator[Problem]:
+def _missing(curve: LossCurve) -> Iterator[Problem]:
     forward = np.diff(curve.steps)
     usual = int(np.quantile(forward[forward > 0], 0.9)) if (forward > 0).any() else 1
     wide = np.flatnonzero(forward > (MISSING + 1) * usual)

@@ -31,7 +31,7 @@ from sealegs.lab.branches import fork
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import Settings
-from sealegs.lab.sources import Data, open_data
+from sealegs.lab.sources import TokenSources, open_data
 from sealegs.lab.train import (
     PLAYBOOKS,
     SNAPSHOT_BYTES,
@@ -167,7 +167,9 @@ def rows_of_this_rank(batch: Batch) -> Batch:
     return replace(batch, tokens=batch.tokens[mine], targets=batch.targets[mine], spans=batch.spans[mine])
 
 
-def _record(settings: Settings, data: Data, model: Transformer, folder: Path, *, resume: bool) -> RunWriter | Path:
+def _record(
+    settings: Settings, data: TokenSources, model: Transformer, folder: Path, *, resume: bool
+) -> RunWriter | Path:
     """One rank writes; the others know where."""
     if dist.get_rank() != 0:
         return folder

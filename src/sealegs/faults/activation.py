@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sealegs.errors import ConfigError
 from sealegs.faults.live import ActivationScale, BitFlip, Fp16Overflow
-from sealegs.faults.strikes import Clock, Course
+from sealegs.faults.strikes import Clock, FaultProgress
 from sealegs.faults.targets import named_modules, near
 from sealegs.faults.text import with_changes
 from sealegs.faults.weight import untraced
@@ -16,7 +16,7 @@ from sealegs.faults.weight import untraced
 OutputFault: TypeAlias = ActivationScale | BitFlip | Fp16Overflow
 
 
-def strike_output(course: Course, fault: OutputFault, model: nn.Module, clock: Clock) -> RemovableHandle:
+def strike_output(course: FaultProgress, fault: OutputFault, model: nn.Module, clock: Clock) -> RemovableHandle:
     """Strike what a module gives. An element is struck once in a step, all else in every forward pass of it."""
     name = struck_module(fault, model)
 

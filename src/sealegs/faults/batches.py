@@ -32,7 +32,7 @@ from sealegs.faults.data import (
 )
 from sealegs.faults.rewording import one_cycle, permuted, raw_numbers, repeated, wrongly_decoded
 from sealegs.faults.strikes import place, refuse_twice_or_nowhere
-from sealegs.faults.text import Ints, Text, number_of, sources_of, text_of, with_changes
+from sealegs.faults.text import BatchText, Ints, number_of, sources_of, text_of, with_changes
 
 RARE = 64
 """So many of the least frequent ids are rare."""
@@ -208,7 +208,7 @@ class Spoiler:
         """Whether the loader gives batches by their numbers; without numbers its ``batch`` may mean something else."""
         return self.batch_of is not None and number_of(batch) is not None
 
-    def _drawn(self, fault: RandomShard | RareTokens | PoisonedSource, text: Text, number: int) -> Ints:
+    def _drawn(self, fault: RandomShard | RareTokens | PoisonedSource, text: BatchText, number: int) -> Ints:
         """Tokens for every place of a batch, and for one more place at the end of each row."""
         shape = (*text.tokens.shape[:-1], text.tokens.shape[-1] + 1)
         raw = raw_numbers(math.prod(shape), fault.seed, fault.name, number).reshape(shape)
@@ -217,24 +217,24 @@ class Spoiler:
             return np.take(rare, raw % np.uint64(len(rare)))
         return (raw % np.uint64(self._id_count(text))).astype(np.int64)
 
-    def _rare_ids(self, text: Text) -> Ints:
+    def _rare_ids(self, text: BatchText) -> Ints:
         if self._rare is None:
             ids = np.flatnonzero(self._counts(text))
             self._rare = ids[np.argsort(self._seen[ids], kind="stable")][:RARE]
         return self._rare
 
-    def _id_count(self, text: Text) -> int:
+    def _id_count(self, text: BatchText) -> int:
         if self._vocabulary is None:
             self._vocabulary = len(self._counts(text))
         return self._vocabulary
 
-    def _counts(self, text: Text) -> Ints:
+    def _counts(self, text: BatchText) -> Ints:
         """How often each id was seen; where none was, in the batch that is to be bad: nothing better is known."""
         if not len(self._seen):
             self._learn(text)
         return self._seen
 
-    def _learn(self, text: Text) -> None:
+    def _learn(self, text: BatchText) -> None:
         counts = np.bincount(text.tokens[text.tokens >= 0], minlength=len(self._seen))
         counts[: len(self._seen)] += self._seen
         self._seen = counts
@@ -258,7 +258,7 @@ class Spoiler:
             self.say(str(strike))
 
 
-def rewritten(text: Text, rows: NDArray[np.bool_], drawn: Ints) -> Any:
+def rewritten(text: BatchText, rows: NDArray[np.bool_], drawn: Ints) -> Any:
     """A copy of a batch in which some rows say something else; what is not to be predicted stays so."""
     mask = rows[..., None]
     tokens = np.where(mask, drawn[..., :-1], text.tokens)

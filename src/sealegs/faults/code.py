@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError
 from sealegs.faults.contract import Fault
 from sealegs.faults.live import MissingZeroGrad, SkippedAllReduce
-from sealegs.faults.strikes import Clock, Course
+from sealegs.faults.strikes import Clock, FaultProgress
 from sealegs.faults.weight import trained_by
 
 
@@ -21,7 +21,7 @@ class UnclearedGradients:
     """
 
     def __init__(
-        self, course: Course, fault: MissingZeroGrad, model: nn.Module, optimizer: Optimizer, clock: Clock
+        self, course: FaultProgress, fault: MissingZeroGrad, model: nn.Module, optimizer: Optimizer, clock: Clock
     ) -> None:
         self._course = course
         self._fault = fault
@@ -68,7 +68,7 @@ class OwnGradients:
     """A rank's own gradients in the place of the mean that DDP has made, from the end of the backward pass on."""
 
     def __init__(
-        self, course: Course, fault: SkippedAllReduce, model: nn.Module, optimizer: Optimizer, clock: Clock
+        self, course: FaultProgress, fault: SkippedAllReduce, model: nn.Module, optimizer: Optimizer, clock: Clock
     ) -> None:
         self._course = course
         self._clock = clock

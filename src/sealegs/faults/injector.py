@@ -46,15 +46,15 @@ from sealegs.faults.live import (
 )
 from sealegs.faults.optimizer import FrozenMoments, MomentPlan, strike_moments
 from sealegs.faults.rates import Borrowed, refuse_without_values
-from sealegs.faults.strikes import Clock, Course, Removable, Strike, place, refuse_twice_or_nowhere
-from sealegs.faults.targets import Target, TensorFault, is_in_moment, is_in_output, is_in_weight, label, select
+from sealegs.faults.strikes import Clock, FaultProgress, Removable, Strike, place, refuse_twice_or_nowhere
+from sealegs.faults.targets import FaultTarget, TensorFault, is_in_moment, is_in_output, is_in_weight, label, select
 from sealegs.faults.weight import WeightPlan, refuse_broken_rows, round_weights, strike_weights, untraced
 
 GradientHook: TypeAlias = Callable[[Tensor], Tensor | None]
-Plan: TypeAlias = list[tuple[LiveFault, list[Target]]]
+Plan: TypeAlias = list[tuple[LiveFault, list[FaultTarget]]]
 """Faults and the parameters that they strike; none where they strike an optimizer as a whole, or a module."""
 
-AROUND_UPDATES: dict[type[LiveFault], Callable[[Course, Any, nn.Module, Optimizer, Clock], Removable]] = {
+AROUND_UPDATES: dict[type[LiveFault], Callable[[FaultProgress, Any, nn.Module, Optimizer, Clock], Removable]] = {
     LrSpike: Borrowed,
     WarmupLost: Borrowed,
     WrongBetas: Borrowed,
@@ -84,7 +84,7 @@ class Injector:
         self.strikes = []
         self._clock = clock
         self._say = say
-        self._courses: list[Course] = []
+        self._courses: list[FaultProgress] = []
         self._handles: list[Removable] = []
         self._attach(plan, model, optimizers, rank)
 
@@ -112,9 +112,9 @@ class Injector:
         """Put the hooks of each fault on its targets."""
         weights: WeightPlan = []
         moments: MomentPlan = []
-        in_units: dict[nn.Module, list[tuple[Target, GradientHook]]] = {}
+        in_units: dict[nn.Module, list[tuple[FaultTarget, GradientHook]]] = {}
         for fault, targets in plan:
-            course = Course(fault, is_here=fault.rank in (None, rank), report=self._report)
+            course = FaultProgress(fault, is_here=fault.rank in (None, rank), report=self._report)
             if course.is_here:
                 self._courses.append(course)
             elif not any(target.unit is not None for target in targets):
@@ -138,10 +138,10 @@ class Injector:
 
     def _hook_gradients(
         self,
-        course: Course,
+        course: FaultProgress,
         fault: LiveFault,
-        targets: list[Target],
-        in_units: dict[nn.Module, list[tuple[Target, GradientHook]]],
+        targets: list[FaultTarget],
+        in_units: dict[nn.Module, list[tuple[FaultTarget, GradientHook]]],
     ) -> None:
         """Put a hook on each parameter; those of FSDP2's units are kept for when it is there."""
         for target in targets:
@@ -155,7 +155,7 @@ class Injector:
             else:
                 in_units.setdefault(target.unit, []).append((target, hook))
 
-    def _hook_unsharded(self, unit: nn.Module, hooks: list[tuple[Target, GradientHook]]) -> None:
+    def _hook_unsharded(self, unit: nn.Module, hooks: list[tuple[FaultTarget, GradientHook]]) -> None:
         """Put hooks on the parameters that FSDP2 computes with. It keeps them from pass to pass, but need not."""
         hooked: list[tuple[nn.Parameter, GradientHook]] = []
 
@@ -169,7 +169,7 @@ class Injector:
         # not prepended: FSDP2 prepends its own, which therefore runs first
         self._handles.append(unit.register_forward_pre_hook(untraced(after_unshard)))
 
-    def _changing(self, course: Course, fault: GradientScale | ScalerOff, tensors: str) -> GradientHook:
+    def _changing(self, course: FaultProgress, fault: GradientScale | ScalerOff, tensors: str) -> GradientHook:
         def change(gradient: Tensor) -> Tensor | None:
             step = self._clock()
             if not course.is_due(step):
@@ -184,7 +184,7 @@ class Injector:
 
         return change
 
-    def _striking(self, course: Course, fault: ElementFault, target: Target) -> GradientHook:
+    def _striking(self, course: FaultProgress, fault: ElementFault, target: FaultTarget) -> GradientHook:
         def strike(gradient: Tensor) -> Tensor | None:
             step = self._clock()
             if not course.is_due(step):
@@ -234,7 +234,7 @@ def inject(
         if not several and (type(fault) in AROUND_UPDATES or isinstance(fault, MomentsReset) or is_in_moment(fault)):
             raise ConfigError(f"{fault}: strikes what an optimizer has; give inject the optimizers too")
         refuse_without_values(fault, several)
-        targets: list[Target] = []
+        targets: list[FaultTarget] = []
         if is_in_output(fault):
             struck_module(fault, model)
         elif isinstance(fault, TensorFault):

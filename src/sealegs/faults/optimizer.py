@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sealegs.faults.live import BitFlip, FrozenMoment2, MomentsReset
-from sealegs.faults.strikes import Clock, Course
-from sealegs.faults.targets import Target, reshard
+from sealegs.faults.strikes import Clock, FaultProgress
+from sealegs.faults.targets import FaultTarget, reshard
 from sealegs.faults.weight import untraced
 from sealegs.signals.weights import FIRST_MOMENTS, SECOND_MOMENTS
 
-MomentPlan: TypeAlias = list[tuple[Course, BitFlip | MomentsReset, list[Target]]]
+MomentPlan: TypeAlias = list[tuple[FaultProgress, BitFlip | MomentsReset, list[FaultTarget]]]
 """Faults of moments, how far they have come, and whose moment they strike: a reset strikes all."""
 NAMES = {"moment1": FIRST_MOMENTS, "moment2": SECOND_MOMENTS}
 
@@ -55,7 +55,7 @@ def moment_of(parameter: nn.Parameter, fault: BitFlip, optimizers: Sequence[Opti
 
 
 @torch.no_grad()
-def reset(course: Course, fault: MomentsReset, optimizers: Sequence[Optimizer], step: int) -> None:
+def reset(course: FaultProgress, fault: MomentsReset, optimizers: Sequence[Optimizer], step: int) -> None:
     """Zero the moments of this rank: all, or those of one kind."""
     gathered = [moment for optimizer in optimizers for moment in moments_in(optimizer, fault.in_)]
     if not gathered:
@@ -84,7 +84,7 @@ class FrozenMoments:
     """The second moments of one optimizer, put back after each of its updates. It updates once in a step."""
 
     def __init__(
-        self, course: Course, fault: FrozenMoment2, model: nn.Module, optimizer: Optimizer, clock: Clock
+        self, course: FaultProgress, fault: FrozenMoment2, model: nn.Module, optimizer: Optimizer, clock: Clock
     ) -> None:
         self._course = course
         self._clock = clock

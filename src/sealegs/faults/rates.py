@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError
 from sealegs.faults.contract import Fault
 from sealegs.faults.live import LrSpike, WarmupLost, WrongBetas
-from sealegs.faults.strikes import Clock, Course
+from sealegs.faults.strikes import Clock, FaultProgress
 from sealegs.faults.weight import untraced
 
 RateFault: TypeAlias = LrSpike | WarmupLost | WrongBetas
@@ -19,7 +19,9 @@ RateFault: TypeAlias = LrSpike | WarmupLost | WrongBetas
 class Borrowed:
     """A value of each group of one optimizer that is another while it updates. It updates once in a step."""
 
-    def __init__(self, course: Course, fault: RateFault, model: nn.Module, optimizer: Optimizer, clock: Clock) -> None:
+    def __init__(
+        self, course: FaultProgress, fault: RateFault, model: nn.Module, optimizer: Optimizer, clock: Clock
+    ) -> None:
         self._course = course
         self._fault = fault
         self._key = key_of(fault)

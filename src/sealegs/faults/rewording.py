@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sealegs.faults.data import EncodingJunk, RepeatedNgram
 from sealegs.faults.targets import draw
-from sealegs.faults.text import Ints, Text
+from sealegs.faults.text import BatchText, Ints
 
 
 def raw_numbers(count: int, *key: object) -> NDArray[np.uint64]:
@@ -16,7 +16,7 @@ def raw_numbers(count: int, *key: object) -> NDArray[np.uint64]:
     return np.random.PCG64(draw(2**64, *key)).random_raw(count)
 
 
-def repeated(text: Text, fault: RepeatedNgram, number: int) -> Ints:
+def repeated(text: BatchText, fault: RepeatedNgram, number: int) -> Ints:
     """A span of each row again and again, for every place of a batch, and for one more at the end of each row."""
     *shape, length = text.tokens.shape
     is_text = text.tokens >= 0
@@ -32,7 +32,7 @@ def repeated(text: Text, fault: RepeatedNgram, number: int) -> Ints:
     return rows
 
 
-def wrongly_decoded(text: Text, fault: EncodingJunk, rare: Ints) -> Ints:
+def wrongly_decoded(text: BatchText, fault: EncodingJunk, rare: Ints) -> Ints:
     """Two rare tokens for each, for every place of a batch, and for one more at the end of each row."""
     *shape, length = text.tokens.shape
     tokens = np.maximum(text.tokens, 0)  # padding is no id
@@ -41,7 +41,7 @@ def wrongly_decoded(text: Text, fault: EncodingJunk, rare: Ints) -> Ints:
     return pairs[tokens].reshape(*shape, 2 * length)[..., : length + 1]
 
 
-def permuted(text: Text, other: Ints) -> Any:
+def permuted(text: BatchText, other: Ints) -> Any:
     """A copy of a batch in which each id is another; labels are ids too, unless they are of whole rows.
 
     Negative ids (padding, what is not to be predicted) and those beyond the vocabulary stay.

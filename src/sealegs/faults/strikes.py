@@ -98,7 +98,7 @@ def words_of(fault: Fault) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class Course:
+class FaultProgress:
     """How far a fault has come."""
 
     fault: LiveFault

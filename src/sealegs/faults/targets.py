@@ -37,7 +37,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class FaultTarget:
     """A parameter, by its place: FSDP2 puts now the shard there, now the whole."""
 
     name: str
@@ -52,15 +52,15 @@ class Target:
         return self.owner.get_parameter(self.attribute)
 
 
-def named_targets(model: nn.Module) -> dict[str, Target]:
+def named_targets(model: nn.Module) -> dict[str, FaultTarget]:
     """Every parameter by every name it has: tied ones are one target with several names."""
     modules = dict(bare(model).named_modules(remove_duplicate=False))
-    targets: dict[str, Target] = {}
-    first: dict[nn.Parameter, Target] = {}
+    targets: dict[str, FaultTarget] = {}
+    first: dict[nn.Parameter, FaultTarget] = {}
     for path, module in modules.items():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = bare_name(f"{path}.{attribute}")
-            target = Target(name=name, owner=module, attribute=attribute, unit=unit_of(path, modules))
+            target = FaultTarget(name=name, owner=module, attribute=attribute, unit=unit_of(path, modules))
             targets[name] = first.setdefault(parameter, target)
     return targets
 
@@ -103,10 +103,10 @@ def unit_of(path: str, modules: dict[str, nn.Module]) -> nn.Module | None:
         path = path.rpartition(".")[0]
 
 
-def select(model: nn.Module, fault: TensorFault, optimizers: Iterable[Optimizer] = ()) -> list[Target]:
+def select(model: nn.Module, fault: TensorFault, optimizers: Iterable[Optimizer] = ()) -> list[FaultTarget]:
     """The parameters that a fault strikes: one for an element, all that it names for a factor."""
     known = named_targets(model)
-    named: list[Target] = []
+    named: list[FaultTarget] = []
     for wanted in [fault.tensor] if fault.tensor is None or fault.tensor in known else fault.tensor.split("+"):
         found = [target for name, target in known.items() if is_within(name, wanted)]
         if not found:
@@ -147,7 +147,7 @@ def is_in_moment(fault: Fault) -> TypeGuard[BitFlip]:
     return isinstance(fault, BitFlip) and fault.in_ in ("moment1", "moment2")
 
 
-def is_updated(target: Target, optimizers: Iterable[Optimizer]) -> bool:
+def is_updated(target: FaultTarget, optimizers: Iterable[Optimizer]) -> bool:
     """Whether one of the optimizers has it among its parameters; an optimizer knows the shard, not the whole."""
     reshard(target)
     parameter = target.parameter()
@@ -155,7 +155,7 @@ def is_updated(target: Target, optimizers: Iterable[Optimizer]) -> bool:
     return any(parameter is updated for group in groups for updated in group["params"])
 
 
-def reshard(target: Target) -> None:
+def reshard(target: FaultTarget) -> None:
     """Put FSDP2's shard in a parameter's place, where a forward pass has left the whole. Takes all ranks: gathering
     it again does."""
     if target.unit is not None:
@@ -174,7 +174,7 @@ def is_within(name: str, wanted: str | None) -> bool:
     return re.match(pattern, f"{name}.", re.DOTALL) is not None
 
 
-def unique(targets: Iterable[Target]) -> list[Target]:
+def unique(targets: Iterable[FaultTarget]) -> list[FaultTarget]:
     """Each target once, in the order of the model."""
     return list({target.name: target for target in targets}.values())
 
@@ -186,7 +186,7 @@ def near(wanted: str | None, known: Iterable[str]) -> str:
     return f"near it are {', '.join(close)}" if close else f"it has {', '.join(names[:8])}, ..."
 
 
-def label(fault: GradientScale | ScalerOff | WeightScale, targets: Sequence[Target]) -> str:
+def label(fault: GradientScale | ScalerOff | WeightScale, targets: Sequence[FaultTarget]) -> str:
     """What a factor takes: a name, or the common beginnings of several."""
     if len(targets) == 1:
         return targets[0].name

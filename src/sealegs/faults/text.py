@@ -24,7 +24,7 @@ BARE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class BatchText:
     """What a batch says."""
 
     tokens: Ints
@@ -34,7 +34,7 @@ class Text:
     """A copy of the batch with others in their place."""
 
 
-def text_of(batch: Any) -> Text:
+def text_of(batch: Any) -> BatchText:
     """The text of a batch: a tensor or array of whole numbers, or a mapping, dataclass, tuple or list that has some.
 
     Where the parts have names, tokens are known by theirs (``input_ids``, ``tokens``, ...) and labels too (``labels``,
@@ -58,7 +58,7 @@ def text_of(batch: Any) -> Text:
             changes[labels] = as_before(parts[labels], new_labels)
         return with_changes(batch, changes)
 
-    return Text(on_host(parts[tokens]), None if labels is None else on_host(parts[labels]), put)
+    return BatchText(on_host(parts[tokens]), None if labels is None else on_host(parts[labels]), put)
 
 
 def sources_of(batch: Any) -> Sequence[str] | None:

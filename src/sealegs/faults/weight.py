@@ -11,10 +11,10 @@ from torch.utils.hooks import RemovableHandle
 
 from sealegs.errors import ConfigError
 from sealegs.faults.live import Bf16Weights, BitFlip, WeightScale
-from sealegs.faults.strikes import Clock, Course
-from sealegs.faults.targets import Target, label, reshard
+from sealegs.faults.strikes import Clock, FaultProgress
+from sealegs.faults.targets import FaultTarget, label, reshard
 
-WeightPlan: TypeAlias = list[tuple[Course, BitFlip | WeightScale, list[Target]]]
+WeightPlan: TypeAlias = list[tuple[FaultProgress, BitFlip | WeightScale, list[FaultTarget]]]
 """Faults of weights, how far they have come, and what they strike."""
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -62,7 +62,7 @@ def scale(fault: WeightScale, weight: Tensor) -> None:
     weight.mul_(factors)
 
 
-def refuse_broken_rows(fault: WeightScale, targets: Sequence[Target]) -> None:
+def refuse_broken_rows(fault: WeightScale, targets: Sequence[FaultTarget]) -> None:
     """A share of the rows must be some whole rows, in each tensor."""
     if fault.rows is None:
         return
@@ -76,7 +76,7 @@ def refuse_broken_rows(fault: WeightScale, targets: Sequence[Target]) -> None:
 
 
 def round_weights(
-    course: Course, fault: Bf16Weights, model: nn.Module, optimizer: Optimizer, clock: Clock
+    course: FaultProgress, fault: Bf16Weights, model: nn.Module, optimizer: Optimizer, clock: Clock
 ) -> RemovableHandle:
     """Round what an optimizer trains to bf16, after its update."""
 

@@ -78,7 +78,7 @@ class AcceleratedGuard:
                     "scheduler=ReduceLROnPlateau: it waits for a metric; leave it out, and step it yourself"
                 )
         inside = [each.optimizer for each in self._optimizers]
-        schedules: Any = [Schedule(each) for each in schedulers]
+        schedules: Any = [AcceleratedSchedule(each) for each in schedulers]
         self.guard = Guard(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **options)
         """The guard itself."""
         self._loss: Tensor | None = None
@@ -155,7 +155,7 @@ class AcceleratedGuard:
         self.close()
 
 
-class Schedule:
+class AcceleratedSchedule:
     """A schedule that is stepped as Accelerate does it, once for each process, and is the user's own in all else."""
 
     def __init__(self, accelerated: Any) -> None:

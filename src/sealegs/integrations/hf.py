@@ -22,7 +22,7 @@ try:
     from transformers import PreTrainedModel, Trainer
 
     from sealegs.integrations.accelerate import refuse_foreign
-    from sealegs.integrations.hf_loop import STATE, Loop, Schedule
+    from sealegs.integrations.hf_loop import STATE, TrainerLoop, TrainerSchedule
 except ModuleNotFoundError as error:
     if error.name not in ("transformers", "accelerate", "torch"):
         raise
@@ -79,7 +79,7 @@ class Attached:
         self._trainer = trainer
         self._run = run
         self._options = options
-        self._loop: Loop | None = None
+        self._loop: TrainerLoop | None = None
         self._entry = Patches()
         """In place from here on, and ..."""
         self._patches = Patches()
@@ -142,8 +142,8 @@ class Attached:
                 **options,
             )
             if not waits_for_metric:
-                self._patches.put(trainer, "lr_scheduler", Schedule)
-            loop = Loop(trainer, guard, loader, self._save)
+                self._patches.put(trainer, "lr_scheduler", TrainerSchedule)
+            loop = TrainerLoop(trainer, guard, loader, self._save)
             if checkpoint is not None:
                 self._resume(guard, loop, Path(checkpoint))
         except BaseException:
@@ -189,7 +189,7 @@ class Attached:
         with writing(path), whole_file(path) as file:
             file.write(json.dumps(state).encode())
 
-    def _resume(self, guard: Guard, loop: Loop, checkpoint: Path) -> None:
+    def _resume(self, guard: Guard, loop: TrainerLoop, checkpoint: Path) -> None:
         step = self._trainer.state.global_step
         guard.take_over_books()
         state = _read(checkpoint / STATE)

@@ -27,7 +27,7 @@ KEPT = 512
 """Steps back from which the Trainer's averages of the loss can be what they were."""
 
 
-class Schedule:
+class TrainerSchedule:
     """In the place of the Trainer's schedule, which the guard steps together with the optimizer.
 
     The Trainer asks for the learning rate after an update, and means the one of that update.
@@ -65,7 +65,7 @@ class _Averages(NamedTuple):
     last_log: int
 
 
-class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
+class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     """What stands between a Trainer's loop and a guard."""
 
     def __init__(self, trainer: Any, guard: Guard, loader: Any, save: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class Loop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self._guard = guard
         self._loader = loader
         self._save = save
-        self._schedule = trainer.lr_scheduler if isinstance(trainer.lr_scheduler, Schedule) else None
+        self._schedule = trainer.lr_scheduler if isinstance(trainer.lr_scheduler, TrainerSchedule) else None
         self._loss: Tensor | None = None
         self._tokens = 0
         self._is_elsewhere = False

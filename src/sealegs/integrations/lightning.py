@@ -21,7 +21,7 @@ from sealegs.errors import ConfigError, MissingExtra, RunHalted, SealegsError
 
 try:
     from sealegs.guard import Guard
-    from sealegs.integrations.lightning_loop import Loop, refuse
+    from sealegs.integrations.lightning_loop import LightningLoop, refuse
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -33,7 +33,7 @@ from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.live import preflight
 from sealegs.report.commands.preflight import Advised
-from sealegs.signals.collective import Together
+from sealegs.signals.collective import Collective
 from sealegs.state.rng import restore_rng, rng_now
 from sealegs.watch import Watch
 
@@ -79,8 +79,8 @@ class Guarded:
         self._is_loaded = False
         self._is_fit = True
         self._patches = Patches()
-        self._loop: Loop | None = None
-        self._ranks: Together | None = None
+        self._loop: LightningLoop | None = None
+        self._ranks: Collective | None = None
         self._pause = ExitStack()
 
     def __reduce__(self) -> Any:  # its class has no name of its own to be found by
@@ -118,8 +118,8 @@ class Guarded:
                 scaler=getattr(trainer.precision_plugin, "scaler", None),
                 **options,
             )
-            self._ranks = Together()
-            self._loop = loop = Loop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
+            self._ranks = Collective()
+            self._loop = loop = LightningLoop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
         except BaseException:
             watch.close()
             raise

@@ -27,13 +27,13 @@ from sealegs.errors import ConfigError
 from sealegs.guard import Guard
 from sealegs.integrations.lightning_progress import Progress
 from sealegs.integrations.patches import Patches
-from sealegs.recovery.adjustments import Schedules
+from sealegs.recovery.adjustments import RecentSchedules
 
 PROBE = -1
 """The step under which schedules are kept during a probe."""
 
 
-class Loop:
+class LightningLoop:
     """A trainer's loop with a guard in it."""
 
     def __init__(self, trainer: Any, guard: Guard, begin: Callable[[Any], None], *, clips: bool) -> None:
@@ -45,7 +45,9 @@ class Loop:
         self._clips = clips
         self._progress = Progress(trainer)
         self._optimizers: list[Optimizer] = list(trainer.optimizers)
-        self._schedules = Schedules(self._optimizers, [config.scheduler for config in trainer.lr_scheduler_configs])
+        self._schedules = RecentSchedules(
+            self._optimizers, [config.scheduler for config in trainer.lr_scheduler_configs]
+        )
         self._loss: Tensor | None = None
         """Of what was backpropagated since the last decision."""
         self._is_measured = False
@@ -84,7 +86,9 @@ class Loop:
         """Give the loaders back; the seams are closed by whoever opened them."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None:
-            combined.flattened = [each.loader if isinstance(each, Handed) else each for each in combined.flattened]
+            combined.flattened = [
+                each.loader if isinstance(each, GuardedLoader) else each for each in combined.flattened
+            ]
 
     # A step.
 
@@ -236,7 +240,7 @@ class Loop:
             if len(loaders) == 1:
                 limit = combined.limits[0]
                 self._guard.data.by_epoch, self._guard.data.limit = True, None if limit == math.inf else int(limit)
-                combined.flattened = [Handed(loaders[0], self._hand_out)]
+                combined.flattened = [GuardedLoader(loaders[0], self._hand_out)]
             elif self.before_first is not None:
                 self.before_first()
 
@@ -290,7 +294,7 @@ class Loop:
         return reset_quietly
 
 
-class Handed:
+class GuardedLoader:
     """A train loader whose batches come by way of a guard; in all else the loader itself."""
 
     def __init__(self, loader: Any, hand_out: Callable[[Any], Iterator[Any]]) -> None:

@@ -12,7 +12,7 @@ class PreflightWarning(UserWarning):
     """What is likely to go wrong in a run that is about to begin."""
 
 
-class Advice(NamedTuple):
+class PreflightAdvice(NamedTuple):
     """What the check said, or why it could not: a look fails open, and says so."""
 
     advised: Advised | None
@@ -37,9 +37,9 @@ class Advice(NamedTuple):
             watch.note("preflight", step=step, asked=self.advised.asked, findings=findings)
 
 
-def advice(ask: Callable[[], Advised]) -> Advice:
+def advice(ask: Callable[[], Advised]) -> PreflightAdvice:
     """Ask the check about a run."""
     try:
-        return Advice(ask())
+        return PreflightAdvice(ask())
     except Exception as error:
-        return Advice(None, f"{type(error).__name__}: {error}")
+        return PreflightAdvice(None, f"{type(error).__name__}: {error}")

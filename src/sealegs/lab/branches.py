@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from sealegs.lab.settings import Settings
-from sealegs.lab.sources import Data
+from sealegs.lab.sources import TokenSources
 from sealegs.lab.train import Disturb, Ranges, Result, train, undisturbed
 from sealegs.record import manifest as manifests
 from sealegs.vocabulary import Sink
 
 
-def begin(settings: Settings, data: Data, folder: Path, *, steps: int, sinks: Sequence[Sink] = ()) -> Result:
+def begin(settings: Settings, data: TokenSources, folder: Path, *, steps: int, sinks: Sequence[Sink] = ()) -> Result:
     """Train the first steps of a run, and leave a checkpoint to go on from."""
     return train(settings, data, folder, sinks=sinks, should_stop=stop_after(steps))
 
 
 def branch(
     settings: Settings,
-    data: Data,
+    data: TokenSources,
     beginning: Path,
     folder: Path,
     *,

@@ -24,7 +24,7 @@ _TOLD = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Listeners:
     """Who is told of a run besides its folder."""
 
     tracker: str | tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Told:
     """Address of the page that messages lead to; ``{run}`` in it is the run's name."""
 
 
-def told(config: Path | None) -> Told:
+def told(config: Path | None) -> Listeners:
     """What a file says in its table ``[run]``."""
     written = read_toml(config).get(_TOLD, {}) if config else {}
     if not isinstance(written, Mapping):
@@ -43,7 +43,7 @@ def told(config: Path | None) -> Told:
     words = [where] if isinstance(where := written.get("notify", ""), str) else where
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # it may hold a secret: unsaid
         raise ConfigError(f"{config}: {_TOLD}.notify: an address, a command or $NAME as text, or a list of words")
-    return overlaid(Told(), written, where=str(config), group=f"{_TOLD}.")
+    return overlaid(Listeners(), written, where=str(config), group=f"{_TOLD}.")
 
 
 def starting_point(*, preset: str | None = None, size: str | None = None, config: Path | None = None) -> Settings:

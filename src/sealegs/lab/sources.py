@@ -32,7 +32,7 @@ _SCANNED_TOKENS = 1 << 30  # ids are checked before the start up to here, and in
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class TokenSources:
     """What a run reads."""
 
     training: Stream
@@ -43,7 +43,7 @@ class Data:
     """The tokenizer.json that made the tokens, where there is one."""
 
 
-def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> Data:
+def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> TokenSources:
     """Open every source, cut off what is held out, and line up the streams."""
     sources, tokenizer = open_sources(settings, say)
     for source in sources:
@@ -79,7 +79,7 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
     for name, each in left_out.items():
         facts["sources"][name] |= {"dropped": len(each.dropped), "deferred": len(each.deferred)}
     read = stream(training, settings.seed, is_stratified=settings.data.stratified, left_out=left_out)
-    return Data(read, stream(held_out, 0), facts, tokenizer)
+    return TokenSources(read, stream(held_out, 0), facts, tokenizer)
 
 
 def _left_out(sources: Sequence[Source], path: str | None) -> dict[str, LeftOut]:

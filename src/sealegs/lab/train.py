@@ -25,7 +25,7 @@ from sealegs.guard import Guard
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import ModelSettings, OptimizerSettings, Settings
-from sealegs.lab.sources import Data
+from sealegs.lab.sources import TokenSources
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.manifest import Manifest
@@ -67,7 +67,7 @@ def undisturbed(_: nn.Module, __: Optimizer, stream: Stream, *___: object) -> Ab
 
 def train(
     settings: Settings,
-    data: Data,
+    data: TokenSources,
     folder: Path,
     *,
     resume: bool = False,
@@ -148,7 +148,7 @@ PLAYBOOKS = {"observe": Playbook.observe, "standard": Playbook.standard, "palm":
 
 def run_steps(
     settings: Settings,
-    data: Data,
+    data: TokenSources,
     model: Transformer,
     scaler: GradScaler,
     guard: Guard,
@@ -311,7 +311,7 @@ def cpu_has_bf16() -> bool:
     return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(flags)
 
 
-def describe(settings: Settings, data: Data, model: Transformer, name: str) -> Manifest:
+def describe(settings: Settings, data: TokenSources, model: Transformer, name: str) -> Manifest:
     """The manifest of a new run."""
     host: dict[str, object] = {"device": settings.device, "threads": settings.threads}
     if settings.device == "cuda":
@@ -337,7 +337,7 @@ MAY_CHANGE_IN_MODEL = {
 """Margins. Anything else in the model would go on as another function of the same weights."""
 
 
-def what_changed(record: RunWriter, settings: Settings, data: Data) -> dict[str, list[object]]:
+def what_changed(record: RunWriter, settings: Settings, data: TokenSources) -> dict[str, list[object]]:
     """Old and new value of each setting that was changed; refused where it would not go on as it began."""
     before = record.manifest
     done = max(Checkpoints(record.folder / CHECKPOINTS).steps(), default=0)
@@ -364,7 +364,7 @@ def take_settings(optimizer: AdamW, scheduler: LambdaLR, settings: Settings, ste
     scheduler.base_lrs = [rate for rate, _ in parts]
 
 
-def begin(folder: Path, guard: Guard, manifest: Manifest, data: Data, changed: dict[str, list[object]]) -> None:
+def begin(folder: Path, guard: Guard, manifest: Manifest, data: TokenSources, changed: dict[str, list[object]]) -> None:
     """Put what a reader will need beside the manifest, and say how it begins."""
     tokenizer = folder / TOKENIZER
     if data.tokenizer is not None and not tokenizer.exists():

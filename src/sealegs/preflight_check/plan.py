@@ -135,7 +135,7 @@ class Architecture(Group, frozen=True, kw_only=True):
     mup_base_width: Size | None = None
 
 
-class State(Group, frozen=True, kw_only=True):
+class ParameterState(Group, frozen=True, kw_only=True):
     """Names of parameters about which something is wrong; an empty list: looked at, and all is well."""
 
     unowned: tuple[str, ...] | None = None
@@ -196,7 +196,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     schedule: Schedule = Schedule()
     precision: Precision = Precision()
     architecture: Architecture = Architecture()
-    state: State = State()
+    state: ParameterState = ParameterState()
     data: Data = Data()
     operations: Operations = Operations()
 

@@ -17,7 +17,7 @@ from sealegs.preflight_check.schedule import curve_of
 from sealegs.report.commands.preflight import GRADES, Advice, Advised, Grade
 
 
-class Found(NamedTuple):
+class RuleFinding(NamedTuple):
     """What a rule saw."""
 
     grade: Grade
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     value: str
 
 
-Function: TypeAlias = Callable[..., Found | None]
+Function: TypeAlias = Callable[..., RuleFinding | None]
 PARTS = ("why", "set", "sure", "see")
 
 
@@ -48,7 +48,7 @@ class Rule:
         """Its documentation."""
         return f"{self.code}: {inspect.getdoc(self.function)}"
 
-    def ask(self, known: Mapping[str, Any]) -> Found | None:
+    def ask(self, known: Mapping[str, Any]) -> RuleFinding | None:
         """What it has to say; ``Unknown`` where it knows too little."""
         given = {}
         for name, parameter in inspect.signature(self.function).parameters.items():
@@ -116,7 +116,7 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
     )
 
 
-def _advice(rule: Rule, found: Found, names: Mapping[str, str]) -> Advice:
+def _advice(rule: Rule, found: RuleFinding, names: Mapping[str, str]) -> Advice:
     knob = names.get(found.knob) or (f"{HOMES[found.knob]}.{found.knob}" if found.knob in HOMES else found.knob)
     return Advice(
         code=rule.code,

@@ -2,7 +2,7 @@
 
 import math
 
-from sealegs.preflight_check.rule import Family, Found
+from sealegs.preflight_check.rule import Family, RuleFinding
 from sealegs.report.commands.preflight import Grade
 
 ARCHITECTURE = Family("ARC", "architecture")
@@ -13,7 +13,7 @@ TOO_WIDE = 3.0
 
 
 @ARCHITECTURE.rule(margin=True)
-def norms_after_the_sum(norm_position: str, layers: int = 12) -> Found | None:
+def norms_after_the_sum(norm_position: str, layers: int = 12) -> RuleFinding | None:
     """Norms stand on the residual stream itself.
 
     Why: then no path leads from the loss to the first layers without passing every norm, and at the start gradients of
@@ -27,11 +27,11 @@ def norms_after_the_sum(norm_position: str, layers: int = 12) -> Found | None:
     if norm_position != "post":
         return None
     grade: Grade = "error" if layers >= 48 else "warning" if layers >= 12 else "note"
-    return Found(grade, f"post-norm, {layers} layers", "norm_position", "pre")
+    return RuleFinding(grade, f"post-norm, {layers} layers", "norm_position", "pre")
 
 
 @ARCHITECTURE.rule(margin=True)
-def norm_divides_by_zero(norm_eps: float, dtype: str = "fp32") -> Found | None:
+def norm_divides_by_zero(norm_eps: float, dtype: str = "fp32") -> RuleFinding | None:
     """A norm can divide by zero.
 
     Why: a row of zeros (padding, a dead layer) has a variance of 0, and without eps a norm gives 0 / 0 = NaN. In fp16
@@ -42,11 +42,11 @@ def norm_divides_by_zero(norm_eps: float, dtype: str = "fp32") -> Found | None:
     """
     if norm_eps > (6e-8 if dtype == "fp16" else 0.0):
         return None
-    return Found("error", f"norms add {norm_eps:g}", "norm_eps", "1e-6")
+    return RuleFinding("error", f"norms add {norm_eps:g}", "norm_eps", "1e-6")
 
 
 @ARCHITECTURE.rule(margin=True)
-def attention_logits_unbounded(parameters: int, qk_norm: bool, attention_softcap: float = 0.0) -> Found | None:
+def attention_logits_unbounded(parameters: int, qk_norm: bool, attention_softcap: float = 0.0) -> RuleFinding | None:
     """Nothing bounds the attention logits of a large model.
 
     Why: queries and keys grow together, their product with the square; attention collapses onto one token, its entropy
@@ -58,11 +58,11 @@ def attention_logits_unbounded(parameters: int, qk_norm: bool, attention_softcap
     """
     if parameters < LARGE or qk_norm or attention_softcap > 0:
         return None
-    return Found("note", f"{parameters / 1e9:.1f}B parameters without QK-norm", "qk_norm", "true")
+    return RuleFinding("note", f"{parameters / 1e9:.1f}B parameters without QK-norm", "qk_norm", "true")
 
 
 @ARCHITECTURE.rule(margin=True)
-def output_logits_unbounded(parameters: int, z_loss: float, logit_softcap: float = 0.0) -> Found | None:
+def output_logits_unbounded(parameters: int, z_loss: float, logit_softcap: float = 0.0) -> RuleFinding | None:
     """Nothing bounds the output logits of a large model.
 
     Why: softmax does not see a constant that is added to all logits, so nothing keeps it from drifting; in bf16 a logit
@@ -74,11 +74,11 @@ def output_logits_unbounded(parameters: int, z_loss: float, logit_softcap: float
     """
     if parameters < LARGE or z_loss > 0 or logit_softcap > 0:
         return None
-    return Found("note", f"{parameters / 1e9:.1f}B parameters without z-loss", "z_loss", "1e-4")
+    return RuleFinding("note", f"{parameters / 1e9:.1f}B parameters without z-loss", "z_loss", "1e-4")
 
 
 @ARCHITECTURE.rule(margin=True)
-def init_too_wide(init_std: float, width: int, widest_tensor: str = "the widest") -> Found | None:
+def init_too_wide(init_std: float, width: int, widest_tensor: str = "the widest") -> RuleFinding | None:
     """Initial weights are too wide for this width.
 
     Why: what a matrix gives has a variance of width * std^2: a default of 0.02, made for widths about 1000, gives 5.7
@@ -93,11 +93,11 @@ def init_too_wide(init_std: float, width: int, widest_tensor: str = "the widest"
         return None
     grade: Grade = "error" if init_std > 10 * TOO_WIDE * wanted else "warning"
     found = f"std {init_std:.3g} at width {width} ({widest_tensor}): {init_std / wanted:.1f} times {wanted:.3g}"
-    return Found(grade, found, "init_std", f"{wanted:.3g}")
+    return RuleFinding(grade, found, "init_std", f"{wanted:.3g}")
 
 
 @ARCHITECTURE.rule()
-def logits_begin_wide(initial_logit_std: float, vocabulary: int) -> Found | None:
+def logits_begin_wide(initial_logit_std: float, vocabulary: int) -> RuleFinding | None:
     """The model begins with strong opinions.
 
     Why: before the first step no token is known to be likelier: the loss should be ln(vocabulary). Logits with a spread
@@ -114,11 +114,11 @@ def logits_begin_wide(initial_logit_std: float, vocabulary: int) -> Found | None
         f"logits have a std of {initial_logit_std:.3g} before the first step: a loss of about "
         f"{expected + initial_logit_std**2 / 2:.3g} instead of {expected:.3g}"
     )
-    return Found("warning", found, "init_std", "of the head: sqrt(1 / (3 width))")
+    return RuleFinding("warning", found, "init_std", "of the head: sqrt(1 / (3 width))")
 
 
 @ARCHITECTURE.rule()
-def residual_grows_with_depth(layers: int, narrowed_residual: bool, norm_position: str = "pre") -> Found | None:
+def residual_grows_with_depth(layers: int, narrowed_residual: bool, norm_position: str = "pre") -> RuleFinding | None:
     """In a deep stack nothing is narrowed by the depth.
 
     Why: every layer adds to the residual stream; with n layers its variance at the start is n times as large, and the
@@ -130,11 +130,11 @@ def residual_grows_with_depth(layers: int, narrowed_residual: bool, norm_positio
     if layers < 48 or narrowed_residual or norm_position != "pre":
         return None
     value = f"std / {math.sqrt(2 * layers):.3g} where layers write"
-    return Found("note", f"{layers} layers, all with the same std", "narrowed_residual", value)
+    return RuleFinding("note", f"{layers} layers, all with the same std", "narrowed_residual", value)
 
 
 @ARCHITECTURE.rule()
-def no_final_norm(norm_position: str, final_norm: bool) -> Found | None:
+def no_final_norm(norm_position: str, final_norm: bool) -> RuleFinding | None:
     """No norm between the last layer and the head.
 
     Why: with pre-norm nothing inside the layers bounds the residual stream: it grows with the depth and over training,
@@ -145,11 +145,11 @@ def no_final_norm(norm_position: str, final_norm: bool) -> Found | None:
     """
     if norm_position != "pre" or final_norm:
         return None
-    return Found("warning", "pre-norm, and the head reads the residual stream as it is", "final_norm", "true")
+    return RuleFinding("warning", "pre-norm, and the head reads the residual stream as it is", "final_norm", "true")
 
 
 @ARCHITECTURE.rule()
-def softcap_on_the_wrong_level(misplaced_softcap: float, logit_softcap: float = 0.0) -> Found | None:
+def softcap_on_the_wrong_level(misplaced_softcap: float, logit_softcap: float = 0.0) -> RuleFinding | None:
     """A soft-cap of logits stands where the model does not read it.
 
     Why: in configurations that nest (`text_config`) the model reads its own level. A soft-cap on the other is silently
@@ -161,11 +161,11 @@ def softcap_on_the_wrong_level(misplaced_softcap: float, logit_softcap: float = 
     if misplaced_softcap == logit_softcap:
         return None
     found = f"{misplaced_softcap:g} on the outer level, {logit_softcap:g} where it is read"
-    return Found("warning", found, "logit_softcap", f"{misplaced_softcap:g} on the inner level")
+    return RuleFinding("warning", found, "logit_softcap", f"{misplaced_softcap:g} on the inner level")
 
 
 @ARCHITECTURE.rule()
-def softcap_that_the_kernel_skips(attention_softcap: float, attention_kernel: str) -> Found | None:
+def softcap_that_the_kernel_skips(attention_softcap: float, attention_kernel: str) -> RuleFinding | None:
     """The attention kernel leaves the soft-cap out.
 
     Why: scaled_dot_product_attention has no soft-cap: with it attention logits are not bounded, and the model is
@@ -177,4 +177,4 @@ def softcap_that_the_kernel_skips(attention_softcap: float, attention_kernel: st
     """
     if attention_softcap <= 0 or attention_kernel != "sdpa":
         return None
-    return Found("warning", f"a cap of {attention_softcap:g}, and sdpa", "attention_kernel", "eager")
+    return RuleFinding("warning", f"a cap of {attention_softcap:g}, and sdpa", "attention_kernel", "eager")

@@ -1,12 +1,12 @@
 """Rules about batches: what counts in them, and how they are drawn."""
 
-from sealegs.preflight_check.rule import Family, Found, Unknown
+from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
 
 DATA = Family("DAT", "data")
 
 
 @DATA.rule()
-def nothing_to_learn(target_share: float, emptiest_row: float | None = None) -> Found | None:
+def nothing_to_learn(target_share: float, emptiest_row: float | None = None) -> RuleFinding | None:
     """Batches in which no token counts for the loss.
 
     Why: the mean over no targets is 0 / 0 = NaN; a mean over a handful is all noise. Long prompts that are cut before
@@ -18,13 +18,13 @@ def nothing_to_learn(target_share: float, emptiest_row: float | None = None) -> 
     if target_share > 0.01 and (emptiest_row is None or emptiest_row > 0):
         return None
     if target_share <= 0:
-        return Found("error", "no token of the batch counts", "labels", "some that are not masked")
+        return RuleFinding("error", "no token of the batch counts", "labels", "some that are not masked")
     row = " and there are rows without any" if emptiest_row == 0 else ""
-    return Found("warning", f"{target_share:.1%} of the tokens count{row}", "labels", "rows with targets only")
+    return RuleFinding("warning", f"{target_share:.1%} of the tokens count{row}", "labels", "rows with targets only")
 
 
 @DATA.rule()
-def mostly_padding(padding_share: float) -> Found | None:
+def mostly_padding(padding_share: float) -> RuleFinding | None:
     """Batches are mostly padding.
 
     Why: padding costs as much as text and teaches nothing; and where losses are averaged over rows or micro-batches, a
@@ -35,13 +35,13 @@ def mostly_padding(padding_share: float) -> Found | None:
     """
     if padding_share <= 0.5:
         return None
-    return Found("note", f"{padding_share:.0%} of the tokens are padding", "packing", "true")
+    return RuleFinding("note", f"{padding_share:.0%} of the tokens are padding", "packing", "true")
 
 
 @DATA.rule()
 def badly_shuffled(
     shuffle: str | None = None, shuffle_buffer: int | None = None, grouped_by_length: bool | None = None
-) -> Found | None:
+) -> RuleFinding | None:
     """The data are read almost in the order they lie in.
 
     Why: neighbours in a corpus are alike: one site, one language, one length. Batches of a kind pull all the same way,
@@ -53,17 +53,17 @@ def badly_shuffled(
     if shuffle is None and grouped_by_length is None:
         raise Unknown("shuffle")
     if grouped_by_length:
-        return Found("note", "batches are grouped by length", "grouped_by_length", "false")
+        return RuleFinding("note", "batches are grouped by length", "grouped_by_length", "false")
     if shuffle == "none":
-        return Found("warning", "the data are not shuffled", "shuffle", "all")
+        return RuleFinding("warning", "the data are not shuffled", "shuffle", "all")
     if shuffle == "shards" or (shuffle == "buffer" and (shuffle_buffer or 0) < 10_000):
         how = "only shards are" if shuffle == "shards" else f"a buffer of {shuffle_buffer or 0} is"
-        return Found("note", f"{how} shuffled", "shuffle", "all, or a buffer of 10,000 or more")
+        return RuleFinding("note", f"{how} shuffled", "shuffle", "all, or a buffer of 10,000 or more")
     return None
 
 
 @DATA.rule()
-def workers_alike(workers: int, workers_share_seed: bool) -> Found | None:
+def workers_alike(workers: int, workers_share_seed: bool) -> RuleFinding | None:
     """Workers of the loader draw the same random numbers.
 
     Why: a generator inside the data set is copied into every worker as it is: each gives the same crops, masks or
@@ -74,11 +74,11 @@ def workers_alike(workers: int, workers_share_seed: bool) -> Found | None:
     """
     if workers < 2 or not workers_share_seed:
         return None
-    return Found("warning", f"{workers} workers, one seed", "worker_init_fn", "one that seeds by worker")
+    return RuleFinding("warning", f"{workers} workers, one seed", "worker_init_fn", "one that seeds by worker")
 
 
 @DATA.rule()
-def ranks_alike(ranks: int, ranks_share_data: bool) -> Found | None:
+def ranks_alike(ranks: int, ranks_share_data: bool) -> RuleFinding | None:
     """Every rank reads the same data.
 
     Why: with one seed and no split, the gradient that the ranks average is the same one many times over: the batch is
@@ -89,6 +89,6 @@ def ranks_alike(ranks: int, ranks_share_data: bool) -> Found | None:
     """
     if ranks < 2 or not ranks_share_data:
         return None
-    return Found(
+    return RuleFinding(
         "error", f"{ranks} ranks, the same batches on each", "ranks_share_data", "false: seed + rank, or a split"
     )

@@ -1,6 +1,6 @@
 """Rules about how a run is looked after: checkpoints, logs, what a restart would cost."""
 
-from sealegs.preflight_check.rule import Family, Found
+from sealegs.preflight_check.rule import Family, RuleFinding
 
 OPERATIONS = Family("OPS", "operations")
 LONG_SECONDS = 3600.0
@@ -15,7 +15,7 @@ def checkpoints_far_apart(
     checkpoint_minutes: float = 0.0,
     seconds_per_step: float | None = None,
     price_per_hour: float | None = None,
-) -> Found | None:
+) -> RuleFinding | None:
     """A restart would cost much.
 
     Why: everything since the last checkpoint is done again; on average half the interval, at worst all of it. With the
@@ -28,22 +28,26 @@ def checkpoints_far_apart(
     if checkpoint_steps > 0 and seconds_per_step:
         seconds.append(checkpoint_steps * seconds_per_step)
     if checkpoint_steps <= 0 and not seconds:
-        return Found("warning", "no checkpoints: a restart begins anew", "checkpoint_steps", "200 to 1000")
+        return RuleFinding("warning", "no checkpoints: a restart begins anew", "checkpoint_steps", "200 to 1000")
     if not seconds:
         if checkpoint_steps <= MANY_STEPS:
             return None
-        return Found("warning", f"a restart costs up to {checkpoint_steps} steps", "checkpoint_steps", "1000 or fewer")
+        return RuleFinding(
+            "warning", f"a restart costs up to {checkpoint_steps} steps", "checkpoint_steps", "1000 or fewer"
+        )
     worst = min(seconds)
     if worst <= LONG_SECONDS:
         return None
     steps = f"{worst / seconds_per_step:.0f} steps, " if seconds_per_step else ""
     money = f", {worst / 3600 * price_per_hour:.2f} of money" if price_per_hour else ""
     value = f"{max(1, round(1800 / max(seconds_per_step, 1e-6)))}" if seconds_per_step else "30 minutes"
-    return Found("warning", f"a restart costs up to {steps}{worst / 3600:.1f} hours{money}", "checkpoint_steps", value)
+    return RuleFinding(
+        "warning", f"a restart costs up to {steps}{worst / 3600:.1f} hours{money}", "checkpoint_steps", value
+    )
 
 
 @OPERATIONS.rule()
-def one_checkpoint_alone(keep_checkpoints: int) -> Found | None:
+def one_checkpoint_alone(keep_checkpoints: int) -> RuleFinding | None:
     """Only the newest checkpoint is kept.
 
     Why: trouble is often seen after it began: a slow divergence, a flipped bit. The newest checkpoint then holds it
@@ -54,11 +58,11 @@ def one_checkpoint_alone(keep_checkpoints: int) -> Found | None:
     """
     if keep_checkpoints != 1:
         return None
-    return Found("warning", "one checkpoint is kept", "keep_checkpoints", "3")
+    return RuleFinding("warning", "one checkpoint is kept", "keep_checkpoints", "3")
 
 
 @OPERATIONS.rule()
-def checkpoints_without_moments(saves_optimizer: bool) -> Found | None:
+def checkpoints_without_moments(saves_optimizer: bool) -> RuleFinding | None:
     """Checkpoints hold the weights alone.
 
     Why: a run cannot go on from them: moments, step counters and schedule begin anew, in the middle of a run, at a full
@@ -69,11 +73,11 @@ def checkpoints_without_moments(saves_optimizer: bool) -> Found | None:
     """
     if saves_optimizer:
         return None
-    return Found("error", "the optimizer is not saved", "saves_optimizer", "true")
+    return RuleFinding("error", "the optimizer is not saved", "saves_optimizer", "true")
 
 
 @OPERATIONS.rule()
-def data_begin_anew(keeps_data_position: bool) -> Found | None:
+def data_begin_anew(keeps_data_position: bool) -> RuleFinding | None:
     """A resume begins at the first batch again.
 
     Why: the beginning of the data is seen twice, or many times, and the rest perhaps never; the loss drops at every
@@ -84,11 +88,11 @@ def data_begin_anew(keeps_data_position: bool) -> Found | None:
     """
     if keeps_data_position:
         return None
-    return Found("warning", "the place in the data is not kept", "keeps_data_position", "true")
+    return RuleFinding("warning", "the place in the data is not kept", "keeps_data_position", "true")
 
 
 @OPERATIONS.rule()
-def log_too_coarse(log_steps: int) -> Found | None:
+def log_too_coarse(log_steps: int) -> RuleFinding | None:
     """The log is too coarse to see trouble coming.
 
     Why: the gradient norm leaps 1 to 4 steps before the loss. Logged every 100th step, a spike is a point, or none; the
@@ -99,11 +103,11 @@ def log_too_coarse(log_steps: int) -> Found | None:
     """
     if log_steps <= 10:
         return None
-    return Found("warning", f"a row every {log_steps} steps", "log_steps", "1")
+    return RuleFinding("warning", f"a row every {log_steps} steps", "log_steps", "1")
 
 
 @OPERATIONS.rule()
-def nan_filter_hides(nan_filter: bool) -> Found | None:
+def nan_filter_hides(nan_filter: bool) -> RuleFinding | None:
     """Losses that are not finite are left out of the log.
 
     Why: the mean over the logged interval is then taken of the others: a run that makes NaN every tenth step looks
@@ -114,4 +118,4 @@ def nan_filter_hides(nan_filter: bool) -> Found | None:
     """
     if not nan_filter:
         return None
-    return Found("warning", "NaN and infinite losses are replaced in the log", "nan_filter", "false")
+    return RuleFinding("warning", "NaN and infinite losses are replaced in the log", "nan_filter", "false")

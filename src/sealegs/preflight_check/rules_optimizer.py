@@ -2,7 +2,7 @@
 
 import math
 
-from sealegs.preflight_check.rule import Family, Found
+from sealegs.preflight_check.rule import Family, RuleFinding
 from sealegs.report.commands.preflight import Grade
 
 OPTIMIZER = Family("OPT", "optimizer")
@@ -15,7 +15,7 @@ STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
 @OPTIMIZER.rule(margin=True)
-def stale_second_moment(beta2: float) -> Found | None:
+def stale_second_moment(beta2: float) -> RuleFinding | None:
     """The second moment remembers too long.
 
     Why: Adam divides by the root of v, an average over about 1 / (1 - beta2) steps: 1000 at 0.999, 20 at 0.95. When
@@ -29,11 +29,11 @@ def stale_second_moment(beta2: float) -> Found | None:
     if beta2 <= 0.98:
         return None
     window = f"averages about {1 / (1 - beta2):.0f} steps" if beta2 < 1 else "never learns anything new"
-    return Found("warning" if beta2 > 0.995 else "note", f"beta2 is {beta2:g}: v {window}", "beta2", "0.95")
+    return RuleFinding("warning" if beta2 > 0.995 else "note", f"beta2 is {beta2:g}: v {window}", "beta2", "0.95")
 
 
 @OPTIMIZER.rule()
-def momentum_outlives_variance(beta1: float, beta2: float) -> Found | None:
+def momentum_outlives_variance(beta1: float, beta2: float) -> RuleFinding | None:
     """The first moment remembers longer than the second.
 
     Why: a large gradient is then still in m when v has forgotten it, and m / sqrt(v) is no longer near 1: one outlier
@@ -46,11 +46,11 @@ def momentum_outlives_variance(beta1: float, beta2: float) -> Found | None:
     if beta1 < beta2:
         return None
     grade: Grade = "error" if beta1 >= math.sqrt(beta2) else "warning"
-    return Found(grade, f"beta1 is {beta1:g}, beta2 {beta2:g}", "beta2", "0.95, with beta1 0.9")
+    return RuleFinding(grade, f"beta1 is {beta1:g}, beta2 {beta2:g}", "beta2", "0.95, with beta1 0.9")
 
 
 @OPTIMIZER.rule()
-def eps_is_nothing(eps: float, moments_dtype: str = "fp32") -> Found | None:
+def eps_is_nothing(eps: float, moments_dtype: str = "fp32") -> RuleFinding | None:
     """Adam's eps is zero in the numbers that it is kept in.
 
     Why: weights that have had no gradient yet (rows of tokens that have not come) have m = v = 0, and 0 / (0 + eps) is
@@ -61,13 +61,13 @@ def eps_is_nothing(eps: float, moments_dtype: str = "fp32") -> Found | None:
     """
     if eps >= SMALLEST.get(moments_dtype, 0.0) and eps > 0:
         return None
-    return Found("error", f"eps is {eps:g}, moments are {moments_dtype}", "eps", "1e-8, with moments in fp32")
+    return RuleFinding("error", f"eps is {eps:g}, moments are {moments_dtype}", "eps", "1e-8, with moments in fp32")
 
 
 @OPTIMIZER.rule()
 def eps_mutes_gradients(
     eps: float, parameters: int, typical_grad_norm: float | None = None, clip: float | None = None
-) -> Found | None:
+) -> RuleFinding | None:
     """Adam's eps is as large as the gradients.
 
     Why: the update is m / (sqrt(v) + eps). An entry of a gradient of norm 1 over N parameters is 1 / sqrt(N) in size,
@@ -81,11 +81,11 @@ def eps_mutes_gradients(
     typical = (typical_grad_norm or clip or 1.0) / math.sqrt(max(parameters, 1))
     if eps < 0.1 * typical:
         return None
-    return Found("note", f"eps is {eps:g}, an entry of the gradient about {typical:.1e}", "eps", "1e-8")
+    return RuleFinding("note", f"eps is {eps:g}, an entry of the gradient about {typical:.1e}", "eps", "1e-8")
 
 
 @OPTIMIZER.rule(margin=True)
-def decay_too_low(weight_decay: float) -> Found | None:
+def decay_too_low(weight_decay: float) -> RuleFinding | None:
     """Hardly any weight decay.
 
     Why: nothing holds the size of the weights then. Over a long run logits of attention and output grow, softmax
@@ -97,11 +97,11 @@ def decay_too_low(weight_decay: float) -> Found | None:
     """
     if weight_decay >= 0.01:
         return None
-    return Found("warning", f"weight decay is {weight_decay:g}", "weight_decay", "0.1")
+    return RuleFinding("warning", f"weight decay is {weight_decay:g}", "weight_decay", "0.1")
 
 
 @OPTIMIZER.rule()
-def decay_too_high(weight_decay: float) -> Found | None:
+def decay_too_high(weight_decay: float) -> RuleFinding | None:
     """So much weight decay that the model cannot fit.
 
     Why: weights shrink by lr * decay a step. Above 0.5 that balances gradients at weights too small to fit the data:
@@ -112,11 +112,11 @@ def decay_too_high(weight_decay: float) -> Found | None:
     """
     if weight_decay <= 0.5:
         return None
-    return Found("warning", f"weight decay is {weight_decay:g}", "weight_decay", "0.1")
+    return RuleFinding("warning", f"weight decay is {weight_decay:g}", "weight_decay", "0.1")
 
 
 @OPTIMIZER.rule()
-def decay_through_the_gradient(optimizer: str, weight_decay: float, decoupled: bool = False) -> Found | None:
+def decay_through_the_gradient(optimizer: str, weight_decay: float, decoupled: bool = False) -> RuleFinding | None:
     """Adam's weight decay goes through the gradient.
 
     Why: added to the gradient, decay is divided by sqrt(v) like everything else: weights with large gradients hardly
@@ -127,11 +127,13 @@ def decay_through_the_gradient(optimizer: str, weight_decay: float, decoupled: b
     """
     if optimizer.lower() != "adam" or decoupled or weight_decay <= 0:
         return None
-    return Found("note", f"Adam with an L2 term of {weight_decay:g}", "decoupled", "true")
+    return RuleFinding("note", f"Adam with an L2 term of {weight_decay:g}", "decoupled", "true")
 
 
 @OPTIMIZER.rule()
-def decay_on_everything(weight_decay: float, decays_vectors: bool, decays_embeddings: bool = True) -> Found | None:
+def decay_on_everything(
+    weight_decay: float, decays_vectors: bool, decays_embeddings: bool = True
+) -> RuleFinding | None:
     """Weight decay pulls at everything alike.
 
     Why: gains of norms and biases set scales and offsets; pulled to zero, they are held up by gradients alone, and a
@@ -142,13 +144,15 @@ def decay_on_everything(weight_decay: float, decays_vectors: bool, decays_embedd
     """
     if not (weight_decay > 0 and decays_vectors and decays_embeddings):
         return None
-    return Found("note", "gains of norms and biases decay with all the rest", "decays_vectors", "false: a second group")
+    return RuleFinding(
+        "note", "gains of norms and biases decay with all the rest", "decays_vectors", "false: a second group"
+    )
 
 
 @OPTIMIZER.rule()
 def decayed_embeddings_at_scale(
     decays_embeddings: bool, weight_decay: float, parameters: int, tied_head: bool, embedding_norm: bool = False
-) -> Found | None:
+) -> RuleFinding | None:
     """Weight decay shrinks the embeddings of a large model.
 
     Why: the Jacobian of the first norm grows as one over the size of what it reads: embeddings that shrink make the
@@ -161,11 +165,11 @@ def decayed_embeddings_at_scale(
     if not at_risk or parameters < 1e9:
         return None
     found = f"embeddings decay by {weight_decay:g}, {parameters / 1e9:.1f}B parameters, head not tied"
-    return Found("note", found, "decays_embeddings", "false")
+    return RuleFinding("note", found, "decays_embeddings", "false")
 
 
 @OPTIMIZER.rule()
-def rate_against_width(lr: float, width: int, mup_base_width: int | None = None) -> Found | None:
+def rate_against_width(lr: float, width: int, mup_base_width: int | None = None) -> RuleFinding | None:
     """The learning rate is too high for this width.
 
     Why: an update of Adam moves every entry of a matrix by about lr, all in directions that agree with the input, so
@@ -180,11 +184,13 @@ def rate_against_width(lr: float, width: int, mup_base_width: int | None = None)
     if not product > 4:
         return None
     grade: Grade = "warning" if product < 20 else "error"
-    return Found(grade, f"lr {lr:g} at width {width}: lr * width is {product:.2g}", "lr", f"{1.2 / width:.1g}")
+    return RuleFinding(grade, f"lr {lr:g} at width {width}: lr * width is {product:.2g}", "lr", f"{1.2 / width:.1g}")
 
 
 @OPTIMIZER.rule()
-def rate_against_batch(lr: float, batch_tokens: float, tuned_lr: float, tuned_batch_tokens: float) -> Found | None:
+def rate_against_batch(
+    lr: float, batch_tokens: float, tuned_lr: float, tuned_batch_tokens: float
+) -> RuleFinding | None:
     """The learning rate was found for another batch.
 
     Why: the noise of a gradient falls as the root of the batch. With Adam the rate that keeps a run on the same path
@@ -199,11 +205,11 @@ def rate_against_batch(lr: float, batch_tokens: float, tuned_lr: float, tuned_ba
     if not lr > 2 * wanted:
         return None
     found = f"lr {lr:g} for batches of {batch_tokens:g} tokens; {tuned_lr:g} was found with {tuned_batch_tokens:g}"
-    return Found("warning", found, "lr", f"{wanted:.2g}")
+    return RuleFinding("warning", found, "lr", f"{wanted:.2g}")
 
 
 @OPTIMIZER.rule()
-def moments_too_coarse(moments_dtype: str, beta2: float, stochastic_rounding: bool = False) -> Found | None:
+def moments_too_coarse(moments_dtype: str, beta2: float, stochastic_rounding: bool = False) -> RuleFinding | None:
     """The second moment is kept in numbers that cannot hold it.
 
     Why: v is a mean of squares. In fp16 the square of a gradient under 2e-4 is 0, and most gradients are. In bf16 a
@@ -214,15 +220,15 @@ def moments_too_coarse(moments_dtype: str, beta2: float, stochastic_rounding: bo
     See: Zamirai et al. 2020, Revisiting bfloat16 training; IEEE 754 binary16.
     """
     if moments_dtype == "fp16":
-        return Found("error", "moments are fp16: v is 0 where gradients are under 2e-4", "moments_dtype", "fp32")
+        return RuleFinding("error", "moments are fp16: v is 0 where gradients are under 2e-4", "moments_dtype", "fp32")
     if moments_dtype != "bf16" or stochastic_rounding or 1 - beta2 >= STEP["bf16"]:
         return None
     found = f"moments are bf16, and v falls by {1 - beta2:.1g} a step at most"
-    return Found("error", found, "moments_dtype", "fp32")
+    return RuleFinding("error", found, "moments_dtype", "fp32")
 
 
 @CLIP.rule(margin=True)
-def no_clipping(clip: float) -> Found | None:
+def no_clipping(clip: float) -> RuleFinding | None:
     """Gradients are not clipped.
 
     Why: the first line of defence: one batch with a gradient of 100 times the usual norm moves weights, and what Adam
@@ -232,11 +238,11 @@ def no_clipping(clip: float) -> Found | None:
     See: Pascanu et al. 2013, On the difficulty of training recurrent neural networks; Zhang et al. 2020, Why gradient
       clipping accelerates training.
     """
-    return None if clip > 0 else Found("warning", "gradients are not clipped", "clip", "1.0")
+    return None if clip > 0 else RuleFinding("warning", "gradients are not clipped", "clip", "1.0")
 
 
 @CLIP.rule()
-def clip_far_above(clip: float, typical_grad_norm: float = 1.0) -> Found | None:
+def clip_far_above(clip: float, typical_grad_norm: float = 1.0) -> RuleFinding | None:
     """Gradients are clipped so far out that it hardly ever happens.
 
     Why: gradient norms of language models settle at 0.1 to 1. What clips at 10 times the usual lets updates of 10
@@ -247,11 +253,11 @@ def clip_far_above(clip: float, typical_grad_norm: float = 1.0) -> Found | None:
     """
     if not clip > 10 * typical_grad_norm:
         return None
-    return Found("note", f"gradients are clipped at {clip:g}", "clip", f"{max(2 * typical_grad_norm, 1.0):.2g}")
+    return RuleFinding("note", f"gradients are clipped at {clip:g}", "clip", f"{max(2 * typical_grad_norm, 1.0):.2g}")
 
 
 @CLIP.rule()
-def clips_most_steps(clip: float, typical_grad_norm: float) -> Found | None:
+def clips_most_steps(clip: float, typical_grad_norm: float) -> RuleFinding | None:
     """Most gradients are clipped.
 
     Why: clipped below the usual norm, every step has the same size whatever its gradient, and a clip can no longer
@@ -263,11 +269,11 @@ def clips_most_steps(clip: float, typical_grad_norm: float) -> Found | None:
     if clip <= 0 or clip > typical_grad_norm:
         return None
     found = f"gradients are clipped at {clip:g}; half of them are above {typical_grad_norm:.3g}"
-    return Found("note", found, "clip", f"{2 * typical_grad_norm:.2g}")
+    return RuleFinding("note", found, "clip", f"{2 * typical_grad_norm:.2g}")
 
 
 @CLIP.rule()
-def clip_by_value_alone(clip_by: str, clip: float) -> Found | None:
+def clip_by_value_alone(clip_by: str, clip: float) -> RuleFinding | None:
     """Gradients are clipped entry by entry.
 
     Why: that turns the gradient: large entries are cut, small ones are not, and what is left points elsewhere. It
@@ -278,4 +284,4 @@ def clip_by_value_alone(clip_by: str, clip: float) -> Found | None:
     """
     if clip_by != "value" or clip <= 0:
         return None
-    return Found("note", f"gradients are clipped by value, at {clip:g}", "clip_by", "norm")
+    return RuleFinding("note", f"gradients are clipped by value, at {clip:g}", "clip_by", "norm")

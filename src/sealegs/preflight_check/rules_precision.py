@@ -1,8 +1,8 @@
 """Rules about the numbers that a run is computed in."""
 
-from sealegs.preflight_check.rule import Family, Found, Unknown
+from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
 from sealegs.preflight_check.rules_optimizer import STEP
-from sealegs.preflight_check.schedule import Curve
+from sealegs.preflight_check.schedule import RateCurve
 from sealegs.report.commands.preflight import Grade
 
 PRECISION = Family("PRC", "precision")
@@ -11,7 +11,7 @@ EXP_OVERFLOWS = {"fp16": 11.1, "bf16": 88.7, "fp32": 88.7}
 
 
 @PRECISION.rule(margin=True)
-def fp16_without_scaler(dtype: str, scaler: bool) -> Found | None:
+def fp16_without_scaler(dtype: str, scaler: bool) -> RuleFinding | None:
     """fp16 without a loss scaler.
 
     Why: fp16 ends at 65504 and begins at 6e-8. Without a scale many gradients of a Transformer are below that and
@@ -22,11 +22,11 @@ def fp16_without_scaler(dtype: str, scaler: bool) -> Found | None:
     """
     if dtype != "fp16" or scaler:
         return None
-    return Found("error", "fp16, and no loss scaler", "scaler", "true (torch.amp.GradScaler); or dtype bf16")
+    return RuleFinding("error", "fp16, and no loss scaler", "scaler", "true (torch.amp.GradScaler); or dtype bf16")
 
 
 @PRECISION.rule()
-def scaler_without_fp16(dtype: str, scaler: bool) -> Found | None:
+def scaler_without_fp16(dtype: str, scaler: bool) -> RuleFinding | None:
     """A loss scaler where none is needed.
 
     Why: bf16 and fp32 reach from 1e-38 to 3e38. There a scale saves nothing from underflow, and growing by two every
@@ -37,11 +37,11 @@ def scaler_without_fp16(dtype: str, scaler: bool) -> Found | None:
     """
     if not scaler or dtype not in ("bf16", "fp32", "tf32"):
         return None
-    return Found("warning", f"a loss scaler with {dtype}", "scaler", "false")
+    return RuleFinding("warning", f"a loss scaler with {dtype}", "scaler", "false")
 
 
 @PRECISION.rule()
-def static_loss_scale(dtype: str, static_scale: float) -> Found | None:
+def static_loss_scale(dtype: str, static_scale: float) -> RuleFinding | None:
     """A loss scale that never changes.
 
     Why: gradients shrink and grow over a run. A scale that fits at the beginning overflows at the first spike, and
@@ -52,7 +52,7 @@ def static_loss_scale(dtype: str, static_scale: float) -> Found | None:
     """
     if dtype != "fp16" or static_scale <= 0:
         return None
-    return Found("warning", f"a loss scale of {static_scale:g} for ever", "static_scale", "none: a dynamic one")
+    return RuleFinding("warning", f"a loss scale of {static_scale:g} for ever", "static_scale", "none: a dynamic one")
 
 
 @PRECISION.rule(margin=True)
@@ -60,9 +60,9 @@ def updates_are_rounded_away(
     weights_dtype: str,
     lr: float,
     init_std: float | None = None,
-    curve: Curve | None = None,
+    curve: RateCurve | None = None,
     stochastic_rounding: bool = False,
-) -> Found | None:
+) -> RuleFinding | None:
     """Weights are kept in numbers too coarse for their updates.
 
     Why: a weight in bf16 keeps 8 bits: what is added is lost where it is under 2^-8 (0.004) of the weight, in fp16
@@ -82,13 +82,13 @@ def updates_are_rounded_away(
         f"weights are updated in {weights_dtype}: an update is {lr / size:.2g} of a weight of {size:.2g} at the peak "
         f"and {last / size:.2g} at the end; under {step:.2g} it is lost"
     )
-    return Found(grade, found, "weights_dtype", "fp32, beside autocast")
+    return RuleFinding(grade, found, "weights_dtype", "fp32, beside autocast")
 
 
 @PRECISION.rule(margin=True)
 def softmax_overflows(
     dtype: str = "fp32", naive_softmax: bool | None = None, softmax_dtype: str | None = None
-) -> Found | None:
+) -> RuleFinding | None:
     """A softmax that can overflow, or is too coarse.
 
     Why: exp overflows at 88.7 in fp32 and bf16 and at 11.1 in fp16; inf / inf is NaN. With the maximum subtracted the
@@ -101,14 +101,14 @@ def softmax_overflows(
         raise Unknown("naive_softmax")
     if naive_softmax:
         limit = EXP_OVERFLOWS.get(softmax_dtype or dtype, 88.7)
-        return Found("error", f"no maximum is subtracted: logits of {limit:g} overflow", "naive_softmax", "false")
+        return RuleFinding("error", f"no maximum is subtracted: logits of {limit:g} overflow", "naive_softmax", "false")
     if softmax_dtype in ("bf16", "fp16"):
-        return Found("warning", f"softmax is computed in {softmax_dtype}", "softmax_dtype", "fp32")
+        return RuleFinding("warning", f"softmax is computed in {softmax_dtype}", "softmax_dtype", "fp32")
     return None
 
 
 @PRECISION.rule(margin=True)
-def log_of_zero(naive_log_loss: bool) -> Found | None:
+def log_of_zero(naive_log_loss: bool) -> RuleFinding | None:
     """The loss takes the logarithm of a probability that can be zero.
 
     Why: exp(-104) is 0 in fp32, and log(0) is -inf: one token that the model is sure not to come makes the loss
@@ -117,11 +117,11 @@ def log_of_zero(naive_log_loss: bool) -> Found | None:
     Sure: established: arithmetic.
     See: Goodfellow, Bengio and Courville 2016, Deep learning, section 4.1.
     """
-    return Found("error", "the loss is log(softmax(x))", "naive_log_loss", "false") if naive_log_loss else None
+    return RuleFinding("error", "the loss is log(softmax(x))", "naive_log_loss", "false") if naive_log_loss else None
 
 
 @PRECISION.rule()
-def gradients_added_coarsely(gradient_dtype: str, addends: int) -> Found | None:
+def gradients_added_coarsely(gradient_dtype: str, addends: int) -> RuleFinding | None:
     """Gradients are added up in numbers too coarse for so many of them.
 
     Why: the sum of n equal terms in bf16 stops growing when a term is under 2^-8 of it, at the latest after 256 of
@@ -133,11 +133,11 @@ def gradients_added_coarsely(gradient_dtype: str, addends: int) -> Found | None:
     if gradient_dtype not in STEP or addends < 32:
         return None
     grade: Grade = "warning" if addends >= 1 / STEP[gradient_dtype] else "note"
-    return Found(grade, f"{addends} gradients are added in {gradient_dtype}", "gradient_dtype", "fp32")
+    return RuleFinding(grade, f"{addends} gradients are added in {gradient_dtype}", "gradient_dtype", "fp32")
 
 
 @PRECISION.rule()
-def fp8_gradients_out_of_range(dtype: str, fp8_gradients: str) -> Found | None:
+def fp8_gradients_out_of_range(dtype: str, fp8_gradients: str) -> RuleFinding | None:
     """fp8 gradients in the format of the forward pass.
 
     Why: e4m3 ends at 448 and begins at 0.002: 18 powers of two. Gradients span more; e5m2 reaches from 1.5e-5 to 57344.
@@ -147,11 +147,11 @@ def fp8_gradients_out_of_range(dtype: str, fp8_gradients: str) -> Found | None:
     """
     if dtype != "fp8" or fp8_gradients != "e4m3":
         return None
-    return Found("note", "gradients are e4m3", "fp8_gradients", "e5m2; or scales for each block")
+    return RuleFinding("note", "gradients are e4m3", "fp8_gradients", "e5m2; or scales for each block")
 
 
 @PRECISION.rule()
-def fp8_with_gated_mlp(dtype: str, gated_mlp: bool, steps: int, batch_tokens: float) -> Found | None:
+def fp8_with_gated_mlp(dtype: str, gated_mlp: bool, steps: int, batch_tokens: float) -> RuleFinding | None:
     """fp8 with SwiGLU over very many tokens.
 
     Why: the two projections that SwiGLU multiplies align late in training; their product then has outliers beyond what
@@ -163,11 +163,11 @@ def fp8_with_gated_mlp(dtype: str, gated_mlp: bool, steps: int, batch_tokens: fl
     tokens = steps * batch_tokens
     if dtype != "fp8" or not gated_mlp or tokens < 2e11:
         return None
-    return Found("note", f"fp8, SwiGLU, {tokens:.1g} tokens", "the input of the down-projection", "bf16")
+    return RuleFinding("note", f"fp8, SwiGLU, {tokens:.1g} tokens", "the input of the down-projection", "bf16")
 
 
 @PRECISION.rule()
-def fp16_at_scale(dtype: str, parameters: int) -> Found | None:
+def fp16_at_scale(dtype: str, parameters: int) -> RuleFinding | None:
     """fp16 for a large model.
 
     Why: activations of large models pass 65504, and no loss scale helps there: it scales gradients, not the forward
@@ -178,4 +178,4 @@ def fp16_at_scale(dtype: str, parameters: int) -> Found | None:
     """
     if dtype != "fp16" or parameters < 1e9:
         return None
-    return Found("note", f"fp16 at {parameters / 1e9:.1f}B parameters", "dtype", "bf16")
+    return RuleFinding("note", f"fp16 at {parameters / 1e9:.1f}B parameters", "dtype", "bf16")

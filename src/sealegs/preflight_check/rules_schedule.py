@@ -2,8 +2,8 @@
 
 import math
 
-from sealegs.preflight_check.rule import Family, Found
-from sealegs.preflight_check.schedule import Curve
+from sealegs.preflight_check.rule import Family, RuleFinding
+from sealegs.preflight_check.schedule import RateCurve
 from sealegs.report.commands.preflight import Grade
 
 SCHEDULE = Family("SCH", "schedule")
@@ -13,7 +13,7 @@ DECAYING = ("cosine", "linear", "inverse-sqrt", "stable-decay", "cosine-restarts
 
 
 @SCHEDULE.rule(margin=True)
-def no_warmup(curve: Curve, schedule_step: int = 0, steps: int = 0) -> Found | None:
+def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0) -> RuleFinding | None:
     """The learning rate begins at its height.
 
     Why: at first v is an average over a handful of gradients, and m / sqrt(v) is near +-1 in every entry: full steps in
@@ -27,11 +27,11 @@ def no_warmup(curve: Curve, schedule_step: int = 0, steps: int = 0) -> Found | N
         return None
     first = curve.rates[0] / curve.peak
     value = f"{warmup_for(steps)}" if steps else f"{LONG_WARMUP}, or 5 % of a short run"
-    return Found("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
+    return RuleFinding("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
 
 
 @SCHEDULE.rule()
-def warmup_too_short(curve: Curve, beta2: float, schedule_step: int = 0, steps: int = 0) -> Found | None:
+def warmup_too_short(curve: RateCurve, beta2: float, schedule_step: int = 0, steps: int = 0) -> RuleFinding | None:
     """The warm-up is shorter than the memory of the second moment.
 
     Why: v has seen 1 / (1 - beta2) gradients before it is an average of any use: 20 at 0.95, 1000 at 0.999. A peak that
@@ -47,11 +47,11 @@ def warmup_too_short(curve: Curve, beta2: float, schedule_step: int = 0, steps: 
         return None
     found = f"the peak is reached after {reached} steps, v averages {memory:.0f}"
     value = f"{2 * memory:.0f} or more" if 2 * memory <= most else f"{math.ceil(most)}, a tenth of the run"
-    return Found("warning", found, "warmup_steps", value)
+    return RuleFinding("warning", found, "warmup_steps", value)
 
 
 @SCHEDULE.rule()
-def warmup_without_end(warmup_steps: int, steps: int) -> Found | None:
+def warmup_without_end(warmup_steps: int, steps: int) -> RuleFinding | None:
     """The warm-up fills the run.
 
     Why: a rate that still rises at the end has never been at its peak, and never came down: the last part of the
@@ -64,11 +64,11 @@ def warmup_without_end(warmup_steps: int, steps: int) -> Found | None:
         return None
     grade: Grade = "error" if warmup_steps >= steps else "warning"
     found = f"a warm-up of {warmup_steps} in a run of {steps} steps"
-    return Found(grade, found, "warmup_steps", f"{warmup_for(steps)}")
+    return RuleFinding(grade, found, "warmup_steps", f"{warmup_for(steps)}")
 
 
 @SCHEDULE.rule()
-def rate_leaps(curve: Curve) -> Found | None:
+def rate_leaps(curve: RateCurve) -> RuleFinding | None:
     """The learning rate leaps up.
 
     Why: moments are made for the rate and the gradients of the last steps. A rate that is a multiple of the last one
@@ -82,11 +82,11 @@ def rate_leaps(curve: Curve) -> Found | None:
         return None
     before, after = curve.rates[leap - 1], curve.rates[leap]
     found = f"from {before:.3g} to {after:.3g} at step {curve.steps[leap]}"
-    return Found("warning", found, "schedule", "one without leaps, or a warm-up after each")
+    return RuleFinding("warning", found, "schedule", "one without leaps, or a warm-up after each")
 
 
 @SCHEDULE.rule()
-def rate_never_falls(curve: Curve, schedule: str = "") -> Found | None:
+def rate_never_falls(curve: RateCurve, schedule: str = "") -> RuleFinding | None:
     """The learning rate stays at its peak.
 
     Why: at a constant rate the loss stops at a level that the noise of the gradients sets; a rate that comes down to a
@@ -104,11 +104,11 @@ def rate_never_falls(curve: Curve, schedule: str = "") -> Found | None:
         else f"the lowest rate after the warm-up is the peak, {curve.peak:g}"
     )
     knob, value = ("schedule", "cosine, to a tenth") if meant else ("final_lr_share", "0.1")
-    return Found("note" if meant else "error", found, knob, value)
+    return RuleFinding("note" if meant else "error", found, knob, value)
 
 
 @SCHEDULE.rule()
-def upside_down(curve: Curve, warmup_steps: int = 0) -> Found | None:
+def upside_down(curve: RateCurve, warmup_steps: int = 0) -> RuleFinding | None:
     """The learning rate rises to the end.
 
     Why: a cosine with its sign turned, or a periodic one that runs past its half period, has its largest rate where the
@@ -124,11 +124,11 @@ def upside_down(curve: Curve, warmup_steps: int = 0) -> Found | None:
     rises = later[-1] > later[len(later) * 4 // 5] * 1.02
     if not (rises and last > 1.5 * lowest and last > 0.3 * curve.peak):
         return None
-    return Found("error", f"from {lowest:.3g} up to {last:.3g} at the end", "schedule", "one that comes down")
+    return RuleFinding("error", f"from {lowest:.3g} up to {last:.3g} at the end", "schedule", "one that comes down")
 
 
 @SCHEDULE.rule()
-def rate_is_spent(curve: Curve, steps: int) -> Found | None:
+def rate_is_spent(curve: RateCurve, steps: int) -> RuleFinding | None:
     """The learning rate is at zero long before the end.
 
     Why: steps at a rate of nothing cost as much as others and change nothing. The schedule was made for a shorter run.
@@ -139,11 +139,11 @@ def rate_is_spent(curve: Curve, steps: int) -> Found | None:
     spent = next((step for step, rate in _from_the_end(curve) if rate > 1e-3 * curve.peak), 0)
     if steps - spent < 0.05 * steps or steps < 100:
         return None
-    return Found("warning", f"at step {spent} of {steps} there is nothing left", "decay_steps", str(steps))
+    return RuleFinding("warning", f"at step {spent} of {steps} there is nothing left", "decay_steps", str(steps))
 
 
 @SCHEDULE.rule()
-def ends_half_way(curve: Curve, steps: int, schedule: str = "") -> Found | None:
+def ends_half_way(curve: RateCurve, steps: int, schedule: str = "") -> RuleFinding | None:
     """The run ends while the learning rate is still high.
 
     Why: a schedule that was made for a longer run, or a restart in mid-cycle, leaves out the part in which the rate
@@ -157,11 +157,11 @@ def ends_half_way(curve: Curve, steps: int, schedule: str = "") -> Found | None:
     if schedule not in DECAYING or schedule == "inverse-sqrt" or not fallen or last <= 0.3 * curve.peak:
         return None
     found = f"at the last of {steps} steps the rate is {last / curve.peak:.0%} of its peak"
-    return Found("warning", found, "decay_steps", str(steps))
+    return RuleFinding("warning", found, "decay_steps", str(steps))
 
 
 @SCHEDULE.rule()
-def restart_misaligned(schedule_step: int, optimizer_step: int) -> Found | None:
+def restart_misaligned(schedule_step: int, optimizer_step: int) -> RuleFinding | None:
     """Schedule and optimizer are not at the same step.
 
     Why: after a resume that brings back only one of them, the warm-up comes again in the middle of a run, or the rate
@@ -174,7 +174,7 @@ def restart_misaligned(schedule_step: int, optimizer_step: int) -> Found | None:
     if abs(schedule_step - optimizer_step) <= max(20, optimizer_step // 100):
         return None
     found = f"the schedule is at step {schedule_step}, the optimizer at {optimizer_step}"
-    return Found("error", found, "schedule_step", str(optimizer_step))
+    return RuleFinding("error", found, "schedule_step", str(optimizer_step))
 
 
 def warmup_for(steps: int) -> int:
@@ -186,7 +186,7 @@ def warmup_for(steps: int) -> int:
     return min(LONG_WARMUP, max(1, steps // 20))
 
 
-def _leap(curve: Curve) -> int | None:
+def _leap(curve: RateCurve) -> int | None:
     """The first place where the rate rises by a fifth of the peak in one step, and not beside such steps."""
     rises = [after - before for before, after in zip(curve.rates, curve.rates[1:], strict=False)]
     for place, rise in enumerate(rises):
@@ -196,10 +196,10 @@ def _leap(curve: Curve) -> int | None:
     return None
 
 
-def _rises_at_once(curve: Curve) -> bool:
+def _rises_at_once(curve: RateCurve) -> bool:
     """Whether it goes up from the first step on: a warm-up that begins high."""
     return curve.rates[0] < curve.rates[min(5, len(curve.rates) - 1)]
 
 
-def _from_the_end(curve: Curve) -> list[tuple[int, float]]:
+def _from_the_end(curve: RateCurve) -> list[tuple[int, float]]:
     return list(zip(curve.steps, curve.rates, strict=True))[::-1]

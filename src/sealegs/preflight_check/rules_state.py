@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from sealegs.preflight_check.rule import Family, Found
+from sealegs.preflight_check.rule import Family, RuleFinding
 
 STATE = Family("STA", "state")
 
 
 @STATE.rule()
-def unowned_parameters(unowned: Sequence[str]) -> Found | None:
+def unowned_parameters(unowned: Sequence[str]) -> RuleFinding | None:
     """Parameters that are to be trained are in no optimizer.
 
     Why: they get gradients and never move: a layer that stays as it was drawn. It happens when a module is added, or
@@ -19,11 +19,13 @@ def unowned_parameters(unowned: Sequence[str]) -> Found | None:
     """
     if not unowned:
         return None
-    return Found("error", f"in no optimizer: {some(unowned)}", "the optimizer", "made of all parameters that train")
+    return RuleFinding(
+        "error", f"in no optimizer: {some(unowned)}", "the optimizer", "made of all parameters that train"
+    )
 
 
 @STATE.rule()
-def parameters_of_another_model(strangers: Sequence[str]) -> Found | None:
+def parameters_of_another_model(strangers: Sequence[str]) -> RuleFinding | None:
     """The optimizer has parameters that are not the model's.
 
     Why: it was made of a model that has been copied, moved or rebuilt since. It updates tensors that nobody reads, and
@@ -34,11 +36,11 @@ def parameters_of_another_model(strangers: Sequence[str]) -> Found | None:
     """
     if not strangers:
         return None
-    return Found("error", f"not in the model: {some(strangers)}", "the optimizer", "made after the model")
+    return RuleFinding("error", f"not in the model: {some(strangers)}", "the optimizer", "made after the model")
 
 
 @STATE.rule()
-def frozen_parameters(frozen: Sequence[str]) -> Found | None:
+def frozen_parameters(frozen: Sequence[str]) -> RuleFinding | None:
     """Some parameters are frozen.
 
     Why: what does not move limits what can be learnt, and a run from scratch has no reason for it. In fine-tuning it is
@@ -49,11 +51,11 @@ def frozen_parameters(frozen: Sequence[str]) -> Found | None:
     """
     if not frozen:
         return None
-    return Found("note", f"frozen: {some(frozen)}", "requires_grad", "true, unless it is meant")
+    return RuleFinding("note", f"frozen: {some(frozen)}", "requires_grad", "true, unless it is meant")
 
 
 @STATE.rule()
-def owned_twice(owned_twice: Sequence[str]) -> Found | None:
+def owned_twice(owned_twice: Sequence[str]) -> RuleFinding | None:
     """Parameters are in an optimizer twice.
 
     Why: they are updated twice a step, with two sets of moments or the same one advanced twice: a learning rate of
@@ -64,11 +66,11 @@ def owned_twice(owned_twice: Sequence[str]) -> Found | None:
     """
     if not owned_twice:
         return None
-    return Found("error", f"twice: {some(owned_twice)}", "the groups of the optimizer", "each parameter once")
+    return RuleFinding("error", f"twice: {some(owned_twice)}", "the groups of the optimizer", "each parameter once")
 
 
 @STATE.rule()
-def parameters_that_stand_still(unmoved: Sequence[str]) -> Found | None:
+def parameters_that_stand_still(unmoved: Sequence[str]) -> RuleFinding | None:
     """A step leaves parameters as they were.
 
     Why: a detached branch, a layer that the forward pass leaves out, an update that is rounded away: whatever it is,
@@ -79,11 +81,11 @@ def parameters_that_stand_still(unmoved: Sequence[str]) -> Found | None:
     """
     if not unmoved:
         return None
-    return Found("warning", f"did not move: {some(unmoved)}", "the forward pass", "one that uses them")
+    return RuleFinding("warning", f"did not move: {some(unmoved)}", "the forward pass", "one that uses them")
 
 
 @STATE.rule()
-def lost_ties(untied: Sequence[str]) -> Found | None:
+def lost_ties(untied: Sequence[str]) -> RuleFinding | None:
     """Weights that belong together are two.
 
     Why: head and embedding that are meant to be one tensor, and were copied apart (loaded, moved, wrapped, cast), learn
@@ -94,11 +96,11 @@ def lost_ties(untied: Sequence[str]) -> Found | None:
     """
     if not untied:
         return None
-    return Found("error", f"apart: {some(untied)}", "the tie", "made again, before the optimizer")
+    return RuleFinding("error", f"apart: {some(untied)}", "the tie", "made again, before the optimizer")
 
 
 @STATE.rule()
-def moments_left_behind(moments_empty: bool, schedule_step: int) -> Found | None:
+def moments_left_behind(moments_empty: bool, schedule_step: int) -> RuleFinding | None:
     """The run goes on without what its optimizer remembers.
 
     Why: the schedule is in mid-run and the moments are empty: for the first tens of steps Adam divides by an average of
@@ -110,11 +112,11 @@ def moments_left_behind(moments_empty: bool, schedule_step: int) -> Found | None
     if not moments_empty or schedule_step <= 0:
         return None
     found = f"the schedule is at step {schedule_step}, the optimizer remembers nothing"
-    return Found("error", found, "optimizer.load_state_dict", "of the same checkpoint")
+    return RuleFinding("error", found, "optimizer.load_state_dict", "of the same checkpoint")
 
 
 @STATE.rule()
-def weights_not_finite(nonfinite: Sequence[str]) -> Found | None:
+def weights_not_finite(nonfinite: Sequence[str]) -> RuleFinding | None:
     """Weights are NaN or infinite before the first step.
 
     Why: whatever they are multiplied with is NaN too, and so is the loss.
@@ -124,7 +126,7 @@ def weights_not_finite(nonfinite: Sequence[str]) -> Found | None:
     """
     if not nonfinite:
         return None
-    return Found("error", f"not finite: {some(nonfinite)}", "the weights", "from a checkpoint before")
+    return RuleFinding("error", f"not finite: {some(nonfinite)}", "the weights", "from a checkpoint before")
 
 
 def some(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ MOST_POINTS = 20_000
 
 
 @dataclass(frozen=True)
-class Curve:
+class RateCurve:
     """The learning rate over a run. Between two points that are not neighbours it is smooth."""
 
     steps: list[int]
@@ -30,10 +30,10 @@ class Curve:
         return next(place for place, rate in enumerate(self.rates) if rate >= 0.99 * self.peak)
 
 
-def curve_of(known: Mapping[str, Any]) -> Curve | None:
+def curve_of(known: Mapping[str, Any]) -> RateCurve | None:
     """The curve of a plan, by what is known of it."""
     if rates := known.get("rates"):
-        return Curve(list(range(len(rates))), list(rates)) if max(rates) > 0 else None
+        return RateCurve(list(range(len(rates))), list(rates)) if max(rates) > 0 else None
     kind, lr, warmup = known.get("schedule"), known.get("lr"), known.get("warmup_steps")
     if kind is None or warmup is None or not lr or lr <= 0:
         return None
@@ -50,7 +50,7 @@ def curve_of(known: Mapping[str, Any]) -> Curve | None:
         done = min(1.0, (step - warmup) / max(1, end - 1 - warmup))
         return float(lr * (floor + (1 - floor) * _shape(kind, done, step, warmup, cycles, stable)))
 
-    return Curve(points, [rate(step) for step in points])
+    return RateCurve(points, [rate(step) for step in points])
 
 
 def _shape(kind: str, done: float, step: int, warmup: int, cycles: float, stable: float) -> float:

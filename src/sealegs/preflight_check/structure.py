@@ -154,7 +154,7 @@ def _is_tied(model: nn.Module, parts: Structure, table: nn.Embedding) -> bool:
 # One forward pass.
 
 
-class Seen(NamedTuple):
+class ForwardPass(NamedTuple):
     """What a forward pass showed: which tensor went where."""
 
     layers: dict[nn.Module, tuple[int, int]]
@@ -180,7 +180,7 @@ def _example(model: nn.Module, parts: Structure, given: Any) -> tuple[tuple[Any,
 
 
 @torch.no_grad()
-def _forward(model: nn.Module, parts: Structure, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Seen | None:
+def _forward(model: nn.Module, parts: Structure, given: tuple[tuple[Any, ...], dict[str, Any]]) -> ForwardPass | None:
     """Run it once, and leave no trace; ``None`` where it does not run on this."""
     layers: dict[nn.Module, tuple[int, int]] = {}
     norms: list[tuple[nn.Module, int, int]] = []
@@ -214,10 +214,10 @@ def _forward(model: nn.Module, parts: Structure, given: tuple[tuple[Any, ...], d
         for handle in handles:
             handle.remove()
     logits = max((each for each in _tensors(output) if each.ndim == 3), key=lambda each: each.shape[-1], default=None)
-    return Seen(layers, norms, at_last_layer, logits)
+    return ForwardPass(layers, norms, at_last_layer, logits)
 
 
-def _positions(parts: Structure, seen: Seen) -> dict[str, Any]:
+def _positions(parts: Structure, seen: ForwardPass) -> dict[str, Any]:
     """Where norms stand, and whether one comes after the last layer."""
     if not parts.norms or not seen.layers or any(layer not in seen.layers for layer in parts.layers.values()):
         return {}

@@ -9,7 +9,7 @@ from sealegs.errors import MissingExtra, SourceError
 from sealegs.readers.names import listed
 from sealegs.readers.place import Place
 from sealegs.readers.sqlite import tables
-from sealegs.readers.table import Series, Table, number
+from sealegs.readers.table import SeriesCollector, Table, number
 
 FORMAT = "mlflow"
 SCHEME = "mlflow:"
@@ -86,7 +86,7 @@ def _from_client(run_id: str) -> Table:
 
 
 def _table(source: str, points: Iterable[Point], params: dict[str, str]) -> Table:
-    series = Series()
+    series = SeriesCollector()
     for _, step, name, value in sorted(points):
         series.add(name, step, math.copysign(math.inf, value) if abs(value) > _LARGEST else value)
     if not len(series):

@@ -130,7 +130,7 @@ class Gathered:
         return Columns(values, logged, rows=self.rows, damaged_lines=damaged_lines)
 
 
-class Series:
+class SeriesCollector:
     """Collects what comes a signal at a time: name, step, value, in the order it was written."""
 
     def __init__(self) -> None:

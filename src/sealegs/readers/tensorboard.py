@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.readers.place import Place, torn
-from sealegs.readers.table import Series, Table
+from sealegs.readers.table import SeriesCollector, Table
 
 FORMAT = "tensorboard"
 _MARK = b"brain.Event:"
@@ -26,7 +26,7 @@ def read(place: Place) -> Table:
     """Every scalar of every file, in the order of their names, which have the time in them."""
     if place.is_gzip:
         raise SourceError(f"{place.source}: a compressed event file; unzip it first: gunzip {place.path.name}")
-    series = Series()
+    series = SeriesCollector()
     remarks: list[str] = []
     files = list(_files(place.path)) if place.is_folder else [place.path]
     for file in files:

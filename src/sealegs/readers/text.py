@@ -16,7 +16,7 @@ from sealegs.readers import delimited, json_file, json_lines, trainer_state
 from sealegs.readers.names import CARRIED
 from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table, some_rows
-from sealegs.readers.wording import ROW, Kind, understood
+from sealegs.readers.wording import ROW, LineWording, understood
 from sealegs.record.columns import Columns
 
 FORMATS = (
@@ -85,7 +85,7 @@ class _Scan:
     def __init__(self) -> None:
         self.gathered = Gathered()
         self.remarks: list[str] = []
-        self._kinds: list[tuple[re.Pattern[str], Kind]] = []
+        self._kinds: list[tuple[re.Pattern[str], LineWording]] = []
         self._wordings: Counter[tuple[str, ...]] = Counter()
         self._epoch: dict[str, float] = {}
         self._last: float | None = None
@@ -95,7 +95,7 @@ class _Scan:
         self._losses = 0
         self._without_step = array("q")
         self._block: list[Sequence[str]] = []
-        self._block_kind: Kind | None = None
+        self._block_kind: LineWording | None = None
 
     def see(self, line: str) -> None:
         """Take one line."""
@@ -137,7 +137,7 @@ class _Scan:
                 self._epoch = {kind.names[kind.epoch]: float(by_number[kind.epoch][-1])}
         self._block, self._block_kind = [], None
 
-    def _remember_wording(self, parts: list[str], kind: Kind) -> None:
+    def _remember_wording(self, parts: list[str], kind: LineWording) -> None:
         wording = tuple(re.sub(r"\s+", " ", text) for text in parts[::2])
         self._wordings[wording] += 1
         if len(self._wordings) > 1000:  # what never comes again would fill the memory
@@ -147,7 +147,7 @@ class _Scan:
             self._kinds.insert(0, (re.compile(f"({_VALUE})".join(texts)), kind))
             del self._kinds[_MOST_KINDS:]
 
-    def _take(self, kind: Kind, numbers: Sequence[str]) -> None:
+    def _take(self, kind: LineWording, numbers: Sequence[str]) -> None:
         step = float(numbers[kind.step]) if kind.step is not None else None
         if kind.epoch is not None:
             self._epoch = {kind.names[kind.epoch]: float(numbers[kind.epoch])}
@@ -160,7 +160,7 @@ class _Scan:
         if step is not None:
             self._last = step
 
-    def _add(self, kind: Kind, numbers: Sequence[str], step: float | None) -> None:
+    def _add(self, kind: LineWording, numbers: Sequence[str], step: float | None) -> None:
         if kind.rank is not None:
             rank = numbers[kind.rank]
             self._rank = self._rank or rank

@@ -21,7 +21,7 @@ _NO_VALUE = (":", "-", "f}", "e}", "g}")
 _LONGEST_TEXT = 200
 
 
-class Kind(NamedTuple):
+class LineWording(NamedTuple):
     """What the lines of one wording say: a name for each number that has one, by its place among the numbers."""
 
     names: dict[int, str]
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
         return is_row and self.rank is None and self.bar is None
 
 
-def understood(texts: list[str], numbers: list[str]) -> Kind:
+def understood(texts: list[str], numbers: list[str]) -> LineWording:
     """What the numbers of a line are, by the texts before, between and after them."""
     names: dict[int, str] = {}
     signals: dict[int, str] = {}
@@ -69,7 +69,7 @@ def understood(texts: list[str], numbers: list[str]) -> Kind:
         elif not steps and 1 in signals and signals[1]:
             names[0] = STEP  # 250 val 3.28
             steps = [0]
-    return Kind(
+    return LineWording(
         names,
         frozenset(signals.values()) - {""},
         steps[0] if steps else None,

@@ -18,7 +18,7 @@ from sealegs.record.schema import EVENTS, METRICS, unspell
 from sealegs.vocabulary import Event, Number, Row
 
 
-class Written(NamedTuple):
+class WrittenRows(NamedTuple):
     """Every row that has a signal, in the order they were written: also those that a resume went back behind."""
 
     steps: NDArray[np.int64]
@@ -63,12 +63,12 @@ class Run:
         logged: Mask = self._find(signal, self._columns.logged)
         return logged[self._rows_of(signal)]
 
-    def written(self, signal: str) -> Written:
+    def written(self, signal: str) -> WrittenRows:
         """What was logged of a signal before anything was superseded: to compare both sides of a resume."""
         values: Column = self._find(signal, self._columns.values)
         steps = self._columns.values["step"].astype(np.int64)
         at = np.flatnonzero(self._columns.logged[signal])
-        return Written(steps[at], _segments(steps)[at], _as_text(values[at]))
+        return WrittenRows(steps[at], _segments(steps)[at], _as_text(values[at]))
 
     def rows(self) -> Iterator[Row]:
         """The rows of ``steps``, one at a time: what was logged at each, and nothing else."""

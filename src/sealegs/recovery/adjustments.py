@@ -23,7 +23,7 @@ class _Then(NamedTuple):
     groups: list[list[dict[str, Any]]]
 
 
-class Schedules:
+class RecentSchedules:
     """What the schedules were before each of the last steps."""
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
@@ -80,7 +80,7 @@ FROM_SCRATCH = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Margins:
+class Adjustments:
     """Factors stand around the user's settings and schedules, which go on as if there were none."""
 
     lr: float = 1.0
@@ -106,11 +106,11 @@ class Margins:
         factors = {"lr": self.lr * warmed, "weight_decay": self.weight_decay}
         return {name: factor for name, factor in factors.items() if factor != 1.0}
 
-    def lowered(self, action: LowerLR, first: int) -> "Margins":
+    def lowered(self, action: LowerLR, first: int) -> "Adjustments":
         """With the learning rate lowered, and warmed up again from a step on."""
         return replace(self, lr=self.lr * action.factor, rewarm_from=first, rewarm_steps=action.rewarm_steps)
 
-    def tightened(self, action: Tighten) -> "Margins":
+    def tightened(self, action: Tighten) -> "Adjustments":
         """With what the action has; the rest stays as it is."""
         return replace(
             self,
@@ -119,6 +119,6 @@ class Margins:
             weight_decay=self.weight_decay * (action.weight_decay or 1.0),
         )
 
-    def from_scratch(self) -> "Margins":
+    def from_scratch(self) -> "Adjustments":
         """For a run that begins anew, with a warm-up of its own."""
         return replace(self, lr=self.lr * FROM_SCRATCH, rewarm_steps=0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sealegs.detectors.spike import MANY, YOUNG
 from sealegs.judge import is_surprise, thaw
 from sealegs.record.unlearned_sources import shares_of
-from sealegs.recovery.excursions import Wander
+from sealegs.recovery.excursions import Excursions
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recurrence import Trigger
 from sealegs.vocabulary import Row, Severity, Verdict
@@ -72,7 +72,7 @@ up to 1 % where some or none have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Anomaly:
     """Something that skipping alone does not cure."""
 
     trigger: Trigger
@@ -93,7 +93,7 @@ Batch: TypeAlias = tuple[float, Mapping[str, float]]
 """The loss of a batch, and what part of it each source is."""
 
 
-class Seen(NamedTuple):
+class JudgedRow(NamedTuple):
     """A row that was judged."""
 
     row: Row
@@ -111,7 +111,7 @@ class Doubt(NamedTuple):
     """A probe has condemned the weights. Those that have only learned other data, and those that heal by themselves,
     are left alone."""
 
-    trouble: Trouble
+    trouble: Anomaly
     number: int
     """The first step that is done by the weights that were tried."""
     loss: float
@@ -122,16 +122,16 @@ class Doubt(NamedTuple):
     """How much of that tells."""
 
 
-class Evidence:
+class AnomalyEvidence:
     """Follows the rows of a run. Forgets everything after a treatment: what comes then is judged for itself."""
 
     def __init__(self, playbook: Playbook) -> None:
         self._playbook = playbook
         self._first: tuple[float, ...] = ()
         """The first losses of the run, as logarithms."""
-        self._of_losses, self._of_norms = Wander(), Wander()
+        self._of_losses, self._of_norms = Excursions(), Excursions()
         """Of how they wander by themselves ..."""
-        self._of_data = Wander()
+        self._of_data = Excursions()
         """... and of how the loss does with the data that come."""
         self.forget()
 
@@ -141,7 +141,7 @@ class Evidence:
         self._often = 0
         self._in_a_row = 0
         """Steps that were not finite."""
-        self._recent: deque[Seen] = deque(maxlen=WINDOW)
+        self._recent: deque[JudgedRow] = deque(maxlen=WINDOW)
         self._condemned = 0
         """Steps in a row."""
         self._dear = 0
@@ -221,7 +221,7 @@ class Evidence:
         """Whether what batches cost lately is beyond what the loss has come back from by itself."""
         return not median(self._losses(LATELY)) - math.log(usual) <= self._of_losses.reach if usual > 0 else True
 
-    def take(self, row: Row, verdict: Verdict) -> Trouble | None:
+    def take(self, row: Row, verdict: Verdict) -> Anomaly | None:
         """One step that was judged."""
         is_nonfinite = any(f.detector == "nonfinite" and f.spoils_update for f in verdict.findings)
         self._count(row, verdict, is_nonfinite)
@@ -248,7 +248,7 @@ class Evidence:
         batches = [(float(seen.row["loss"]), shares_of(str(seen.row.get("sources", "")))) for seen in self._recent]
         return blamed(batches, self._onset_of_bad_data())
 
-    def explained(self, source: str) -> Trouble:
+    def explained(self, source: str) -> Anomaly:
         """Bad data of no known origin come from there after all."""
         onset = self._onset_of_bad_data()
         count = len(self._recent) - onset
@@ -297,7 +297,7 @@ class Evidence:
         self.is_sound = state["is_sound"]
         if "first" in state:  # older states have none
             self._first = tuple(state["first"])
-            self._of_losses, self._of_norms, self._of_data = (thaw(Wander(), wander) for wander in state["wander"])
+            self._of_losses, self._of_norms, self._of_data = (thaw(Excursions(), wander) for wander in state["wander"])
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether batches from before, of that loss, are dearer by more than ``least``, as a logarithm, and more than
@@ -314,7 +314,7 @@ class Evidence:
 
     def probed(
         self, found: str, *, number: int, loss: float, rise: float, least: float, is_condemned: bool, source: str | None
-    ) -> Trouble | None:
+    ) -> Anomaly | None:
         """What batches showed, before step ``number``, that were healthy before: good now, and it is the data; bad, and
         it is the weights, unless what comes next says otherwise.
 
@@ -351,7 +351,7 @@ class Evidence:
         text = f"{found}: the data are bad, those of {source}"
         return self._trouble(Trigger.BAD_DATA, text, onset, source=source)
 
-    def _resolved(self, row: Row) -> Trouble | None:
+    def _resolved(self, row: Row) -> Anomaly | None:
         """What the weights were condemned for, once a batch that they have not seen has said the same."""
         self.excuse = ""
         if self._doubt is None or int(row["step"]) < self._doubt.number:
@@ -408,7 +408,7 @@ class Evidence:
         is_explained = self.is_sound and self._is_probed
         if len(self._recent) == WINDOW:
             self._follow_wander(self._recent[0])
-        self._recent.append(Seen(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained))
+        self._recent.append(JudgedRow(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
         is_new = sum(self._recent[place].is_bad for place in late) < min(len(late), MANY)
@@ -447,7 +447,7 @@ class Evidence:
             self._dear, self._dearest = 0, max(*before, median(before) + LEAP) if is_known else math.inf
         self._dear = self._dear + 1 if math.inf > loss > self._dearest else 0
 
-    def _follow_wander(self, seen: Seen) -> None:
+    def _follow_wander(self, seen: JudgedRow) -> None:
         """With a row of a window ago: of what was gone back from, none becomes so old."""
         self._of_data = self._of_data.after(_log(seen.row["loss"]))
         if seen.is_explained:
@@ -514,10 +514,10 @@ class Evidence:
             return self._onset(PROBE_AGAIN)
         return next(at for at, seen in enumerate(self._recent) if int(seen.row["step"]) >= self._unexplained)
 
-    def _trouble(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Trouble:
+    def _trouble(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Anomaly:
         onset = self._recent[at].row
         batch = onset.get("batch_index")
-        return Trouble(
+        return Anomaly(
             trigger=trigger,
             onset=int(onset["step"]),
             batch=None if batch is None else int(batch),

@@ -18,7 +18,7 @@ BEYOND = 1e150
 """Beyond any value: states hold nothing that JSON cannot spell."""
 
 
-class Wander(NamedTuple):
+class Excursions(NamedTuple):
     """A fold over the logarithms of a signal; plain values."""
 
     newest: tuple[float, ...] = ()
@@ -35,7 +35,7 @@ class Wander(NamedTuple):
         """How far it may rise next: nobody has seen its widest yet."""
         return REACH * self.widest
 
-    def after(self, value: float) -> "Wander":
+    def after(self, value: float) -> "Excursions":
         """With one more; one that is not finite says nothing.
 
         >>> wander = Wander()
@@ -50,12 +50,12 @@ class Wander(NamedTuple):
             return self._replace(newest=(*self.newest, value))
         middle, widest = median((*self.newest, value)), self.widest * 0.5 ** (BLOCK / HALF_LIFE)
         if middle < self.low:
-            return Wander((), middle, middle, widest)
+            return Excursions((), middle, middle, widest)
         peak = max(middle, self.peak)
         if peak - middle < (peak - self.low) / 2 or peak == self.low:
-            return Wander((), self.low, peak, widest)
-        return Wander((), middle, middle, max(widest, peak - self.low))
+            return Excursions((), self.low, peak, widest)
+        return Excursions((), middle, middle, max(widest, peak - self.low))
 
-    def anew(self) -> "Wander":
+    def anew(self) -> "Excursions":
         """What was under way has a cause that is known: it is not counted."""
-        return Wander(widest=self.widest)
+        return Excursions(widest=self.widest)

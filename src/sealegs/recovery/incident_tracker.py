@@ -6,19 +6,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sealegs import incidents, judge
-from sealegs.capsule.write import Recorder
+from sealegs.capsule.write import FlightRecorder
 from sealegs.incidents import Incident, News
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.evidence import Evidence, Trouble
+from sealegs.recovery.evidence import Anomaly, AnomalyEvidence
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recurrence import Trigger
-from sealegs.signals.collective import Together
+from sealegs.signals.collective import Collective
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CostSoFar:
     """What trouble has cost."""
 
     steps: int = 0
@@ -26,8 +26,8 @@ class Cost:
     tokens: int = 0
     seconds: float = 0.0
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
+    def __add__(self, other: "CostSoFar") -> "CostSoFar":
+        return CostSoFar(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
 
     def told(self, record: RunWriter | None) -> dict[str, Any]:
         """For an event of a run: in money too, where an hour of it has a price."""
@@ -36,7 +36,7 @@ class Cost:
         return {**asdict(self), "seconds": round(self.seconds, 1), "money": money}
 
 
-class Followed(NamedTuple):
+class TrackedStep(NamedTuple):
     """What a row says of the run."""
 
     is_calm: bool
@@ -46,23 +46,23 @@ class Followed(NamedTuple):
     is_retried: bool
     """Good, of a run that went back and has not come to the onset of its incident again: that is open, and says nothing
     of what comes before it."""
-    trouble: Trouble | None
+    trouble: Anomaly | None
 
 
-class Following:
+class IncidentTracker:
     """What a run has been through, as far as its rows have been looked at."""
 
-    def __init__(self, playbook: Playbook, watch: Watch, recorder: Recorder, ranks: Together) -> None:
-        self.evidence = Evidence(playbook)
+    def __init__(self, playbook: Playbook, watch: Watch, recorder: FlightRecorder, ranks: Collective) -> None:
+        self.evidence = AnomalyEvidence(playbook)
         self.healthy = 0
         """Steps in a row ..."""
         self.good = 0
         """... whether or not an incident is still open."""
         self.is_retried = False
-        """Whether the last row was of a run that went back, and good; see ``Followed``."""
+        """Whether the last row was of a run that went back, and good; see ``TrackedStep``."""
         self.is_back = True
         """Whether the loss came back in the incident that was closed last, if it was since the last treatment."""
-        self.cost = Cost()
+        self.cost = CostSoFar()
         """Of the incident that is open, or of what may become one."""
         self._playbook = playbook
         self._watch = watch
@@ -88,7 +88,7 @@ class Following:
         while self._judged:
             yield self._judged.popleft()
 
-    def follow(self, row: Row, verdict: Verdict, number: int) -> Followed:
+    def follow(self, row: Row, verdict: Verdict, number: int) -> TrackedStep:
         """Look at a row, before step ``number``."""
         self._recorder.follow(row, verdict)
         if (batch := row.get("batch_index")) is not None:
@@ -103,9 +103,9 @@ class Following:
         is_calm = verdict.go and not self._incidents.is_open
         is_doubtful = self._incidents.is_open or trouble is not None
         if not verdict.go:
-            self.cost += Cost(steps=1)
+            self.cost += CostSoFar(steps=1)
         elif is_calm and not news:  # which may be that one has just been closed
-            self.cost = Cost()  # what was skipped alone is no incident's
+            self.cost = CostSoFar()  # what was skipped alone is no incident's
         self.good = self.good + 1 if verdict.go and verdict.incident is None else 0
         if is_calm:
             self.healthy += 1
@@ -121,7 +121,7 @@ class Following:
         course = self._incidents.course
         is_before_onset = self._incidents.is_open and course.is_treated and int(row["step"]) < course.start
         self.is_retried = is_before_onset and verdict.go and verdict.incident is None and trouble is None
-        return Followed(is_calm, is_doubtful, self.is_retried, trouble)
+        return TrackedStep(is_calm, is_doubtful, self.is_retried, trouble)
 
     def suspect(self) -> str | None:
         """Each rank knows the sources of its own batches; all go by what rank 0 finds."""
@@ -169,7 +169,7 @@ class Following:
     def _begin_counting(self) -> None:
         self.healthy = self.good = self._skipped = self._row_of_skips = 0
 
-    def went_back(self, cost: Cost) -> None:
+    def went_back(self, cost: CostSoFar) -> None:
         """The run is back at a healthy state, and what it did since is to be done once more."""
         self.forget_judged()
         self._batch_of.clear()
@@ -189,7 +189,7 @@ class Following:
         if (found := state.get("evidence")) is not None:  # older states have none
             self.evidence.load_state_dict(found)
 
-    def _told(self, news: News, step: int, number: int) -> Trouble | None:
+    def _told(self, news: News, step: int, number: int) -> Anomaly | None:
         incident = news.incident
         if news.kind == "opened":
             self.evidence.new_incident()
@@ -197,12 +197,12 @@ class Following:
             self._recorder.open(incident, number)
         elif news.kind == "closed":
             self._tell_closed(incident, step)
-            self.cost = Cost()
+            self.cost = CostSoFar()
             self.is_back = incident.recovery_loss is not None
             if self.is_back:
                 self.evidence.loss_is_back()
         elif not news.is_decaying and self._is_of_the_weights(incident):
-            return Trouble(
+            return Anomaly(
                 trigger=Trigger.NOT_RECOVERING,
                 onset=incident.start,
                 batch=self._first_batch,

@@ -27,12 +27,12 @@ from sealegs.recovery.actions import (
     plain_actions,
     requested_action,
 )
-from sealegs.recovery.evidence import Trouble
-from sealegs.recovery.incident_tracker import Cost, Following
-from sealegs.recovery.ledger import Books
+from sealegs.recovery.evidence import Anomaly
+from sealegs.recovery.incident_tracker import CostSoFar, IncidentTracker
+from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import HEALS, Playbook, choose
-from sealegs.recovery.recurrence import Treatment, Trigger
-from sealegs.recovery.restore_points import Retreat, Target
+from sealegs.recovery.recurrence import PastIntervention, Trigger
+from sealegs.recovery.restore_points import RestorePoint, RestorePoints
 from sealegs.watch import Watch
 
 A = TypeVar("A")
@@ -46,7 +46,7 @@ class Order:
     """What is to be done, and everything that its record says."""
 
     actions: tuple[Action, ...]
-    trouble: Trouble
+    trouble: Anomaly
     number: int
     """The step that would come next."""
     who: str
@@ -99,7 +99,7 @@ def change_data(order: Order, batches: Batches) -> list[str]:
 
 
 def change_books(
-    order: Order, books: Books, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
+    order: Order, books: Ledger, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
 ) -> list[str]:
     """Batches that are left out, and margins, as of the ``first`` step to come: nothing of the training itself.
 
@@ -138,9 +138,9 @@ class Interventions:
         self,
         *,
         playbook: Playbook,
-        books: Books,
-        following: Following,
-        retreat: Retreat,
+        books: Ledger,
+        following: IncidentTracker,
+        retreat: RestorePoints,
         optimizers: Sequence[Optimizer],
         batches: Batches,
         watch: Watch,
@@ -161,7 +161,7 @@ class Interventions:
         self._watch = watch
         self._act = act
 
-    def treat(self, trouble: Trouble, number: int) -> int | None:
+    def treat(self, trouble: Anomaly, number: int) -> int | None:
         """Ask the playbook until something can be done: a halt can. Gives the step that the run went back to."""
         if trouble.trigger == Trigger.BUDGET_SPENT:
             trouble = replace(trouble, source=self._following.suspect())
@@ -193,7 +193,7 @@ class Interventions:
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out what a person asks for, or say why not."""
         text = f"asked for: {' '.join(words)}"
-        trouble = Trouble(trigger=Trigger.ASKED, onset=number, batch=None, text=text)
+        trouble = Anomaly(trigger=Trigger.ASKED, onset=number, batch=None, text=text)
         order = Order((requested_action(words),), trouble, number, f"person {by}", None, "a person wants it", request)
         try:
             return self._carry_out(order)
@@ -215,7 +215,7 @@ class Interventions:
         changed = self._changed_aside(order, number if target is None else target.step)
         self._books.enter(self._treatment(order), is_last=order.find(Halt) is not None)
         self._books.write()  # before anything is changed: whoever is killed now goes on from a checkpoint with these
-        cost = Cost()
+        cost = CostSoFar()
         if target is not None:
             try:
                 target, cost = self._retreat.go_back(target, targets, number)
@@ -247,7 +247,7 @@ class Interventions:
             batches_a_step=self.batches_a_step,
         )
 
-    def _changed_by_going_back(self, order: Order, target: Target) -> list[str]:
+    def _changed_by_going_back(self, order: Order, target: RestorePoint) -> list[str]:
         """What depends on which state it was in the end."""
         said = [f"went back from step {order.number} to {target}"]
         if order.find(LowerLR) is not None:
@@ -259,7 +259,9 @@ class Interventions:
                 said[-1] += f", with {self._books.margins.lr:g} of the learning rate"
         return said
 
-    def _conclude(self, order: Order, changed: list[str], target: Target | None, cost: Cost, began: float) -> None:
+    def _conclude(
+        self, order: Order, changed: list[str], target: RestorePoint | None, cost: CostSoFar, began: float
+    ) -> None:
         """What was done is written down, and what comes then is judged for itself; after a halt nothing does."""
         self._following.begin_anew()
         halt = order.find(Halt)
@@ -291,9 +293,9 @@ class Interventions:
             text = f"the run is halted: {order.trouble.text}; {halt}"
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
 
-    def _treatment(self, order: Order) -> Treatment:
+    def _treatment(self, order: Order) -> PastIntervention:
         incident = self._following.incident
-        return Treatment(
+        return PastIntervention(
             incident=0 if incident is None else incident.number,
             onset=order.trouble.onset,
             step=order.number,

@@ -10,9 +10,9 @@ from sealegs.data.position import Batches
 from sealegs.errors import SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import RECOVERY, speakable
-from sealegs.recovery.adjustments import Margins
+from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.recurrence import Treatment
+from sealegs.recovery.recurrence import PastIntervention
 from sealegs.watch import Watch
 
 HELD = 50
@@ -22,19 +22,19 @@ HELD = 50
 class Entries(NamedTuple):
     """What the books say at a moment, of what a treatment changes in them."""
 
-    margins: Margins
-    history: tuple[Treatment, ...]
+    margins: Adjustments
+    history: tuple[PastIntervention, ...]
     interventions: int
     data: Mapping[str, Any]
 
 
-class Books:
+class Ledger:
     """The treatments of a run, what came of them, and what stays changed."""
 
     def __init__(self, playbook: Playbook, batches: Batches, watch: Watch, folder: Path | None) -> None:
         """``folder`` is the run's, where this rank is the one that writes it."""
-        self.margins = Margins()
-        self.history: tuple[Treatment, ...] = ()
+        self.margins = Adjustments()
+        self.history: tuple[PastIntervention, ...] = ()
         """With rungs that were passed over."""
         self.interventions = 0
         """How many were noted in all."""
@@ -58,11 +58,11 @@ class Books:
 
     def take_over(self, plain: Mapping[str, Any]) -> None:
         """Go on with the books of the process before. Rungs of another playbook are none of this one's."""
-        history = [Treatment.from_plain(entry) for entry in plain["history"]]
+        history = [PastIntervention.from_plain(entry) for entry in plain["history"]]
         is_same = plain["playbook"] == self._playbook.name
         self.history = tuple(history if is_same else (replace(treatment, rung=None) for treatment in history))
         self.interventions, self._untold = plain["interventions"], plain["untold"]
-        self.margins = Margins(**plain["margins"])
+        self.margins = Adjustments(**plain["margins"])
         self._batches.take_over(plain["data"])
 
     def write(self) -> None:
@@ -84,7 +84,7 @@ class Books:
         self._batches.put_back(data)
         self.write()
 
-    def enter(self, treatment: Treatment, *, is_last: bool) -> None:
+    def enter(self, treatment: PastIntervention, *, is_last: bool) -> None:
         """Something is being done about trouble. What comes of it will be told, unless it is the last."""
         self.history = (*self.history, treatment)
         self.interventions += 1
@@ -135,7 +135,7 @@ def read_books(folder: Path) -> dict[str, Any] | None:
     path = folder / RECOVERY
     try:
         books: dict[str, Any] = json.loads(path.read_bytes())
-        Margins(**books["margins"])
+        Adjustments(**books["margins"])
         is_sound = isinstance(books["history"], list) and isinstance(books["data"], dict)
         is_sound &= {"playbook", "interventions", "untold"} <= books.keys()
         reason = "" if is_sound else "it has no history, interventions and data"

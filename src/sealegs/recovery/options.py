@@ -11,15 +11,15 @@ from sealegs.errors import ConfigError
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
-from sealegs.signals.collective import Together
+from sealegs.signals.collective import Collective
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.snapshots import Snapshots
-from sealegs.state.training_state import Trainee
+from sealegs.state.training_state import TrainingState
 from sealegs.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class GuardOptions:
     """How a guard guards; ``Guard`` says what each means."""
 
     clip: float | None
@@ -64,7 +64,7 @@ class Options:
         requeues = self.playbook is not None and self.playbook.requeues
         return Batches(skipped=self.skip, must_reposition=self.has_rungs, deferred=requeues)
 
-    def snapshots(self, trainee: Trainee) -> Snapshots:
+    def snapshots(self, trainee: TrainingState) -> Snapshots:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""
         is_used = self.has_rungs and self.act
         memory = self.snapshot_memory if is_used else self.snapshot_memory or 0
@@ -85,7 +85,12 @@ class Options:
         return Checkpoints(folder / CHECKPOINTS, keep=self.keep_checkpoints, keep_first=self.has_rungs)
 
     def recovery(
-        self, trainee: Trainee, watch: Watch, batches: Batches, snapshots: Snapshots, checkpoints: Checkpoints | None
+        self,
+        trainee: TrainingState,
+        watch: Watch,
+        batches: Batches,
+        snapshots: Snapshots,
+        checkpoints: Checkpoints | None,
     ) -> Recovery | None:
         """What goes by the playbook."""
         if self.playbook is None:
@@ -109,7 +114,7 @@ def has_begun(run: Any) -> bool:
     """Whether there is a run to go on with, as rank 0 sees it: which may be making one when another rank looks."""
     if not isinstance(run, str | Path):
         raise ConfigError(f"resume='auto' with run={run!r}: give the folder, which is looked at")
-    return Together().first(lambda: (Path(run) / MANIFEST).exists())
+    return Collective().first(lambda: (Path(run) / MANIFEST).exists())
 
 
 def _is_range(given: Any) -> bool:

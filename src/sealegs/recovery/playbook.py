@@ -25,7 +25,7 @@ from sealegs.recovery.actions import (
     is_whole,
     refuse_unless,
 )
-from sealegs.recovery.recurrence import Case, Treatment, Trigger, same_trouble
+from sealegs.recovery.recurrence import ComparableAnomaly, PastIntervention, Trigger, same_trouble
 
 WIDTH, WHEN_WIDTH = 100, 34
 """Columns of the table, and of its second one."""
@@ -289,7 +289,7 @@ def choose(
     playbook: Playbook,
     trigger: Trigger,
     onset: int,
-    history: Sequence[Treatment],
+    history: Sequence[PastIntervention],
     *,
     batch: int | None = None,
     kind: str = "",
@@ -310,7 +310,7 @@ def choose(
         return _end(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
     if trigger in HEALS and any(treatment.trigger == trigger for treatment in history):
         return Decision(None, (Continue(),), f"{what}: it was undone once, and has come again: such are these data")
-    trouble = same_trouble(Case(trigger, onset, batch, kind), history, again_within=playbook.again_within)
+    trouble = same_trouble(ComparableAnomaly(trigger, onset, batch, kind), history, again_within=playbook.again_within)
     used = max((t.rung for t in trouble if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:

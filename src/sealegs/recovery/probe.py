@@ -69,7 +69,7 @@ class Kept:
     norms: Tensor | None = None
     """That of each of them, on the device: nobody waits for it before it is compared."""
 
-    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> "Found":
+    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> "ProbeResult":
         """What the batch shows now, beside what it showed then; ``norms`` are those of each gradient.
 
         Between batches losses differ by a scale or more, but one batch has much the same loss a few steps later: so
@@ -81,11 +81,11 @@ class Kept:
         factor = None
         if self.norms is not None and has_grown and loss <= self.loss * SAME_LOSS:
             factor = factor_of(waited_for(self.norms), norms)
-        return Found(loss, self.loss, loss_limit, grad_norm, self.grad_norm, grad_norm_limit, factor)
+        return ProbeResult(loss, self.loss, loss_limit, grad_norm, self.grad_norm, grad_norm_limit, factor)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbeResult:
     """What a batch shows now, or several of them."""
 
     loss: float
@@ -173,7 +173,7 @@ class Probe:
         """Batches that a step takes, once it is known."""
         self._trial: list[Kept] = []
         """Those that are being tried, and ..."""
-        self._found: list[Found] = []
+        self._found: list[ProbeResult] = []
         """... what the first of them have shown."""
 
     def begin(self) -> list[Any]:
@@ -246,18 +246,20 @@ class Probe:
         """No batch from before can be tried again."""
         self.forget_from(-1)
 
-    def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> Found | None:
+    def compared(
+        self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise
+    ) -> ProbeResult | None:
         """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""
         self._found.append(self._trial[len(self._found)].compared(loss, grad_norm, norms, noise))
         return together(self._found) if len(self._found) == len(self._trial) else None
 
 
-def together(tried: Sequence[Found]) -> Found:
+def together(tried: Sequence[ProbeResult]) -> ProbeResult:
     """What several batches show: the means of what each does, by its logarithm."""
     founds = [found for found in tried if found.shows_something] or tried
     norms = [found.grad_norm for found in founds if found.grad_norm is not None]
     factors = [found.factor for found in founds if found.factor is not None]
-    return Found(
+    return ProbeResult(
         loss=_mean([found.loss for found in founds]),
         loss_then=_mean([found.loss_then for found in founds]),
         loss_limit=_mean([found.loss_limit for found in founds]),

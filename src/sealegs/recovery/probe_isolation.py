@@ -8,10 +8,10 @@ from torch import Tensor
 
 from sealegs.state.extra_state import load_states, states_of
 from sealegs.state.rng import Rng, restore_rng, rng_now
-from sealegs.state.training_state import Trainee
+from sealegs.state.training_state import TrainingState
 
 
-class Untouched(NamedTuple):
+class ProbeIsolation(NamedTuple):
     """A run as it was before batches were tried again."""
 
     buffers: Mapping[str, Tensor]
@@ -20,13 +20,13 @@ class Untouched(NamedTuple):
     also: Mapping[str, Any]
 
     @classmethod
-    def of(cls, trainee: Trainee) -> Self:
+    def of(cls, trainee: TrainingState) -> Self:
         """As it is now."""
         buffers = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
         return cls(buffers, rng_now(), states_of(trainee.also))
 
     @torch.no_grad()
-    def put_back(self, trainee: Trainee) -> None:
+    def put_back(self, trainee: TrainingState) -> None:
         """Weights and moments were left alone anyway."""
         for name, buffer in trainee.model.named_buffers():
             if (before := self.buffers.get(name)) is not None and before.shape == buffer.shape:

@@ -11,24 +11,24 @@ from typing import Any
 
 from torch import Tensor
 
-from sealegs.capsule.write import Recorder
+from sealegs.capsule.write import FlightRecorder
 from sealegs.data.position import Batches
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
-from sealegs.recovery.adjustments import Margins
-from sealegs.recovery.evidence import Trouble
-from sealegs.recovery.incident_tracker import Following
+from sealegs.recovery.adjustments import Adjustments
+from sealegs.recovery.evidence import Anomaly
+from sealegs.recovery.incident_tracker import IncidentTracker
 from sealegs.recovery.interventions import Interventions
-from sealegs.recovery.ledger import Books
+from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe import Noise, Probe
 from sealegs.recovery.recurrence import Trigger
-from sealegs.recovery.requests import People
-from sealegs.recovery.restore_points import Retreat
-from sealegs.signals.collective import Together
+from sealegs.recovery.requests import RequestQueue
+from sealegs.recovery.restore_points import RestorePoints
+from sealegs.signals.collective import Collective
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.snapshots import Snapshots
-from sealegs.state.training_state import Trainee
+from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 
@@ -40,7 +40,7 @@ class Recovery:
         self,
         *,
         playbook: Playbook,
-        trainee: Trainee,
+        trainee: TrainingState,
         watch: Watch,
         batches: Batches,
         snapshots: Snapshots,
@@ -62,8 +62,8 @@ class Recovery:
         self._says_set = True
         self._probe = Probe()
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
-        self._ranks = ranks = Together()
-        self.recorder = Recorder(
+        self._ranks = ranks = Collective()
+        self.recorder = FlightRecorder(
             trainee=trainee,
             watch=watch,
             snapshots=snapshots,
@@ -72,11 +72,11 @@ class Recovery:
             acts=act,
             budget=capsule_bytes,
         )
-        self._following = Following(playbook, watch, self.recorder, ranks)
-        self._retreat = Retreat(
+        self._following = IncidentTracker(playbook, watch, self.recorder, ranks)
+        self._retreat = RestorePoints(
             trainee=trainee, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
         )
-        self._books = Books(playbook, batches, watch, folder)
+        self._books = Ledger(playbook, batches, watch, folder)
         self._interventions = Interventions(
             playbook=playbook,
             books=self._books,
@@ -87,7 +87,7 @@ class Recovery:
             watch=watch,
             act=act,
         )
-        self._people = People(folder, ranks)
+        self._people = RequestQueue(folder, ranks)
         watch.after = self._hear
         batches.on_loader = self._probe.forget_all  # they may be places in what was collected meanwhile
 
@@ -102,7 +102,7 @@ class Recovery:
         return self._interventions.is_over
 
     @property
-    def margins(self) -> Margins:
+    def margins(self) -> Adjustments:
         """What is tightened."""
         return self._books.margins
 
@@ -241,7 +241,7 @@ class Recovery:
         self._following.hear(row, verdict)
         self._retreat.judged(int(row["step"]))
 
-    def _follow(self, row: Row, verdict: Verdict, number: int) -> Trouble | None:
+    def _follow(self, row: Row, verdict: Verdict, number: int) -> Anomaly | None:
         step = int(row["step"])
         seen = self._following.follow(row, verdict, number)
         self._retreat.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)

@@ -43,7 +43,7 @@ class Trigger(StrEnum):
     """A person wants it: part of the history, but no rung's, and it spends no budget."""
 
 
-class Case(NamedTuple):
+class ComparableAnomaly(NamedTuple):
     """Trouble as far as it can be compared with other trouble."""
 
     trigger: Trigger
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
+class PastIntervention:
     """What was done: an entry of a run's history."""
 
     incident: int
@@ -76,9 +76,9 @@ class Treatment:
     """The step at which the run had recovered; None where it has not, or that is not known."""
 
     @property
-    def case(self) -> Case:
+    def case(self) -> ComparableAnomaly:
         """What it was done about."""
-        return Case(self.trigger, self.onset, self.batch, self.kind)
+        return ComparableAnomaly(self.trigger, self.onset, self.batch, self.kind)
 
     @property
     def left_out(self) -> int:
@@ -113,7 +113,9 @@ _LATER: dict[str, Any] = {"batch": None, "kind": "", "recovered": None}
 """What books from before these were kept do not have: trouble is then the same for as long as ``again_within`` says."""
 
 
-def same_trouble(case: Case, history: Sequence[Treatment], *, again_within: int) -> list[Treatment]:
+def same_trouble(
+    case: ComparableAnomaly, history: Sequence[PastIntervention], *, again_within: int
+) -> list[PastIntervention]:
     """The treatments of the trouble that begins now, or has come back: newest first.
 
     It is linked from treatment to treatment: the same as one that was the same as another is the same as that.
@@ -122,7 +124,7 @@ def same_trouble(case: Case, history: Sequence[Treatment], *, again_within: int)
     >>> [len(same_trouble(Case(Trigger.DAMAGED, onset), [first], again_within=1000)) for onset in (310, 400, 700)]
     [1, 1, 0]
     """
-    same: list[Treatment] = []
+    same: list[PastIntervention] = []
     pattern = _pattern(case, history, again_within)
     for treatment in reversed(history):
         linked = [case, *(other.case for other in same)]
@@ -131,7 +133,7 @@ def same_trouble(case: Case, history: Sequence[Treatment], *, again_within: int)
     return same
 
 
-def _is_same(before: Treatment, case: Case, again_within: int) -> bool:
+def _is_same(before: PastIntervention, case: ComparableAnomaly, again_within: int) -> bool:
     """Whether what was treated is the trouble that came after it."""
     after = case.onset - before.onset
     if after > again_within:
@@ -146,9 +148,9 @@ def _is_same(before: Treatment, case: Case, again_within: int) -> bool:
     return is_alike and case.onset - before.recovered <= SOON
 
 
-def _pattern(case: Case, history: Sequence[Treatment], again_within: int) -> list[Treatment]:
+def _pattern(case: ComparableAnomaly, history: Sequence[PastIntervention], again_within: int) -> list[PastIntervention]:
     """Treatments of troubles like this one, each within reach of the next; none where once before may be chance."""
-    found: list[Treatment] = []
+    found: list[PastIntervention] = []
     onset = case.onset
     for treatment in reversed(history):
         if (treatment.trigger, treatment.kind) != (case.trigger, case.kind):

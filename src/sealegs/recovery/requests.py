@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sealegs.record import requests
 from sealegs.record.requests import Request
-from sealegs.signals.collective import Together
+from sealegs.signals.collective import Collective
 
 ASK_EVERY_S = 0.5
 """How often the folder is looked at for a person's requests ..."""
@@ -13,10 +13,10 @@ ASK_STEPS = 100
 """... and how often the ranks tell each other of one."""
 
 
-class People:
+class RequestQueue:
     """Those who leave requests in the folder of a run."""
 
-    def __init__(self, folder: Path | None, ranks: Together) -> None:
+    def __init__(self, folder: Path | None, ranks: Collective) -> None:
         """``folder`` is the run's, where this rank is the one that writes it."""
         self._folder = folder
         self._ranks = ranks

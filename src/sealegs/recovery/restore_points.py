@@ -14,24 +14,24 @@ from torch import nn
 from sealegs.data.position import Batches
 from sealegs.errors import RunHalted, SealegsError
 from sealegs.recovery.actions import Impossible
-from sealegs.recovery.adjustments import Schedules
-from sealegs.recovery.incident_tracker import Cost
-from sealegs.signals.collective import Together
+from sealegs.recovery.adjustments import RecentSchedules
+from sealegs.recovery.incident_tracker import CostSoFar
+from sealegs.signals.collective import Collective
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.extra_state import load_states, states_of
 from sealegs.state.rng import restore_rng, rng_now
 from sealegs.state.snapshots import Snapshot, Snapshots
-from sealegs.state.training_state import Trainee, restore_scale, scale_of
+from sealegs.state.training_state import TrainingState, restore_scale, scale_of
 from sealegs.watch import Watch
 
 HEALTHY_AFTER = 16
 """Healthy steps after which a checkpoint is one to go back to."""
 
 
-class Proofs:
+class CheckpointHealth:
     """Checkpoints that are not known to be healthy, and how many healthy steps have come of each."""
 
-    def __init__(self, checkpoints: Checkpoints | None, model: nn.Module, ranks: Together) -> None:
+    def __init__(self, checkpoints: Checkpoints | None, model: nn.Module, ranks: Collective) -> None:
         self._checkpoints = checkpoints
         self._model = model
         self._ranks = ranks
@@ -76,7 +76,7 @@ def is_finite(model: nn.Module) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RestorePoint:
     """A state to go back to, in memory or on disk."""
 
     step: int
@@ -91,24 +91,24 @@ FARTHEST = 2
 does not want to begin anew."""
 
 
-class Retreat:
+class RestorePoints:
     """The snapshots and checkpoints of a run, which of them are healthy, and how to go back to one."""
 
     def __init__(
         self,
         *,
-        trainee: Trainee,
+        trainee: TrainingState,
         watch: Watch,
         batches: Batches,
         snapshots: Snapshots,
         checkpoints: Checkpoints | None,
-        ranks: Together,
+        ranks: Collective,
     ) -> None:
         self.tokens = 0
         """Trained on in this process."""
         self.snapshots = snapshots
-        self.proofs = Proofs(checkpoints, trainee.model, ranks)
-        self.schedules = Schedules(trainee.optimizers, trainee.schedulers)
+        self.proofs = CheckpointHealth(checkpoints, trainee.model, ranks)
+        self.schedules = RecentSchedules(trainee.optimizers, trainee.schedulers)
         self._trainee = trainee
         self._watch = watch
         self._batches = batches
@@ -209,7 +209,7 @@ class Retreat:
         self._watch.note("counted-back", step=number, to_step=before, steps=count, text=text)
         return True
 
-    def targets(self, onset: int, back: int) -> Iterator[Target]:
+    def targets(self, onset: int, back: int) -> Iterator[RestorePoint]:
         """Healthy states that are at least so many steps older than the onset, the newest first; the very beginning
         last, where it is not much older than was asked for.
 
@@ -220,14 +220,14 @@ class Retreat:
         before = min(onset - 1, onset - back)
         in_memory = self.snapshots.newest(before)
         if in_memory is not None and not self._is_newer_on_disk(in_memory.step, before):
-            yield Target(in_memory.step, in_memory)
+            yield RestorePoint(in_memory.step, in_memory)
         on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
         if on_disk:
-            yield Target(on_disk, None)
+            yield RestorePoint(on_disk, None)
         if in_memory is not None:  # what is newer on disk is damaged
-            yield Target(in_memory.step, in_memory)
+            yield RestorePoint(in_memory.step, in_memory)
         if on_disk == 0 and (not back or onset <= FARTHEST * back):
-            yield Target(0, None)
+            yield RestorePoint(0, None)
 
     def why_none(self, onset: int, back: int) -> str:
         """Why there is no state to go back to, in a sentence."""
@@ -242,7 +242,9 @@ class Retreat:
             f"before step {onset}; checkpoint_every= keeps more of them"
         )
 
-    def go_back(self, target: Target, others: Iterator[Target], number: int) -> tuple[Target, Cost]:
+    def go_back(
+        self, target: RestorePoint, others: Iterator[RestorePoint], number: int
+    ) -> tuple[RestorePoint, CostSoFar]:
         """To the first state that can be restored, on every rank. Gives that, and what is to be done once more."""
         self._watch.catch_up()
         reasons = []
@@ -273,18 +275,18 @@ class Retreat:
         newest = max((saved for saved, tag in tags.items() if tag == "healthy" and saved <= before), default=-1)
         return self._ranks.gather(newest > step)[0]
 
-    def _restore(self, target: Target, number: int) -> Cost:
+    def _restore(self, target: RestorePoint, number: int) -> CostSoFar:
         """All of it, or an error and nothing."""
         if target.snapshot is not None:
             self._restore_snapshot(target.snapshot)
             plain = target.snapshot.plain
-            return Cost(number - target.step, self.tokens - plain["tokens"], time.monotonic() - plain["time"])
+            return CostSoFar(number - target.step, self.tokens - plain["tokens"], time.monotonic() - plain["time"])
         assert self._checkpoints is not None
         state = self._checkpoints.load(target.step, like=self._trainee.capture())
         self._trainee.restore(state)
         self._brought_back = self._trainee.also_in(state)
         self._watch.go_back(self._watch.thawed(state.plain["guard"]["watch"]))
-        return Cost(number - target.step)
+        return CostSoFar(number - target.step)
 
     def _restore_snapshot(self, snapshot: Snapshot) -> None:
         plain, trainee = snapshot.plain, self._trainee

@@ -51,7 +51,7 @@ class Level(NamedTuple):
         return f"incident {self.number} ({self.kind.replace('_', ' ')} at step {self.start}{before})"
 
 
-class Ending:
+class RunEnd:
     """Follows a run, be there a playbook or none, and says how it stands."""
 
     def __init__(self, then: Callable[[Row, Verdict], None]) -> None:

@@ -12,7 +12,7 @@ from sealegs.recovery.ledger import take_over_books
 from sealegs.recovery.recovery import Recovery
 from sealegs.state.checkpoints import Checkpoints, Damage
 from sealegs.state.resume_audit import came_back
-from sealegs.state.training_state import Trainee
+from sealegs.state.training_state import TrainingState
 from sealegs.watch import Watch
 
 
@@ -33,7 +33,7 @@ class Resumed:
 class Saving:
     """Writes checkpoints of all that is being trained, every so many steps, and says what came of it."""
 
-    def __init__(self, checkpoints: Checkpoints, trainee: Trainee, watch: Watch, *, every: int) -> None:
+    def __init__(self, checkpoints: Checkpoints, trainee: TrainingState, watch: Watch, *, every: int) -> None:
         self.last: int | None = None
         """The step of the last one that was written, or is being written."""
         self.is_due = False

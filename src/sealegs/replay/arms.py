@@ -205,20 +205,20 @@ def counts_of(experiment: Experiment) -> Tensor | None:
     return torch.bincount(ids[ids >= 0], minlength=int(max(ids.max(), here.max())) + 1)
 
 
-def surprise(experiment: Experiment) -> "Surprise | None":
+def surprise(experiment: Experiment) -> "TokenSurprise | None":
     """What the tokens of the dearest batch cost; None where batches are no text."""
     text, counts = experiment.loop.subject.text, counts_of(experiment)
     if text is None or counts is None:
         return None
     costs = -((counts + 0.5) / (counts + 0.5).sum()).log()
     targets = torch.cat([text.targets(batch).flatten() for batch in experiment.batches_of(experiment.peak)])
-    return Surprise(
+    return TokenSurprise(
         float(costs[targets[targets >= 0]].mean()), float(costs.mean()), float((counts * costs).sum() / counts.sum())
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Surprise:
+class TokenSurprise:
     """What the tokens of a batch cost a model that knows nothing but how frequent each is."""
 
     batch: float
@@ -245,7 +245,7 @@ def is_of_rare_tokens(experiment: Experiment) -> str | None:
     return f"{share:.0%} of the targets of step {experiment.peak} are rare ({tail})"
 
 
-def is_garbage(experiment: Experiment, loss: float, cost: Surprise) -> bool:
+def is_garbage(experiment: Experiment, loss: float, cost: TokenSurprise) -> bool:
     """Whether the model is of no use for a batch: hardly better than one that knows how frequent each token is."""
     return cost.batch - loss < OF_USE * (cost.usual - experiment.usual.loss)
 

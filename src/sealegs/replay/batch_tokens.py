@@ -20,7 +20,7 @@ NGRAM = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DearToken:
+class HighLossToken:
     """A kind of token whose loss is above that of tokens before."""
 
     token: int
@@ -36,7 +36,7 @@ class DearToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DearRow:
+class HighLossRow:
     """A row of the batch."""
 
     row: int
@@ -63,8 +63,8 @@ class Spotlight:
     loss: float
     usual: float
     """Mean loss of the tokens of batches before, with the same weights."""
-    rows: tuple[DearRow, ...]
-    tokens: tuple[DearToken, ...]
+    rows: tuple[HighLossRow, ...]
+    tokens: tuple[HighLossToken, ...]
     histogram: tuple[int, ...]
     """Losses of its tokens in bins of half a nat ..."""
     histogram_before: tuple[int, ...]
@@ -105,7 +105,7 @@ def _losses(text: Text, batch: Any) -> Tensor:
 
 def _tokens(
     text: Text, targets: Tensor, losses: Tensor, excess: Tensor, total: float, counts: Tensor
-) -> tuple[DearToken, ...]:
+) -> tuple[HighLossToken, ...]:
     kinds, places = targets.clamp(min=0).unique(return_inverse=True)
     counted = (targets >= 0).flatten().float()
     cost = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), excess.flatten() * counted)
@@ -113,7 +113,7 @@ def _tokens(
     summed = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), losses.flatten() * counted)
     dearest = [place for place in cost.argsort(descending=True)[:MOST].tolist() if cost[place] > 0]
     return tuple(
-        DearToken(
+        HighLossToken(
             token=int(kinds[place]),
             text=text.spell([int(kinds[place])]),
             times=int(times[place]),
@@ -133,7 +133,7 @@ def _rows(
     losses: Tensor,
     excess: Tensor,
     total: float,
-) -> tuple[DearRow, ...]:
+) -> tuple[HighLossRow, ...]:
     of_rows = excess.sum(dim=1)
     tail = tail_of(experiment)
     found = []
@@ -143,7 +143,7 @@ def _rows(
         counted = targets[row] >= 0
         ids = targets[row][counted]
         found.append(
-            DearRow(
+            HighLossRow(
                 row=row,
                 origin=_origin(batches, row),
                 loss=float(losses[row][counted].mean()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from sealegs.capsule.read import Capsule
 from sealegs.errors import SourceError
-from sealegs.replay.subject import Loop, Seen, Subject
+from sealegs.replay.subject import ReplayLoop, StepOutcome, Subject
 from sealegs.vocabulary import Row
 
 LEAD = 4
@@ -36,7 +36,7 @@ class Change:
     precision: str | None = None
     applied: Callable[[int], bool] = lambda step: True
     """Whether the update of a step is."""
-    usual: "Usual | None" = None
+    usual: "LossBefore | None" = None
     """What the heights are held against, if not what was usual in the run."""
     first: int | None = None
     """The step to begin with, if not a few before the onset."""
@@ -63,7 +63,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class LossBefore:
     """What the loss was before the onset."""
 
     loss: float
@@ -80,7 +80,7 @@ class Experiment:
 
     def __init__(self, capsule: Capsule, subject: Subject) -> None:
         self.capsule = capsule
-        self.loop = Loop(subject, capsule.description.clip)
+        self.loop = ReplayLoop(subject, capsule.description.clip)
         self.rows = {int(row["step"]): row for row in capsule.rows}
         self.steps_run = 0
         state, there = capsule.state(), capsule.steps()
@@ -103,7 +103,7 @@ class Experiment:
         self.was_stuck = len(self.repeated & set(range(self.onset - LATELY, self.onset))) > LATELY / 2
         """Whether the loss was low because the same batches came again: new ones are high against that."""
         self.usual = usual_of(list(self.rows.values()), self.onset) if self.was_stuck else self.fresh
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, StepOutcome] = {}
         """What the steps showed when they were run as they were."""
         self._states = {there.start: state}
         self._batches: dict[int, tuple[Any, ...]] = {}
@@ -146,7 +146,7 @@ class Experiment:
         subject = self.loop.subject
         self.hold(first if change.state_of is None else change.state_of)
         change.before(subject)
-        seen: dict[int, Seen] = {}
+        seen: dict[int, StepOutcome] = {}
         with nullcontext() if change.precision is None else _precision(subject, change.precision):
             for step in range(first, self.window.stop):
                 seen[step] = self.loop.step(
@@ -206,7 +206,7 @@ def repeated_in(rows: Sequence[Row], onset: int) -> set[int]:
     return again if new >= LATELY else set()
 
 
-def usual_of(rows: Sequence[Row], onset: int) -> Usual:
+def usual_of(rows: Sequence[Row], onset: int) -> LossBefore:
     """Loss, its deviation from its neighbours, and gradient norm, of the rows before an onset."""
     before = [row for row in rows if int(row["step"]) < onset][-USUAL:]
     losses = [float(row["loss"]) for row in before if math.isfinite(float(row["loss"]))]
@@ -217,7 +217,7 @@ def usual_of(rows: Sequence[Row], onset: int) -> Usual:
     leaps = [abs(after - before) for before, after in pairwise(losses)]
     noise = 1.4826 * statistics.median(leaps) / math.sqrt(2)
     level = statistics.median(losses[-LATELY:])
-    return Usual(level, max(noise, 1e-3 * abs(level), 1e-9), statistics.median(norms) if norms else math.nan)
+    return LossBefore(level, max(noise, 1e-3 * abs(level), 1e-9), statistics.median(norms) if norms else math.nan)
 
 
 def _precision(subject: Subject, name: str) -> Any:

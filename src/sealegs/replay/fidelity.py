@@ -8,7 +8,7 @@ from typing import Literal
 
 from sealegs.replay.arms import LOST
 from sealegs.replay.experiment import Experiment
-from sealegs.replay.subject import Seen, Subject
+from sealegs.replay.subject import StepOutcome, Subject
 from sealegs.vocabulary import Row
 
 ALIKE = 0.01
@@ -111,7 +111,7 @@ def _is_over_at_once(experiment: Experiment, left: Departure) -> bool:
 def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float]:
     """The factor on the learning rate that comes nearest to the record: on a grid, and wherever the recorded loss lies
     between those of two neighbours. A larger step may lower the loss before it raises it, so there may be several."""
-    shows: dict[float, Seen] = {}
+    shows: dict[float, StepOutcome] = {}
 
     def is_above(factor: float) -> bool:
         if factor not in shows:
@@ -133,7 +133,7 @@ def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float
 
 def _after(
     experiment: Experiment, step: int, *, factor: float = 1.0, before: Callable[[Subject], None] = lambda subject: None
-) -> Seen:
+) -> StepOutcome:
     """What the next step shows if this one is done otherwise."""
     experiment.go_to(step)
     before(experiment.loop.subject)
@@ -142,7 +142,7 @@ def _after(
     return experiment.loop.look(experiment.batches_of(step + 1))
 
 
-def _misfit(shows: Seen, experiment: Experiment, left: Departure) -> float:
+def _misfit(shows: StepOutcome, experiment: Experiment, left: Departure) -> float:
     """How far a rerun is from the record, relatively: by its loss, and by its gradient norm, since some factor on the
     learning rate always gives the one but hardly ever both."""
     norm = float(experiment.rows[left.step].get("grad_norm", shows.grad_norm))

@@ -15,12 +15,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
 from sealegs.signals.norms import GradientReader
-from sealegs.state.checkpoints import State
-from sealegs.state.training_state import Trainee
+from sealegs.state.checkpoints import StoredState
+from sealegs.state.training_state import TrainingState
 from sealegs.step.update import Update
 
 
-class Seen(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step showed."""
 
     loss: float
@@ -63,9 +63,9 @@ class Subject:
             raise ConfigError("build: a Subject has a model, a list of optimizers and the loss of a batch")
 
     @property
-    def trainee(self) -> Trainee:
+    def trainee(self) -> TrainingState:
         """For capturing and restoring."""
-        return Trainee(
+        return TrainingState(
             model=self.model, optimizers=self.optimizers, schedulers=self.schedulers, scaler=self.scaler, data=None
         )
 
@@ -97,7 +97,7 @@ class Text:
     """Token ids as text."""
 
 
-class Loop:
+class ReplayLoop:
     """Runs a subject step by step, as a guard's loop does: norms, clipping, update, schedule."""
 
     def __init__(self, subject: Subject, clip: float | None) -> None:
@@ -113,7 +113,7 @@ class Loop:
         lr: float | None = None,
         applied: bool = True,
         before_update: Callable[[Subject], None] = lambda subject: None,
-    ) -> Seen:
+    ) -> StepOutcome:
         """One step; with a learning rate (of the first group, the others in proportion) instead of the schedule's."""
         self.zero()
         loss = self.subject.gradients(batches)
@@ -129,28 +129,28 @@ class Loop:
             scheduled = self.subject.optimizers[0].param_groups[0]["lr"]
             self._update.factors = {} if lr is None or lr == scheduled else {"lr": lr / scheduled}
             self._update.apply(applied)
-        return Seen(float(loss), float(total))
+        return StepOutcome(float(loss), float(total))
 
-    def look(self, batches: Sequence[Any]) -> Seen:
+    def look(self, batches: Sequence[Any]) -> StepOutcome:
         """The loss of batches, and the norm of its gradients; nothing is changed."""
         self.zero()
         loss = self.subject.gradients(batches)
         self._update.unscale()
         total = float(self._reader.read().total())
         self._update.discard()
-        return Seen(float(loss), total)
+        return StepOutcome(float(loss), total)
 
     def zero(self) -> None:
         """Forget gradients."""
         for optimizer in self.subject.optimizers:
             optimizer.zero_grad()
 
-    def capture(self) -> State:
+    def capture(self) -> StoredState:
         """All that decides what comes next, copied."""
         state = self.subject.trainee.capture()
         return replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: StoredState) -> None:
         """Be there again. Nothing of the state is given away: it can be restored as often as one likes."""
         copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
         self.subject.trainee.restore(replace(state, tensors=copies))

@@ -22,7 +22,7 @@ def progress(steps: int, stream: TextIO | None = None) -> Sink:
     return LiveProgress(steps, stream) if stream.isatty() else PlainProgress(steps, stream)
 
 
-class Pace:
+class ProgressText:
     """Turns rows into the words of a progress line; remembers what is not in every row."""
 
     def __init__(self, steps: int) -> None:
@@ -85,7 +85,7 @@ class PlainProgress:
         self._stream = stream
         self._every_s = every_s
         self._last = -math.inf
-        self._pace = Pace(steps)
+        self._pace = ProgressText(steps)
 
     def start(self, manifest: Mapping[str, Any]) -> None:
         """Nothing to get ready."""
@@ -119,7 +119,7 @@ class LiveProgress:
     name = "terminal"
 
     def __init__(self, steps: int, stream: TextIO) -> None:
-        self._pace = Pace(steps)
+        self._pace = ProgressText(steps)
         console = Console(file=stream)
         bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # words first
         self._bar = Progress(

@@ -68,7 +68,7 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FixKind:
     """What can be changed under one name."""
 
     does: str
@@ -97,10 +97,10 @@ def _are_steps(value: str) -> bool:
 
 STEPS = "the first step and the one after the last, such as 312:313"
 KINDS = {
-    "skip": Kind("leave out the batches of {}", STEPS, _are_steps),
-    "gate": Kind("skip the update of {}, exactly", STEPS, _are_steps),
-    "clip": Kind("clip gradients at {}", "a norm above 0, such as 0.5", _is_number(0, math.inf)),
-    "lr": Kind(
+    "skip": FixKind("leave out the batches of {}", STEPS, _are_steps),
+    "gate": FixKind("skip the update of {}, exactly", STEPS, _are_steps),
+    "clip": FixKind("clip gradients at {}", "a norm above 0, such as 0.5", _is_number(0, math.inf)),
+    "lr": FixKind(
         "the learning rate times {}",
         "a factor above 0, such as 0.5",
         _is_number(0, math.inf),
@@ -109,8 +109,8 @@ KINDS = {
             "logged": "the learning rate as it was logged, at the update itself",
         },
     ),
-    "beta2": Kind("a beta2 of {}", "a number between 0 and 1, such as 0.95", _is_number(0, 1)),
-    "rare": Kind(
+    "beta2": FixKind("a beta2 of {}", "a number between 0 and 1, such as 0.95", _is_number(0, 1)),
+    "rare": FixKind(
         "",
         "",
         words={
@@ -118,10 +118,10 @@ KINDS = {
             "masked": "leave out targets that are rare",
         },
     ),
-    "repeated": Kind("", "", words={"out": "leave out batches that came before"}),
-    "moments": Kind("", "", words={"restored": "the optimizer's moments as they were"}),
-    "weights": Kind("", "", words={"restored": "the weights as they were before they changed"}),
-    "dtype": Kind("", "", words={"fp32": "compute everything in fp32"}),
+    "repeated": FixKind("", "", words={"out": "leave out batches that came before"}),
+    "moments": FixKind("", "", words={"restored": "the optimizer's moments as they were"}),
+    "weights": FixKind("", "", words={"restored": "the weights as they were before they changed"}),
+    "dtype": FixKind("", "", words={"fp32": "compute everything in fp32"}),
 }
 """By name. Any other is a setting of `sealegs train`, which has a dot in it."""
 AS_RECORDED = {("lr", "logged"), ("moments", "restored"), ("weights", "restored")}

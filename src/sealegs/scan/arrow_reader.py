@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sealegs.errors import MissingExtra, SourceError
-from sealegs.scan.blocks import PART_BYTES, End, Ids, Part, Read, Text, Ways
+from sealegs.scan.blocks import PART_BYTES, End, Ids, Part, Read, TextDocuments, Ways
 
 _ROWS = 512
 
@@ -46,7 +46,7 @@ def read_arrow(part: Part, ways: Ways) -> Read:
     yield End(number)
 
 
-def _block(column: Any, numbers: Any, source: str, offset: int) -> Text | Ids:
+def _block(column: Any, numbers: Any, source: str, offset: int) -> TextDocuments | Ids:
     pa = _arrow()
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -54,7 +54,7 @@ def _block(column: Any, numbers: Any, source: str, offset: int) -> Text | Ids:
         _, offsets, data = column.buffers()
         edges = np.frombuffer(offsets, np.int64, len(column) + 1, column.offset * 8)
         text = bytes(data or b"")[int(edges[0]) : int(edges[-1])]
-        return Text(text, edges[:-1] - edges[0], numbers, source)
+        return TextDocuments(text, edges[:-1] - edges[0], numbers, source)
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type):
         lengths = np.array(column.value_lengths().fill_null(0), np.int64)
         ids = np.asarray(column.flatten())

@@ -63,7 +63,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDocuments:
     """Documents of text, end to end."""
 
     data: bytes
@@ -87,7 +87,7 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Unreadable:
     """What could not be read, and the number of the document or line in the part, where that is known."""
 
     number: int
@@ -101,10 +101,10 @@ class End:
     numbers: int
 
 
-Read: TypeAlias = Iterator[Text | Ids | Trouble | End]
+Read: TypeAlias = Iterator[TextDocuments | Ids | Unreadable | End]
 
 
-def joined(documents: Sequence[bytes], numbers: Sequence[int], source: str) -> Text:
+def joined(documents: Sequence[bytes], numbers: Sequence[int], source: str) -> TextDocuments:
     """Documents as a block."""
     lengths = np.array([len(document) for document in documents], np.int64)
-    return Text(b"".join(documents), np.cumsum(lengths) - lengths, np.array(numbers, np.int64), source)
+    return TextDocuments(b"".join(documents), np.cumsum(lengths) - lengths, np.array(numbers, np.int64), source)

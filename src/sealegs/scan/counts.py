@@ -27,7 +27,7 @@ _LENGTHS = 48  # powers of two
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DocumentFinding:
     """Something about a document."""
 
     part: int
@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class UnreadablePart:
     """Something that could not be read, and was passed over."""
 
     part: int
@@ -52,7 +52,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SourceSizes:
     """Sizes of the documents of one source."""
 
     documents: int = 0
@@ -64,14 +64,14 @@ class Tally:
     """Documents by the bits of their number of tokens: how many have 0, 1, 2 to 3, 4 to 7, ..."""
 
     @classmethod
-    def of(cls, tokens: Ints, size: int) -> "Tally":
+    def of(cls, tokens: Ints, size: int) -> "SourceSizes":
         """Of the number of tokens of each document, and bytes in all."""
         bits = np.searchsorted(1 << np.arange(_LENGTHS - 1), tokens, side="right")
         lengths = tuple(np.bincount(bits, minlength=_LENGTHS).tolist())
         return cls(len(tokens), size, int(tokens.sum()), int(tokens.max(initial=0)), lengths)
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
+    def __add__(self, other: "SourceSizes") -> "SourceSizes":
+        return SourceSizes(
             self.documents + other.documents,
             self.bytes + other.bytes,
             self.tokens + other.tokens,
@@ -120,13 +120,13 @@ class Counts:
     """... its ``document_key`` ..."""
     origins: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     """... and the ``source_key`` of its source."""
-    sources: dict[str, Tally] = field(default_factory=dict)
+    sources: dict[str, SourceSizes] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
     """How many documents or lines each part has, to number those of the next."""
     found: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Findings by source and kind, also of those that are not kept."""
-    findings: tuple[Finding, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    findings: tuple[DocumentFinding, ...] = ()
+    problems: tuple[UnreadablePart, ...] = ()
     problem_count: int = 0
     units: frozenset[Unit] = frozenset()
     """What ``tokens`` counts: of one corpus, one of them."""
@@ -181,5 +181,5 @@ def merged(counts: Iterable[Counts]) -> Counts:
     return reduce(lambda later, earlier: merge(earlier, later), (each for _, each in reversed(pending)), Counts())
 
 
-def _added(one: dict[str, Tally], two: dict[str, Tally]) -> dict[str, Tally]:
-    return one | {name: one.get(name, Tally()) + tally for name, tally in two.items()}
+def _added(one: dict[str, SourceSizes], two: dict[str, SourceSizes]) -> dict[str, SourceSizes]:
+    return one | {name: one.get(name, SourceSizes()) + tally for name, tally in two.items()}

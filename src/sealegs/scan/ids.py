@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from sealegs.scan.blocks import Ids
-from sealegs.scan.counts import Counts, Tally, document_key, source_key
+from sealegs.scan.counts import Counts, SourceSizes, document_key, source_key
 from sealegs.scan.repeats import repeats
 from sealegs.scan.text import Found, count_ids, digest, numbered, repeated
 
@@ -40,7 +40,7 @@ def look_at_ids(block: Ids, part: int, *, longest: int, end: int | None) -> Coun
         digests=np.array(digests, np.uint64),
         documents=documents[with_text],
         origins=np.full(len(with_text), source_key(block.source), np.uint32),
-        sources={block.source: Tally.of(lengths, block.ids.nbytes)},
+        sources={block.source: SourceSizes.of(lengths, block.ids.nbytes)},
         found=Counter((block.source, kind) for _, kind, *_ in findings),
         findings=numbered(findings, part, block.numbers),
         units=frozenset(["tokens"]),

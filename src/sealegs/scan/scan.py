@@ -11,8 +11,8 @@ from itertools import islice
 from multiprocessing import active_children, get_context
 
 from sealegs.errors import MissingExtra, SealegsError, SourceError
-from sealegs.scan.blocks import End, Ids, Part, Text, Trouble, Ways
-from sealegs.scan.counts import Counts, Problem, merged
+from sealegs.scan.blocks import End, Ids, Part, TextDocuments, Unreadable, Ways
+from sealegs.scan.counts import Counts, UnreadablePart, merged
 from sealegs.scan.encoder import encoder
 from sealegs.scan.ids import look_at_ids
 from sealegs.scan.plan import READERS
@@ -34,11 +34,11 @@ def _looked_at(part: Part, ways: Ways) -> Iterator[Counts]:
     try:
         for block in READERS[part.format](part, ways):
             match block:
-                case Text():
+                case TextDocuments():
                     yield look_at_text(block, part.number, longest=ways.longest, encode=encode)
                 case Ids():
                     yield look_at_ids(block, part.number, longest=ways.longest, end=ways.end)
-                case Trouble():
+                case Unreadable():
                     yield _problem(part, block.number, block.text)
                 case End():
                     yield Counts(parts={part.number: block.numbers})
@@ -50,7 +50,7 @@ def _looked_at(part: Part, ways: Ways) -> Iterator[Counts]:
 
 
 def _problem(part: Part, number: int, text: str) -> Counts:
-    return Counts(problems=(Problem(part.number, number, text),), problem_count=1)
+    return Counts(problems=(UnreadablePart(part.number, number, text),), problem_count=1)
 
 
 def scan(parts: Sequence[Part], ways: Ways, *, jobs: int, tell: Callable[[int], None] = lambda _: None) -> Counts:

@@ -11,8 +11,8 @@ import numpy as np
 from sealegs.batching.stratified import Ints, rare_tokens
 from sealegs.errors import SourceError
 from sealegs.report.commands.scan import MEANING, Example, KindShown, Scanned, SourceShown, TokenShown
-from sealegs.scan.blocks import Ids, Part, Text, Ways
-from sealegs.scan.counts import LISTED, Counts, Finding, Unit, document_key, part_and_document, source_key
+from sealegs.scan.blocks import Ids, Part, TextDocuments, Ways
+from sealegs.scan.counts import LISTED, Counts, DocumentFinding, Unit, document_key, part_and_document, source_key
 from sealegs.scan.encoder import tokenizer_of
 from sealegs.scan.plan import READERS
 from sealegs.scan.text import shown
@@ -33,7 +33,7 @@ class Named:
     document: int
 
 
-class Settled:
+class CorpusSummary:
     """Counts, and the parts that they are of, by which everything in them gets its name."""
 
     def __init__(self, counts: Counts, parts: Sequence[Part], ways: Ways) -> None:
@@ -77,7 +77,7 @@ class Settled:
 
     def listed(self) -> Iterator[dict[str, Any]]:
         """The documents to drop or to defer, each once, with all that speaks against it."""
-        by_document: dict[tuple[int, int], list[Finding]] = defaultdict(list)
+        by_document: dict[tuple[int, int], list[DocumentFinding]] = defaultdict(list)
         for each in self.counts.findings:
             by_document[each.part, each.document].append(each)
         for (part, document), findings in by_document.items():
@@ -169,7 +169,7 @@ class Settled:
                 kind=kind, meaning=meaning, documents=documents, examples=[self._example(each) for each in few]
             )
 
-    def _example(self, found: Finding) -> Example:
+    def _example(self, found: DocumentFinding) -> Example:
         named = self.name(found.part, found.document)
         about = found.excerpt
         if not about and found.kind in ("duplicate", "crowded"):
@@ -181,10 +181,10 @@ class Settled:
     def _beginning(self, part: int, document: int) -> str:
         """Of the text of a document, read once more."""
         for block in READERS[self._parts[part].format](self._parts[part], self._ways):
-            if isinstance(block, Text | Ids) and document in block.numbers:
+            if isinstance(block, TextDocuments | Ids) and document in block.numbers:
                 here = int(np.flatnonzero(block.numbers == document)[0])
                 start, end = np.append(block.starts, 1 << 62)[[here, here + 1]].tolist()
-                if isinstance(block, Text):
+                if isinstance(block, TextDocuments):
                     return shown(block.data[start : min(end, start + 120)].decode(errors="replace"))
                 ids = block.ids[start : min(end, start + 24)].tolist()
                 known = self._ways.tokenizer is not None
@@ -208,7 +208,7 @@ def _numbers_before(counts: Counts, parts: Sequence[Part]) -> list[int]:
     return before
 
 
-def _sources_of(findings: Sequence[Finding], counts: Counts) -> list[str]:
+def _sources_of(findings: Sequence[DocumentFinding], counts: Counts) -> list[str]:
     """The source of each document that has a finding, and text."""
     names = {source_key(name): name for name in counts.sources}
     in_order = np.argsort(counts.documents)
@@ -217,7 +217,7 @@ def _sources_of(findings: Sequence[Finding], counts: Counts) -> list[str]:
     return [names[key] for key in counts.origins[in_order[at]].tolist()]
 
 
-def _duplicates(settled: Settled, counts: Counts) -> Iterator[Finding]:
+def _duplicates(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:
     """All documents that have come before."""
     by_digest = np.lexsort((counts.documents, counts.digests))
     digests, documents = counts.digests[by_digest], counts.documents[by_digest]
@@ -227,14 +227,14 @@ def _duplicates(settled: Settled, counts: Counts) -> Iterator[Finding]:
     for place in again[:LISTED].tolist():
         part, document = part_and_document(int(documents[place]))
         first = settled.names(documents[first_of[place] : first_of[place] + 1])[0]
-        yield Finding(part, document, "duplicate", "drop", f"the same as {first}", "")
+        yield DocumentFinding(part, document, "duplicate", "drop", f"the same as {first}", "")
 
 
-def _crowded(settled: Settled, counts: Counts) -> Iterator[Finding]:
+def _crowded(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:
     """Documents that hold a rare token many times."""
     held = Counter(zip(counts.places.documents.tolist(), counts.places.tokens.tolist(), strict=True))
     for (key, token), times in held.items():
         if times >= CROWD:
             part, document = part_and_document(key)
             text = f"{settled.text_of_token(token)}, {times} of its {counts.tokens[token]} occurrences"
-            yield Finding(part, document, "crowded", "defer", text, "")
+            yield DocumentFinding(part, document, "crowded", "defer", text, "")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sealegs.batching.stratified import RARE_BELOW, Ints
 from sealegs.batching.tokens import token_counts
 from sealegs.report.commands.scan import Kind
-from sealegs.scan.blocks import Text
-from sealegs.scan.counts import Action, Counts, Finding, Places, Tally, document_key, source_key
+from sealegs.scan.blocks import TextDocuments
+from sealegs.scan.counts import Action, Counts, DocumentFinding, Places, SourceSizes, document_key, source_key
 from sealegs.scan.encoding import REPLACEMENT, controls, mojibake, not_utf8, suspects
 from sealegs.scan.repeats import Repeat, repeats
 from sealegs.scan.words import Words, keys, words
@@ -34,7 +34,7 @@ Encode: TypeAlias = Callable[[list[str]], tuple[NDArray[Any], Ints]]
 """Documents in, their token ids end to end and where each document starts out."""
 
 
-def look_at_text(text: Text, part: int, *, longest: int, encode: Encode | None = None) -> Counts:
+def look_at_text(text: TextDocuments, part: int, *, longest: int, encode: Encode | None = None) -> Counts:
     """Count a block, and find what is wrong with its documents.
 
     ``longest`` is in tokens: those that ``encode`` makes, else words.
@@ -71,7 +71,7 @@ def look_at_text(text: Text, part: int, *, longest: int, encode: Encode | None =
         digests=np.array([digest(_document(text, number).strip()) for number in with_text], np.uint64),
         documents=document_key(part, text.numbers[with_text]),
         origins=np.full(len(with_text), source_key(text.source), np.uint32),
-        sources={text.source: Tally.of(lengths, len(text.data))},
+        sources={text.source: SourceSizes.of(lengths, len(text.data))},
         found=Counter((text.source, kind) for _, kind, *_ in findings),
         findings=numbered(findings, part, text.numbers),
         units=frozenset(["characters" if encode is None else "tokens"]),
@@ -82,10 +82,10 @@ Found: TypeAlias = tuple[int, Kind, Action, str, str]
 """Number of the document in the block, kind, action, text, excerpt."""
 
 
-def numbered(findings: list[Found], part: int, numbers: Ints) -> tuple[Finding, ...]:
+def numbered(findings: list[Found], part: int, numbers: Ints) -> tuple[DocumentFinding, ...]:
     """Findings about the documents of a block."""
     return tuple(
-        Finding(part, int(numbers[document]), kind, action, what, about)
+        DocumentFinding(part, int(numbers[document]), kind, action, what, about)
         for document, kind, action, what, about in sorted(findings)
     )
 
@@ -107,7 +107,7 @@ def _holding(starts: Ints, places: Ints) -> Ints:
     return np.searchsorted(starts, places, side="right") - 1
 
 
-def _characters(text: Text, part: int) -> tuple[Ints, Places]:
+def _characters(text: TextDocuments, part: int) -> tuple[Ints, Places]:
     """The same of the characters of a text: those of ASCII as bytes, the others decoded."""
     raw = np.frombuffer(text.data, np.uint8)
     counted = np.bincount(raw, minlength=128)[:128]
@@ -132,7 +132,7 @@ def _places_of(byte: int, data: bytes) -> Iterator[int]:
         place = data.find(byte, place + 1)
 
 
-def _document(text: Text, number: Any) -> bytes:
+def _document(text: TextDocuments, number: Any) -> bytes:
     end = int(text.starts[number + 1]) if number + 1 < len(text.starts) else len(text.data)
     return text.data[int(text.starts[number]) : end]
 
@@ -149,7 +149,7 @@ def _whole(document: bytes, place: int) -> int:
     return next(sound, place)
 
 
-def _about(text: Text, place: int) -> str:
+def _about(text: TextDocuments, place: int) -> str:
     number = int(_holding(text.starts, np.array(place)))
     return excerpt(_document(text, number), place - int(text.starts[number]))
 
@@ -171,7 +171,7 @@ def _is_so(data: bytes, found: Words, each: Repeat) -> bool:
     return span == span[: each.span] * each.times
 
 
-def _place_of(each: Repeat, text: Text, found: Words, encode: Encode | None) -> str:
+def _place_of(each: Repeat, text: TextDocuments, found: Words, encode: Encode | None) -> str:
     """Where it is; of tokens only the document is known."""
     return _about(text, int(found.starts[each.start] if encode is None else text.starts[each.document]))
 
@@ -187,7 +187,7 @@ def _action(bad: int, of: int, limit: float) -> Action:
     return "drop" if bad >= limit * of else "defer"
 
 
-def _unbroken(text: Text, found: Words) -> Iterator[Found]:
+def _unbroken(text: TextDocuments, found: Words) -> Iterator[Found]:
     """Runs without a space."""
     if not len(found.starts):
         return
@@ -208,7 +208,7 @@ def _unbroken(text: Text, found: Words) -> Iterator[Found]:
         yield document, "unbroken", action, f"{size:,} characters without a space", _about(text, start)
 
 
-def _symbols(text: Text, found: Words) -> Iterator[Found]:
+def _symbols(text: TextDocuments, found: Words) -> Iterator[Found]:
     """Documents of marks."""
     sizes = found.summed(found.lengths)
     letters = found.summed(np.where(found.is_letters, found.lengths, 0))
@@ -220,7 +220,7 @@ def _symbols(text: Text, found: Words) -> Iterator[Found]:
 # Misread text.
 
 
-def _misread(text: Text, found: Words) -> Iterator[Found]:
+def _misread(text: TextDocuments, found: Words) -> Iterator[Found]:
     places = [found.controls]
     if not text.data.isascii():
         places += [suspects(text.data), _wrong_bytes(text)]
@@ -250,7 +250,7 @@ def _spoilt(number: int, kind: Kind, what: str, found: tuple[int, int], document
     return number, kind, _action(count, len(document), SPOILT), told, excerpt(document, place)
 
 
-def _wrong_bytes(text: Text) -> Ints:
+def _wrong_bytes(text: TextDocuments) -> Ints:
     """A place in each document that is no UTF-8."""
     try:
         text.data.decode()

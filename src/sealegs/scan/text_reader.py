@@ -22,7 +22,7 @@ from sealegs.scan.blocks import (
     Ids,
     Part,
     Read,
-    Trouble,
+    Unreadable,
     Ways,
     joined,
 )
@@ -79,7 +79,7 @@ def read_paragraphs(part: Part, ways: Ways) -> Read:
                 yield joined(documents, range(number, number + len(documents)), part.source)
             number += len(documents)
     if not number:
-        yield Trouble(0, "has no text in it")
+        yield Unreadable(0, "has no text in it")
     yield End(number)
 
 
@@ -95,7 +95,7 @@ def read_whole(part: Part, ways: Ways) -> Read:
         except OSError as error:
             reason = f"cannot be read ({error.strerror})"
         if reason:
-            yield Trouble(number, reason)
+            yield Unreadable(number, reason)
             continue
         documents.append(data.removeprefix(_BYTE_ORDER_MARK))
         numbers.append(number)
@@ -122,7 +122,7 @@ def read_lines(part: Part, ways: Ways) -> Read:
                 try:
                     value, source = decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError, SourceError) as error:
-                    yield Trouble(number - 1, _reason(error, line))
+                    yield Unreadable(number - 1, _reason(error, line))
                     continue
                 kind = texts if isinstance(value, str) else rows
                 values, numbers = kind[source or part.source]

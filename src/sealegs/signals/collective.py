@@ -10,7 +10,7 @@ from sealegs.errors import StorageError
 T = TypeVar("T")
 
 
-class Together:
+class Collective:
     """The ranks of a job, in a process group of their own; one rank, where there is no process group.
 
     On the group of the training, a thread's messages would meet those of the model in an order that nobody decided.

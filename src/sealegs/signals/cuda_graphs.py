@@ -40,7 +40,7 @@ def addresses(tensors: Iterable[Tensor]) -> list[int]:
     return [tensor.data_ptr() or not tensor.numel() for tensor in tensors]
 
 
-class Recorder:
+class GraphCapturer:
     """Captures functions, which then share one pool of memory. Where it fails once it does not try again."""
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class Recorder:
         return replay
 
 
-class Replayed(Generic[Result]):
+class GraphedFunction(Generic[Result]):
     """A function, run eagerly until its tensors have stayed where they are for a while, and replayed from then on."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphCapturer) -> None:
         self._recorder = recorder
         self._key: object = None
         self._uses = 0

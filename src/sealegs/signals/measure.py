@@ -36,7 +36,7 @@ CULPRIT_EXCESS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepSignals:
     """What is known of a step before it is decided."""
 
     loss: Tensor
@@ -126,7 +126,7 @@ class Meter:
         step_s: float | None = None,
         token_losses: Tensor | None,
         loss_scale: Tensor | None,
-    ) -> Seen:
+    ) -> StepSignals:
         """Measure a step before its update: by its ``gradients`` if they were read before, else as they are now."""
         if gradients is None and grad_norm is None:
             gradients = self.read()
@@ -135,8 +135,8 @@ class Meter:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
             if gradients is None:
                 assert grad_norm is not None
-                return Seen(loss, grad_norm, None, None, blocks)
-            return Seen(loss, gradients.norms, None, gradients, blocks)
+                return StepSignals(loss, grad_norm, None, None, blocks)
+            return StepSignals(loss, gradients.norms, None, gradients, blocks)
         mine = self._contribution(number, loss, grad_norm, gradients)
         rows = self.ranks.gather(self._padded(mine, samples), number)
         merged = merge(rows[:, : len(FIELDS)])
@@ -146,7 +146,7 @@ class Meter:
         compared = len(MERGED) if number % CHECKSUM_STEPS == 0 else MERGED.index("ranks_differ")
         worst = merged[2] if gradients is not None else None
         agreed: Block = partial(_agreed, number, MERGED[3:compared]), merged[3:compared]
-        return Seen(merged[0], merged[1], worst, gradients, (agreed, *blocks), rows[:, FIELDS.index("square")])
+        return StepSignals(merged[0], merged[1], worst, gradients, (agreed, *blocks), rows[:, FIELDS.index("square")])
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the row of the next; get ready for that."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sealegs.signals.cuda_graphs import Recorder, Replayed, addresses
+from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, addresses
 from sealegs.signals.groups import plain_name
 from sealegs.signals.lengths import alike, lengths, total_of_torch
 from sealegs.signals.weights import local
@@ -72,7 +72,7 @@ class GradientReader:
         self._names_of_owners: tuple[str, ...] = ()
         self._order: list[int] = []
         """... their places in the order of the model, in which loops clip: sums depend on it."""
-        self._norms = Replayed[Tensor](Recorder())
+        self._norms = GraphedFunction[Tensor](GraphCapturer())
 
     @torch.no_grad()
     def read(self) -> Gradients:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.signals.collect import Block
-from sealegs.signals.cuda_graphs import Recorder, Replayed, layout
+from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, layout
 from sealegs.signals.groups import Groups, Sums, sent
 from sealegs.signals.lengths import alike, exact_dtype, lengths
 
@@ -137,9 +137,9 @@ class WeightSampler:
         self._before: _Before | None = None
         self._changed: _Plan | None = None
         self._found_moments: _Moments | None = None
-        self._recorder = Recorder()
-        self._measure = Replayed[_Before](self._recorder)
-        self._compare = Replayed[Tensor](self._recorder)
+        self._recorder = GraphCapturer()
+        self._measure = GraphedFunction[_Before](self._recorder)
+        self._compare = GraphedFunction[Tensor](self._recorder)
 
     @property
     def left_out(self) -> Mapping[str, str]:

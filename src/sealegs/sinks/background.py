@@ -17,7 +17,7 @@ class TakesManyRows(Protocol):
         """Take several steps, oldest first."""
 
 
-class Queued:
+class BackgroundSink:
     """A slow sink that never holds the run: ``row`` and ``event`` only put things into a bounded queue.
 
     What goes wrong in the thread is raised once, by the next call from the training side; after that the sink is deaf,

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from sealegs.errors import ConfigError, SinkFailed
 from sealegs.sinks import delivery
-from sealegs.sinks.background import Queued
+from sealegs.sinks.background import BackgroundSink
 from sealegs.sinks.delivery import Delivery, Undelivered
 from sealegs.sinks.messages import Message, Messenger
 from sealegs.vocabulary import Event, Row
@@ -58,7 +58,7 @@ class Notifier:
         self._options = notify if isinstance(notify, Notify) else Notify(notify)
         self._way = delivery.opened(self._options.where)  # refused here, before there is a run folder
         self._messenger = Messenger(Path())
-        self._queue = Queued(_Sender(self._way), capacity=100, gather_s=0.0, close_within_s=CLOSE_WITHIN_S)
+        self._queue = BackgroundSink(_Sender(self._way), capacity=100, gather_s=0.0, close_within_s=CLOSE_WITHIN_S)
         self._lock = RLock()  # the watchdog's thread tells, too, and signal handlers
         self._sent: deque[float] = deque()
         self._said: dict[tuple[Any, ...], float] = {}

@@ -33,7 +33,7 @@ _COUNTING = {"skip": ("skipped_in_all",), "alarm": ("skipped_in_all", "incident"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TrackerMark:
     """Something that happened, as a tracker shows it."""
 
     step: int
@@ -42,7 +42,7 @@ class Mark:
     text: str
 
 
-def mark(event: Event) -> Mark | None:
+def mark(event: Event) -> TrackerMark | None:
     """What a person who looks at the charts should know of an event; most are none of their business.
 
     >>> mark(Event(kind="skip", step=7, time=0.0, detail={"text": "step 7  SKIP  loss spike: 9"}))
@@ -54,14 +54,14 @@ def mark(event: Event) -> Mark | None:
         why = detail.get("error") or detail.get("by")
         text = f"{reason}: {why}" if why else reason
         text += f"; skipped {detail['skipped']}" if detail.get("skipped") else ""
-        return Mark(event.step, level, f"the run is {reason}", text)
+        return TrackerMark(event.step, level, f"the run is {reason}", text)
     if event.kind not in _LEVELS:
         return None
     try:
         text = remarkable(event) or event.kind
     except (KeyError, TypeError, ValueError):  # somebody's own event of that name, with other particulars
         text = event.kind
-    return Mark(event.step, _LEVELS[event.kind], f"{event.kind} at step {event.step}", text)
+    return TrackerMark(event.step, _LEVELS[event.kind], f"{event.kind} at step {event.step}", text)
 
 
 def counts(event: Event) -> dict[str, float]:

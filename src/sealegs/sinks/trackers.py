@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from sealegs.errors import ConfigError, MissingExtra
-from sealegs.sinks.background import Queued
+from sealegs.sinks.background import BackgroundSink
 from sealegs.vocabulary import Sink
 
 TRACKERS = {"mlflow": "MlflowSink", "wandb": "WandbSink", "tensorboard": "TensorboardSink", "trackio": "TrackioSink"}
@@ -26,4 +26,4 @@ def tracker(name: str) -> Sink:
     if find_spec(name) is None:
         raise MissingExtra(f"the tracker {name}", name, name)
     sink: Sink = getattr(import_module(f"sealegs.sinks.{name}"), TRACKERS[name])()
-    return Queued(sink, close_within_s=_CLOSE_WITHIN_S.get(name, 10.0))
+    return BackgroundSink(sink, close_within_s=_CLOSE_WITHIN_S.get(name, 10.0))

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from sealegs.errors import SourceError
 from sealegs.record.files import folder_aside, whole_file, writing
-from sealegs.signals.collective import Together
+from sealegs.signals.collective import Collective
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_files import DIGESTS
 from sealegs.state.memory import Staging, on_host
@@ -111,7 +111,7 @@ class Tags:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StoredState:
     """Everything needed to go on from a step, in the kinds that are stored differently."""
 
     tensors: Mapping[str, Tensor]
@@ -131,7 +131,7 @@ class Damage(NamedTuple):
     reason: str
 
 
-class Written(NamedTuple):
+class WrittenCheckpoint(NamedTuple):
     """A checkpoint that a thread has brought to disk, and how long after it was asked for."""
 
     step: int
@@ -159,12 +159,12 @@ class Checkpoints:
         self._keep = keep
         self._keep_first = keep_first
         self._tags = Tags(folder)
-        self._ranks = Together()
-        self._writers = Together()  # the threads': what they say to each other must not meet what the loops say
+        self._ranks = Collective()
+        self._writers = Collective()  # the threads': what they say to each other must not meet what the loops say
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._is_writing = False
-        self._written: deque[Written] = deque()
+        self._written: deque[WrittenCheckpoint] = deque()
         self._trouble: deque[str] = deque()
         checkpoint_files.expect_to_be_alone()
 
@@ -176,14 +176,14 @@ class Checkpoints:
 
     # Saving.
 
-    def save(self, step: int, state: State) -> Path:
+    def save(self, step: int, state: StoredState) -> Path:
         """Write a checkpoint, then remove those that are no longer kept."""
         self.wait()
         target = self._folder / str(step)
         self._write(target, lambda: _parts(state, state.tensors))
         return target
 
-    def save_soon(self, step: int, state: State, *, to: Path | None = None) -> bool:
+    def save_soon(self, step: int, state: StoredState, *, to: Path | None = None) -> bool:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
         Call ``before_update`` before the tensors change. ``written`` and ``trouble`` tell what came of it. One that is
@@ -215,7 +215,7 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
-    def written(self) -> list[Written]:
+    def written(self) -> list[WrittenCheckpoint]:
         """What ``save_soon`` has brought to disk since this was last asked."""
         return _taken(self._written)
 
@@ -243,7 +243,7 @@ class Checkpoints:
         try:
             self._write(target, arrived)
             if target.parent == self._folder:
-                self._written.append(Written(int(target.name), time.perf_counter() - began))
+                self._written.append(WrittenCheckpoint(int(target.name), time.perf_counter() - began))
         except BaseException as error:  # torch has some that are no Exception, and nobody else would hear of it
             self._trouble.append(f"checkpoint {target.name}: {error}")
         finally:
@@ -343,7 +343,7 @@ class Checkpoints:
         fault = checkpoint_files.fault_in(self._folder / str(step))
         return None if fault is None else Damage(step, fault)
 
-    def load(self, step: int, like: State | None = None) -> State:
+    def load(self, step: int, like: StoredState | None = None) -> StoredState:
         """Read a checkpoint that has been checked, into host memory.
 
         What is sharded in ``like`` is read as this rank's shards, in however many parts it was written; so are the
@@ -353,7 +353,9 @@ class Checkpoints:
         return read_state(self._folder / str(step), step, like, self._ranks)
 
 
-def read_state(folder: Path, step: int, like: State | None = None, ranks: Together | None = None) -> State:
+def read_state(
+    folder: Path, step: int, like: StoredState | None = None, ranks: Collective | None = None
+) -> StoredState:
     """The state in a folder that a checkpoint, or a capsule, was written to; alone, without ``ranks``."""
     rank = 0 if ranks is None else ranks.rank
     tensors = {
@@ -363,10 +365,10 @@ def read_state(folder: Path, step: int, like: State | None = None, ranks: Togeth
     }
     checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
     plain, own = checkpoint_files.read_plain(folder, rank)
-    return State(tensors, plain, own, step)
+    return StoredState(tensors, plain, own, step)
 
 
-def _parts(state: State, tensors: Mapping[str, Tensor]) -> _Parts:
+def _parts(state: StoredState, tensors: Mapping[str, Tensor]) -> _Parts:
     return _Parts(tensors, json.dumps(state.plain).encode(), json.dumps(state.own).encode())
 
 

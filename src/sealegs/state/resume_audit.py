@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sealegs.state.checkpoints import State
+from sealegs.state.checkpoints import StoredState
 from sealegs.state.serialization import from_json
 from sealegs.state.tensors import ALSO
 
@@ -18,7 +18,7 @@ SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
 """Of a parameter group, what decides about an update."""
 
 
-def came_back(saved: State, live: State) -> dict[str, str]:
+def came_back(saved: StoredState, live: StoredState) -> dict[str, str]:
     """Part by part: ``as saved``, or in which way it is not; of a state, and of what is live right after."""
     found: dict[str, list[str]] = {
         "weights": list(_tensors_differ(saved, live, "model/")),
@@ -44,7 +44,7 @@ def came_back(saved: State, live: State) -> dict[str, str]:
     return {name: "; ".join(told[:3]) if told else AS_SAVED for name, told in found.items()}
 
 
-class Changes:
+class ResumeChanges:
     """What the loop changes between a resume and its first step: settings that it puts over those that came back."""
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
     return value.detach().cpu().tolist() if isinstance(value, Tensor) else value
 
 
-def _groups(state: State) -> list[Mapping[str, Any]]:
+def _groups(state: StoredState) -> list[Mapping[str, Any]]:
     return [
         {"params": group["params"], "settings": from_json(group["settings"], state.tensors)}
         for optimizer in state.plain["optimizers"]
@@ -85,7 +85,7 @@ def _place(stored: Mapping[str, Any]) -> Any:
     return inside.get("last_epoch") if isinstance(inside, Mapping) else inside
 
 
-def _of(state: State) -> Mapping[str, Any]:
+def _of(state: StoredState) -> Mapping[str, Any]:
     return state.own or state.plain
 
 
@@ -93,7 +93,7 @@ def _differs(was: Any, now: Any) -> list[str]:
     return [] if was == now else [f"was {was} and is {now}"]
 
 
-def _tensors_differ(saved: State, live: State, prefix: str) -> Iterator[str]:
+def _tensors_differ(saved: StoredState, live: StoredState, prefix: str) -> Iterator[str]:
     names = {name for state in (saved, live) for name in state.tensors if name.startswith(prefix)}
     for name in sorted(names):
         was, now = saved.tensors.get(name), live.tensors.get(name)
@@ -105,7 +105,7 @@ def _tensors_differ(saved: State, live: State, prefix: str) -> Iterator[str]:
             yield f"{name.removeprefix(prefix)} has other values"
 
 
-def _random_differs(saved: State, live: State) -> Iterator[str]:
+def _random_differs(saved: StoredState, live: StoredState) -> Iterator[str]:
     for name in sorted(name for name in saved.tensors if name.startswith("rng/")):
         now = live.tensors.get(name)
         if now is None or not _equal(saved.tensors[name], now):

@@ -23,7 +23,7 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.state import memory
 from sealegs.state.extra_state import Stateful
 from sealegs.state.memory import CPU, Buffer, Place, in_words
-from sealegs.state.tensors import ALSO, Apart, Join, Live, Settings, filled, walk
+from sealegs.state.tensors import ALSO, Apart, Join, Live, OptimizerLayout, filled, walk
 
 _Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
 
@@ -203,7 +203,7 @@ class Snapshots:
         }
         return {name: filled(state, tensors) for name, state in held.also.items()}
 
-    def contents(self, snapshot: Snapshot) -> tuple[Mapping[str, Tensor], dict[str, Tensor], list[Settings]]:
+    def contents(self, snapshot: Snapshot) -> tuple[Mapping[str, Tensor], dict[str, Tensor], list[OptimizerLayout]]:
         """What it holds: the parts of all tensors, those of optimizers whole, and what else optimizers have."""
         held = self._find(snapshot)
         parts = held.buffer.parts
@@ -318,7 +318,7 @@ class _Held(NamedTuple):
     buffer: Buffer
     joins: dict[str, tuple[tuple[str, ...], Join]]
     """Of the tensors of optimizers: the keys of their parts, and what makes one of such parts."""
-    settings: list[Settings]
+    settings: list[OptimizerLayout]
     also: dict[str, Any]
     """States of what goes along, with a key in the place of each tensor."""
     along: dict[str, tuple[tuple[str, ...], Join]]

@@ -41,7 +41,7 @@ class TensorAt(NamedTuple):
     key: str
 
 
-class Settings(NamedTuple):
+class OptimizerLayout(NamedTuple):
     """What an optimizer holds, with a key in the place of each tensor."""
 
     sizes: list[int]
@@ -84,7 +84,7 @@ class Live:
     """Which tensors a forward pass or the loop may change before the next update."""
     moments: dict[str, Apart] = field(default_factory=dict)
     """Tensors in the states and among the hyperparameters of optimizers."""
-    settings: list[Settings] = field(default_factory=list)
+    settings: list[OptimizerLayout] = field(default_factory=list)
     also: dict[str, Any] = field(default_factory=dict)
     """States of what the loop keeps, with a key in the place of each tensor ..."""
     of_also: dict[str, Apart] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def walk(
         states = {label: optimizer.state[owner] for label, owner in owners.items() if owner in optimizer.state}
         groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         live.settings.append(
-            Settings(
+            OptimizerLayout(
                 [len(group["params"]) for group in optimizer.param_groups],
                 _emptied(prefix, states, held),
                 {label: owner for label, owner in owners.items() if not isinstance(owner, Tensor)},

@@ -1,4 +1,4 @@
-"""Live objects in, a ``State`` out, and back: all that decides what the next steps will compute."""
+"""Live objects in, a ``StoredState`` out, and back: all that decides what the next steps will compute."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError, SourceError
-from sealegs.state.checkpoints import State
+from sealegs.state.checkpoints import StoredState
 from sealegs.state.extra_state import Stateful, load_states
 from sealegs.state.rng import host_rng, restore_rng, seed_anew, torch_rng
 from sealegs.state.serialization import from_json, to_json
@@ -34,7 +34,7 @@ class Positioned(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainee:
+class TrainingState:
     """What is being trained, and everything that has a state of its own beside it."""
 
     model: nn.Module
@@ -46,7 +46,7 @@ class Trainee:
     also: Mapping[str, Stateful] = field(default_factory=dict)
     """What the loop keeps of its own. Of several ranks, the same on all of them, or sharded tensors."""
 
-    def capture(self) -> State:
+    def capture(self) -> StoredState:
         """The state as it is now. The tensors are the live ones: store or copy them before the next step.
 
         An optimizer that has not stepped has no state, and is not made to have one.
@@ -72,9 +72,9 @@ class Trainee:
             "also": {name: to_json(thing.state_dict(), f"{ALSO}{name}", tensors) for name, thing in self.also.items()},
         }
         tensors |= {f"rng/{rank}/{device}": state for device, state in torch_rng().items()}
-        return State(tensors, plain, own={"data": position, "rng": host_rng()})
+        return StoredState(tensors, plain, own={"data": position, "rng": host_rng()})
 
-    def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> State:
+    def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> StoredState:
         """The state as it was at a snapshot, of which the tensors are: as a checkpoint of that step would hold it.
 
         But for the place in the data, which a snapshot keeps in its own way, and what goes along, which no step reads.
@@ -115,9 +115,9 @@ class Trainee:
             "data": None,
             "also": {},
         }
-        return State(tensors, plain, own={"data": None, "rng": of_host}, step=snapshot.step)
+        return StoredState(tensors, plain, own={"data": None, "rng": of_host}, step=snapshot.step)
 
-    def restore(self, state: State) -> list[str]:
+    def restore(self, state: StoredState) -> list[str]:
         """Make the live objects what they were. Gives sentences on what cannot be as it was.
 
         A state of another model, optimizer or schedule is refused before anything is changed.
@@ -138,7 +138,7 @@ class Trainee:
         _restore_rng(state)
         return remarks
 
-    def also_in(self, state: State) -> dict[str, Any]:
+    def also_in(self, state: StoredState) -> dict[str, Any]:
         """What a state has of what goes along."""
         stored = state.plain.get("also") or {}  # older checkpoints have none
         return {name: from_json(stored[name], state.tensors) for name in self.also if name in stored}
@@ -160,7 +160,7 @@ class Trainee:
             for name, parameter in self.model.named_parameters()
         }
 
-    def _refuse_another(self, state: State) -> None:
+    def _refuse_another(self, state: StoredState) -> None:
         if "optimizers" not in state.plain:
             raise SourceError("the checkpoint is of an older Sealegs: finish the run with that one, or start another")
         here = self._weights()
@@ -176,7 +176,7 @@ class Trainee:
         stored = state.plain["schedulers"]
         _refuse_unless_same("run", "the scheduler", [one["kind"] for one in stored], [*map(_kind, self.schedulers)])
 
-    def _remarks(self, state: State) -> Iterator[str]:
+    def _remarks(self, state: StoredState) -> Iterator[str]:
         """What will not be as it was."""
         before, now = state.plain["ranks"], _rank_and_world()[1]
         if before < now:
@@ -320,14 +320,14 @@ def _rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def _position(state: State) -> Mapping[str, Any] | None:
+def _position(state: StoredState) -> Mapping[str, Any] | None:
     """Where this rank's data were; with another number of ranks, where those of rank 0 were."""
     is_same_world = state.plain["ranks"] == _rank_and_world()[1]
     position: Mapping[str, Any] | None = (state.own if is_same_world else state.plain)["data"]
     return position
 
 
-def _restore_rng(state: State) -> None:
+def _restore_rng(state: StoredState) -> None:
     rank, _ = _rank_and_world()
     stored = _under(f"rng/{rank}/", state.tensors)
     if len(stored) < len(torch_rng()):

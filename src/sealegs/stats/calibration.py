@@ -17,17 +17,17 @@ TOLERANCE = 2.0
 LARGEST_CORRECTION = 100.0
 
 
-class Audit(NamedTuple):
+class CalibrationAudit(NamedTuple):
     """How often p was small, among how many; all fading."""
 
     values: float = 0.0
     hundredths: float = 0.0
     thousandths: float = 0.0
 
-    def after(self, p: float) -> "Audit":
+    def after(self, p: float) -> "CalibrationAudit":
         """After one more value that was judged."""
         low, lower = CHECKED
-        return Audit(
+        return CalibrationAudit(
             self.values * MEMORY + 1.0,
             self.hundredths * MEMORY + (p < low),
             self.thousandths * MEMORY + (p < lower),

@@ -85,7 +85,7 @@ def tail_rate(beyond: int) -> float:
     return max(TAIL_RATE, 1 / (beyond + 17))
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
     """What is remembered of a stream."""
 
     age: int = 0
@@ -111,7 +111,7 @@ class State(NamedTuple):
         return len(self.early) >= START
 
 
-class Reading(NamedTuple):
+class Surprise(NamedTuple):
     """How surprising one value is."""
 
     r: float
@@ -120,18 +120,18 @@ class Reading(NamedTuple):
     """Probability of such a value or a higher one, if nothing is wrong. 1 while there is nothing to compare with."""
 
 
-NOTHING_YET = Reading(0.0, 1.0)
+NOTHING_YET = Surprise(0.0, 1.0)
 
 
-def look(state: State, x: float) -> Reading:
+def look(state: StreamState, x: float) -> Surprise:
     """Judge a finite value against what is remembered; change nothing."""
     if not state.has_started:
         return NOTHING_YET
     r = (x - (state.level + state.slope)) / state.scale
-    return Reading(r, probability(state, r))
+    return Surprise(r, probability(state, r))
 
 
-def probability(state: State, r: float) -> float:
+def probability(state: StreamState, r: float) -> float:
     """P(r or more): log-linear between the tracked quantiles, Pareto beyond the last."""
     if r <= 0:
         return 1.0
@@ -144,7 +144,7 @@ def probability(state: State, r: float) -> float:
     return _beyond(r - state.q98, state.excess, state.excess_squared)
 
 
-def limit(state: State, p: float) -> float:
+def limit(state: StreamState, p: float) -> float:
     """The value that is surprising by just ``p``, for p up to the last quantile's: what ``look`` is asked backwards.
 
     >>> state = State(early=(0.0,) * START)
@@ -173,7 +173,7 @@ def _beyond(y: float, excess: float, excess_squared: float) -> float:
     return LEVELS[2] * (math.exp(-y) if shape == 0 else (1 + shape * y) ** (-1 / shape))
 
 
-def is_suspicious(state: State, p: float, limit: float) -> bool:
+def is_suspicious(state: StreamState, p: float, limit: float) -> bool:
     """Whether a value joins a burst, or begins one: what goes on need not be as rare as what begins.
 
     Without the second half, a burst whose values lie about the limit ends at the first one above it, and the next one
@@ -182,12 +182,12 @@ def is_suspicious(state: State, p: float, limit: float) -> bool:
     return p < limit or (state.burst > 0 and p < LEVELS[2])
 
 
-def is_accepted_next(state: State) -> bool:
+def is_accepted_next(state: StreamState) -> bool:
     """Whether one more suspicious value is taken for the new level."""
     return state.burst + 1 >= PATIENCE
 
 
-def learn(state: State, x: float, *, suspicious: bool = False) -> State:
+def learn(state: StreamState, x: float, *, suspicious: bool = False) -> StreamState:
     """What is remembered after a finite value."""
     if not state.has_started:
         early = (*state.early, x)
@@ -197,7 +197,7 @@ def learn(state: State, x: float, *, suspicious: bool = False) -> State:
     r = e / scale
     if suspicious and is_accepted_next(state):
         scale = max(scale, ACCEPTED_SPREAD * abs(e))
-        return State(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
+        return StreamState(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
     in_burst = suspicious and burst > 0
     bounded = (1.0 if in_burst else -WINSOR if r < -WINSOR else WINSOR if r > WINSOR else r) * scale
     is_young = age < GROWN_UP
@@ -219,25 +219,25 @@ def learn(state: State, x: float, *, suspicious: bool = False) -> State:
         q90 = max(q90 + rate * ((r > q90) - LEVELS[1]), q80 + QUANTILE_GAP)
         q98 = max(q98 + rate * ((r > q98) - LEVELS[2]), q90 + QUANTILE_GAP)
     burst = burst + 1 if suspicious else 0
-    return State(age + 1, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)
+    return StreamState(age + 1, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)
 
 
-def begun(early: Sequence[float]) -> State:
+def begun(early: Sequence[float]) -> StreamState:
     """The first level and scale: medians, and the scale by differences, which neither trend nor outlier moves."""
     differences = [after - before for before, after in pairwise(early)]
     drift = median(differences)
     spread = median(abs(difference - drift) for difference in differences) / MEDIAN_OF_NORMAL
-    return State(early=tuple(early), level=median(early[-9:]), scale=max(spread / math.sqrt(2), SMALLEST_SCALE))
+    return StreamState(early=tuple(early), level=median(early[-9:]), scale=max(spread / math.sqrt(2), SMALLEST_SCALE))
 
 
-def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float64], State]:
+def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float64], StreamState]:
     """p of each value of a finished stream, and the state after it: ``look`` and ``learn`` written out in one loop.
 
     Values are suspicious by ``is_suspicious``; those that are not finite are left out, and have p = 0. More than
     twice as fast as the fold, and equal to it (tests/stats/test_streaming.py).
     """
     p_of = np.ones(len(values))
-    state = State()
+    state = StreamState()
     stream = iter(enumerate(values.tolist()))
     for i, x in stream:
         if not math.isfinite(x):
@@ -292,4 +292,4 @@ def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float
             q98 = max(q98 + rate * ((r > q98) - high), q90 + QUANTILE_GAP)
         burst = burst + 1 if suspicious else 0
         age += 1
-    return p_of, State(age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)
+    return p_of, StreamState(age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
-from sealegs.signals.measure import Seen
-from sealegs.step.gate import ROW, Gate, Told
+from sealegs.signals.measure import StepSignals
+from sealegs.step.gate import ROW, Gate, HostFacts
 from sealegs.step.update import Update
 from sealegs.watch import Watch
 
@@ -17,7 +17,7 @@ LAG = 2
 """Steps after which several ranks look at what their devices decided."""
 
 
-class Gatekeeper:
+class UpdateDecision:
     """Lets updates through or not. Where it does not ``act``, all of them, and the decisions are written down."""
 
     def __init__(self, update: Update, watch: Watch, *, act: bool, world: int) -> None:
@@ -30,7 +30,7 @@ class Gatekeeper:
         self._saved_gate: Any = None
         self._coarse_left = 0
 
-    def decide(self, number: int, seen: Seen, known: dict[str, Any], clip: float | None) -> Callable[[], None]:
+    def decide(self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None) -> Callable[[], None]:
         """Judge step ``number``. Gives its end: gradients are clipped at a norm, weights updated unless it is bad."""
         if self._can_be_decided_on_device(seen):
             return self._decided_on_device(number, seen, known, clip)
@@ -50,13 +50,13 @@ class Gatekeeper:
         self._gate, self._saved_gate = None, state["gate"]
         self._coarse_left = state["coarse_left"]
 
-    def _can_be_decided_on_device(self, seen: Seen) -> bool:
+    def _can_be_decided_on_device(self, seen: StepSignals) -> bool:
         """The gate knows the calibrated rules; in shadow mode nothing has to read its answer."""
         is_readable = not self._act or self._update.can_be_decided_on_the_device()
         return seen.loss.is_cuda and self._are_rules_known and is_readable
 
     def _decided_on_device(
-        self, number: int, seen: Seen, known: dict[str, Any], clip: float | None
+        self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
     ) -> Callable[[], None]:
         gate = self._gate or self._make_gate(seen.loss.device, clip)
         gate.clip_at(clip)
@@ -64,7 +64,9 @@ class Gatekeeper:
         if announced:
             self._coarse_left = WIDENED_STEPS
         tally = self._watch.judging.tally
-        told = Told(announced, self._coarse_left > 0, tally.is_held, tally.is_restrained, clip_of(known, "grad_norm"))
+        told = HostFacts(
+            announced, self._coarse_left > 0, tally.is_held, tally.is_restrained, clip_of(known, "grad_norm")
+        )
         row = gate.decide(seen.loss, seen.norms, seen.worst, told)
         self._coarse_left = max(self._coarse_left - 1, 0)
         lag = LAG if self._world > 1 else None  # all ranks must come to know a halt at the same step
@@ -72,7 +74,7 @@ class Gatekeeper:
         self._watch.take(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
         return partial(self._end_on_device, gate, seen, clip)
 
-    def _end_on_device(self, gate: Gate, seen: Seen, clip: float | None) -> None:
+    def _end_on_device(self, gate: Gate, seen: StepSignals, clip: float | None) -> None:
         if self._act and clip is not None and self._can_be_clipped_on_the_way(seen):
             self._update.apply_unless(gate.found_inf, gate.grad_scale)
             return
@@ -83,7 +85,7 @@ class Gatekeeper:
             self._update.apply_as_ever()
 
     def _decided_on_host(
-        self, number: int, seen: Seen, known: dict[str, Any], clip: float | None
+        self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
     ) -> Callable[[], None]:
         """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
         self.forget()  # if the device is ever to decide
@@ -96,7 +98,7 @@ class Gatekeeper:
         late = self._watch.take(number, known, blocks)
         return partial(self._end_on_host, not self._act or late.go, seen, clip, grad_norm)
 
-    def _end_on_host(self, go: bool, seen: Seen, clip: float | None, grad_norm: Tensor) -> None:
+    def _end_on_host(self, go: bool, seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
         if go:
             _clip_all(seen, clip, grad_norm)
         if self._act:
@@ -104,7 +106,7 @@ class Gatekeeper:
         else:
             self._update.apply_as_ever()
 
-    def _can_be_clipped_on_the_way(self, seen: Seen) -> bool:
+    def _can_be_clipped_on_the_way(self, seen: StepSignals) -> bool:
         """Fused optimizers can divide gradients as they read them, which saves a pass over all of them.
 
         They write back what they divided: not where a gradient is read twice, or a hook looks at it before.
@@ -127,7 +129,7 @@ class Gatekeeper:
         return self._gate
 
 
-def _clip_all(seen: Seen, clip: float | None, grad_norm: Tensor) -> None:
+def _clip_all(seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
     if clip is not None and seen.gradients is not None:
         seen.gradients.clip(clip, grad_norm, seen.are_replicated())
 

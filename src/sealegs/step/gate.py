@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import CLIPPED, FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, State
+from sealegs.detectors.spike import CLIPPED, FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, SpikeState
 from sealegs.judge import SAME
 from sealegs.stats import calibration, streaming
 
@@ -34,7 +34,7 @@ ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p", "worst_tenso
 Decide = Callable[[Tensor, Tensor, Tensor], None]
 
 
-class Told(NamedTuple):
+class HostFacts(NamedTuple):
     """What the host knows of a step before the device has decided it."""
 
     announced: bool = False
@@ -60,7 +60,7 @@ class Gate:
         self.limits = torch.tensor(limits, **double)
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
         self.first = self.state[:, :STREAM].clone()
-        self.told = torch.tensor(Told(), **double)
+        self.told = torch.tensor(HostFacts(), **double)
         """What the host knows of the step."""
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
@@ -76,7 +76,7 @@ class Gate:
         self.kernels: dict[Any, Any] = {}
         """Compiled for what they are given."""
         self._nowhere = torch.full((), -1.0, **double)
-        self._told_before = Told()
+        self._told_before = HostFacts()
         self._decide: Decide = _quickest(self)
         self.clip_at(clip)
 
@@ -85,14 +85,14 @@ class Gate:
         loss: Tensor,
         norms: Tensor,
         worst: Tensor | None = None,
-        told: "Told | None" = None,
+        told: "HostFacts | None" = None,
     ) -> Tensor:
         """Judge a step and learn from it. The row that is given is the same tensor every time.
 
         ``norms`` is a vector with the norm of each gradient, or one number, that of all; then ``worst`` is the number
         of the tensor with the largest. It travels in the row.
         """
-        told = told or Told()
+        told = told or HostFacts()
         if told != self._told_before:
             self._told_before = told
             for place, known in enumerate(told):
@@ -106,7 +106,7 @@ class Gate:
             self._clipped_at = limit
             self.clip.fill_(math.inf if limit is None else limit)
 
-    def begin_from(self, states: Sequence[State], skipped: Sequence[float] = ()) -> None:
+    def begin_from(self, states: Sequence[SpikeState], skipped: Sequence[float] = ()) -> None:
         """Go on from what the host has learned; ``skipped``: loss and gradient norm of the step before, if it was."""
         self.load([flat(state) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
 
@@ -117,7 +117,7 @@ class Gate:
             self.row.copy_(torch.tensor(row, dtype=torch.float64))
 
 
-def flat(state: State) -> list[float]:
+def flat(state: SpikeState) -> list[float]:
     """What the gate remembers of a signal, of what the host does."""
     stream = state.stream
     decides = (state.largest, state.met, state.is_signed)

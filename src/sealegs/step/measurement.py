@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sealegs.errors import ConfigError
 from sealegs.signals.collect import Signal, waited_for
-from sealegs.signals.measure import Meter, Seen
+from sealegs.signals.measure import Meter, StepSignals
 from sealegs.signals.norms import Gradients
 from sealegs.step.update import Update
 
@@ -16,11 +16,11 @@ NO_STEP = -1
 """The number of what is measured between two steps."""
 
 
-class Reading:
+class Measurement:
     """Reads steps. Nobody waits for a device, but for a batch that is tried again."""
 
     def __init__(self, meter: Meter, update: Update) -> None:
-        self.pace = Pace()
+        self.pace = StepTimer()
         self._meter = meter
         self._update = update
 
@@ -44,7 +44,7 @@ class Reading:
         token_losses: Tensor | None,
         known: dict[str, Signal],
         before: Gradients | None = None,
-    ) -> Seen:
+    ) -> StepSignals:
         """What is measured of a step; how long it took is then known, too.
 
         ``before`` are the gradients as they were before the loop clipped them.
@@ -90,7 +90,7 @@ class Reading:
         return whole.detach().reshape(())
 
 
-class Pace:
+class StepTimer:
     """How fast steps and tokens go by, pauses apart."""
 
     def __init__(self) -> None:

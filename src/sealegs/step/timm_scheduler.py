@@ -11,7 +11,7 @@ from typing import Any
 from sealegs.errors import ConfigError
 
 
-class ByUpdates:
+class TimmScheduler:
     """Calls ``step_update`` with the number of steps made; that number is part of its state."""
 
     def __init__(self, scheduler: Any) -> None:
@@ -43,7 +43,7 @@ def counting(scheduler: Any, *, is_stepped: bool) -> Any:
     if not _needs_argument(scheduler):
         return scheduler
     if callable(getattr(scheduler, "step_update", None)):
-        return ByUpdates(scheduler)
+        return TimmScheduler(scheduler)
     if not is_stepped:
         return scheduler
     raise ConfigError(

@@ -8,7 +8,7 @@ from tests.report.runs import BACK_FROM, BACK_TO, GAP, HISTOGRAM, NAN, SPIKE, ST
 
 from sealegs.record.run import open_run
 from sealegs.report.dashboard.batches import cells_of, quantiles_of
-from sealegs.report.dashboard.marks import MOST, Mark, marks_of, thinned
+from sealegs.report.dashboard.marks import MOST, PanelMark, marks_of, thinned
 from sealegs.report.dashboard.summary import described, told, wanted
 from sealegs.report.dashboard.values import ALL_POINTS, SUBJECTS, Page, page_of, see
 
@@ -89,8 +89,8 @@ def test_a_post_mortem_is_linked_only_where_there_is_one(tmp_path: Path) -> None
 
 
 def test_many_marks_become_few_and_say_how_many_they_are() -> None:
-    skips = [Mark(kind="skip", first=step, last=step, text=f"skip at {step}") for step in range(0, 1_000_000, 100)]
-    incident = Mark(kind="incident", first=5, last=6, text="incident 3", number=3)
+    skips = [PanelMark(kind="skip", first=step, last=step, text=f"skip at {step}") for step in range(0, 1_000_000, 100)]
+    incident = PanelMark(kind="incident", first=5, last=6, text="incident 3", number=3)
     few = thinned([*skips, incident], 1_000_000)
     assert len(few) <= MOST + 2
     assert few[0].text == "40 skips, steps 0 to 3900; the first: skip at 0"

@@ -13,10 +13,10 @@ from sealegs.report.postmortem.markdown import draft, empty, markdown, plain, se
 from sealegs.report.postmortem.numbers import ema, met, promises
 from sealegs.report.postmortem.values import (
     After,
+    CandidateCause,
     Cost,
-    Evidence,
-    Hypothesis,
-    Layer,
+    EvidenceFiles,
+    LayerActivations,
     Measured,
     Picture,
     Postmortem,
@@ -44,18 +44,18 @@ FULL = Postmortem(
         batch_steps=(312, 314),
         unusual_tokens=("`'tten'` (3 in the batch, 5 before, loss 12)",),
     ),
-    evidence=Evidence(
+    evidence=EvidenceFiles(
         record="experiments/night",
         tracker="http://127.0.0.1:5000/#/experiments/1/runs/ab",
         pictures=(Picture(file="evidence/course.png", caption="Panels 1, 3 and 2"),),
         layers=(
-            Layer(name="embedding", before=1.0, at=3.2, step=312),
-            Layer(name="h.0", before=2.0, at=math.inf, step=312),
+            LayerActivations(name="embedding", before=1.0, at=3.2, step=312),
+            LayerActivations(name="h.0", before=2.0, at=math.inf, step=312),
         ),
         texts=("row 1 of the batch: 'written <b>'",),
     ),
     hypotheses=(
-        Hypothesis(
+        CandidateCause(
             cause="long-tail-token",
             title="Long-tail token",
             grade="tested",
@@ -63,14 +63,14 @@ FULL = Postmortem(
             evidence_for=("panel 3: grad norm 47.2 at step 312, 0.6 before: 78.7-fold",),
             missing=("activation_norm/<layer>", "culprit"),
         ),
-        Hypothesis(
+        CandidateCause(
             cause="lr-discontinuity",
             title="The learning rate jumps",
             grade="ruled out",
             panels=(2,),
             evidence_against=("panel 2: LR smooth about step 312",),
         ),
-        Hypothesis(cause="hard-batch", title="A hard batch", grade="hypothesis", panels=(1,), next_test="compare"),
+        CandidateCause(cause="hard-batch", title="A hard batch", grade="hypothesis", panels=(1,), next_test="compare"),
     ),
     discriminating=("panel 2: LR smooth about step 312: rules out H2",),
     root_cause="Long-tail token, tested: without it the incident is gone.",
@@ -329,7 +329,7 @@ def test_a_draft_has_what_a_guard_knows() -> None:
     assert (seen.batches, seen.batch_steps) == ((1100, 1102), (100, 102))
     assert [(after.steps, after.is_back) for after in seen.after] == [(50, True), (500, True)]
     assert [after.loss for after in seen.after] == pytest.approx([1.9, 1.9])
-    assert document.evidence.layers == (Layer(name="h.0", before=2.0, at=8.0, step=100),)
+    assert document.evidence.layers == (LayerActivations(name="h.0", before=2.0, at=8.0, step=100),)
     assert document.evidence.tracker == "mlflow:ab"
     assert document.recovery == (
         "skipped 3 updates, steps 100 to 102",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sealegs.diagnosis.curve.loss_curve import Curve, Indices, beside
+from sealegs.diagnosis.curve.loss_curve import Indices, LossCurve, beside
 from sealegs.diagnosis.curve.rises import QUIETEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch
 from sealegs.record.run import Run
@@ -23,7 +23,7 @@ RARE = 0.1
 """Share of the rows that may be such: where every row is one, none explains anything."""
 
 
-def boundaries(run: Run, curve: Curve) -> Indices:
+def boundaries(run: Run, curve: LossCurve) -> Indices:
     """The first row of each epoch after the first."""
     epochs = beside(run, curve, "epoch")
     known = np.flatnonzero(np.isfinite(epochs))
@@ -33,7 +33,7 @@ def boundaries(run: Run, curve: Curve) -> Indices:
     return np.asarray(known[begins])
 
 
-def epoch_steps(run: Run, curve: Curve) -> list[Stretch]:
+def epoch_steps(run: Run, curve: LossCurve) -> list[Stretch]:
     """Steps down at the boundaries of epochs, as one stretch from the first to the last: memorisation, and benign."""
     begins = np.searchsorted(curve.finite, boundaries(run, curve))
     if len(begins) < FEWEST or len(curve.finite) < 4 * ROWS:
@@ -50,7 +50,7 @@ def epoch_steps(run: Run, curve: Curve) -> list[Stretch]:
     return [Stretch(int(curve.finite[falls[0]]), int(curve.finite[falls[-1]]), "epoch_step")]
 
 
-def is_at_boundaries(run: Run, curve: Curve, found: Sequence[Stretch]) -> bool:
+def is_at_boundaries(run: Run, curve: LossCurve, found: Sequence[Stretch]) -> bool:
     """Whether all of several short rises are at the end of an epoch, or beside an evaluation."""
     if len(found) < ARTEFACTS or any(one.last - one.first >= ROWS or one.kind != "spike" for one in found):
         return False

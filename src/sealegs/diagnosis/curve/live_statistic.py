@@ -14,13 +14,13 @@ from sealegs import judge
 from sealegs.detectors import drift
 from sealegs.detectors.spike import SUSPICIOUS, YOUNG
 from sealegs.detectors.textbook import MonotonicRise, ThreeSigma
-from sealegs.diagnosis.curve.loss_curve import Curve, Floats, beside
+from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, beside
 from sealegs.diagnosis.curve.rises import stretches
 from sealegs.diagnosis.curve.stretches import Stretch, closed_up
 from sealegs.incidents import AVERAGED, SLOW, incidents_of
 from sealegs.record.run import Run
 from sealegs.stats import streaming
-from sealegs.stats.calibration import Audit
+from sealegs.stats.calibration import CalibrationAudit
 from sealegs.vocabulary import Row
 
 LONG = 1000
@@ -49,14 +49,14 @@ FOLDED = ("grad_norm", "loss_scale", "grads_finite", "params_finite", "gate_clos
 """Signals that the detectors of the fold look at, besides the loss."""
 
 
-def judges_from(curve: Curve) -> int:
+def judges_from(curve: LossCurve) -> int:
     """The row from which what is short is the live statistic's; beyond the last, where it may not be asked."""
     losses = curve.losses[curve.finite]
     is_calibrated = len(losses) >= LONG and curve.interval == 1 and bool((losses > 0).all())
     return YOUNG if is_calibrated else len(curve.losses)
 
 
-def surprising(run: Run, curve: Curve) -> list[Stretch]:
+def surprising(run: Run, curve: LossCurve) -> list[Stretch]:
     """Alarms of the live statistic, where it may be asked."""
     if run.manifest.created and len(curve.losses) <= MOST_FOLDED:
         return _as_live(run, curve)
@@ -74,7 +74,7 @@ def surprising(run: Run, curve: Curve) -> list[Stretch]:
     return sorted(set(found))
 
 
-def is_screened(curve: Curve) -> bool:
+def is_screened(curve: LossCurve) -> bool:
     """Whether the statistic judges only some of the rows."""
     return len(curve.finite) > MOST_SCANNED
 
@@ -100,7 +100,7 @@ def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
 
 def _alarms(heights: Floats, p: Floats) -> NDArray[np.bool_]:
     """Which values are alarms, once the statistic has been held to its promise."""
-    audit = Audit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
+    audit = CalibrationAudit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
     alarms = p < ALARM / audit.correction
     for first, last in stretches(p < EACH):  # as they are: a burst by itself would make them look dishonest
         alarms[first : last + 1] |= last - first + 1 >= IN_A_ROW
@@ -109,7 +109,7 @@ def _alarms(heights: Floats, p: Floats) -> NDArray[np.bool_]:
     return np.asarray(alarms)
 
 
-def _as_live(run: Run, curve: Curve) -> list[Stretch]:
+def _as_live(run: Run, curve: LossCurve) -> list[Stretch]:
     rows = list(_rows(run, curve))
     found = []
     for incident in incidents_of(rows, judge.replay(rows)):
@@ -122,7 +122,7 @@ def _as_live(run: Run, curve: Curve) -> list[Stretch]:
     return found
 
 
-def _rows(run: Run, curve: Curve) -> Iterator[Row]:
+def _rows(run: Run, curve: LossCurve) -> Iterator[Row]:
     """The rows as they were written, with what the detectors look at."""
     beside_loss = {signal: beside(run, curve, signal) for signal in FOLDED if signal in run.signals}
     for at, (step, loss) in enumerate(zip(curve.steps.tolist(), curve.losses.tolist(), strict=True)):
@@ -131,7 +131,7 @@ def _rows(run: Run, curve: Curve) -> Iterator[Row]:
         yield row
 
 
-def by_the_book(curve: Curve) -> list[Stretch]:
+def by_the_book(curve: LossCurve) -> list[Stretch]:
     """Three sigma over the last 100 values, and rises without a break for 200 steps, literally.
 
     A spike lasts until the mean of ten rows is within half a sigma of the mean before it, or for 500 rows.

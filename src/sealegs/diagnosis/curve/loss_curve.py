@@ -17,7 +17,7 @@ SHORTEST_PART = 24
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """The losses of a run. Time is counted in rows: steps may go back, or go by hundreds."""
 
     steps: Indices
@@ -60,14 +60,14 @@ class Curve:
         return int(rows[np.argmin(np.where(np.isnan(off), np.inf, off))])
 
 
-def curve_of(run: Run) -> Curve:
+def curve_of(run: Run) -> LossCurve:
     """The losses of a run; empty where it has none."""
     if "loss" not in run.signals:
-        return Curve(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        return LossCurve(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
     steps, segments, written = run.written("loss")
     losses = numbers(written)
     bounded = np.clip(losses, -BEYOND, BEYOND)  # or squares and sums of them would be infinite
-    return Curve(steps, segments, np.where(np.isfinite(losses), bounded, losses))
+    return LossCurve(steps, segments, np.where(np.isfinite(losses), bounded, losses))
 
 
 def numbers(values: NDArray[np.float64]) -> Floats:
@@ -77,7 +77,7 @@ def numbers(values: NDArray[np.float64]) -> Floats:
     return values.astype(np.float64)
 
 
-def beside(run: Run, curve: Curve, signal: str) -> Floats:
+def beside(run: Run, curve: LossCurve, signal: str) -> Floats:
     """A signal at the rows of the curve; NaN where it was not logged with the loss, infinite where it is not finite."""
     found = np.full(len(curve.steps), np.nan)
     if signal not in run.signals or not len(curve.steps):

@@ -60,7 +60,7 @@ SLOW_LEAST = 3
 """Blocks that it must last."""
 
 
-class Rise(NamedTuple):
+class CurveRise(NamedTuple):
     """A stretch of a curve that is above where the curve was before."""
 
     first: int
@@ -86,7 +86,7 @@ def heights_of(losses: Floats) -> Floats:
     return np.asarray(np.log(np.maximum(losses, 0.0) + floor))
 
 
-def rises_of(losses: Floats) -> list[Rise]:
+def rises_of(losses: Floats) -> list[CurveRise]:
     """All rises of a finite curve, in order. Those that overlap are one; slow ones stay where others explain little."""
     if len(losses) <= WARM:
         return []
@@ -97,7 +97,7 @@ def rises_of(losses: Floats) -> list[Rise]:
     return sorted(quick + [rise for at, rise in enumerate(slow) if not _explained(rise, slow[:at])])
 
 
-def _at_scale(heights: Floats, scale: int) -> Iterator[Rise]:
+def _at_scale(heights: Floats, scale: int) -> Iterator[CurveRise]:
     size = scale * -(-len(heights) // MOST)
     count = len(heights) // size
     if count < (FEWEST if scale > 1 else WARM + 1):
@@ -110,17 +110,17 @@ def _at_scale(heights: Floats, scale: int) -> Iterator[Rise]:
             yield rise._replace(first=rise.first * size, last=last)
 
 
-def _early(heights: Floats) -> Iterator[tuple[Rise, int]]:
+def _early(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
     """Single high points among the first ones: above the one before and above what follows."""
     around = heights[: 2 * WARM]
     usual = max(1.05 * float(np.median(np.abs(np.diff(around)))), QUIETEST)
     for at in range(2, min(WARM, len(heights) - CALM)):
         level = max(float(np.median(heights[1:at])), float(np.median(heights[at + 1 : at + 1 + CALM])))
         if (above := float(heights[at]) - level) > max(SMALLEST, HIGH * usual):
-            yield Rise(at, at, above / usual, above, level), 1
+            yield CurveRise(at, at, above / usual, above, level), 1
 
 
-def _walk(heights: Floats) -> Iterator[tuple[Rise, int]]:
+def _walk(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
     """Rises against the level before each, with the number of points that were high."""
     level = usual = top = 0.0
     first = last = points = -1
@@ -149,13 +149,13 @@ def _walk(heights: Floats) -> Iterator[tuple[Rise, int]]:
         if above > max(SMALLEST / 2, BACK * usual):
             last, points, top = at, points + 1, max(top, above)
         elif at - last >= CALM:
-            yield Rise(first, last, top / usual, top, level), points
+            yield CurveRise(first, last, top / usual, top, level), points
             levels += [value for value, _ in since[-CALM:]]
             misses += [miss for _, miss in (since if len(since) <= 2 * CALM else since[-CALM:])]
             first, unseen = -1, 0
     if first >= 0:
         yield (
-            Rise(first, last if len(heights) - 1 - last >= CALM else len(heights) - 1, top / usual, top, level),
+            CurveRise(first, last if len(heights) - 1 - last >= CALM else len(heights) - 1, top / usual, top, level),
             points,
         )
 
@@ -172,7 +172,7 @@ def _usual(levels: list[float], misses: list[float]) -> float:
     return max(1.4826 * spread, high[int(0.95 * (len(high) - 1))] / HEAVY, QUIETEST)
 
 
-def _slow(heights: Floats) -> Iterator[Rise]:
+def _slow(heights: Floats) -> Iterator[CurveRise]:
     """What is above the lowest level so far for several of 64 blocks."""
     size = max(1, len(heights) // BLOCKS)
     count = len(heights) // size
@@ -194,7 +194,7 @@ def _slow(heights: Floats) -> Iterator[Rise]:
         is_warming_up = not is_open and first < count / 10
         least = enough if is_open else max(enough, SMALLEST, SLOW_PASSED * usual)
         if last - first + 1 >= SLOW_LEAST and top > least and not is_warming_up:
-            yield Rise(
+            yield CurveRise(
                 skipped + first * size,
                 skipped + (last + 1) * size - 1,
                 top / usual,
@@ -204,7 +204,7 @@ def _slow(heights: Floats) -> Iterator[Rise]:
             )
 
 
-def _from_the_start(heights: Floats) -> Iterator[Rise]:
+def _from_the_start(heights: Floats) -> Iterator[CurveRise]:
     """A curve that has never been back where it began: nine tenths of it are above the lowest of its first points."""
     start, later = float(heights[:CALM].min()), heights[max(len(heights) // 10, CALM) :]
     usual = max(1.4826 * float(np.median(np.abs(later - np.median(later)))), QUIETEST)
@@ -212,11 +212,11 @@ def _from_the_start(heights: Floats) -> Iterator[Rise]:
     if lowest > max(SMALLEST, CALM * usual):
         first = int(np.argmax(heights > start + lowest / 2))
         top = float(later.max()) - start
-        yield Rise(first, len(heights) - 1, top / usual, top, start, is_slow=True)
+        yield CurveRise(first, len(heights) - 1, top / usual, top, start, is_slow=True)
 
 
-def _joined(rises: list[Rise]) -> list[Rise]:
-    joined: list[Rise] = []
+def _joined(rises: list[CurveRise]) -> list[CurveRise]:
+    joined: list[CurveRise] = []
     for rise in sorted(rises):
         if joined and rise.first <= joined[-1].last + 1:
             before = joined[-1]
@@ -231,7 +231,7 @@ def _joined(rises: list[Rise]) -> list[Rise]:
     return joined
 
 
-def _trimmed(heights: Floats, rise: Rise) -> Rise:
+def _trimmed(heights: Floats, rise: CurveRise) -> CurveRise:
     """From its first high point to its last: medians are coarse."""
     enough = max(SMALLEST, BACK * rise.height / rise.deviations) / 2
     high = np.flatnonzero(heights[rise.first : rise.last + 1] - rise.level > enough)
@@ -241,7 +241,7 @@ def _trimmed(heights: Floats, rise: Rise) -> Rise:
     return rise._replace(first=rise.first + int(high[0]), last=last)
 
 
-def _faded(losses: Floats, rises: list[Rise]) -> list[Rise]:
+def _faded(losses: Floats, rises: list[CurveRise]) -> list[CurveRise]:
     """With what fades out after each, as long again at the most: losses far below the first have hardly a height."""
     faded = []
     for rise, following in zip(rises, [*(one.first for one in rises[1:]), len(losses) - 1], strict=False):
@@ -256,7 +256,7 @@ def _faded(losses: Floats, rises: list[Rise]) -> list[Rise]:
     return faded
 
 
-def _explained(slow: Rise, quick: list[Rise]) -> bool:
+def _explained(slow: CurveRise, quick: list[CurveRise]) -> bool:
     """Whether other rises are a third of a slow one, and what is left at its end, if anything is, is theirs too."""
     shared = sum(max(0, min(slow.last, one.last) - max(slow.first, one.first) + 1) for one in quick)
     return 3 * shared > slow.last - slow.first + 1

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
-from sealegs.diagnosis.curve.loss_curve import Curve, Floats, beside
-from sealegs.diagnosis.curve.rises import SMALLEST, Rise, heights_of, rises_of, stretches
+from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, beside
+from sealegs.diagnosis.curve.rises import SMALLEST, CurveRise, heights_of, rises_of, stretches
 from sealegs.record.run import Run
 from sealegs.vocabulary import Severity
 
@@ -42,7 +42,7 @@ class Stretch(NamedTuple):
     """Whether it is not over at the end of the log."""
 
 
-def nonfinite(run: Run, curve: Curve) -> list[Stretch]:
+def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     """Losses that are none, and gradients that are often none where no scaler explains it."""
     rows = len(curve.losses)
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
@@ -61,7 +61,7 @@ def nonfinite(run: Run, curve: Curve) -> list[Stretch]:
     return found
 
 
-def hidden(run: Run, curve: Curve) -> NDArray[np.bool_]:
+def hidden(run: Run, curve: LossCurve) -> NDArray[np.bool_]:
     """Losses that were NaN and written as 0, as loggers do that sum what is finite: from far above to exactly 0.
 
     They stay there, without a gradient, or come with a gradient norm that is not finite.
@@ -83,7 +83,7 @@ def hidden(run: Run, curve: Curve) -> NDArray[np.bool_]:
     return mask
 
 
-def risen(run: Run, curve: Curve) -> list[Stretch]:
+def risen(run: Run, curve: LossCurve) -> list[Stretch]:
     """Spikes, new levels, drifts and jumps at a resume."""
     found = []
     masked = hidden(run, curve)
@@ -102,7 +102,7 @@ def risen(run: Run, curve: Curve) -> list[Stretch]:
     return found
 
 
-def _kind(heights: Floats, rise: Rise, *, is_lasting: bool) -> str:
+def _kind(heights: Floats, rise: CurveRise, *, is_lasting: bool) -> str:
     inside = heights[rise.first : rise.last + 1] - rise.level
     third = max(len(inside) // 3, 1)
     if rise.is_slow and np.median(inside[:third]) < SETTLED * np.median(inside[-third:]):
@@ -111,11 +111,11 @@ def _kind(heights: Floats, rise: Rise, *, is_lasting: bool) -> str:
     return "level_shift" if is_lasting and (rise.is_slow or is_level) else "spike"
 
 
-def _is_resume(curve: Curve, row: int) -> bool:
+def _is_resume(curve: LossCurve, row: int) -> bool:
     return any(resume <= row < resume + AFTER_RESUME for resume in curve.resumes)
 
 
-def overflowed(run: Run, curve: Curve) -> list[Stretch]:
+def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
     """What the overflow detector finds in the history of the loss scale, rows where nothing happens left out."""
     scales = beside(run, curve, "loss_scale")
     if np.isnan(scales).all():
@@ -137,7 +137,7 @@ def overflowed(run: Run, curve: Curve) -> list[Stretch]:
     return [Stretch(a, b, "overflow", len(scales) - b <= NEAR) for a, b in closed_up(bad, COOL_DOWN)]
 
 
-def flat(run: Run, curve: Curve) -> list[Stretch]:
+def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     """A loss that has not come down: its last third is where its first was, within three standard errors."""
     losses = curve.losses[curve.finite]
     if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():

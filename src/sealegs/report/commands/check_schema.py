@@ -17,7 +17,7 @@ class MetricProblem(TypedDict):
     hides: str
 
 
-class Incident(TypedDict):
+class IncidentEntry(TypedDict):
     """Something that went wrong, and how it went on."""
 
     start: int
@@ -31,7 +31,7 @@ class Incident(TypedDict):
     grad_norm_peak: Number
 
 
-class Answer(TypedDict):
+class AnswerEntry(TypedDict):
     """A question of the decision tree."""
 
     question: str
@@ -54,7 +54,7 @@ Hypothesis = TypedDict(  # `for` is a word of Python
 )
 
 
-class Unlearned(TypedDict):
+class UnlearnedEntry(TypedDict):
     """A source of data that has far more than its share of the skips."""
 
     source: str
@@ -64,7 +64,7 @@ class Unlearned(TypedDict):
     lost: float
 
 
-class Skips(TypedDict):
+class SkipsEntry(TypedDict):
     """Steps whose update was not applied."""
 
     count: int
@@ -74,10 +74,10 @@ class Skips(TypedDict):
     last: int | None
     finite: int
     not_acted: int
-    unlearned: Unlearned | None
+    unlearned: UnlearnedEntry | None
 
 
-class Interventions(TypedDict):
+class InterventionsEntry(TypedDict):
     """What else was done to the run."""
 
     count: int
@@ -94,11 +94,11 @@ class Checked(TypedDict):
     signals: list[str]
     verdict: Literal["healthy", "watch", "act", "unknown"]
     because: str
-    skips: Skips | None
-    interventions: Interventions | None
+    skips: SkipsEntry | None
+    interventions: InterventionsEntry | None
     metric_problems: list[MetricProblem]
-    incidents: list[Incident]
-    path: list[Answer]
+    incidents: list[IncidentEntry]
+    path: list[AnswerEntry]
     hypotheses: list[Hypothesis]
     first_action: str
     log_next_time: list[str]

@@ -27,7 +27,7 @@ class ArmShown(msgspec.Struct, frozen=True, kw_only=True):
     """The rise of the loss of batches from before, in the same."""
 
 
-class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
+class OnsetToken(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of token that is dear at the onset."""
 
     token: int
@@ -91,7 +91,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Arms for which there was no time."""
     rows: list[RowShown] = []
     """Where batches are text."""
-    tokens: list[TokenShown] = []
+    tokens: list[OnsetToken] = []
     histogram: list[int] = []
     """Losses of the tokens of the onset in bins of half a nat ..."""
     histogram_before: list[int] = []

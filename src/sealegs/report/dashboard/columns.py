@@ -7,8 +7,8 @@ import numpy as np
 from bokeh.palettes import Plasma256
 
 from sealegs.report.dashboard.downsample import Floats
-from sealegs.report.dashboard.marks import KINDS, Mark
-from sealegs.report.dashboard.values import Page, Panel, Series
+from sealegs.report.dashboard.marks import KINDS, PanelMark
+from sealegs.report.dashboard.values import Page, Panel, PanelLine
 
 RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
 """One a run; of one run, one a signal. On white each has a contrast of 4.5 and more, and no two look the same to those
@@ -69,14 +69,14 @@ def columns_of(page: Page, links: Sequence[dict[int, str]]) -> dict[str, Columns
     return {name: data for name, data in columns.items() if len(next(iter(data.values())))}
 
 
-def by_axis(panel: Panel) -> dict[str, list[Series]]:
+def by_axis(panel: Panel) -> dict[str, list[PanelLine]]:
     """The lines of a panel by where their scale is; only axes that have any."""
     axes = {"left-axis": [each for each in panel.series if not each.is_share]}
     axes |= {"right-axis": [each for each in panel.series if each.is_share]}
     return {axis: series for axis, series in axes.items() if series}
 
 
-def _style(series: Series, panel: Panel, runs: int) -> tuple[str, list[int], float]:
+def _style(series: PanelLine, panel: Panel, runs: int) -> tuple[str, list[int], float]:
     """Colour, dashes and width: a colour a run, or of a single run one a signal, and shades by depth."""
     alike = [each for each in panel.series if each.run == series.run and (each.depth is None) == (series.depth is None)]
     place = alike.index(series)
@@ -91,7 +91,7 @@ def _style(series: Series, panel: Panel, runs: int) -> tuple[str, list[int], flo
 
 
 def _lines(
-    series: Iterable[Series],
+    series: Iterable[PanelLine],
     styles: Iterable[tuple[str, list[int], float]],
     page: Page,
     *,
@@ -111,7 +111,7 @@ def _lines(
     return columns
 
 
-def _lone(series: Iterable[Series], styles: Iterable[tuple[str, list[int], float]], page: Page) -> Columns:
+def _lone(series: Iterable[PanelLine], styles: Iterable[tuple[str, list[int], float]], page: Page) -> Columns:
     """Points that no line shows, and every point of a line that has few."""
     columns: Columns = {name: [] for name in ("x", "y", "label", "colour")}
     for each, (colour, _, _) in zip(series, styles, strict=True):
@@ -153,13 +153,13 @@ def _mark_columns(page: Page, links: Sequence[dict[int, str]], kind: str) -> Col
     }
 
 
-def _address(run: int, mark: Mark, links: Sequence[dict[int, str]]) -> str:
+def _address(run: int, mark: PanelMark, links: Sequence[dict[int, str]]) -> str:
     """The post-mortem of an incident, where there is one; else what the page itself says about it."""
     page = links[run].get(mark.number) if mark.kind == "incident" else None
     return page or anchor(run, mark)
 
 
-def anchor(run: int, mark: Mark) -> str:
+def anchor(run: int, mark: PanelMark) -> str:
     """Where the summary of the page speaks of a mark: of incidents and interventions one by one."""
     return f"#run-{run + 1}-{mark.kind}" + (f"-{mark.number}" if mark.number else "")
 
@@ -168,7 +168,7 @@ def _of(page: Page, run: int) -> str:
     return f"{page.seen[run].name}: " if len(page.seen) > 1 else ""
 
 
-def label(series: Series, page: Page) -> str:
+def label(series: PanelLine, page: Page) -> str:
     """What a line is called; with its run, where there are several."""
     return _of(page, series.run) + series.label
 

@@ -50,7 +50,7 @@ from bokeh.plotting import figure
 
 from sealegs.report.dashboard.columns import RUN_COLOURS, by_axis, columns_of, is_extreme, log_span, span_of
 from sealegs.report.dashboard.marks import KINDS
-from sealegs.report.dashboard.values import Page, Panel, Series
+from sealegs.report.dashboard.values import Page, Panel, PanelLine
 
 MARK_COLOURS = {
     "incident": "#b00020",
@@ -292,7 +292,7 @@ def _log_axis(drawn: figure, unit: str, curves: list[GlyphRenderer], *, is_first
             curve.y_range_name = "log"
 
 
-def _legend(drawn: figure, axes: Mapping[str, Sequence[Series]], page: Page) -> None:
+def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) -> None:
     """A line a signal, and of several runs one a run; of many layers the first, the last and some between."""
     renderers = [each for each in drawn.renderers if each.name == "lines"]
     several = len(page.seen) > 1

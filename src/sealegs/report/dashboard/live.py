@@ -20,7 +20,7 @@ from sealegs.record.schema import EVENTS, METRICS
 from sealegs.report.dashboard.columns import columns_of, log_span, span_of
 from sealegs.report.dashboard.figures import Drawing, draw
 from sealegs.report.dashboard.page import place, roots_of, summary, template, title_of, variables
-from sealegs.report.dashboard.values import Page, Seen, page_of, see
+from sealegs.report.dashboard.values import DiagnosedRun, Page, page_of, see
 
 HOST = "127.0.0.1"
 PORTS = range(5006, 5026)
@@ -29,14 +29,14 @@ SHARE = 0.2
 """Of its time a page may spend on reading: a long run is looked at less often."""
 
 
-class Followed:
+class LiveRuns:
     """Runs, read again when they have grown."""
 
     def __init__(self, named: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
         self._named = named
         self._say = say
         self._stamps: list[Any] = [None] * len(named)
-        self._seen: list[Seen | None] = [None] * len(named)
+        self._seen: list[DiagnosedRun | None] = [None] * len(named)
         self._wait_until = 0.0
         self._complaint = ""
         self.page = self._read()
@@ -90,7 +90,7 @@ class Incidents(StaticFileHandler):
 
 def serve(named: Sequence[tuple[str, str]], say: Callable[[str], None], complain: Callable[[str], None]) -> None:
     """Show runs, by source and name, until Ctrl-C."""
-    followed = Followed(named, complain)
+    followed = LiveRuns(named, complain)
     server = _server(followed)
     for name in ("access", "general"):  # who asks for a page that is not there is told so; the terminal need not be
         logging.getLogger(f"tornado.{name}").setLevel(logging.ERROR)
@@ -103,7 +103,7 @@ def serve(named: Sequence[tuple[str, str]], say: Callable[[str], None], complain
     server.stop()
 
 
-def _server(followed: Followed) -> Server:
+def _server(followed: LiveRuns) -> Server:
     folders = [seen.run.folder / "incidents" for seen in followed.page.seen]
     files = r"(\d+/(?:[\w-]+/)*[\w-]+\.(?:html|md|png|svg))"
     patterns = [
@@ -125,7 +125,7 @@ def _server(followed: Followed) -> Server:
     raise ConfigError(f"--serve: the ports {PORTS[0]} to {PORTS[-1]} are all in use; end another dashboard")
 
 
-def _show(document: Document, followed: Followed) -> None:
+def _show(document: Document, followed: LiveRuns) -> None:
     """One visitor's page, and what keeps it up to date."""
     page = followed.look()
     drawing = draw(page, _links(page))

@@ -21,7 +21,7 @@ POSTMORTEMS = ("postmortem.html", "postmortem.md")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class PanelMark:
     """Something that happened at a step, or from one step to another."""
 
     kind: str
@@ -34,7 +34,7 @@ class Mark:
     """The post-mortem, where there is one."""
 
 
-def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[Mark, ...]:
+def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[PanelMark, ...]:
     """Everything that happened to a run."""
     found = _incidents(run, diagnosis)
     for event in run.events:
@@ -51,17 +51,17 @@ def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[Mark, ...]:
     return tuple(found)
 
 
-def thinned(marks: Iterable[Mark], steps: int) -> tuple[Mark, ...]:
+def thinned(marks: Iterable[PanelMark], steps: int) -> tuple[PanelMark, ...]:
     """The same, but what could not be told apart in a run of so many steps is one mark."""
     close = max(steps // MOST, 1)
-    kept: dict[tuple[str, int], list[Mark]] = {}
+    kept: dict[tuple[str, int], list[PanelMark]] = {}
     for mark in marks:
         is_numbered = mark.kind in ("incident", "intervention")
         kept.setdefault((mark.kind, -mark.number if is_numbered else mark.first // close), []).append(mark)
     return tuple(_joined(together) for together in kept.values())
 
 
-def _joined(marks: Sequence[Mark]) -> Mark:
+def _joined(marks: Sequence[PanelMark]) -> PanelMark:
     first, last = min(mark.first for mark in marks), max(mark.last for mark in marks)
     if len(marks) == 1 or marks[0].number:
         return replace(marks[0], first=first, last=last)
@@ -69,8 +69,8 @@ def _joined(marks: Sequence[Mark]) -> Mark:
     return replace(marks[0], first=first, last=last, text=text)
 
 
-def _at(event: Event, kind: str, text: str, number: int = 0) -> Mark:
-    return Mark(kind=kind, first=event.step, last=event.step, text=text, number=number)
+def _at(event: Event, kind: str, text: str, number: int = 0) -> PanelMark:
+    return PanelMark(kind=kind, first=event.step, last=event.step, text=text, number=number)
 
 
 def _sentence(event: Event) -> str:
@@ -84,9 +84,9 @@ def _sentence(event: Event) -> str:
     return f"{told or event.kind}{' (not done: shadow mode)' if is_shadow else ''}"
 
 
-def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[Mark]:
+def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[PanelMark]:
     """Those that were met while the run was under way, then those that are seen afterwards and are none of these."""
-    live: dict[int, Mark] = {}
+    live: dict[int, PanelMark] = {}
     for event in run.events:
         detail = event.detail
         if event.kind == "alarm" and "incident" in detail:
@@ -97,17 +97,17 @@ def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[Mark]:
             number, start = int(detail["number"]), int(detail.get("start", event.step))
             end = detail.get("end")
             last = event.step if end is None else int(end)
-            live[number] = Mark(kind="incident", first=start, last=last, text=_sentence(event), number=number)
+            live[number] = PanelMark(kind="incident", first=start, last=last, text=_sentence(event), number=number)
     seen = diagnosis.findings.incidents if diagnosis else ()
     end_of_run = int(run.steps[-1]) if len(run.steps) else 0
-    after: list[Mark] = []
+    after: list[PanelMark] = []
     for incident in seen:
         last = end_of_run if incident.end is None else incident.end
         met = next((mark for mark in live.values() if mark.first <= last and incident.start <= mark.last), None)
         if met is None:
             number = incident.number if not live else max(live) + 1 + len(after)
             text = f"incident {number}{str(incident).partition(str(incident.number))[2]}"
-            after.append(Mark(kind="incident", first=incident.start, last=last, text=text, number=number))
+            after.append(PanelMark(kind="incident", first=incident.start, last=last, text=text, number=number))
         elif met.last == met.first:  # never closed: afterwards one knows how long it lasted
             live[met.number] = replace(met, last=max(last, met.last))
     return [replace(mark, page=_postmortem(run.folder, mark.number)) for mark in [*live.values(), *after]]
@@ -118,7 +118,7 @@ def _postmortem(folder: Path, number: int) -> Path | None:
     return next((page for page in pages if page.is_file()), None)
 
 
-def windows(marks: Iterable[Mark], most_steps: int) -> list[tuple[int, int]]:
+def windows(marks: Iterable[PanelMark], most_steps: int) -> list[tuple[int, int]]:
     """The steps around incidents, of which nothing should be left out, as far as so many steps go."""
     around = [
         (mark.first - AROUND, min(mark.last, mark.first + AROUND) + AROUND) for mark in marks if mark.kind == "incident"
@@ -126,7 +126,7 @@ def windows(marks: Iterable[Mark], most_steps: int) -> list[tuple[int, int]]:
     return around[: most_steps // (3 * AROUND)]
 
 
-def repeated(steps: Sequence[int], hashes: Sequence[str]) -> tuple[Mark, ...]:
+def repeated(steps: Sequence[int], hashes: Sequence[str]) -> tuple[PanelMark, ...]:
     """Batches that had been seen before, in the order of their steps.
 
     >>> [mark.text for mark in repeated([0, 1, 2], ["a", "b", "a"])]
@@ -137,6 +137,6 @@ def repeated(steps: Sequence[int], hashes: Sequence[str]) -> tuple[Mark, ...]:
     for step, digest in zip(steps, hashes, strict=True):
         if digest and digest in before:
             text = f"step {step}: batch {digest} came at step {before[digest]} already"
-            found.append(Mark(kind="repeated batch", first=step, last=step, text=text))
+            found.append(PanelMark(kind="repeated batch", first=step, last=step, text=text))
         before[digest] = step
     return thinned(found, int(steps[-1]) - int(steps[0]) + 1) if found else ()

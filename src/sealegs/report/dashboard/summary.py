@@ -10,8 +10,8 @@ from sealegs.report.commands.check import VERDICTS, deeds
 from sealegs.report.commands.check import page as checked
 from sealegs.report.commands.interventions import interventions
 from sealegs.report.dashboard.batches import Cells
-from sealegs.report.dashboard.marks import KINDS, Mark
-from sealegs.report.dashboard.values import MEANINGS, Page, Panel, Seen, Series
+from sealegs.report.dashboard.marks import KINDS, PanelMark
+from sealegs.report.dashboard.values import MEANINGS, DiagnosedRun, Page, Panel, PanelLine
 
 MOST_LISTED = 200
 """Skips, checkpoints and other events that are listed; of the rest the number is told."""
@@ -20,7 +20,7 @@ WIDTH, NARROW = 100, 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RunSummary:
     """What is said about one run."""
 
     name: str
@@ -32,7 +32,7 @@ class Told:
     done: tuple[str, ...]
     """How many steps were skipped, and what else was done to the run: sentences."""
     first_action: str
-    incidents: tuple[Mark, ...]
+    incidents: tuple[PanelMark, ...]
     interventions: tuple[tuple[int, str], ...]
     lists: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Kind, heading and lines of what else happened."""
@@ -40,7 +40,7 @@ class Told:
     """What ``sealegs check`` prints."""
 
 
-def told(page: Page) -> tuple[Told, ...]:
+def told(page: Page) -> tuple[RunSummary, ...]:
     """What is said about each run."""
     width = WIDTH if len(page.seen) == 1 else NARROW
     return tuple(_told(seen, marks, width) for seen, marks in zip(page.seen, page.all_marks, strict=True))
@@ -67,7 +67,7 @@ def wanted(panel: Panel) -> str:
     return f"{beginning} {'; '.join(texts)}." if texts else ""
 
 
-def _told(seen: Seen, marks: Sequence[Mark], width: int) -> Told:
+def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], width: int) -> RunSummary:
     diagnosis, run = seen.diagnosis, seen.run
     rows = f"{len(run.steps):,} rows, steps {run.steps[0]:,} to {run.steps[-1]:,}" if len(run.steps) else "no rows yet"
     again = f"; {run.superseded_rows:,} rows were gone through again" if run.superseded_rows else ""
@@ -79,7 +79,7 @@ def _told(seen: Seen, marks: Sequence[Mark], width: int) -> Told:
         heading = {"skip": skipped, "checkpoint": "Checkpoints", "other": "Other events"}[kind]
         more = [f"and {len(texts) - MOST_LISTED:,} more"] if len(texts) > MOST_LISTED else []
         lists.append((kind, f"{heading}: {len(texts):,}", (*texts[:MOST_LISTED], *more)))
-    return Told(
+    return RunSummary(
         name=seen.name,
         place=seen.source,
         extent=rows + again,
@@ -94,14 +94,14 @@ def _told(seen: Seen, marks: Sequence[Mark], width: int) -> Told:
     )
 
 
-def _interventions(seen: Seen, width: int) -> list[tuple[int, str]]:
+def _interventions(seen: DiagnosedRun, width: int) -> list[tuple[int, str]]:
     try:
         return [(int(each.decided.detail["number"]), each.told(width)) for each in interventions(seen.run.events)]
     except (KeyError, TypeError, ValueError):  # of another version: the marks still have them
         return []
 
 
-def _described(series: Series, run: str) -> str:
+def _described(series: PanelLine, run: str) -> str:
     line = series.line
     name = f"{run}, {series.label}" if run else series.label
     finite = np.flatnonzero(~np.isnan(line.values))

@@ -16,7 +16,7 @@ from sealegs.record.run import Run, open_run
 from sealegs.record.schema import MANIFEST, SIGNALS
 from sealegs.report.dashboard.batches import Cells, cells_of, quantiles_of, shares_of
 from sealegs.report.dashboard.downsample import Floats, Reduced, Steps, reduced
-from sealegs.report.dashboard.marks import Mark, marks_of, repeated, thinned, windows
+from sealegs.report.dashboard.marks import PanelMark, marks_of, repeated, thinned, windows
 
 POINTS = 1500
 """Points of a line: two for each dot across a panel ..."""
@@ -27,7 +27,7 @@ ALL_POINTS = 80_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class PanelSubject:
     """What a panel is about."""
 
     number: int
@@ -47,30 +47,30 @@ class Subject:
 
 
 SUBJECTS = (
-    Subject(number=1, title="Loss", unit="nats a token", signals=("loss", "eval_loss")),
-    Subject(number=2, title="Learning rate", unit="", signals=("lr",)),
-    Subject(number=3, title="Gradient norm before clipping", unit="", signals=("grad_norm",)),
-    Subject(
+    PanelSubject(number=1, title="Loss", unit="nats a token", signals=("loss", "eval_loss")),
+    PanelSubject(number=2, title="Learning rate", unit="", signals=("lr",)),
+    PanelSubject(number=3, title="Gradient norm before clipping", unit="", signals=("grad_norm",)),
+    PanelSubject(
         number=4, title="Activations per layer", unit="", signals=(), groups=("activation_norm", "attention_logit_max")
     ),
-    Subject(number=5, title="Parameter norm", unit="", signals=("param_norm",), groups=("param_norm",)),
-    Subject(number=6, title="Optimizer moments", unit="", signals=("moment1_norm", "moment2_norm")),
-    Subject(
+    PanelSubject(number=5, title="Parameter norm", unit="", signals=("param_norm",), groups=("param_norm",)),
+    PanelSubject(number=6, title="Optimizer moments", unit="", signals=("moment1_norm", "moment2_norm")),
+    PanelSubject(
         number=7,
         title="Loss of single tokens",
         unit="nats",
         signals=("token_loss_histogram",),
         has_log_scale=False,
     ),
-    Subject(
+    PanelSubject(
         number=8,
         title="Throughput",
         unit="tokens a second",
         signals=("tokens_per_s",),
         otherwise=("step_s", "seconds a step"),
     ),
-    Subject(number=9, title="Loss scale", unit="", signals=("loss_scale",)),
-    Subject(
+    PanelSubject(number=9, title="Loss scale", unit="", signals=("loss_scale",)),
+    PanelSubject(
         number=10,
         title="Batch composition",
         unit="entropy, nats",
@@ -92,7 +92,7 @@ LABELS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class DiagnosedRun:
     """A run, read and diagnosed."""
 
     name: str
@@ -103,7 +103,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class PanelLine:
     """A line of a panel."""
 
     run: int
@@ -122,11 +122,11 @@ class Series:
 class Panel:
     """What is drawn in one panel."""
 
-    subject: Subject
+    subject: PanelSubject
     unit: str
-    series: tuple[Series, ...] = ()
+    series: tuple[PanelLine, ...] = ()
     cells: Cells | None = None
-    repeats: tuple[tuple[int, Mark], ...] = ()
+    repeats: tuple[tuple[int, PanelMark], ...] = ()
     """Batches that came twice, with the number of the run."""
     missing: tuple[str, ...] = ()
     """Signals that would fill it and were not logged."""
@@ -141,30 +141,30 @@ class Panel:
 class Page:
     """Everything that a dashboard shows."""
 
-    seen: tuple[Seen, ...]
+    seen: tuple[DiagnosedRun, ...]
     panels: tuple[Panel, ...]
-    marks: tuple[tuple[Mark, ...], ...]
+    marks: tuple[tuple[PanelMark, ...], ...]
     """A tuple a run, thinned to what can be told apart."""
-    all_marks: tuple[tuple[Mark, ...], ...] = field(repr=False)
+    all_marks: tuple[tuple[PanelMark, ...], ...] = field(repr=False)
     first: int
     last: int
 
 
-def see(source: str, name: str) -> Seen:
+def see(source: str, name: str) -> DiagnosedRun:
     """Read a run and say what is wrong with it. A run folder may still be empty, or have no loss."""
     try:
         log = read(source)
     except SourceError:
         if not (Path(source) / MANIFEST).is_file():
             raise
-        return Seen(name=name, source=source, run=open_run(source), diagnosis=None)
+        return DiagnosedRun(name=name, source=source, run=open_run(source), diagnosis=None)
     diagnosis = diagnose(
         look(log.run), source=source, format=log.format, rules="calibrated", mapping=log.mapping, remarks=log.remarks
     )
-    return Seen(name=name, source=source, run=log.run, diagnosis=diagnosis)
+    return DiagnosedRun(name=name, source=source, run=log.run, diagnosis=diagnosis)
 
 
-def page_of(seen: Sequence[Seen]) -> Page:
+def page_of(seen: Sequence[DiagnosedRun]) -> Page:
     """What there is to draw."""
     marks = [marks_of(each.run, each.diagnosis) for each in seen]
     steps = [int(step) for each in seen if len(each.run.steps) for step in each.run.steps[[0, -1]]]
@@ -183,12 +183,14 @@ def page_of(seen: Sequence[Seen]) -> Page:
     )
 
 
-def _panel(subject: Subject, seen: Sequence[Seen], room: float, whole: Sequence[Sequence[tuple[int, int]]]) -> Panel:
+def _panel(
+    subject: PanelSubject, seen: Sequence[DiagnosedRun], room: float, whole: Sequence[Sequence[tuple[int, int]]]
+) -> Panel:
     unit = subject.unit
     logged = {name for each in seen for name in each.run.signals}
     if subject.otherwise and not logged & set(subject.signals) and subject.otherwise[0] in logged:
         unit = subject.otherwise[1]
-    series: list[Series] = []
+    series: list[PanelLine] = []
     for number, each in enumerate(seen):
         for signal, label, depth in _signals(each.run, subject):
             steps, values = _logged(each.run, signal)
@@ -196,7 +198,7 @@ def _panel(subject: Subject, seen: Sequence[Seen], room: float, whole: Sequence[
             line = reduced(steps, values, points, whole[number])
             left = _left_behind(each.run, signal, points)
             series.append(
-                Series(
+                PanelLine(
                     run=number,
                     signal=signal,
                     label=label,
@@ -216,21 +218,21 @@ def _points(depth: float | None) -> int:
     return POINTS if depth is None else POINTS_OF_A_LAYER
 
 
-def _with_tokens(panel: Panel, seen: Sequence[Seen], points: int) -> Panel:
+def _with_tokens(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Panel:
     """The histograms of one run as cells, of several as two quantiles each."""
     has = [(number, each.run) for number, each in enumerate(seen) if "token_loss_histogram" in each.run.signals]
     if len(seen) == 1:
         cells = [cells_of(*_texts(run, "token_loss_histogram")) for _, run in has]
         return Panel(subject=panel.subject, unit=panel.unit, cells=cells[0] if cells else None, missing=panel.missing)
     series = [
-        Series(run=number, signal=panel.subject.signals[0], label=label, line=reduced(steps, values, points))
+        PanelLine(run=number, signal=panel.subject.signals[0], label=label, line=reduced(steps, values, points))
         for number, run in has
         for label, steps, values in quantiles_of(*_texts(run, "token_loss_histogram"))
     ]
     return Panel(subject=panel.subject, unit=panel.unit, series=tuple(series), missing=panel.missing)
 
 
-def _with_batches(panel: Panel, seen: Sequence[Seen], points: int) -> Panel:
+def _with_batches(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Panel:
     """Shares of the sources, and batches that came twice."""
     series, repeats = list(panel.series), []
     for number, each in enumerate(seen):
@@ -238,7 +240,7 @@ def _with_batches(panel: Panel, seen: Sequence[Seen], points: int) -> Panel:
             steps, texts = _texts(each.run, "sources")
             for name, values in shares_of(texts).items():
                 line = reduced(steps, values, points)
-                series.append(Series(run=number, signal="sources", label=f"source {name}", line=line, is_share=True))
+                series.append(PanelLine(run=number, signal="sources", label=f"source {name}", line=line, is_share=True))
         if "batch_hash" in each.run.signals:
             steps, texts = _texts(each.run, "batch_hash")
             repeats += [(number, mark) for mark in repeated(steps.tolist(), texts)]
@@ -247,7 +249,7 @@ def _with_batches(panel: Panel, seen: Sequence[Seen], points: int) -> Panel:
     )
 
 
-def _signals(run: Run, subject: Subject) -> Iterator[tuple[str, str, float | None]]:
+def _signals(run: Run, subject: PanelSubject) -> Iterator[tuple[str, str, float | None]]:
     """The signals of a panel that a run has: name, label, and how deep in the model."""
     has = run.signals
     wanted = subject.signals

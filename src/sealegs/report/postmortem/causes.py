@@ -12,7 +12,7 @@ from sealegs.diagnosis.signs.sign import Sign
 from sealegs.record.schema import unspell
 from sealegs.report.commands.replay import ArmShown, Replayed
 from sealegs.report.postmortem.markdown import FEWEST
-from sealegs.report.postmortem.values import Hypothesis
+from sealegs.report.postmortem.values import CandidateCause
 
 MOST_LIKELY, MOST_RULED_OUT = 5, 4
 ORDER = ("established", "supported", "hypothesis", None, "ruled out")
@@ -50,7 +50,7 @@ PANEL_WORDS = (
 """Where a cause would be seen that no sign with a number speaks for."""
 
 
-def hypotheses(facts: Facts, replayed: Replayed | None, *, is_cut_short: bool) -> tuple[Hypothesis, ...]:
+def hypotheses(facts: Facts, replayed: Replayed | None, *, is_cut_short: bool) -> tuple[CandidateCause, ...]:
     """At least three, where so many explain what is seen; the tested one first, what is ruled out last."""
     said = registry.read(facts)
     if is_cut_short:
@@ -81,7 +81,7 @@ def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted({int(number) for match in cited if match for number in match[1].split(",")}))
 
 
-def discriminating(found: Sequence[Hypothesis], replayed: Replayed | None) -> tuple[str, ...]:
+def discriminating(found: Sequence[CandidateCause], replayed: Replayed | None) -> tuple[str, ...]:
     """What decides between the hypotheses: reruns, a line each; else the signs that speak for some and not others."""
     numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
     if replayed is not None and (told := tuple(_reruns(found, replayed, numbers))):
@@ -99,7 +99,7 @@ def discriminating(found: Sequence[Hypothesis], replayed: Replayed | None) -> tu
     return tuple(lines[:TELLING])
 
 
-def root_cause(found: Sequence[Hypothesis], replayed: Replayed | None, command: str, has_capsule: bool) -> str:
+def root_cause(found: Sequence[CandidateCause], replayed: Replayed | None, command: str, has_capsule: bool) -> str:
     """One sentence; or that it is not known, and the test that would tell."""
     if replayed is not None and replayed.cause is not None:
         return f"{title_of(replayed.cause)}, tested: {replayed.because}."
@@ -115,7 +115,7 @@ def root_cause(found: Sequence[Hypothesis], replayed: Replayed | None, command: 
     return f"Not known yet{reason}, and this is the test that would tell: {test or missing}."
 
 
-def blamed(found: Sequence[Hypothesis], replayed: Replayed | None) -> str | None:
+def blamed(found: Sequence[CandidateCause], replayed: Replayed | None) -> str | None:
     """The cause that a remedy is taken from: the tested one, else one that the log at least supports."""
     if replayed is not None:
         return replayed.cause
@@ -147,13 +147,13 @@ def title_of(cause: str) -> str:
     return card.title if card is not None else cause.replace("-", " ")
 
 
-def _hypothesis(weighed: Weighed, names: Sequence[str]) -> Hypothesis:
+def _hypothesis(weighed: Weighed, names: Sequence[str]) -> CandidateCause:
     """With the test that tells it from the likeliest of the others that its card has one for."""
     told = weighed.hypothesis
     texts = (*told.evidence_for, *told.evidence_against)
     tests = [test for test in weighed.card.tests if test.apart_from in names] or list(weighed.card.tests)
     tests.sort(key=lambda test: names.index(test.apart_from) if test.apart_from in names else len(names))
-    return Hypothesis(
+    return CandidateCause(
         cause=told.cause,
         title=weighed.card.title,
         grade=weighed.grade or "not supported",
@@ -175,11 +175,11 @@ def _panel_of(text: str) -> int:
     return next((panel for panel, parts in PANEL_WORDS if any(part in words for part in parts)), 1)
 
 
-def _tested(found: Sequence[Hypothesis], replayed: Replayed) -> list[Hypothesis]:
+def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[CandidateCause]:
     """With what the reruns say of each: the cause that they establish first, what is not needed ruled out."""
-    first: list[Hypothesis] = []
-    rest: list[Hypothesis] = []
-    out: list[Hypothesis] = []
+    first: list[CandidateCause] = []
+    rest: list[CandidateCause] = []
+    out: list[CandidateCause] = []
     for each in found:
         panels = tuple(sorted({1, *each.panels}))
         if each.cause == replayed.cause:
@@ -193,7 +193,7 @@ def _tested(found: Sequence[Hypothesis], replayed: Replayed) -> list[Hypothesis]
     return first + rest + out
 
 
-def _reruns(found: Sequence[Hypothesis], replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
+def _reruns(found: Sequence[CandidateCause], replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
     if replayed.departure:
         out = [number for cause, number in numbers.items() if cause not in NOT_IN_THE_RECORD]
         verdicts = [f"favours {_numbered(replayed.cause, numbers)}"] if replayed.cause else []

@@ -8,7 +8,15 @@ from typing import Any
 
 from sealegs.report.postmortem import events as happened
 from sealegs.report.postmortem import numbers
-from sealegs.report.postmortem.values import Cost, Evidence, Hypothesis, Measured, Postmortem, Promise, Symptoms
+from sealegs.report.postmortem.values import (
+    CandidateCause,
+    Cost,
+    EvidenceFiles,
+    Measured,
+    Postmortem,
+    Promise,
+    Symptoms,
+)
 
 FILE = "postmortem.md"
 FEWEST = 3
@@ -50,7 +58,7 @@ def draft(
         time=happened.time_of(met, told),
         run_id=run_id,
         symptoms=numbers.symptoms(met, manifest),
-        evidence=Evidence(
+        evidence=EvidenceFiles(
             record=source,
             tracker=", ".join(filter(None, map(_place, manifest.get("trackers") or [tracker]))) or None,
             without_pictures=f"not drawn yet: run `sealegs postmortem {source}#{met.number}`",
@@ -197,7 +205,7 @@ def _range(span: tuple[int, int], name: str = "") -> str:
     return f"{several}{span[0]} to {span[1]}" if span[1] > span[0] else f"{name + ' ' if name else ''}{span[0]}"
 
 
-def _evidence(evidence: Evidence) -> list[str]:
+def _evidence(evidence: EvidenceFiles) -> list[str]:
     lines = [f"- tracker: {plain(evidence.tracker or 'none')}; record: {plain(evidence.record)}"]
     lines += _list(evidence.texts)
     if evidence.without_pictures:
@@ -218,7 +226,7 @@ def _address(file: str) -> str:
     return f"<{file}>" if re.search(r"[\s()]", file) else file
 
 
-def _hypotheses(hypotheses: Sequence[Hypothesis]) -> list[str]:
+def _hypotheses(hypotheses: Sequence[CandidateCause]) -> list[str]:
     lines: list[str] = []
     for number, each in enumerate(hypotheses, 1):
         cited = f"panel{'s' if len(each.panels) > 1 else ''} {', '.join(map(str, each.panels))}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from sealegs.record.schema import unspell
-from sealegs.report.postmortem.values import After, Layer, Promise, Symptoms
+from sealegs.report.postmortem.values import After, LayerActivations, Promise, Symptoms
 
 Plain: TypeAlias = Mapping[str, Any]
 
@@ -139,14 +139,16 @@ def ema(losses: Sequence[float], steps: int = EMA_STEPS) -> float | None:
     return total / weights if weights else None
 
 
-def layers(met: Met) -> tuple[Layer, ...]:
+def layers(met: Met) -> tuple[LayerActivations, ...]:
     """The activations of each layer: the first that were logged from the onset on, against the mean before."""
     found = []
     names = dict.fromkeys(name for row in met.course for name in row if name.startswith("activation_norm/"))
     for name in names:
         row = next(row for row in met.course if name in row)
         before = _mean(finite(name, met.before)[-5:])
-        found.append(Layer(name=name.partition("/")[2], before=before, at=float(row[name]), step=int(row["step"])))
+        found.append(
+            LayerActivations(name=name.partition("/")[2], before=before, at=float(row[name]), step=int(row["step"]))
+        )
     return tuple(found)
 
 

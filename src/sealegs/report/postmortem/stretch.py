@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.diagnosis.curve.loss_curve import Curve, curve_of
+from sealegs.diagnosis.curve.loss_curve import LossCurve, curve_of
 from sealegs.incidents import Incident
 from sealegs.record.columns import Column, Columns, Mask
-from sealegs.record.run import Run, Written, run_of
+from sealegs.record.run import Run, WrittenRows, run_of
 from sealegs.vocabulary import Event
 
 BEFORE, AFTER = 2000, 600
@@ -36,7 +36,7 @@ def stretch(run: Run, incident: Incident, others: Sequence[Incident] = ()) -> Ru
             first = int(end) + 1
     last = incident.start + AFTER * stride
 
-    def chosen(written: Written) -> Mask:
+    def chosen(written: WrittenRows) -> Mask:
         is_ours = (written.segments < segment) | ((written.segments == segment) & (written.steps <= last))
         mask: Mask = is_ours & (written.steps >= first)
         return mask
@@ -66,14 +66,14 @@ def plain_events(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [{"kind": event.kind, "step": event.step, "time": event.time, **event.detail} for event in events]
 
 
-def _attempt(curve: Curve, incident: Incident) -> int:
+def _attempt(curve: LossCurve, incident: Incident) -> int:
     """How often the run had gone back when the incident was worst."""
     if not (curve.steps == incident.peak).any():
         return int(curve.segments[-1]) if len(curve.segments) else 0
     return int(curve.segments[curve.row_of(incident.peak, incident.peak_loss)])
 
 
-def _columns(run: Run, chosen: Callable[[Written], Mask]) -> Columns:
+def _columns(run: Run, chosen: Callable[[WrittenRows], Mask]) -> Columns:
     """The chosen rows. Within a segment steps rise: segment and step say in which order rows were written."""
     parts: dict[str, tuple[NDArray[np.int64], NDArray[np.int64], Column]] = {}
     for name in run.signals:

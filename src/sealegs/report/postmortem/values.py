@@ -58,7 +58,7 @@ class Symptoms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LayerActivations:
     """The activations of a layer."""
 
     name: str
@@ -77,7 +77,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class EvidenceFiles:
     """What there is to look at."""
 
     record: str
@@ -87,13 +87,13 @@ class Evidence:
     pictures: tuple[Picture, ...] = ()
     without_pictures: str = ""
     """Why there are none, or not all."""
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[LayerActivations, ...] = ()
     texts: tuple[str, ...] = ()
     """What else was seen, a line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hypothesis:
+class CandidateCause:
     """A cause that comes into question."""
 
     cause: str
@@ -194,8 +194,8 @@ class Postmortem:
     """Of the onset: seconds since 1970."""
     run_id: str
     symptoms: Symptoms
-    evidence: Evidence
-    hypotheses: tuple[Hypothesis, ...] = ()
+    evidence: EvidenceFiles
+    hypotheses: tuple[CandidateCause, ...] = ()
     """The likeliest first."""
     discriminating: tuple[str, ...] = ()
     root_cause: str = ""
