@@ -906,7 +906,7 @@ def test_a_resumed_guard_must_know_its_step(tmp_path: Path) -> None:
         (loss,) = losses(model, 1)
         with pytest.raises(ConfigError, match="load_state_dict, or say its step with go_on"):
             guard.step(loss)
-        guard.go_on(3)
+        guard.resume_at(3)
         guard.step(loss)
     assert sealegs.open_run(tmp_path / "a").steps.tolist() == [0, 1, 2, 3]
 
@@ -1136,7 +1136,7 @@ def test_nobody_goes_back_in_the_middle_of_a_step(tmp_path: Path) -> None:
         guard.decide(loss)
         with pytest.raises(ConfigError, match="ask rollback 0: a step is decided and not updated yet"):
             guard.ask("rollback", "0")
-        guard.go_on(7)  # wherever that is, the decision was another step's
+        guard.resume_at(7)  # wherever that is, the decision was another step's
         with pytest.raises(ConfigError, match="no step is decided"):
             guard.update()
 

@@ -20,7 +20,7 @@ from sealegs.capsule.write import BUDGET
 from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
 from sealegs.record.writer import RunWriter
-from sealegs.recovery.ledger import take_over_books
+from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.options import GuardOptions, has_begun
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe_isolation import ProbeIsolation
@@ -171,7 +171,7 @@ class Guard:
         self._by_updates = [each for each in schedulers if isinstance(each, TimmScheduler)]
         self._update = Update(_several(optimizer), schedulers if steps_scheduler else (), scaler)
         self._batches = options.batches()
-        trainee = TrainingState(
+        training = TrainingState(
             model=model,
             optimizers=self._update.optimizers,
             schedulers=schedulers,
@@ -179,10 +179,10 @@ class Guard:
             data=self._batches,
             also=dict(also or {}),
         )
-        self._trainee = trainee
+        self._training = training
         if options.stores:
-            trainee.capture()  # what cannot be stored is refused now, before there is a folder
-        snapshots = options.snapshots(trainee)
+            training.capture()  # what cannot be stored is refused now, before there is a folder
+        snapshots = options.snapshots(training)
         self.watch = run if isinstance(run, Watch) else Watch(run, resume=resume, sinks=sinks, notify=notify)
         self.watch.acts = act
         self.number = 0
@@ -199,13 +199,13 @@ class Guard:
         )
         self.watch.complete, self.watch.trim = self._meter.named, _trimmed
         self.checkpoints = options.checkpoints(self.watch.folder)
-        self.recovery = options.recovery(trainee, self.watch, self._batches, snapshots, self.checkpoints)
-        self._ending = RunEnd(self.watch.after)
-        self.watch.after = self._ending.hear
+        self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
+        self._run_end = RunEnd(self.watch.after)
+        self.watch.after = self._run_end.hear
         self._saving: Saving | None = None
         if self.checkpoints is not None:
-            self._saving = Saving(self.checkpoints, trainee, self.watch, every=checkpoint_every)
-        self._gatekeeper = UpdateDecision(self._update, self.watch, act=act, world=self._meter.ranks.world)
+            self._saving = Saving(self.checkpoints, training, self.watch, every=checkpoint_every)
+        self._update_decision = UpdateDecision(self._update, self.watch, act=act, world=self._meter.ranks.world)
         self._reading = Measurement(self._meter, self._update)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
@@ -380,7 +380,7 @@ class Guard:
             if self._update.normalises():
                 known["normalised"] = 1.0
             seen = self._reading.seen(self.number, loss, grad_norm, token_losses, known, before)
-            end = self._gatekeeper.decide(self.number, seen, known, clip)
+            end = self._update_decision.decide(self.number, seen, known, clip)
         self._batch = {}
         self._decided = _Decided(end, seen.norms, _Ended(tokens or 0, loop_clips))
 
@@ -401,10 +401,10 @@ class Guard:
                 end()
                 self.number += 1
         self._ended = ended
-        return self.settle() if self._update.call is None else self.watch.verdict
+        return self.finish_step() if self._update.call is None else self.watch.verdict
 
-    def settle(self) -> Verdict:
-        """Act on what ``step`` has found: recovery, checkpoints, a halt. Of use after ``let_call``; else done already.
+    def finish_step(self) -> Verdict:
+        """Act on what ``step`` has found: recovery, checkpoints, a halt. ``step`` does it, unless ``set_optimizer_call`` was used.
 
         Nothing of a step may still be under way: weights, schedules and the place in the data may go back.
         """
@@ -436,15 +436,15 @@ class Guard:
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
         if self._saving is not None:
             self._saving.after_step(self.number, went_back=went_back)
-            if not self._trainee.also or self._batches.number is None:  # else when the loop asks for its next batch
+            if not self._training.also or self._batches.number is None:  # else when the loop asks for its next batch
                 self._save_if_due()
         return self.watch.verdict
 
-    def let_call(self, call: Call) -> None:
+    def set_optimizer_call(self, call: Call) -> None:
         """For a framework that calls the optimizers in its own way: ``call`` gets an optimizer and what updates it.
 
         It is called where there is an update, and zeroes no gradients: that is the framework's, too. ``step`` then ends
-        with the update, and ``settle`` is to be called when the framework's own step is over.
+        with the update, and ``finish_step`` is to be called when the framework's own step is over.
         """
         self._update.call = call
 
@@ -485,9 +485,9 @@ class Guard:
             "watch": self.watch.state_dict(),
             "number": self.number,
             "next_batch": 0 if self._batches.number is None else self._batches.number + 1,
-            **self._gatekeeper.state_dict(),
+            **self._update_decision.state_dict(),
             "meter": self._meter.state_dict(),
-            "ending": self._ending.state_dict(),
+            "ending": self._run_end.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
         }
 
@@ -497,25 +497,25 @@ class Guard:
         self.number = state["number"]
         if self._batches.number is None:
             self._batches.count_from(state["next_batch"])
-        self._gatekeeper.load_state_dict(state)
+        self._update_decision.load_state_dict(state)
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
         if state.get("ending") is not None:  # older states have none
-            self._ending.load_state_dict(state["ending"])
+            self._run_end.load_state_dict(state["ending"])
         if self.recovery is not None and state.get("recovery") is not None:
             self.recovery.load_state_dict(state["recovery"])
         self._goes_on_from_here()
 
-    def go_on(self, number: int, state: Mapping[str, Any] | None = None) -> None:
+    def resume_at(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Go on at a step, with the state of a guard that was there, or without one."""
         if state is not None:
             self.load_state_dict(state)
         self.number = number
         self._goes_on_from_here()
 
-    def take_over_books(self) -> None:
+    def take_over_ledger(self) -> None:
         """What was done to the run before, where its folder tells: no rung of the playbook twice."""
-        take_over_books(self.watch, self._batches, None if self.recovery is None else self.recovery.take_over)
+        take_over_ledger(self.watch, self._batches, None if self.recovery is None else self.recovery.take_over)
 
     def _goes_on_from_here(self) -> None:
         """Whatever was kept of later steps, or had to be done about them, belongs to another line."""
@@ -634,20 +634,20 @@ class Guard:
         if self.number and not is_finite(self._model):
             return "a weight is not finite"
         is_of_the_data = self.recovery is not None and self.recovery.found_sound
-        return "" if is_of_the_data or self._turns > TURNS else self._ending.trouble()
+        return "" if is_of_the_data or self._turns > TURNS else self._run_end.what_is_wrong()
 
     def _between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
         if self._is_tried and self._untouched is not None:
-            self._untouched.put_back(self._trainee)
+            self._untouched.put_back(self._training)
         self._is_tried = False
         if not self._batches.will_repeat:
             self._untouched = None
         elif self._untouched is None:
-            self._untouched = ProbeIsolation.of(self._trainee)
+            self._untouched = ProbeIsolation.of(self._training)
         if self.recovery is not None:
             self.recovery.between_steps()
-        if self._trainee.also:
+        if self._training.also:
             self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -679,7 +679,7 @@ class Guard:
     def _take_back_decision(self) -> None:
         """A step was decided and has not been updated: nothing was skipped, and it may come again."""
         self.watch.forget_skip()
-        self._gatekeeper.forget()
+        self._update_decision.forget()
 
     def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _Ended:
         """What a batch that was healthy before shows now: it is looked at, and nothing is learned."""
@@ -693,11 +693,11 @@ class Guard:
         if step is None:
             return False
         self._untouched = None  # all of it is that of the step now
-        self._ending.went_back()
+        self._run_end.went_back()
         self.number = step
         if self.recovery is not None:
             self.recovery.went_to(step)
-        self._gatekeeper.forget()
+        self._update_decision.forget()
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)
         self._reading.pace.forget_step()
@@ -705,15 +705,15 @@ class Guard:
 
     @property
     def _clip_now(self) -> float | None:
-        tightened = self.recovery.margins.clip if self.recovery is not None else None
+        tightened = self.recovery.adjustments.clip if self.recovery is not None else None
         return min((limit for limit in (self._clip, tightened) if limit is not None), default=None)
 
     def _tighten(self) -> None:
         """The margins that recovery has taken back, in this step."""
         if self.recovery is None:
             return
-        self._update.factors = self.recovery.margins.factors_at(self.number)
-        if (limit := self.recovery.margins.clip_value) is not None:
+        self._update.factors = self.recovery.adjustments.factors_at(self.number)
+        if (limit := self.recovery.adjustments.clip_value) is not None:
             torch.nn.utils.clip_grad_value_(self._model.parameters(), limit)
 
     def _tell_what_came_back(self, changes: ResumeChanges) -> None:

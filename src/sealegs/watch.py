@@ -253,9 +253,9 @@ class Watch:
         """Judge on as at an earlier step. How many steps were skipped and incidents met so far still counts."""
         self._state = judging._replace(tally=self._state.tally)
         self._announced = None
-        self.forgive()
+        self.clear_skip_row()
 
-    def forgive(self) -> None:
+    def clear_skip_row(self) -> None:
         """Something was done about it: what was skipped in a row until now does not halt the run any more."""
         tally = self._state.tally._replace(skips_in_a_row=0, nonfinite_in_a_row=0, skipped=())
         self._state = self._state._replace(tally=tally)
@@ -288,11 +288,11 @@ class Watch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on judging from a saved state. Detectors that are new begin anew, and that is said."""
-        self._state = self.thawed(state)
+        self._state = self.judge_state_from(state)
         self._announced = state["announced"]
         self.halted = None
 
-    def thawed(self, state: Mapping[str, Any]) -> judge.JudgeState:
+    def judge_state_from(self, state: Mapping[str, Any]) -> judge.JudgeState:
         """What ``judging`` was, of a saved state."""
         saved, tally = state["state"]
         states = dict(zip(state["detectors"], saved, strict=True))

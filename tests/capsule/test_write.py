@@ -49,7 +49,7 @@ def test_a_snapshot_is_what_a_checkpoint_of_that_step_would_have_been() -> None:
     model = Tied()
     optimizers = [AdamW([model.up.weight], lr=0.1), SGD(model.norm.parameters(), lr=0.1, momentum=0.9)]
     schedulers = [LambdaLR(optimizer, lambda step: 0.9**step) for optimizer in optimizers]
-    trainee = TrainingState(model=model, optimizers=optimizers, schedulers=schedulers)
+    training = TrainingState(model=model, optimizers=optimizers, schedulers=schedulers)
     snapshots = Snapshots(model, optimizers, every=5, promote_after=1)
 
     def step() -> None:
@@ -61,7 +61,7 @@ def test_a_snapshot_is_what_a_checkpoint_of_that_step_would_have_been() -> None:
 
     for _ in range(5):
         step()
-    expected = trainee.capture()
+    expected = training.capture()
     tensors = {name: tensor.clone() for name, tensor in expected.tensors.items()}
     states = [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers]
     snapshots.take(5, {"rng": rng_now(), "schedulers": states, "scaler": scale_of(None)})
@@ -69,7 +69,7 @@ def test_a_snapshot_is_what_a_checkpoint_of_that_step_would_have_been() -> None:
         step()
     snapshots.healthy(5)
     (snapshot,) = filter(None, [snapshots.newest(before=8)])
-    past = trainee.capture_past(snapshots, snapshot)
+    past = training.capture_past(snapshots, snapshot)
     assert past.step == 5
     assert past.plain == expected.plain
     assert past.own == expected.own
@@ -230,7 +230,7 @@ def test_after_a_resume_a_capsule_has_the_rows_from_before(tmp_path: Path) -> No
     torch.manual_seed(0)
     data = list(torch.randn(400, 16, 8))
 
-    def go_on(last: int, *, factor: float = 1.0, **how: Any) -> None:
+    def resume_at(last: int, *, factor: float = 1.0, **how: Any) -> None:
         torch.manual_seed(0)
         model = nn.Linear(8, 4)
         optimizer = AdamW(model.parameters(), lr=1e-3)
@@ -243,8 +243,8 @@ def test_after_a_resume_a_capsule_has_the_rows_from_before(tmp_path: Path) -> No
                     guard.checkpoint(wait=True)
                     break
 
-    go_on(300)
-    go_on(320, factor=50.0, resume=True)
+    resume_at(300)
+    resume_at(320, factor=50.0, resume=True)
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert capsule.description.state == 300
     assert capsule.incident.start == 300

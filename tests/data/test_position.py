@@ -421,11 +421,11 @@ class Run:
         """Another process goes on from what was saved."""
         if not self.saved:
             return
-        books = json.loads(json.dumps(self.batches.bookkeeping()))
+        ledger = json.loads(json.dumps(self.batches.bookkeeping()))
         torch.manual_seed(7)
         self.loader = self.kind.make()
         self.batches = Batches(deferred=self.defers, must_reposition=True)
-        self.batches.take_over(books)
+        self.batches.take_over(ledger)
         self.model.begun.clear()
         self.model.newest = -1
         self.go_to(which)
@@ -769,10 +769,10 @@ def test_a_swap_is_passed_on_and_holds_after_going_back_and_after_a_restart() ->
     assert sources(iterator) == {"a", "b"}
     batches.swap("b", 0.0)
 
-    books = json.loads(json.dumps(batches.bookkeeping()))
+    ledger = json.loads(json.dumps(batches.bookkeeping()))
     for is_resumed in (False, True):
         other = Batches(must_reposition=True)
-        other.take_over(books)
+        other.take_over(ledger)
         if is_resumed:
             other.go_to(json.loads(position))
         assert sources(other.over(stream())) == {"a"}
@@ -797,11 +797,11 @@ def test_the_books_go_over_to_the_next_process() -> None:
     batches = Batches(skipped=[(1, 2)], deferred=True)
     assert numbers_of(batches, "abc") == [0, 2, 1]
     batches.skip(1, 1)
-    books = json.loads(json.dumps(batches.bookkeeping()))
+    ledger = json.loads(json.dumps(batches.bookkeeping()))
     other = Batches(skipped=[(7, 8)], deferred=True)
-    other.take_over(books)
+    other.take_over(ledger)
     assert other.skipped == [[1, 2], [7, 8]], "and what was given by hand stays"
-    assert other.bookkeeping() == books | {"skipped": [[1, 2], [7, 8]]}
+    assert other.bookkeeping() == ledger | {"skipped": [[1, 2], [7, 8]]}
 
 
 def test_a_loop_may_take_a_new_loader_for_each_epoch() -> None:

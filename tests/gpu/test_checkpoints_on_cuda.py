@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def trainee(*, fused: bool = True, sharded: bool = False) -> TrainingState:
+def training(*, fused: bool = True, sharded: bool = False) -> TrainingState:
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8)).cuda()
     if sharded:
         fully_shard(model)
@@ -78,7 +78,7 @@ def test_the_host_does_not_wait_and_the_device_copies_before_it_changes(tmp_path
     finally:
         torch.cuda.set_sync_debug_mode("default")
     checkpoints.wait()
-    assert checkpoints.trouble() is None
+    assert checkpoints.failure() is None
     assert all(room.is_pinned() for room in checkpoints._staging._rooms.values())
     for tensor in checkpoints.load(1).tensors.values():
         assert tensor.unique().tolist() == [1.0]
@@ -88,7 +88,7 @@ def test_the_host_does_not_wait_and_the_device_copies_before_it_changes(tmp_path
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_restored_trainee_goes_on_bit_for_bit(tmp_path: Path, fused: bool) -> None:
     torch.manual_seed(0)
-    subject = trainee(fused=fused)
+    subject = training(fused=fused)
     train(subject, 3)
     checkpoints = Checkpoints(tmp_path)
     before = bits(subject)
@@ -96,8 +96,8 @@ def test_a_restored_trainee_goes_on_bit_for_bit(tmp_path: Path, fused: bool) -> 
     checkpoints.before_update()
     expected = train(subject, 4)
     checkpoints.wait()
-    assert checkpoints.trouble() is None
-    other = trainee(fused=fused)
+    assert checkpoints.failure() is None
+    other = training(fused=fused)
     train(other, 2)
     assert other.restore(checkpoints.load(3)) == []
     assert bits(other) == before
@@ -110,7 +110,7 @@ def test_shards_on_a_device_go_there_and_back(tmp_path: Path) -> None:
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         torch.manual_seed(0)
-        subject = trainee(sharded=True)
+        subject = training(sharded=True)
         train(subject, 3)
         checkpoints = Checkpoints(tmp_path / "checkpoints")
         before = bits(subject)
@@ -118,12 +118,12 @@ def test_shards_on_a_device_go_there_and_back(tmp_path: Path) -> None:
         checkpoints.before_update()
         expected = train(subject, 4)
         checkpoints.wait()
-        assert checkpoints.trouble() is None
-        other = trainee(sharded=True)
+        assert checkpoints.failure() is None
+        other = training(sharded=True)
         other.restore(checkpoints.load(3, like=other.capture()))
         assert bits(other) == before
         assert train(other, 4) == expected
-        plain = trainee()
+        plain = training()
         plain.restore(checkpoints.load(3))
         assert bits(plain) == before
     finally:

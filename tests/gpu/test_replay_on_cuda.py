@@ -10,7 +10,7 @@ from torch import nn
 
 import sealegs
 from sealegs.capsule.read import open_capsule
-from sealegs.replay.causes import put_to_the_test
+from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Subject
 
@@ -54,7 +54,7 @@ def test_an_incident_on_a_device_is_run_again(where: str, tmp_path: Path) -> Non
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert capsule.incident.start == STRUCK
     experiment = Experiment(capsule, subject("cuda"))
-    found = put_to_the_test(experiment)
+    found = judge_causes(experiment)
     assert found.departure is None, found.departure
     assert found.cause == "bad-data-batch"
     for step, seen in experiment.seen.items():

@@ -285,16 +285,18 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     assert [entry["loss"] for entry in told[turn:]] == pytest.approx(means, rel=1e-4)
 
     # a checkpoint from after the rollback: batches that were left out are not where the Trainer would look for them
-    books = read_books(tmp_path / "run")
-    assert books is not None
-    assert books["interventions"] == 1
+    ledger = read_books(tmp_path / "run")
+    assert ledger is not None
+    assert ledger["interventions"] == 1
     resumed = small.trainer(tmp_path / "out", **settings)
     going_on = small.attached(resumed, tmp_path / "run", **options)
     known: list[Any] = []
     watching(resumed, [], lambda step: known.append((going_on.guard.recovery.bookkeeping(), *stale(going_on.guard))))
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-80"))
     assert small.digest(resumed.model, resumed.optimizer.optimizer) == found[-1][2]
-    assert known[0] == (books, steps), "what was done is not forgotten, and what comes after step 80 is of another line"
+    assert known[0] == (ledger, steps), (
+        "what was done is not forgotten, and what comes after step 80 is of another line"
+    )
 
 
 @pytest.mark.parametrize(("who", "at"), [("code", 12), ("a person", 19)])

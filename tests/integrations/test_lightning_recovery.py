@@ -109,11 +109,11 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     assert ends[:-1] == validated, "the last epoch is cut off by max_steps"
 
     # a checkpoint from after the rollback: what was done is not forgotten, what comes after it is of another line
-    books = read_books(tmp_path / "a")
+    ledger = read_books(tmp_path / "a")
     resumed = type(module)()
     guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
     fitted(resumed, guarded, Keeping(), home=HOME, max_steps=LAST, ckpt_path=tmp_path / "kept.ckpt")
-    assert known[1] == (SAVED, books, [LAST])
+    assert known[1] == (SAVED, ledger, [LAST])
     assert resumed.digests[LAST - 1] == module.digests[LAST - 1]
     assert resumed.seen == module.seen[-(LAST - SAVED) :]
 

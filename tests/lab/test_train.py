@@ -124,7 +124,7 @@ def test_low_precision_trains_and_resumes(tmp_path: Path, tokens_file: Path, dty
         assert (run.column("loss_scale")[:4] >= 1).all()
 
 
-def trainee(settings: Settings, data: TokenSources) -> TrainingState:
+def training(settings: Settings, data: TokenSources) -> TrainingState:
     torch.manual_seed(0)
     model = Transformer(settings.model)
     optimizer = build_optimizer(model, settings.optimizer)
@@ -173,7 +173,7 @@ def test_accumulation_has_the_denominator_of_the_whole_batch(tmp_path: Path) -> 
         )
         settings = nano(tmp_path, data=data_settings)
         data = open_data(settings)
-        subject = trainee(settings, data)
+        subject = training(settings, data)
         assert isinstance(subject.model, Transformer)
         batch = data.training.next()
         counts = [(targets != -100).sum() for _, targets in batch.micro_batches(8)]
@@ -194,7 +194,7 @@ def test_the_loss_is_the_mean_over_targets_that_count(tmp_path: Path) -> None:
     )
     settings = nano(tmp_path, data=data_settings, optimizer=OptimizerSettings(clip=0.0))
     data = open_data(settings)
-    subject = trainee(settings, data)
+    subject = training(settings, data)
     assert isinstance(subject.model, Transformer)
 
     def mean_loss(batch: Batch) -> torch.Tensor:
@@ -237,7 +237,7 @@ def test_the_norm_is_taken_before_clipping_and_clipping_is_done(tmp_path: Path, 
     norms, kept = [], []
     for settings in (unclipped, clipped):
         data = open_data(settings)
-        subject = trainee(settings, data)
+        subject = training(settings, data)
         assert isinstance(subject.model, Transformer)
         gradients: list[torch.Tensor] = []
         subject.optimizers[0].register_step_pre_hook(partial(keep_gradients, gradients))

@@ -39,8 +39,8 @@ def main(out: Path) -> None:
         snapshot_every=20,
     ) as guard:
         assert guard.recovery is not None
-        books = guard.recovery.bookkeeping()
-        (out / f"{attempt}-{rank}.json").write_text(json.dumps({"number": guard.number, "books": books}))
+        ledger = guard.recovery.bookkeeping()
+        (out / f"{attempt}-{rank}.json").write_text(json.dumps({"number": guard.number, "books": ledger}))
         is_damaged = False
         for batch in guard.batches(data):
             if attempt == 0 and guard.number == DAMAGED and not is_damaged:

@@ -171,7 +171,7 @@ def on_ranks(wrapper: str, out: Path) -> dict[str, Any]:
     checkpoints.before_update()
     saw["losses"] += steps(subject, LAST - SAVED)  # while it is written
     checkpoints.wait()
-    saw["trouble"], saw["written"] = checkpoints.trouble(), [step for step, _ in checkpoints.written()]
+    saw["trouble"], saw["written"] = checkpoints.failure(), [step for step, _ in checkpoints.written()]
 
     checkpoints._is_writing = rank == 1
     saw["accepted while one rank writes"] = checkpoints.save_soon(LAST, state)
@@ -179,7 +179,7 @@ def on_ranks(wrapper: str, out: Path) -> dict[str, Any]:
     bad = replace(state, own={"not JSON": object()}) if rank == 1 else state
     checkpoints.save_soon(LAST, bad)
     checkpoints.wait()
-    saw["trouble of one"] = checkpoints.trouble()
+    saw["trouble of one"] = checkpoints.failure()
     checkpoints.tag(SAVED, "healthy")
     saw["healthy"] = checkpoints.newest_healthy(before=LAST)[0]
     saw["left"] = sorted(file.name for file in (out / wrapper).iterdir())

@@ -86,7 +86,7 @@ def test_what_comes_again_and_again_is_a_pattern(tmp_path: Path) -> None:
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
         train(guard, model, 1200, once(310, 311, 312, 620, 621, 622, 930, 931, 932))
         assert guard.recovery is not None
-        assert [treatment.recovered is not None for treatment in guard.recovery._books.history] == [True] * 3
+        assert [intervention.recovered is not None for intervention in guard.recovery._ledger.history] == [True] * 3
     assert rungs(tmp_path / "a") == ["3", "3", "4"]
 
 
@@ -111,7 +111,7 @@ def test_nothing_has_helped_while_the_loss_is_not_back(tmp_path: Path) -> None:
 
     def bad(guard: Guard) -> float:
         factor: float = nans(guard)
-        has_gone_back = bool(guard.recovery and guard.recovery._books.history)
+        has_gone_back = bool(guard.recovery and guard.recovery._ledger.history)
         return 9.0 if has_gone_back and guard.number >= 310 else factor
 
     with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:

@@ -66,8 +66,8 @@ def probed(
 def found_damaged(evidence: AnomalyEvidence, *, loss: float = 9.0) -> Anomaly:
     """The same where batches from before are bad, and so are all that come."""
     assert probed(evidence, loss=loss, is_condemned=True) is None, "which may be other data, or heal"
-    troubles = (seen(evidence, NEXT + after, loss=loss) for after in range(HEALING))
-    return next(trouble for trouble in troubles if trouble is not None)
+    anomalies = (seen(evidence, NEXT + after, loss=loss) for after in range(HEALING))
+    return next(anomaly for anomaly in anomalies if anomaly is not None)
 
 
 def _finding(detector: str, step: int, severity: Severity, *, spoils_update: bool) -> Finding:
@@ -122,8 +122,8 @@ def test_one_surprise_is_no_damage_and_five_in_a_row_are(kind: str) -> None:
         assert not asks(evidence)
         assert seen(evidence, step, kind) is None
     assert asks(evidence)
-    trouble = found_damaged(evidence)
-    assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.DAMAGED, 0, 1000)
+    anomaly = found_damaged(evidence)
+    assert (anomaly.trigger, anomaly.onset, anomaly.batch) == (Trigger.DAMAGED, 0, 1000)
 
 
 def test_weights_that_were_dear_at_a_surprise_are_asked_again_though_nothing_surprises_any_more() -> None:
@@ -226,12 +226,12 @@ def test_weights_by_which_the_next_batch_is_far_cheaper_have_learned_other_data(
     evidence = condemned()
     seen(evidence, NEXT - 1, loss=2.0)
     assert not evidence.excuse, "which was trained on before they were tried"
-    trouble = seen(evidence, NEXT, loss=then)
+    anomaly = seen(evidence, NEXT, loss=then)
     assert evidence.is_sound == bool(evidence.excuse) != is_damage
     for step in range(NEXT + 1, NEXT + HEALING):
         assert not asks(evidence)
-        trouble = seen(evidence, step, loss=then) or trouble
-    assert (trouble is not None) == is_damage
+        anomaly = seen(evidence, step, loss=then) or anomaly
+    assert (anomaly is not None) == is_damage
 
 
 @pytest.mark.parametrize(("old", "then", "is_damage"), [(4.0, 9.0, False), (4.0, 4.9, True), (8.0, 9.0, True)])
@@ -239,11 +239,11 @@ def test_weights_by_which_the_next_batches_are_dearer_still_learn_other_data(
     old: float, then: float, is_damage: bool
 ) -> None:
     evidence = condemned(loss=old)
-    trouble = seen(evidence, NEXT, loss=then)
+    anomaly = seen(evidence, NEXT, loss=then)
     assert evidence.is_sound == bool(evidence.excuse) != is_damage
     for step in range(NEXT + 1, NEXT + HEALING):
-        trouble = seen(evidence, step, loss=then) or trouble
-    assert (trouble is not None) == is_damage
+        anomaly = seen(evidence, step, loss=then) or anomaly
+    assert (anomaly is not None) == is_damage
 
 
 def test_batches_that_differ_more_tell_less_of_that() -> None:
@@ -259,8 +259,8 @@ def test_weights_that_heal_are_left_alone() -> None:
     """Half of the rise is over within sixteen steps, as a logarithm: 9 to 4.2."""
     for last, heals in ((4.0, True), (4.5, False)):
         evidence = condemned()
-        troubles = [seen(evidence, NEXT + after, loss=9.0 if after < 4 else last) for after in range(HEALING)]
-        assert any(troubles) != heals
+        anomalies = [seen(evidence, NEXT + after, loss=9.0 if after < 4 else last) for after in range(HEALING)]
+        assert any(anomalies) != heals
     evidence = condemned()
     evidence.loss_is_back()
     assert not any(seen(evidence, NEXT + after, loss=9.0) for after in range(HEALING))
@@ -269,9 +269,9 @@ def test_weights_that_heal_are_left_alone() -> None:
 @pytest.mark.parametrize(("kind", "loss"), [("high", 11.5), ("skip", 9.0)])
 def test_what_becomes_worse_or_is_not_trained_on_is_not_waited_for(kind: str, loss: float) -> None:
     evidence = condemned()
-    troubles = [seen(evidence, NEXT + after, kind, loss=loss) for after in range(LATELY)]
-    assert any(troubles)
-    assert any(troubles[:1]) == (kind == "high")
+    anomalies = [seen(evidence, NEXT + after, kind, loss=loss) for after in range(LATELY)]
+    assert any(anomalies)
+    assert any(anomalies[:1]) == (kind == "high")
 
 
 def test_what_the_loss_has_come_back_from_by_itself_is_no_damage() -> None:
@@ -394,9 +394,9 @@ def test_a_source_is_named_where_the_loss_has_risen_with_its_share() -> None:
     evidence = watching()
     mixed(evidence, range(30), "go")
     mixed(evidence, range(30, 42), "skip", of_web=3.0)
-    trouble = probed(evidence, source=evidence.suspect())
-    assert trouble is not None
-    assert (trouble.trigger, trouble.source, trouble.onset) == (Trigger.BAD_DATA, "web", 30)
+    anomaly = probed(evidence, source=evidence.suspect())
+    assert anomaly is not None
+    assert (anomaly.trigger, anomaly.source, anomaly.onset) == (Trigger.BAD_DATA, "web", 30)
 
 
 def test_a_source_that_is_hard_by_nature_is_not_blamed() -> None:
@@ -422,17 +422,17 @@ def test_many_batches_tell_what_few_did_not() -> None:
     evidence = watching()
     mixed(evidence, range(30), "go")
     mixed(evidence, range(30, 50), "skip", of_web=2.0)
-    trouble = evidence.explained("web")
-    assert (trouble.trigger, trouble.source, trouble.onset) == (Trigger.BAD_DATA, "web", 30)
-    assert trouble.text.startswith("in 20 steps the loss went with the share of web")
+    anomaly = evidence.explained("web")
+    assert (anomaly.trigger, anomaly.source, anomaly.onset) == (Trigger.BAD_DATA, "web", 30)
+    assert anomaly.text.startswith("in 20 steps the loss went with the share of web")
 
 
 def test_not_finite_in_a_row_or_too_often() -> None:
     evidence = watching()
     assert [seen(evidence, step, "nan") for step in range(2)] == [None, None]
-    trouble = seen(evidence, 2, "nan")
-    assert trouble is not None
-    assert (trouble.trigger, trouble.onset) == (Trigger.NONFINITE_OFTEN, 0)
+    anomaly = seen(evidence, 2, "nan")
+    assert anomaly is not None
+    assert (anomaly.trigger, anomaly.onset) == (Trigger.NONFINITE_OFTEN, 0)
     evidence.forget()
     found = [step for step in range(1000) if seen(evidence, step, "nan" if step % 50 == 0 else "go")]
     assert found[0] == 250, "the sixth in 500 steps is more than 1 %"
@@ -442,9 +442,9 @@ def test_not_finite_in_a_row_or_too_often() -> None:
 
 def test_weights_that_are_not_finite_and_a_spent_budget() -> None:
     evidence = watching()
-    trouble = seen(evidence, 7, params_finite=0.0)
-    assert trouble is not None
-    assert (trouble.trigger, trouble.onset) == (Trigger.NONFINITE_WEIGHTS, 7)
+    anomaly = seen(evidence, 7, params_finite=0.0)
+    assert anomaly is not None
+    assert (anomaly.trigger, anomaly.onset) == (Trigger.NONFINITE_WEIGHTS, 7)
     spent = seen(evidence, 8, "halt")
     assert spent is not None
     assert spent.trigger == Trigger.BUDGET_SPENT
@@ -575,11 +575,11 @@ def test_a_stretch_of_other_data_that_has_passed_is_found_with_its_length(surpri
     assert evidence.is_left_worse_off(3.9, 0.1) is True, "beside what they had when it had just begun"
     assert evidence.is_left_worse_off(3.9, 0.7) is False, "so much the loss differs by in health"
     assert evidence.is_left_worse_off(math.nan, 0.1) is True
-    trouble = probed(evidence, loss=2.3, is_condemned=True)
-    assert trouble is not None
-    assert (trouble.trigger, trouble.onset, trouble.batch) == (Trigger.SPOILT, 60, 1060)
-    assert trouble.lasted == length
-    assert f"other data have passed within {length} steps, and left the weights worse off" in trouble.text
+    anomaly = probed(evidence, loss=2.3, is_condemned=True)
+    assert anomaly is not None
+    assert (anomaly.trigger, anomaly.onset, anomaly.batch) == (Trigger.SPOILT, 60, 1060)
+    assert anomaly.lasted == length
+    assert f"other data have passed within {length} steps, and left the weights worse off" in anomaly.text
 
 
 def test_what_has_passed_is_asked_about_once() -> None:
@@ -592,8 +592,8 @@ def test_what_has_passed_is_asked_about_once() -> None:
     assert probed(evidence) is None, "nothing was left behind"
     for step in range(end + LATELY, end + 40):
         seen(evidence, step, "high" if step >= end + 35 else "go", loss=4.0 if step >= end + 35 else 2.0)
-    trouble = found_damaged(evidence)
-    assert (trouble.trigger, trouble.lasted) == (Trigger.DAMAGED, 0), "what comes after it is judged for itself"
+    anomaly = found_damaged(evidence)
+    assert (anomaly.trigger, anomaly.lasted) == (Trigger.DAMAGED, 0), "what comes after it is judged for itself"
 
 
 def test_a_change_that_stays_has_not_passed() -> None:
@@ -669,6 +669,6 @@ def test_damage_that_comes_with_other_data_is_damage() -> None:
         seen(evidence, step)
     for step in range(60, 65):
         seen(evidence, step, "high", loss=4.0)
-    trouble = found_damaged(evidence, loss=4.0)
-    assert (trouble.trigger, trouble.lasted) == (Trigger.DAMAGED, 0)
+    anomaly = found_damaged(evidence, loss=4.0)
+    assert (anomaly.trigger, anomaly.lasted) == (Trigger.DAMAGED, 0)
     assert not asked_at(evidence, 65, 165)

@@ -40,18 +40,18 @@ def treated(decision: Decision, trigger: Trigger, onset: int, incident: int = 1)
     )
 
 
-def climbed(playbook: Playbook, troubles: Sequence[tuple[Trigger, int]]) -> list[Decision]:
+def climbed(playbook: Playbook, anomalies: Sequence[tuple[Trigger, int]]) -> list[Decision]:
     """What is decided on one after the other, each of them carried out."""
     history: list[PastIntervention] = []
     decisions = []
-    for trigger, onset in troubles:
+    for trigger, onset in anomalies:
         decisions.append(choose(playbook, trigger, onset, history))
         history.append(treated(decisions[-1], trigger, onset))
     return decisions
 
 
-def rungs(playbook: Playbook, *troubles: tuple[Trigger, int]) -> list[int | None]:
-    return [decision.rung for decision in climbed(playbook, troubles)]
+def rungs(playbook: Playbook, *anomalies: tuple[Trigger, int]) -> list[int | None]:
+    return [decision.rung for decision in climbed(playbook, anomalies)]
 
 
 @pytest.mark.parametrize("trigger", sorted(TRIGGERS - HEALS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}))
@@ -253,9 +253,9 @@ def test_a_treatment_comes_back_from_a_file() -> None:
         for trigger in sorted(TRIGGERS)
         for decision in climbed(STANDARD, [(trigger, 5000)] * 6)
     ]
-    written = json.dumps([treatment.to_plain() for treatment in history], allow_nan=False)
+    written = json.dumps([intervention.to_plain() for intervention in history], allow_nan=False)
     assert [PastIntervention.from_plain(plain) for plain in json.loads(written)] == history
-    assert {treatment.rung for treatment in history} == {None, 1, 2, 3, 4, 5, 6, 7}
+    assert {intervention.rung for intervention in history} == {None, 1, 2, 3, 4, 5, 6, 7}
     assert all(type(PastIntervention.from_plain(plain).trigger) is Trigger for plain in json.loads(written))
 
 
@@ -305,10 +305,10 @@ def playbooks(draw: st.DrawFn) -> Playbook:
 
 
 some_playbook = st.sampled_from([Playbook.observe(), STANDARD, Playbook.palm()]) | playbooks()
-troubles = st.lists(st.tuples(st.sampled_from(sorted(TRIGGERS)), st.integers(0, 400)), max_size=40)
+anomalies = st.lists(st.tuples(st.sampled_from(sorted(TRIGGERS)), st.integers(0, 400)), max_size=40)
 
 
-@given(playbook=some_playbook, given_=troubles)
+@given(playbook=some_playbook, given_=anomalies)
 def test_no_sequence_of_triggers_is_endless(playbook: Playbook, given_: list[tuple[Trigger, int]]) -> None:
     """Never a rung twice for one trouble, so no more treatments of it than rungs; never more rollbacks than allowed."""
     history: list[PastIntervention] = []
@@ -332,7 +332,7 @@ def test_no_sequence_of_triggers_is_endless(playbook: Playbook, given_: list[tup
     assert sum(isinstance(action, Rollback) for t in history for action in t.actions) <= playbook.rollbacks
 
 
-@given(playbook=some_playbook, trigger=st.sampled_from(sorted(TRIGGERS)), others=troubles)
+@given(playbook=some_playbook, trigger=st.sampled_from(sorted(TRIGGERS)), others=anomalies)
 def test_trouble_that_keeps_coming_back_is_halted(
     playbook: Playbook, trigger: Trigger, others: list[tuple[Trigger, int]]
 ) -> None:

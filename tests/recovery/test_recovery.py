@@ -193,9 +193,9 @@ def test_a_rung_is_carried_out_whole_or_not_at_all(tmp_path: Path) -> None:
         with pytest.raises(RunHalted, match="not finite"):
             train(guard, model, 200, once(60, 61, 62), loader=Unwilling(data()))
         assert guard.recovery is not None
-        assert guard.recovery.margins.lr == 1.0
-    books = json.loads((tmp_path / "a" / "recovery.json").read_text())
-    assert books["data"]["skipped"] == []
+        assert guard.recovery.adjustments.lr == 1.0
+    ledger = json.loads((tmp_path / "a" / "recovery.json").read_text())
+    assert ledger["data"]["skipped"] == []
     (passed,) = events(tmp_path / "a", "rung-passed-over")
     assert "web" in passed["reason"]
 
@@ -212,7 +212,7 @@ def test_what_does_not_fit_any_more_is_passed_over_for_what_does(tmp_path: Path)
             guard.ask("rollback", "10")
         assert guard.number == 80
         assert guard.recovery is not None
-        assert guard.recovery.margins.lr == 0.5
+        assert guard.recovery.adjustments.lr == 0.5
         train(guard, model, 90, loader=batches)
 
 
@@ -540,9 +540,9 @@ def test_a_loop_that_goes_back_by_itself_leaves_no_trace_of_the_other_line(tmp_p
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=20) as guard:
         batches = data()
         train(guard, model, 100, loader=batches)
-        guard.go_on(50)
+        guard.resume_at(50)
         assert guard.recovery is not None
-        newest = guard.recovery._retreat.snapshots.newest(1000)
+        newest = guard.recovery._restore_points.snapshots.newest(1000)
         assert newest is None or newest.step <= 50
 
 
@@ -710,6 +710,6 @@ def test_a_step_that_was_skipped_and_counted_back_costs_once(tmp_path: Path) -> 
         train(guard, model, 330, exploding(220, 232), loader=data(900))
         assert guard.recovery is not None
         guard.load_state_dict(json.loads(json.dumps(guard.state_dict())))
-        assert guard.recovery._following.evidence.is_sound, "what a probe has found survives a checkpoint"
+        assert guard.recovery._tracker.evidence.is_sound, "what a probe has found survives a checkpoint"
     (back,), (closed,) = events(tmp_path / "a", "counted-back"), events(tmp_path / "a", "incident-closed")
     assert back["steps"] == closed["cost"]["steps"] == len(events(tmp_path / "a", "skip", "alarm"))

@@ -96,7 +96,7 @@ def test_where_warnings_are_errors_the_folder_is_let_go_of_all_the_same(tmp_path
         with pytest.raises(RunEndedBadly):
             guard.close()
     with Guard(model, optimizer, run=tmp_path / "a", resume=True) as guard:  # nobody else is writing it
-        guard.go_on(500)
+        guard.resume_at(500)
 
 
 @pytest.mark.parametrize(

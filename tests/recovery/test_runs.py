@@ -64,7 +64,7 @@ def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
     begun: dict[str, Path] = {}
     taken = iter(range(1000))
 
-    def go_on(
+    def resume_at(
         *faults: str, kind: dict[str, Any] = AS_IT_IS, disturb: Disturb | None = None, **changes: Any
     ) -> tuple[Result | None, Run]:
         beginning = begun.setdefault(repr(kind), folder / f"beginning-{len(begun)}")
@@ -78,7 +78,7 @@ def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
             return None, open_run(here)
         return result, open_run(here)
 
-    return go_on
+    return resume_at
 
 
 @pytest.fixture(scope="module")

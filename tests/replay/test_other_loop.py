@@ -6,7 +6,7 @@ import pytest
 
 from bench import other_loop
 from sealegs.capsule.read import open_capsule
-from sealegs.replay.causes import put_to_the_test
+from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # they are to
@@ -28,7 +28,7 @@ def test_the_cause_is_the_one_that_was_put_in(what: str, tmp_path: Path) -> None
     wrong = other_loop.parsed(what)
     other_loop.train(wrong, 0, tmp_path / "a")
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
-    found = put_to_the_test(Experiment(capsule, other_loop.build(wrong, 0)))
+    found = judge_causes(Experiment(capsule, other_loop.build(wrong, 0)))
     assert found.cause == wrong.cause, found.because
 
 
@@ -42,7 +42,7 @@ def test_in_a_young_run_it_is_found_after_a_row_of_batches_that_were_trained_on(
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert capsule.description.opened == 404
     assert all(row["applied"] for row in capsule.rows)
-    found = put_to_the_test(Experiment(capsule, other_loop.build(wrong, 802)))
+    found = judge_causes(Experiment(capsule, other_loop.build(wrong, 802)))
     assert found.cause == wrong.cause, found.because
 
 
@@ -57,7 +57,7 @@ def test_what_is_not_in_the_record_is_told_apart(fault: str, cause: str, told: s
     healthy = other_loop.parsed("")
     other_loop.train(healthy, 0, tmp_path / "a", [f"{fault}@{other_loop.AT}"])
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
-    found = put_to_the_test(Experiment(capsule, other_loop.build(healthy, 0)))
+    found = judge_causes(Experiment(capsule, other_loop.build(healthy, 0)))
     assert found.cause == cause, found.because
     assert told in found.because
 

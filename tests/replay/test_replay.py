@@ -29,7 +29,7 @@ from sealegs.lab.train import resolved, train
 from sealegs.recovery.incident_tracker import IncidentTracker
 from sealegs.replay import arms
 from sealegs.replay import causes as tests_of_causes
-from sealegs.replay.causes import put_to_the_test
+from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.report.commands import replay as replayed
 
@@ -76,7 +76,7 @@ def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
 
 def put_through(incident: Path) -> tests_of_causes.Tested:
     capsule = open_capsule(incident)
-    return put_to_the_test(Experiment(capsule, builder(capsule.folder, None)()))
+    return judge_causes(Experiment(capsule, builder(capsule.folder, None)()))
 
 
 CAUSES = {
@@ -121,7 +121,7 @@ def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:
 
 def test_without_time_nothing_is_claimed(branch: Branch) -> None:
     capsule = open_capsule(branch("random-shard:batches=40@230"))
-    found = put_to_the_test(Experiment(capsule, builder(capsule.folder, None)()), seconds=0)
+    found = judge_causes(Experiment(capsule, builder(capsule.folder, None)()), seconds=0)
     assert not found.tried
     assert "other batches" in found.unasked
     assert found.cause is None
@@ -161,7 +161,7 @@ def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, mo
     monkeypatch.setattr(
         tests_of_causes, "one_ulp", lambda seed: arms._placebo("", "", Change(batches=lambda *_: before))
     )
-    found = put_to_the_test(experiment)
+    found = judge_causes(experiment)
     assert found.cause is None
     assert "does not survive harmless changes" in found.because
     assert set(found.standings.values()) == {"unknown"}
@@ -341,7 +341,7 @@ def test_bad_data_that_is_found_late_is_not_laid_to_the_second_moment(
             if guard.number == 340:
                 break
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
-    found = put_to_the_test(Experiment(capsule, space["build"]()))
+    found = judge_causes(Experiment(capsule, space["build"]()))
     assert found.standings["stale-beta2"] == "necessary"
     assert found.cause == "bad-data-batch"
 

@@ -169,7 +169,7 @@ def go_on_saving(folder: Path, by_thread: bool, told: Connection) -> None:
         if by_thread:
             assert checkpoints.save_soon(step, content)
             checkpoints.wait()
-            assert checkpoints.trouble() is None
+            assert checkpoints.failure() is None
         else:
             checkpoints.save(step, content)
         told.send(step)
@@ -257,7 +257,7 @@ def test_a_thread_saves_the_state_of_the_moment(tmp_path: Path, monkeypatch: pyt
         assert checkpoints.steps() == []
         assert checkpoints.written() == []
     checkpoints.wait()
-    assert checkpoints.trouble() is None
+    assert checkpoints.failure() is None
     ((step, seconds),) = checkpoints.written()
     assert (step, checkpoints.written()) == (3, [])
     assert seconds > 0
@@ -326,10 +326,10 @@ def test_a_full_disk_costs_one_sentence_and_leaves_nothing(tmp_path: Path) -> No
             checkpoints.save(2, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    trouble = checkpoints.trouble()
-    assert trouble is not None
-    assert trouble.startswith(f"checkpoint 2: {tmp_path}/2: cannot be written (File too large): raise the file size")
-    assert checkpoints.trouble() is None, "it is said once"
+    failure = checkpoints.failure()
+    assert failure is not None
+    assert failure.startswith(f"checkpoint 2: {tmp_path}/2: cannot be written (File too large): raise the file size")
+    assert checkpoints.failure() is None, "it is said once"
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
     assert checkpoints.save_soon(2, large), "the next one is tried"
     checkpoints.wait()
@@ -340,7 +340,7 @@ def test_a_state_that_a_thread_cannot_write_is_trouble_too(tmp_path: Path) -> No
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.save_soon(1, StoredState({}, {"not json": object()}))
     checkpoints.wait()
-    assert checkpoints.trouble() == "checkpoint 1: Object of type object is not JSON serializable"
+    assert checkpoints.failure() == "checkpoint 1: Object of type object is not JSON serializable"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -414,7 +414,7 @@ def test_tags_of_a_save_that_failed_are_forgotten(tmp_path: Path, monkeypatch: p
         assert has_come.wait(60)
         next(tmp_path.glob(".2.*.partial")).rename(tmp_path / ".gone.partial")  # from under its hands
     checkpoints.wait()
-    assert "checkpoint 2: " in (checkpoints.trouble() or "")
+    assert "checkpoint 2: " in (checkpoints.failure() or "")
     checkpoints.save_soon(2, state(2.0))
     checkpoints.wait()
     assert checkpoints.tags() == {1: "candidate", 2: "candidate"}

@@ -86,9 +86,9 @@ def test_what_does_not_come_back_is_told(run: Path) -> None:
 
     model, optimizer, scheduler = parts()
     saved = Checkpoints(run / "checkpoints").load(25)
-    trainee = TrainingState(model=model, optimizers=[optimizer], schedulers=[scheduler])
-    trainee.restore(saved)
-    right = came_back(saved, trainee.capture())
+    training = TrainingState(model=model, optimizers=[optimizer], schedulers=[scheduler])
+    training.restore(saved)
+    right = came_back(saved, training.capture())
     assert {name for name, told in right.items() if told != "as saved"} == {"data position"}, "there are no data"
 
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_what_does_not_come_back_is_told(run: Path) -> None:
     optimizer.param_groups[0].update(lr=1.0, betas=(0.9, 0.5), eps=1e-3)
     scheduler.last_epoch = 3
     torch.rand(1)
-    wrong = came_back(saved, trainee.capture())
+    wrong = came_back(saved, training.capture())
     assert {name for name, told in wrong.items() if told == "as saved"} == {"loss scale", "parameter groups"}
     assert wrong["weights"] == "weight has other values"
     assert wrong["moments"] == "0/bias.exp_avg has other values"

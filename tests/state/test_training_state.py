@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def trainee(optimizer: str, width: int = 5, model: nn.Module | None = None) -> TrainingState:
+def training(optimizer: str, width: int = 5, model: nn.Module | None = None) -> TrainingState:
     model = model or nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
@@ -122,7 +122,7 @@ def there_and_back(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_restored_trainee_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
-    subject, other = there_and_back(tmp_path, lambda: trainee(optimizer))
+    subject, other = there_and_back(tmp_path, lambda: training(optimizer))
     assert scale(other) == scale(subject) > 256.0
     assert other.schedulers[0].get_last_lr() == subject.schedulers[0].get_last_lr()
 
@@ -204,7 +204,7 @@ def test_a_compiled_model_has_the_names_of_a_plain_one() -> None:
 
 
 def test_before_the_first_step_an_optimizer_has_no_state(tmp_path: Path) -> None:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     calls: list[object] = []
     subject.optimizers[0].register_step_pre_hook(lambda *arguments: calls.append(arguments))
     Checkpoints(tmp_path).save(0, subject.capture())
@@ -220,11 +220,11 @@ def test_before_the_first_step_an_optimizer_has_no_state(tmp_path: Path) -> None
 
 
 def test_into_an_optimizer_that_has_not_stepped(tmp_path: Path) -> None:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     train(subject, 3)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, subject.capture())
-    fresh = trainee("AdamW fused")
+    fresh = training("AdamW fused")
     fresh.restore(checkpoints.load(3))
     mine, theirs = fresh.optimizers[0].state_dict(), subject.optimizers[0].state_dict()
     assert mine["param_groups"] == theirs["param_groups"]
@@ -234,7 +234,7 @@ def test_into_an_optimizer_that_has_not_stepped(tmp_path: Path) -> None:
 
 def test_moments_keep_a_type_of_their_own() -> None:
     """torch rounds what it loads to the type of the weight."""
-    subject = trainee("AdamW fused", model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).bfloat16())
+    subject = training("AdamW fused", model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).bfloat16())
     for parameter in subject.model.parameters():
         subject.optimizers[0].state[parameter] = {"exp_avg": torch.full(parameter.shape, 0.1), "step": torch.ones(())}
     state = subject.capture()
@@ -246,7 +246,7 @@ def test_moments_keep_a_type_of_their_own() -> None:
 
 
 def test_a_state_can_be_restored_twice(tmp_path: Path) -> None:
-    subject = trainee("AdamW amsgrad")
+    subject = training("AdamW amsgrad")
     train(subject, 2)
     Checkpoints(tmp_path).save(2, subject.capture())
     state = Checkpoints(tmp_path).load(2)
@@ -258,7 +258,7 @@ def test_a_state_can_be_restored_twice(tmp_path: Path) -> None:
 
 
 def test_an_lr_that_is_a_tensor_stays_that_tensor() -> None:
-    subject = trainee("AdamW with an LR on the device")
+    subject = training("AdamW with an LR on the device")
     lr = subject.optimizers[0].param_groups[0]["lr"]
     state = subject.capture()
     assert isinstance(state.plain["optimizers"][0]["groups"][0]["settings"]["lr"], float)
@@ -270,7 +270,7 @@ def test_an_lr_that_is_a_tensor_stays_that_tensor() -> None:
 
 
 def test_how_an_update_is_computed_is_up_to_the_machine() -> None:
-    slow = trainee("AdamW amsgrad")
+    slow = training("AdamW amsgrad")
     state = slow.capture()
     fast = replace(slow, optimizers=[AdamW(slow.optimizers[0].param_groups, lr=0.1, amsgrad=True, fused=True)])
     for group in fast.optimizers[0].param_groups:
@@ -284,28 +284,28 @@ def test_how_an_update_is_computed_is_up_to_the_machine() -> None:
 
 
 def wider() -> TrainingState:
-    return trainee("AdamW fused", width=7)
+    return training("AdamW fused", width=7)
 
 
 def regrouped() -> TrainingState:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     matrices, vectors = subject.optimizers[0].param_groups
     vectors["params"].append(matrices["params"].pop())
     return subject
 
 
 def of_another_kind() -> TrainingState:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     return replace(subject, optimizers=[Adam(subject.model.parameters())])
 
 
 def on_another_schedule() -> TrainingState:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     return replace(subject, schedulers=[CosineAnnealingLR(subject.optimizers[0], 9)])
 
 
 def with_two_schedules() -> TrainingState:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     return replace(subject, schedulers=[*subject.schedulers, CosineAnnealingLR(subject.optimizers[0], 9)])
 
 
@@ -320,7 +320,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS, ids=[build.__name__ for build in OTHERS])
 def test_another_state_is_refused_and_nothing_changes(other: Callable[[], TrainingState]) -> None:
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     state = other().capture()
     train(subject, 2)
     before = bits(subject)
@@ -334,7 +334,7 @@ def test_data_that_refuse_leave_everything_as_it_was() -> None:
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
             raise SourceError("the shard is gone")
 
-    subject = trainee("AdamW fused")
+    subject = training("AdamW fused")
     state = subject.capture()
     train(subject, 2)
     before = bits(subject)
@@ -345,17 +345,17 @@ def test_data_that_refuse_leave_everything_as_it_was() -> None:
 
 def test_a_state_of_an_older_format_is_refused() -> None:
     with pytest.raises(SourceError, match="of an older Sealegs"):
-        trainee("SGD").restore(StoredState({}, {"optimizer": {}}))
+        training("SGD").restore(StoredState({}, {"optimizer": {}}))
 
 
 def test_what_a_checkpoint_cannot_hold_is_refused_at_the_first_capture() -> None:
-    subject = trainee("SGD")
+    subject = training("SGD")
     subject.schedulers[0].__dict__["shape"] = lambda step: step
     with pytest.raises(
         ConfigError, match="scheduler/0: its state has a function, which cannot be kept in a checkpoint"
     ):
         subject.capture()
-    stray = replace(trainee("SGD"), optimizers=[SGD([nn.Parameter(torch.ones(2))], lr=0.1)])
+    stray = replace(training("SGD"), optimizers=[SGD([nn.Parameter(torch.ones(2))], lr=0.1)])
     with pytest.raises(ConfigError, match="optimizer/0 trains a parameter that is not in the model"):
         stray.capture()
 
@@ -364,7 +364,7 @@ def test_what_a_checkpoint_cannot_hold_is_refused_at_the_first_capture() -> None
 
 
 def test_what_is_not_restored_is_said() -> None:
-    full = trainee("SGD")
+    full = training("SGD")
     bare = replace(full, scaler=None, data=None)
     assert bare.restore(full.capture()) == [
         "the place in the data is not restored: there are no data here that could go there",
@@ -377,15 +377,15 @@ def test_what_is_not_restored_is_said() -> None:
 
 
 def test_weights_of_another_type_are_said_to_be_converted() -> None:
-    state = trainee("SGD").capture()
-    half = trainee("SGD", model=nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).bfloat16())
+    state = training("SGD").capture()
+    half = training("SGD", model=nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).bfloat16())
     (remark,) = half.restore(state)
     assert remark == "weights are converted: 0.weight was saved as torch.float32 and is torch.bfloat16 here"
 
 
 def test_a_rank_that_was_not_there_is_seeded_by_seed_step_and_rank() -> None:
     """As on a rank of a larger job: nothing of its own, and no random state."""
-    subject = trainee("SGD")
+    subject = training("SGD")
     state = subject.capture()
     tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("rng/")}
 

@@ -166,7 +166,7 @@ class FlightRecorder:
     def __init__(
         self,
         *,
-        trainee: TrainingState,
+        training: TrainingState,
         watch: Watch,
         snapshots: Snapshots,
         checkpoints: Checkpoints | None,
@@ -178,7 +178,7 @@ class FlightRecorder:
         """That is in force."""
         self.loop_clips = False
         self._folder = None if watch.folder is None or not budget else watch.folder / INCIDENTS
-        self._trainee = trainee
+        self._training = training
         self._watch = watch
         self._snapshots = snapshots
         self._checkpoints = checkpoints
@@ -193,7 +193,7 @@ class FlightRecorder:
         self._waiting: tuple[Incident, Snapshot] | None = None
         """A state that could not be written yet, since a checkpoint was being written."""
         self._writer: ThreadPoolExecutor | None = None
-        self._trouble: deque[str] = deque()
+        self._failures: deque[str] = deque()
 
     def handed_out(self, step: int, index: int | None, batch: Any) -> None:
         """A batch is about to be trained on."""
@@ -272,8 +272,8 @@ class FlightRecorder:
             self._finish()
         if self._waiting is not None:
             self._write_state(*self._waiting)
-        while self._trouble:
-            self._watch.note("capsule-failed", reason=self._trouble.popleft())
+        while self._failures:
+            self._watch.note("capsule-failed", reason=self._failures.popleft())
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -294,9 +294,9 @@ class FlightRecorder:
         assert self._checkpoints is not None
         target = self._folder / str(incident.number) / CAPSULE / STATE
         try:
-            state = self._trainee.capture_past(self._snapshots, snapshot)
+            state = self._training.capture_past(self._snapshots, snapshot)
         except SealegsError as error:  # the snapshot is gone meanwhile
-            self._trouble.append(str(error))
+            self._failures.append(str(error))
             self._waiting = None
             return
         if self._checkpoints.save_soon(snapshot.step, state, to=target):
@@ -305,7 +305,7 @@ class FlightRecorder:
     def _give_up_state(self, incident: Incident, snapshot: Snapshot) -> None:
         """Say that there will be none, in the capsule too."""
         reason = f"the run ended before the state of step {snapshot.step} was written"
-        self._trouble.append(reason)
+        self._failures.append(reason)
         assert self._folder is not None
         path = self._folder / str(incident.number) / CAPSULE / f"{CAPSULE}.json"
         if self._ranks.rank == 0 and path.exists():
@@ -400,7 +400,7 @@ class FlightRecorder:
             try:
                 write()
             except Exception as error:
-                self._trouble.append(f"{type(error).__name__}: {error}")
+                self._failures.append(f"{type(error).__name__}: {error}")
 
         self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
         self._writer.submit(fail_open)

@@ -273,12 +273,12 @@ def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
     """As ``sealegs replay`` and ``sealegs postmortem`` do it: the root cause in the document that they write about an
     incident, what the replay says, and the steps that it ran."""
     from sealegs.capsule.read import open_capsule
-    from sealegs.replay.causes import put_to_the_test
+    from sealegs.replay.causes import judge_causes
     from sealegs.replay.experiment import Experiment
 
     capsule = open_capsule(folder)
     experiment = Experiment(capsule, subject)
-    tested = put_to_the_test(experiment)
+    tested = judge_causes(experiment)
     keep(told(folder.parent.parent.name, capsule.incident, tested, experiment.usual), folder)
     [(case, _)] = postmortem.cases_of(str(folder))
     postmortem.write(case, folder / FILE)

@@ -133,7 +133,7 @@ def _drawn(case: Case, target: Path) -> tuple[tuple[Picture, ...], str]:
     met = numbers.met(asdict(case.incident), rows_about(case.run, case.incident))
     steps = [event.step for event in case.run.events if event.kind == "intervention"]
     into = plots.FOLDER if target.name == FILE else f"{target.stem}-{plots.FOLDER}"
-    drawn = plots.draw(met, steps, case.as_it_was, target.parent, into)
+    drawn = plots.draw(met, steps, case.unchanged_replay, target.parent, into)
     return drawn, "" if drawn else "none: nothing that could be drawn was logged"
 
 

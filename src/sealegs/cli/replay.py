@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs replay", description=DESCRIPTION)
     try:
         from sealegs.capsule.read import open_capsule
-        from sealegs.replay.causes import put_to_the_test
+        from sealegs.replay.causes import judge_causes
         from sealegs.replay.experiment import Experiment
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = incident_of(options.incident)
     capsule = open_capsule(folder)
     experiment = Experiment(capsule, builder(capsule.folder, options.build)())
-    tested = put_to_the_test(
+    tested = judge_causes(
         experiment,
         tell=lambda text: print(text, file=sys.stderr, flush=True),
         seconds=60 * options.minutes,

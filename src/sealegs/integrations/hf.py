@@ -191,12 +191,12 @@ class Attached:
 
     def _resume(self, guard: Guard, loop: TrainerLoop, checkpoint: Path) -> None:
         step = self._trainer.state.global_step
-        guard.take_over_books()
+        guard.take_over_ledger()
         state = _read(checkpoint / STATE)
-        guard.go_on(step, None if state is None else state["guard"])
+        guard.resume_at(step, None if state is None else state["guard"])
         forget_checkpoints(guard, f"the Trainer went back to {checkpoint.name}")
         told = state or {}
-        loop.go_on(step, told.get("data"), told.get("counted"))
+        loop.resume_at(step, told.get("data"), told.get("counted"))
         guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)
 
 

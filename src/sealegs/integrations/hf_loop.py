@@ -116,7 +116,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         if close is not None:
             close()
 
-    def go_on(self, step: int, place: Mapping[str, Any] | None, counted: Sequence[int] | None) -> None:
+    def resume_at(self, step: int, place: Mapping[str, Any] | None, counted: Sequence[int] | None) -> None:
         """From a checkpoint of a step: where that says that the data were, or else where the Trainer counts them.
 
         ``counted`` is what ``self.counted`` was then.

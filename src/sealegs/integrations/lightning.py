@@ -194,7 +194,7 @@ class Guarded:
         assert guard is not None
         assert loop is not None
         assert ranks is not None
-        guard.take_over_books()
+        guard.take_over_ledger()
         guard.load_state_dict(json.loads(self._state["guard"]))
         forget_checkpoints(guard, "Lightning went back to a checkpoint")
         of_ranks = self._state["ranks"]
@@ -216,8 +216,8 @@ class Guarded:
         assert guard is not None
         per_step = len(trainer.optimizers)
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
-            guard.take_over_books()
-            guard.go_on(trainer.global_step // per_step)
+            guard.take_over_ledger()
+            guard.resume_at(trainer.global_step // per_step)
         told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
         told.note(guard.watch, step=guard.number)
         self.advice = told.advised

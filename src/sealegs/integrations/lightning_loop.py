@@ -80,7 +80,7 @@ class LightningLoop:
         if not trainer.lightning_module.automatic_optimization:  # else Lightning tells
             for optimizer in trainer.strategy._lightning_optimizers:
                 patches.put(optimizer, "zero_grad", self._zero_grad)
-        self._guard.let_call(self._call)
+        self._guard.set_optimizer_call(self._call)
 
     def leave(self) -> None:
         """Give the loaders back; the seams are closed by whoever opened them."""
@@ -186,7 +186,7 @@ class LightningLoop:
             self._schedules.go_to(PROBE)
         else:
             self._number += steps
-        self._guard.settle()
+        self._guard.finish_step()
         self._follow(is_batch_end=True)
 
     def _follow(self, *, is_batch_end: bool = False) -> None:

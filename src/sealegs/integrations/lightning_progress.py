@@ -92,7 +92,7 @@ def lacking(trainer: Any) -> str | None:
     return None
 
 
-def _add(tracker: Any, count: int) -> None:
+def _add(following: Any, count: int) -> None:
     """To all stages that a thing goes through: ready, started, processed, completed."""
-    for stage in vars(tracker):
-        setattr(tracker, stage, getattr(tracker, stage) + count)
+    for stage in vars(following):
+        setattr(following, stage, getattr(following, stage) + count)

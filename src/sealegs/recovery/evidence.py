@@ -111,7 +111,7 @@ class Doubt(NamedTuple):
     """A probe has condemned the weights. Those that have only learned other data, and those that heal by themselves,
     are left alone."""
 
-    trouble: Anomaly
+    anomaly: Anomaly
     number: int
     """The first step that is done by the weights that were tried."""
     loss: float
@@ -226,16 +226,16 @@ class AnomalyEvidence:
         is_nonfinite = any(f.detector == "nonfinite" and f.spoils_update for f in verdict.findings)
         self._count(row, verdict, is_nonfinite)
         if float(row.get("params_finite", 1.0)) == 0.0:
-            return self._trouble(Trigger.NONFINITE_WEIGHTS, "a weight is not finite", self._onset(0))
+            return self._anomaly(Trigger.NONFINITE_WEIGHTS, "a weight is not finite", self._onset(0))
         if self._in_a_row >= self._playbook.nonfinite_in_a_row:
-            return self._trouble(
+            return self._anomaly(
                 Trigger.NONFINITE_OFTEN, f"{self._in_a_row} steps in a row were not finite", self._onset(0)
             )
         if is_nonfinite and self._often > self._playbook.nonfinite_share * OFTEN_WITHIN:
             text = f"{self._often} of the last {len(self._nonfinite)} steps were not finite"
-            return self._trouble(Trigger.NONFINITE_OFTEN, text, self._onset(WINDOW))
+            return self._anomaly(Trigger.NONFINITE_OFTEN, text, self._onset(WINDOW))
         if verdict.severity == Severity.HALT:
-            return self._trouble(Trigger.BUDGET_SPENT, str(verdict), self._onset(0))
+            return self._anomaly(Trigger.BUDGET_SPENT, str(verdict), self._onset(0))
         return self._resolved(row)
 
     @property
@@ -253,7 +253,7 @@ class AnomalyEvidence:
         onset = self._onset_of_bad_data()
         count = len(self._recent) - onset
         text = f"in {count} steps the loss went with the share of {source}, far more than before: its data are bad"
-        return self._trouble(Trigger.BAD_DATA, text, onset, source=source)
+        return self._anomaly(Trigger.BAD_DATA, text, onset, source=source)
 
     def is_of_the_data(self, rise: float, *, norm_has_grown: bool) -> bool:
         """Whether the batches that come became dearer by far more than those from before, whose loss has risen by so
@@ -336,20 +336,20 @@ class AnomalyEvidence:
         if lasted and is_condemned:
             self.is_sound, self._is_suspected = True, False  # when it began
             text = f"{found}: other data have passed within {lasted} steps, and left the weights worse off"
-            return self._trouble(Trigger.SPOILT, text, len(self._recent) - LATELY - lasted, lasted=lasted)
+            return self._anomaly(Trigger.SPOILT, text, len(self._recent) - LATELY - lasted, lasted=lasted)
         if is_condemned and is_early:  # one surprise is none: it is asked again where more follow
             return None
         if is_condemned:
-            trouble = self._trouble(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
+            anomaly = self._anomaly(Trigger.DAMAGED, f"{found}: the weights are damaged", onset)
             if not 0 < loss < math.inf:
-                return trouble
-            self._doubt = Doubt(trouble, number, math.log(loss), rise, least)
+                return anomaly
+            self._doubt = Doubt(anomaly, number, math.log(loss), rise, least)
             return None
         if source is None:  # bad data of no known origin, so far: skipping is all that can be done
             self._unexplained = int(self._recent[onset].row["step"])
             return None
         text = f"{found}: the data are bad, those of {source}"
-        return self._trouble(Trigger.BAD_DATA, text, onset, source=source)
+        return self._anomaly(Trigger.BAD_DATA, text, onset, source=source)
 
     def _resolved(self, row: Row) -> Anomaly | None:
         """What the weights were condemned for, once a batch that they have not seen has said the same."""
@@ -362,15 +362,15 @@ class AnomalyEvidence:
         is_cheaper = cost <= doubt.loss - max(OTHERS, doubt.least)
         is_dearer = math.inf > cost >= doubt.loss + max(LEAP, doubt.least) and lately >= doubt.loss + LEAP
         if after == 0 and (is_cheaper or is_dearer):
-            self.excuse = f"{doubt.trouble.text}, or so it seemed: the next batch has a loss of {math.exp(cost):.4g}"
+            self.excuse = f"{doubt.anomaly.text}, or so it seemed: the next batch has a loss of {math.exp(cost):.4g}"
             self.excuse += " by the same weights, which learn other data and forget those from before"
             self._find_sound()
             self._sound_loss = math.exp(doubt.loss - doubt.rise) if is_dearer else None
         elif doubt.rise < LEAP or self._is_growing(doubt) or after + 1 >= HEALING:
             self._doubt, self._is_suspected = None, False
-            return doubt.trouble
+            return doubt.anomaly
         elif after + 1 >= LATELY and lately <= doubt.loss - doubt.rise / 2:
-            self.excuse = f"{doubt.trouble.text}, but heal: {after + 1} steps later half of it is over"
+            self.excuse = f"{doubt.anomaly.text}, but heal: {after + 1} steps later half of it is over"
             self._unprobed = 0
         else:
             return None
@@ -514,7 +514,7 @@ class AnomalyEvidence:
             return self._onset(PROBE_AGAIN)
         return next(at for at, seen in enumerate(self._recent) if int(seen.row["step"]) >= self._unexplained)
 
-    def _trouble(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Anomaly:
+    def _anomaly(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Anomaly:
         onset = self._recent[at].row
         batch = onset.get("batch_index")
         return Anomaly(

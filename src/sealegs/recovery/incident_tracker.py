@@ -46,7 +46,7 @@ class TrackedStep(NamedTuple):
     is_retried: bool
     """Good, of a run that went back and has not come to the onset of its incident again: that is open, and says nothing
     of what comes before it."""
-    trouble: Anomaly | None
+    anomaly: Anomaly | None
 
 
 class IncidentTracker:
@@ -94,14 +94,14 @@ class IncidentTracker:
         if (batch := row.get("batch_index")) is not None:
             self._batch_of.append((int(row["step"]), int(batch)))
         self._incidents, news = incidents.follow(self._incidents, row, verdict, self._playbook.looks)
-        trouble = self.evidence.take(row, verdict)
+        anomaly = self.evidence.take(row, verdict)
         if self.evidence.excuse:
             self._watch.note("weights-excused", step=int(row["step"]), reason=self.evidence.excuse)
-        if trouble is None and self._incidents.is_open and self.evidence.wants_suspect:
+        if anomaly is None and self._incidents.is_open and self.evidence.wants_suspect:
             source = self.suspect()
-            trouble = None if source is None else self.evidence.explained(source)
+            anomaly = None if source is None else self.evidence.explained(source)
         is_calm = verdict.go and not self._incidents.is_open
-        is_doubtful = self._incidents.is_open or trouble is not None
+        is_doubtful = self._incidents.is_open or anomaly is not None
         if not verdict.go:
             self.cost += CostSoFar(steps=1)
         elif is_calm and not news:  # which may be that one has just been closed
@@ -117,11 +117,11 @@ class IncidentTracker:
             self._row_of_skips = self._skipped if self._skipped >= self._playbook.probe_after else 0
             self._skipped = 0
         for item in news:
-            trouble = self._told(item, int(row["step"]), number) or trouble
+            anomaly = self._told(item, int(row["step"]), number) or anomaly
         course = self._incidents.course
         is_before_onset = self._incidents.is_open and course.is_treated and int(row["step"]) < course.start
-        self.is_retried = is_before_onset and verdict.go and verdict.incident is None and trouble is None
-        return TrackedStep(is_calm, is_doubtful, self.is_retried, trouble)
+        self.is_retried = is_before_onset and verdict.go and verdict.incident is None and anomaly is None
+        return TrackedStep(is_calm, is_doubtful, self.is_retried, anomaly)
 
     def suspect(self) -> str | None:
         """Each rank knows the sources of its own batches; all go by what rank 0 finds."""
@@ -159,7 +159,7 @@ class IncidentTracker:
         self.is_back = True
         self._begin_counting()
 
-    def go_on(self) -> None:
+    def resume_at(self) -> None:
         """The run goes on elsewhere, and nothing was done about it: what a probe has found still holds."""
         found = self.evidence.state_dict()
         self.evidence.forget()

@@ -46,7 +46,7 @@ class Order:
     """What is to be done, and everything that its record says."""
 
     actions: tuple[Action, ...]
-    trouble: Anomaly
+    anomaly: Anomaly
     number: int
     """The step that would come next."""
     who: str
@@ -74,7 +74,7 @@ def refuse_idle(order: Order, batches: Batches, optimizers: Sequence[Optimizer])
         raise Impossible(refusal)
     if (swap := order.find(SwapSource)) is None:
         return
-    source = swap.source or order.trouble.source
+    source = swap.source or order.anomaly.source
     if source is None:
         raise Impossible("the evidence names no source")
     if refusal := batches.cannot_swap(source):
@@ -86,7 +86,7 @@ def change_data(order: Order, batches: Batches) -> list[str]:
     changed = []
     try:
         if (swap := order.find(SwapSource)) is not None:
-            source = swap.source or order.trouble.source
+            source = swap.source or order.anomaly.source
             assert source is not None
             batches.swap(source, swap.weight)
             changed.append(f"source {source} has the weight {swap.weight:g}")
@@ -99,7 +99,7 @@ def change_data(order: Order, batches: Batches) -> list[str]:
 
 
 def change_books(
-    order: Order, books: Ledger, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
+    order: Order, ledger: Ledger, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
 ) -> list[str]:
     """Batches that are left out, and margins, as of the ``first`` step to come: nothing of the training itself.
 
@@ -108,19 +108,19 @@ def change_books(
     changed = []
     for action in order.actions:
         match action:
-            case Rollback(skip=count) if count and order.trouble.batch is not None:
+            case Rollback(skip=count) if count and order.anomaly.batch is not None:
                 # the update that did it may have come of the step before; a row names the last batch of its step
-                earliest = order.trouble.batch - (2 * batches_a_step - 1)
-                lasted = (order.trouble.lasted + SHARP) * batches_a_step if order.trouble.lasted else 0
+                earliest = order.anomaly.batch - (2 * batches_a_step - 1)
+                lasted = (order.anomaly.lasted + SHARP) * batches_a_step if order.anomaly.lasted else 0
                 changed.append(_leave_out(batches, max(earliest, 0), max(count, lasted)))
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))
             case LowerLR():
-                books.margins = books.margins.lowered(action, first)
-                changed.append(f"the learning rate is {books.margins.lr:g} of the schedule's")
+                ledger.adjustments = ledger.adjustments.lowered(action, first)
+                changed.append(f"the learning rate is {ledger.adjustments.lr:g} of the schedule's")
             case Tighten(clip=clip):
-                books.margins = books.margins.tightened(action)
+                ledger.adjustments = ledger.adjustments.tightened(action)
                 is_idle = clip is not None and loop_clips
                 changed.append(f"{action}{' (but the loop clips by itself: tighten that)' if is_idle else ''}")
     return changed
@@ -138,9 +138,9 @@ class Interventions:
         self,
         *,
         playbook: Playbook,
-        books: Ledger,
-        following: IncidentTracker,
-        retreat: RestorePoints,
+        ledger: Ledger,
+        tracker: IncidentTracker,
+        restore_points: RestorePoints,
         optimizers: Sequence[Optimizer],
         batches: Batches,
         watch: Watch,
@@ -153,38 +153,38 @@ class Interventions:
         self.batches_a_step = 1
         """Of the last step."""
         self._playbook = playbook
-        self._books = books
-        self._following = following
-        self._retreat = retreat
+        self._ledger = ledger
+        self._tracker = tracker
+        self._restore_points = restore_points
         self._optimizers = optimizers
         self._batches = batches
         self._watch = watch
         self._act = act
 
-    def treat(self, trouble: Anomaly, number: int) -> int | None:
+    def treat(self, anomaly: Anomaly, number: int) -> int | None:
         """Ask the playbook until something can be done: a halt can. Gives the step that the run went back to."""
-        if trouble.trigger == Trigger.BUDGET_SPENT:
-            trouble = replace(trouble, source=self._following.suspect())
+        if anomaly.trigger == Trigger.BUDGET_SPENT:
+            anomaly = replace(anomaly, source=self._tracker.suspect())
         while True:
             decision = choose(
                 self._playbook,
-                trouble.trigger,
-                trouble.onset,
-                self._books.history,
-                batch=trouble.batch,
+                anomaly.trigger,
+                anomaly.onset,
+                self._ledger.history,
+                batch=anomaly.batch,
                 kind=self._kind,
             )
             if decision.rung is None and not decision.halts:  # nothing is to be done about it
-                if trouble.trigger not in HEALS:  # of what heals, the weights were sound, and that is still known
-                    self._following.evidence.forget()
+                if anomaly.trigger not in HEALS:  # of what heals, the weights were sound, and that is still known
+                    self._tracker.evidence.forget()
                 return None
             who = f"playbook {self._playbook.name}" + (f", rung {decision.rung}" if decision.rung else "")
-            order = Order(decision.actions, trouble, number, who, decision.rung, decision.reason)
+            order = Order(decision.actions, anomaly, number, who, decision.rung, decision.reason)
             try:
                 return self._carry_out(order)
             except Impossible as reason:
                 self._watch.note("rung-passed-over", step=number, rung=decision.rung, reason=str(reason))
-                self._books.history = (*self._books.history, self._treatment(replace(order, actions=())))
+                self._ledger.history = (*self._ledger.history, self._treatment(replace(order, actions=())))
 
     def stand_back(self) -> None:
         """Do no more by itself than a guard without a playbook; people may still ask."""
@@ -193,8 +193,8 @@ class Interventions:
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out what a person asks for, or say why not."""
         text = f"asked for: {' '.join(words)}"
-        trouble = Anomaly(trigger=Trigger.ASKED, onset=number, batch=None, text=text)
-        order = Order((requested_action(words),), trouble, number, f"person {by}", None, "a person wants it", request)
+        anomaly = Anomaly(trigger=Trigger.ASKED, onset=number, batch=None, text=text)
+        order = Order((requested_action(words),), anomaly, number, f"person {by}", None, "a person wants it", request)
         try:
             return self._carry_out(order)
         except Impossible as reason:
@@ -203,33 +203,33 @@ class Interventions:
     def _carry_out(self, order: Order) -> int | None:
         """All of it, or ``Impossible``, and nothing has changed."""
         began = time.perf_counter()
-        onset, number = order.trouble.onset, order.number
+        onset, number = order.anomaly.onset, order.number
         refuse_idle(order, self._batches, self._optimizers)
         rollback = order.find(Rollback) if self._act else None
-        targets = iter(()) if rollback is None else self._retreat.targets(onset, rollback.back)
+        targets = iter(()) if rollback is None else self._restore_points.targets(onset, rollback.back)
         target = next(targets, None)
         if rollback is not None and target is None:
-            raise Impossible(self._retreat.why_none(onset, rollback.back))
-        self._books.came_back(number, onset)
-        before = self._books.now()
+            raise Impossible(self._restore_points.unavailable_because(onset, rollback.back))
+        self._ledger.came_back(number, onset)
+        before = self._ledger.now()
         changed = self._changed_aside(order, number if target is None else target.step)
-        self._books.enter(self._treatment(order), is_last=order.find(Halt) is not None)
-        self._books.write()  # before anything is changed: whoever is killed now goes on from a checkpoint with these
+        self._ledger.enter(self._treatment(order), is_last=order.find(Halt) is not None)
+        self._ledger.write()  # before anything is changed: whoever is killed now goes on from a checkpoint with these
         cost = CostSoFar()
         if target is not None:
             try:
-                target, cost = self._retreat.go_back(target, targets, number)
+                target, cost = self._restore_points.go_back(target, targets, number)
             except Impossible:
-                self._books.put_back(before)
+                self._ledger.put_back(before)
                 raise
-            self._following.went_back(cost)
+            self._tracker.went_back(cost)
             changed += self._changed_by_going_back(order, target)
         if self._act and order.find(ResetMoments) is not None:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
             changed.append("the optimizers begin anew")
         if self._act:
-            self._books.write()
+            self._ledger.write()
         self._conclude(order, changed, target, cost, began)
         return None if target is None else target.step
 
@@ -240,7 +240,7 @@ class Interventions:
         changed = change_data(order, self._batches)
         return changed + change_books(
             order,
-            self._books,
+            self._ledger,
             self._batches,
             first=first,
             loop_clips=self.loop_clips,
@@ -251,34 +251,34 @@ class Interventions:
         """What depends on which state it was in the end."""
         said = [f"went back from step {order.number} to {target}"]
         if order.find(LowerLR) is not None:
-            self._books.margins = replace(self._books.margins, rewarm_from=target.step)
+            self._ledger.adjustments = replace(self._ledger.adjustments, rewarm_from=target.step)
         elif target.step == 0:
             said.append("from scratch, since no later state is healthy and old enough")
             if not any(map(makes_its_rate, self._optimizers)):
-                self._books.margins = self._books.margins.from_scratch()
-                said[-1] += f", with {self._books.margins.lr:g} of the learning rate"
+                self._ledger.adjustments = self._ledger.adjustments.from_scratch()
+                said[-1] += f", with {self._ledger.adjustments.lr:g} of the learning rate"
         return said
 
     def _conclude(
         self, order: Order, changed: list[str], target: RestorePoint | None, cost: CostSoFar, began: float
     ) -> None:
         """What was done is written down, and what comes then is judged for itself; after a halt nothing does."""
-        self._following.begin_anew()
+        self._tracker.begin_anew()
         halt = order.find(Halt)
         self.is_over |= halt is not None
         if halt is None:
-            self._watch.forgive()
-        incident = self._following.incident
+            self._watch.clear_skip_row()
+        incident = self._tracker.incident
         self._watch.note(
             "intervention",
             step=order.number,
-            number=self._books.interventions,
+            number=self._ledger.interventions,
             incident=None if incident is None else incident.number,
             decided_by=order.who,
             because=order.reason,
-            trigger=str(order.trouble.trigger),
-            onset=order.trouble.onset,
-            evidence=order.trouble.text,
+            trigger=str(order.anomaly.trigger),
+            onset=order.anomaly.onset,
+            evidence=order.anomaly.text,
             actions=plain_actions(order.actions),
             text="; ".join(map(str, order.actions)),
             changed="; ".join(changed),
@@ -289,25 +289,25 @@ class Interventions:
             request=order.request,
         )
         if halt is not None and self._act:
-            self._following.end(order.number)
-            text = f"the run is halted: {order.trouble.text}; {halt}"
+            self._tracker.end(order.number)
+            text = f"the run is halted: {order.anomaly.text}; {halt}"
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
 
     def _treatment(self, order: Order) -> PastIntervention:
-        incident = self._following.incident
+        incident = self._tracker.incident
         return PastIntervention(
             incident=0 if incident is None else incident.number,
-            onset=order.trouble.onset,
+            onset=order.anomaly.onset,
             step=order.number,
-            trigger=order.trouble.trigger,
+            trigger=order.anomaly.trigger,
             rung=order.rung,
             actions=order.actions,
-            batch=order.trouble.batch,
+            batch=order.anomaly.batch,
             kind=self._kind,
         )
 
     @property
     def _kind(self) -> str:
         """Of the incident that is open."""
-        incident = self._following.incident
+        incident = self._tracker.incident
         return "" if incident is None else incident.kind

@@ -22,7 +22,7 @@ HELD = 50
 class Entries(NamedTuple):
     """What the books say at a moment, of what a treatment changes in them."""
 
-    margins: Adjustments
+    adjustments: Adjustments
     history: tuple[PastIntervention, ...]
     interventions: int
     data: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Ledger:
 
     def __init__(self, playbook: Playbook, batches: Batches, watch: Watch, folder: Path | None) -> None:
         """``folder`` is the run's, where this rank is the one that writes it."""
-        self.margins = Adjustments()
+        self.adjustments = Adjustments()
         self.history: tuple[PastIntervention, ...] = ()
         """With rungs that were passed over."""
         self.interventions = 0
@@ -49,10 +49,10 @@ class Ledger:
         """The books, as JSON values."""
         return {
             "playbook": self._playbook.name,
-            "history": [treatment.to_plain() for treatment in self.history],
+            "history": [intervention.to_plain() for intervention in self.history],
             "interventions": self.interventions,
             "untold": self._untold,
-            "margins": asdict(self.margins),
+            "margins": asdict(self.adjustments),
             "data": self._batches.bookkeeping(),
         }
 
@@ -60,9 +60,9 @@ class Ledger:
         """Go on with the books of the process before. Rungs of another playbook are none of this one's."""
         history = [PastIntervention.from_plain(entry) for entry in plain["history"]]
         is_same = plain["playbook"] == self._playbook.name
-        self.history = tuple(history if is_same else (replace(treatment, rung=None) for treatment in history))
+        self.history = tuple(history if is_same else (replace(intervention, rung=None) for intervention in history))
         self.interventions, self._untold = plain["interventions"], plain["untold"]
-        self.margins = Adjustments(**plain["margins"])
+        self.adjustments = Adjustments(**plain["margins"])
         self._batches.take_over(plain["data"])
 
     def write(self) -> None:
@@ -75,27 +75,27 @@ class Ledger:
 
     def now(self) -> Entries:
         """To be put back, if what is tried does not come about."""
-        return Entries(self.margins, self.history, self.interventions, self._batches.bookkeeping())
+        return Entries(self.adjustments, self.history, self.interventions, self._batches.bookkeeping())
 
     def put_back(self, entries: Entries) -> None:
         """Undo an intervention that did not come about."""
-        self.margins, self.history, self.interventions, data = entries
+        self.adjustments, self.history, self.interventions, data = entries
         self._untold = None
         self._batches.put_back(data)
         self.write()
 
-    def enter(self, treatment: PastIntervention, *, is_last: bool) -> None:
+    def enter(self, intervention: PastIntervention, *, is_last: bool) -> None:
         """Something is being done about trouble. What comes of it will be told, unless it is the last."""
-        self.history = (*self.history, treatment)
+        self.history = (*self.history, intervention)
         self.interventions += 1
-        self._untold = None if is_last else treatment.onset
+        self._untold = None if is_last else intervention.onset
 
     def held(self, step: int, good: int) -> None:
         """So many steps in a row were good, up to this one, and no incident is open: the run has recovered."""
         if self._untold is not None and good >= HELD and step >= self._untold + HELD:
             self.history = tuple(
-                treatment if treatment.recovered is not None else replace(treatment, recovered=step)
-                for treatment in self.history
+                intervention if intervention.recovered is not None else replace(intervention, recovered=step)
+                for intervention in self.history
             )
             self._tell_outcome(step, "helped", f"{HELD} healthy steps have come of it")
 
@@ -117,27 +117,27 @@ class Ledger:
         self.write()
 
 
-def take_over_books(watch: Watch, batches: Batches, take_over: Callable[[Mapping[str, Any]], None] | None) -> None:
+def take_over_ledger(watch: Watch, batches: Batches, take_over: Callable[[Mapping[str, Any]], None] | None) -> None:
     """What was done to the run before, where its folder tells; ``take_over`` is the playbook's, where there is one.
 
     Without one, batches that were left out still are.
     """
-    books = None if watch.folder is None else read_books(watch.folder)
-    if books is not None and take_over is not None:
-        take_over(books)
-    elif books is not None:
-        batches.take_over(books["data"])
-        watch.note("margins-dropped", margins=books["margins"], reason="there is no playbook any more")
+    ledger = None if watch.folder is None else read_books(watch.folder)
+    if ledger is not None and take_over is not None:
+        take_over(ledger)
+    elif ledger is not None:
+        batches.take_over(ledger["data"])
+        watch.note("margins-dropped", margins=ledger["margins"], reason="there is no playbook any more")
 
 
 def read_books(folder: Path) -> dict[str, Any] | None:
     """The books of a run, where it has some."""
     path = folder / RECOVERY
     try:
-        books: dict[str, Any] = json.loads(path.read_bytes())
-        Adjustments(**books["margins"])
-        is_sound = isinstance(books["history"], list) and isinstance(books["data"], dict)
-        is_sound &= {"playbook", "interventions", "untold"} <= books.keys()
+        ledger: dict[str, Any] = json.loads(path.read_bytes())
+        Adjustments(**ledger["margins"])
+        is_sound = isinstance(ledger["history"], list) and isinstance(ledger["data"], dict)
+        is_sound &= {"playbook", "interventions", "untold"} <= ledger.keys()
         reason = "" if is_sound else "it has no history, interventions and data"
     except FileNotFoundError:
         return None
@@ -145,4 +145,4 @@ def read_books(folder: Path) -> dict[str, Any] | None:
         reason = str(error)
     if reason:
         raise SourceError(f"{path}: cannot be read ({reason}); restore it from a copy, or remove it")
-    return books
+    return ledger

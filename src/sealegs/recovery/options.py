@@ -64,15 +64,15 @@ class GuardOptions:
         requeues = self.playbook is not None and self.playbook.requeues
         return Batches(skipped=self.skip, must_reposition=self.has_rungs, deferred=requeues)
 
-    def snapshots(self, trainee: TrainingState) -> Snapshots:
+    def snapshots(self, training: TrainingState) -> Snapshots:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""
         is_used = self.has_rungs and self.act
         memory = self.snapshot_memory if is_used else self.snapshot_memory or 0
         # where no checkpoint of step 0 is written, the first must be enough to run an early incident again
         return Snapshots(
-            trainee.model,
-            trainee.optimizers,
-            also=trainee.also,
+            training.model,
+            training.optimizers,
+            also=training.also,
             every=self.snapshot_every,
             soon=not self.has_rungs,
             memory=memory,
@@ -86,7 +86,7 @@ class GuardOptions:
 
     def recovery(
         self,
-        trainee: TrainingState,
+        training: TrainingState,
         watch: Watch,
         batches: Batches,
         snapshots: Snapshots,
@@ -99,7 +99,7 @@ class GuardOptions:
             raise ConfigError(f"playbook={self.playbook.name}: it goes by the calibrated rules; leave rules= out")
         return Recovery(
             playbook=self.playbook,
-            trainee=trainee,
+            training=training,
             watch=watch,
             batches=batches,
             snapshots=snapshots,

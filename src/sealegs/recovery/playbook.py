@@ -304,19 +304,19 @@ def choose(
     """
     what = f"{trigger} at step {onset}"
     rungs = {number: rung for number, rung in enumerate(playbook.rungs, 1) if trigger in rung.on}
-    history = [treatment for treatment in history if treatment.trigger != Trigger.ASKED]
+    history = [intervention for intervention in history if intervention.trigger != Trigger.ASKED]
     if not rungs:
         reason = f"{what}: playbook {playbook.name} has no rung for it"
         return _end(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
-    if trigger in HEALS and any(treatment.trigger == trigger for treatment in history):
+    if trigger in HEALS and any(intervention.trigger == trigger for intervention in history):
         return Decision(None, (Continue(),), f"{what}: it was undone once, and has come again: such are these data")
-    trouble = same_trouble(ComparableAnomaly(trigger, onset, batch, kind), history, again_within=playbook.again_within)
-    used = max((t.rung for t in trouble if t.rung in rungs), default=0)
+    anomaly = same_trouble(ComparableAnomaly(trigger, onset, batch, kind), history, again_within=playbook.again_within)
+    used = max((t.rung for t in anomaly if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:
         return _end(trigger, f"{what}: rung {used} was the last for it, and it has come back")
     rung = rungs[number]
-    spent = sum(any(isinstance(action, Rollback) for action in treatment.actions) for treatment in history)
+    spent = sum(any(isinstance(action, Rollback) for action in intervention.actions) for intervention in history)
     if rung.rolls_back and spent >= playbook.rollbacks:
         return _end(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
     after = f"comes after rung {used}" if used else "is the first for it"

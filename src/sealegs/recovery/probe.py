@@ -153,7 +153,7 @@ class Probe:
     """Keeps batches that were healthy when they were trained on. It is of use where all steps take as many batches."""
 
     def __init__(self) -> None:
-        self.why_none = ""
+        self.unavailable_because = ""
         """Why there will be none."""
         self.norms: Tensor | None = None
         """Of each gradient of the step that is being done; one number where nobody has them all."""
@@ -179,7 +179,7 @@ class Probe:
     def begin(self) -> list[Any]:
         """Copies of the batches to try again, whose losses are to be told to ``compared`` in this order; none yet, or
         none at all."""
-        self._trial, self._found = [] if self.why_none else list(self._proven), []
+        self._trial, self._found = [] if self.unavailable_because else list(self._proven), []
         return [_copied(batch) for kept in self._trial for batch in kept.batches]
 
     def handed_out(self, batch: Any) -> None:
@@ -196,12 +196,12 @@ class Probe:
         """The step before ``number`` is done, of which the loop has said that it took so many batches."""
         handed_out, self._handed_out = self._handed_out, 0
         self._a_step = self._a_step or batches
-        if not self.why_none and (handed_out, batches) != (self._a_step, self._a_step):
-            self.why_none = self._why_unknown(number - 1, handed_out, batches)
+        if not self.unavailable_because and (handed_out, batches) != (self._a_step, self._a_step):
+            self.unavailable_because = self._why_unknown(number - 1, handed_out, batches)
             self._proven.clear()
             self._waiting.clear()
         self._since_kept += 1
-        if self._batches and not self.why_none and is_healthy:
+        if self._batches and not self.unavailable_because and is_healthy:
             is_known = self._newest.step == number - 1  # on a device the row is still under way
             newest = self._newest if is_known else Kept()
             norms = None if self.norms is None else self.norms.clone()  # the next step may write over it

@@ -20,16 +20,16 @@ class ProbeIsolation(NamedTuple):
     also: Mapping[str, Any]
 
     @classmethod
-    def of(cls, trainee: TrainingState) -> Self:
+    def of(cls, training: TrainingState) -> Self:
         """As it is now."""
-        buffers = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
-        return cls(buffers, rng_now(), states_of(trainee.also))
+        buffers = {name: buffer.detach().clone() for name, buffer in training.model.named_buffers()}
+        return cls(buffers, rng_now(), states_of(training.also))
 
     @torch.no_grad()
-    def put_back(self, trainee: TrainingState) -> None:
+    def put_back(self, training: TrainingState) -> None:
         """Weights and moments were left alone anyway."""
-        for name, buffer in trainee.model.named_buffers():
+        for name, buffer in training.model.named_buffers():
             if (before := self.buffers.get(name)) is not None and before.shape == buffer.shape:
                 buffer.copy_(before)
-        load_states(trainee.also, self.also)
+        load_states(training.also, self.also)
         restore_rng(self.rng)

@@ -40,7 +40,7 @@ class Recovery:
         self,
         *,
         playbook: Playbook,
-        trainee: TrainingState,
+        training: TrainingState,
         watch: Watch,
         batches: Batches,
         snapshots: Snapshots,
@@ -54,7 +54,7 @@ class Recovery:
         self._watch = watch
         self._batches = batches
         self._goes_back = act and bool(playbook.rungs)
-        self._optimizers = trainee.optimizers
+        self._optimizers = training.optimizers
         self._trained = 0
         """Parameters that the optimizers had at the last update ..."""
         self._versions: int | None = None
@@ -64,7 +64,7 @@ class Recovery:
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
         self._ranks = ranks = Collective()
         self.recorder = FlightRecorder(
-            trainee=trainee,
+            training=training,
             watch=watch,
             snapshots=snapshots,
             checkpoints=checkpoints,
@@ -72,29 +72,29 @@ class Recovery:
             acts=act,
             budget=capsule_bytes,
         )
-        self._following = IncidentTracker(playbook, watch, self.recorder, ranks)
-        self._retreat = RestorePoints(
-            trainee=trainee, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
+        self._tracker = IncidentTracker(playbook, watch, self.recorder, ranks)
+        self._restore_points = RestorePoints(
+            training=training, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
         )
-        self._books = Ledger(playbook, batches, watch, folder)
+        self._ledger = Ledger(playbook, batches, watch, folder)
         self._interventions = Interventions(
             playbook=playbook,
-            books=self._books,
-            following=self._following,
-            retreat=self._retreat,
-            optimizers=trainee.optimizers,
+            ledger=self._ledger,
+            tracker=self._tracker,
+            restore_points=self._restore_points,
+            optimizers=training.optimizers,
             batches=batches,
             watch=watch,
             act=act,
         )
-        self._people = RequestQueue(folder, ranks)
+        self._requests = RequestQueue(folder, ranks)
         watch.after = self._hear
         batches.on_loader = self._probe.forget_all  # they may be places in what was collected meanwhile
 
     @property
     def found_sound(self) -> bool:
         """Whether the last probe found that it is the data, and not the weights."""
-        return self._following.evidence.is_sound
+        return self._tracker.evidence.is_sound
 
     @property
     def is_over(self) -> bool:
@@ -102,9 +102,9 @@ class Recovery:
         return self._interventions.is_over
 
     @property
-    def margins(self) -> Adjustments:
+    def adjustments(self) -> Adjustments:
         """What is tightened."""
-        return self._books.margins
+        return self._ledger.adjustments
 
     # What the guard calls, in the order of a step.
 
@@ -122,7 +122,7 @@ class Recovery:
         self._probe.norms = norms
         self._heed_growth()
         self._heed_setting()
-        self._retreat.before_update()
+        self._restore_points.before_update()
 
     def after_step(
         self, number: int, *, tokens: int, clip: float | None, loop_clips: bool, batches: int = 1
@@ -133,36 +133,40 @@ class Recovery:
         by the loop.
         """
         self._versions = self._count_changes()
-        self._retreat.tokens += tokens
+        self._restore_points.tokens += tokens
         self._interventions.loop_clips, self._interventions.batches_a_step = loop_clips, batches
         self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
-        trouble = None
-        for row, verdict in self._following.heard():
-            trouble = self._follow(row, verdict, number) or trouble
+        anomaly = None
+        for row, verdict in self._tracker.heard():
+            anomaly = self._follow(row, verdict, number) or anomaly
         self._keep_probe(number, batches)
         self.recorder.after_step()
-        if trouble is not None and not self._interventions.is_over:
-            return self._interventions.treat(trouble, number)
-        if self._probes and self._following.evidence.wants_probe:
+        if anomaly is not None and not self._interventions.is_over:
+            return self._interventions.treat(anomaly, number)
+        if self._probes and self._tracker.evidence.wants_probe:
             self._batches.repeat(self._probe.begin())
-        if (count := self._following.row_of_skips()) and self._goes_back and self._retreat.count_back(number, count):
-            self._following.forget_judged()
+        if (
+            (count := self._tracker.row_of_skips())
+            and self._goes_back
+            and self._restore_points.count_back(number, count)
+        ):
+            self._tracker.forget_judged()
             return number - count
         if self._goes_back:
-            self._retreat.schedules.note(number)
-        self._retreat.after_step(number)
-        return self._heed_people(number)
+            self._restore_points.schedules.note(number)
+        self._restore_points.after_step(number)
+        return self._act_on_requests(number)
 
     def between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for its next batch."""
-        self._retreat.between_steps()
+        self._restore_points.between_steps()
 
     def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
         """Act on what batches show now which were healthy before, once all of them have been tried."""
         streams = {detector.signal: state.stream for detector, state in self._watch.states_of(Spike)}
         of_norms = streams["grad_norm"]
         # of a stream that has not started, or has begun anew with an announced change, nobody knows the noise
-        evidence = self._following.evidence
+        evidence = self._tracker.evidence
         noise = Noise(streams["loss"].scale, of_norms.scale if of_norms.has_started else 0.0, *evidence.wander)
         found = self._probe.compared(loss, grad_norm, norms, noise)
         if found is None or not evidence.wants_probe:  # something was done meanwhile
@@ -174,8 +178,8 @@ class Recovery:
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
         if found.change:
             self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
-        source = None if is_condemned or found.change else self._following.suspect()
-        trouble = evidence.probed(
+        source = None if is_condemned or found.change else self._tracker.suspect()
+        anomaly = evidence.probed(
             str(found),
             number=number,
             loss=found.loss,
@@ -184,7 +188,7 @@ class Recovery:
             is_condemned=is_condemned,
             source=source,
         )
-        return None if trouble is None else self._interventions.treat(trouble, number)
+        return None if anomaly is None else self._interventions.treat(anomaly, number)
 
     def stand_back(self) -> None:
         """Another guard trains beside this one: nothing is tried again, and the run is not brought back."""
@@ -194,7 +198,7 @@ class Recovery:
 
     def saved(self, step: int, *, was_waited_for: bool) -> None:
         """A checkpoint is being written. One that was waited for, as the last of a run is, goes by the steps before."""
-        self._retreat.proofs.saved(step, led_by=self._following.healthy if was_waited_for else 0)
+        self._restore_points.health.saved(step, led_by=self._tracker.healthy if was_waited_for else 0)
 
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out what a person asks for, or say why not."""
@@ -202,11 +206,11 @@ class Recovery:
 
     def forget_after(self, step: int) -> None:
         """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
-        self._retreat.forget_after(step)
+        self._restore_points.forget_after(step)
         self._probe.forget_from(step)
         self._versions = None
-        self._following.go_on()
-        self._following.forget_judged()
+        self._tracker.resume_at()
+        self._tracker.forget_judged()
 
     def went_to(self, step: int) -> None:
         """The run goes on at a step that it was at before: what was kept of later ones is of weights that are gone."""
@@ -216,44 +220,44 @@ class Recovery:
 
     def close(self) -> None:
         """Wait for what is being written of incidents; one that is open is written as it stands."""
-        self._following.close()
+        self._tracker.close()
         self.recorder.close()
 
     # What survives the process, and what belongs to a step.
 
     def bookkeeping(self) -> dict[str, Any]:
         """What going back does not undo, as JSON values."""
-        return self._books.to_plain()
+        return self._ledger.to_plain()
 
-    def take_over(self, books: Mapping[str, Any]) -> None:
+    def take_over(self, ledger: Mapping[str, Any]) -> None:
         """Go on with the books of the process before."""
-        self._books.take_over(books)
+        self._ledger.take_over(ledger)
 
     def state_dict(self) -> dict[str, Any]:
         """What belongs to a step, as JSON values."""
-        return self._following.state_dict()
+        return self._tracker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._following.load_state_dict(state)
+        self._tracker.load_state_dict(state)
 
     def _hear(self, row: Row, verdict: Verdict) -> None:
-        self._following.hear(row, verdict)
-        self._retreat.judged(int(row["step"]))
+        self._tracker.hear(row, verdict)
+        self._restore_points.judged(int(row["step"]))
 
     def _follow(self, row: Row, verdict: Verdict, number: int) -> Anomaly | None:
         step = int(row["step"])
-        seen = self._following.follow(row, verdict, number)
-        self._retreat.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
+        seen = self._tracker.follow(row, verdict, number)
+        self._restore_points.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
         # the same fault may come once more: without batches from before it, nobody could ask what it is
-        is_retried = seen.is_retried or self._following.has_other_data
+        is_retried = seen.is_retried or self._tracker.has_other_data
         self._probe.follow(row, is_calm=seen.is_calm or is_retried, is_doubtful=seen.is_doubtful and not is_retried)
-        if seen.trouble is None and self._following.incident is None:  # else nobody knows yet what came of it
-            if self._following.is_back:
-                self._books.held(step, self._following.good)
+        if seen.anomaly is None and self._tracker.incident is None:  # else nobody knows yet what came of it
+            if self._tracker.is_back:
+                self._ledger.held(step, self._tracker.good)
             else:
-                self._books.lingers(step)
-        return seen.trouble
+                self._ledger.lingers(step)
+        return seen.anomaly
 
     def _heed_growth(self) -> None:
         """Parameters that an optimizer is given on the way are a change by intention: a model of which more is trained
@@ -271,7 +275,7 @@ class Recovery:
         if self._versions is None or self._versions == self._count_changes():
             return
         self._probe.forget_all()
-        self._following.evidence.loss_is_back()
+        self._tracker.evidence.loss_is_back()
         if self._says_set:
             text = "the loop has set weights by itself: batches from before it are not tried again (said once)"
             self._watch.note("weights-set", text=text)
@@ -289,14 +293,14 @@ class Recovery:
         """Keep batches that can be tried again."""
         if not self._probes:
             return
-        is_healthy = self._following.healthy > 0 or self._following.is_retried or self._following.has_other_data
+        is_healthy = self._tracker.healthy > 0 or self._tracker.is_retried or self._tracker.has_other_data
         self._probe.after_step(number, batches=batches, is_healthy=is_healthy)
-        if self._probe.why_none:
+        if self._probe.unavailable_because:
             self._probes = False
-            self._watch.note("no-probe", step=number, reason=self._probe.why_none)
+            self._watch.note("no-probe", step=number, reason=self._probe.unavailable_because)
 
-    def _heed_people(self, number: int) -> int | None:
-        request = self._people.request(number)
+    def _act_on_requests(self, number: int) -> int | None:
+        request = self._requests.request(number)
         if request is None:
             return None
         try:

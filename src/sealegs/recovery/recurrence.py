@@ -126,10 +126,10 @@ def same_trouble(
     """
     same: list[PastIntervention] = []
     pattern = _pattern(case, history, again_within)
-    for treatment in reversed(history):
+    for intervention in reversed(history):
         linked = [case, *(other.case for other in same)]
-        if treatment in pattern or any(_is_same(treatment, later, again_within) for later in linked):
-            same.append(treatment)
+        if intervention in pattern or any(_is_same(intervention, later, again_within) for later in linked):
+            same.append(intervention)
     return same
 
 
@@ -152,12 +152,12 @@ def _pattern(case: ComparableAnomaly, history: Sequence[PastIntervention], again
     """Treatments of troubles like this one, each within reach of the next; none where once before may be chance."""
     found: list[PastIntervention] = []
     onset = case.onset
-    for treatment in reversed(history):
-        if (treatment.trigger, treatment.kind) != (case.trigger, case.kind):
+    for intervention in reversed(history):
+        if (intervention.trigger, intervention.kind) != (case.trigger, case.kind):
             continue
-        if onset - treatment.onset > again_within:
+        if onset - intervention.onset > again_within:
             break
-        found.append(treatment)
-        onset = treatment.onset
-    recoveries = {treatment.recovered for treatment in found} - {None}
+        found.append(intervention)
+        onset = intervention.onset
+    recoveries = {intervention.recovered for intervention in found} - {None}
     return found if len(recoveries) >= PATTERN else []

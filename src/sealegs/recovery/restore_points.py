@@ -97,7 +97,7 @@ class RestorePoints:
     def __init__(
         self,
         *,
-        trainee: TrainingState,
+        training: TrainingState,
         watch: Watch,
         batches: Batches,
         snapshots: Snapshots,
@@ -107,9 +107,9 @@ class RestorePoints:
         self.tokens = 0
         """Trained on in this process."""
         self.snapshots = snapshots
-        self.proofs = CheckpointHealth(checkpoints, trainee.model, ranks)
-        self.schedules = RecentSchedules(trainee.optimizers, trainee.schedulers)
-        self._trainee = trainee
+        self.health = CheckpointHealth(checkpoints, training.model, ranks)
+        self.schedules = RecentSchedules(training.optimizers, training.schedulers)
+        self._training = training
         self._watch = watch
         self._batches = batches
         self._checkpoints = checkpoints
@@ -139,15 +139,15 @@ class RestorePoints:
         """What a step says of the states before it."""
         if is_calm:
             self.snapshots.healthy(step)
-            self.proofs.healthy(step)
+            self.health.healthy(step)
         elif is_doubtful:
             self.snapshots.doubtful()
-            self.proofs.doubtful()
+            self.health.doubtful()
 
     def after_step(self, number: int) -> None:
         """Take a snapshot, if one is due before step ``number``; where the loop keeps something of its own, which it
         changes when the step is over, that is when it asks for the next batch."""
-        if self._trainee.also and self._batches.number is not None:
+        if self._training.also and self._batches.number is not None:
             self._awaited = number
         else:
             self.take_snapshot(number)
@@ -156,7 +156,7 @@ class RestorePoints:
         """The loop has done all that it does in a step."""
         number, self._awaited = self._awaited, None
         also, self._brought_back = self._brought_back, {}
-        load_states(self._trainee.also, also)
+        load_states(self._training.also, also)
         if number is not None:
             self.take_snapshot(number)
 
@@ -168,8 +168,8 @@ class RestorePoints:
         self.snapshots.take(
             number,
             {
-                "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._trainee.schedulers],
-                "scaler": scale_of(self._trainee.scaler),
+                "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._training.schedulers],
+                "scaler": scale_of(self._training.scaler),
                 "rng": rng_now(),
                 "data": self._batches.position(),
                 "judging": self._watch.judging if is_judged else None,  # on a device the row is still under way
@@ -229,7 +229,7 @@ class RestorePoints:
         if on_disk == 0 and (not back or onset <= FARTHEST * back):
             yield RestorePoint(0, None)
 
-    def why_none(self, onset: int, back: int) -> str:
+    def unavailable_because(self, onset: int, back: int) -> str:
         """Why there is no state to go back to, in a sentence."""
         tags = self._checkpoints.tags() if self._checkpoints is not None else {}
         on_disk = {step for step, tag in tags.items() if tag == "healthy"}
@@ -265,7 +265,7 @@ class RestorePoints:
 
     def _give_up_after(self, step: int) -> None:
         self.snapshots.forget_after(step)
-        self.proofs.forget_after(step)
+        self.health.forget_after(step)
         if self._checkpoints is not None:
             self._checkpoints.discard_after(step)
 
@@ -282,29 +282,29 @@ class RestorePoints:
             plain = target.snapshot.plain
             return CostSoFar(number - target.step, self.tokens - plain["tokens"], time.monotonic() - plain["time"])
         assert self._checkpoints is not None
-        state = self._checkpoints.load(target.step, like=self._trainee.capture())
-        self._trainee.restore(state)
-        self._brought_back = self._trainee.also_in(state)
-        self._watch.go_back(self._watch.thawed(state.plain["guard"]["watch"]))
+        state = self._checkpoints.load(target.step, like=self._training.capture())
+        self._training.restore(state)
+        self._brought_back = self._training.also_in(state)
+        self._watch.go_back(self._watch.judge_state_from(state.plain["guard"]["watch"]))
         return CostSoFar(number - target.step)
 
     def _restore_snapshot(self, snapshot: Snapshot) -> None:
-        plain, trainee = snapshot.plain, self._trainee
-        before = [copy.deepcopy(scheduler.state_dict()) for scheduler in trainee.schedulers], self._batches.position()
-        also, also_before = self.snapshots.also_at(snapshot), states_of(trainee.also)
+        plain, training = snapshot.plain, self._training
+        before = [copy.deepcopy(scheduler.state_dict()) for scheduler in training.schedulers], self._batches.position()
+        also, also_before = self.snapshots.also_at(snapshot), states_of(training.also)
         try:
             self._batches.go_to(plain["data"])
-            load_states(trainee.also, also)
-            for scheduler, state in zip(trainee.schedulers, plain["schedulers"], strict=True):
+            load_states(training.also, also)
+            for scheduler, state in zip(training.schedulers, plain["schedulers"], strict=True):
                 scheduler.load_state_dict(copy.deepcopy(state))
             self.snapshots.restore_tensors(snapshot)  # the last that can refuse
         except BaseException:
-            for scheduler, state in zip(trainee.schedulers, before[0], strict=True):
+            for scheduler, state in zip(training.schedulers, before[0], strict=True):
                 scheduler.load_state_dict(state)
             self._batches.go_to(before[1])
-            load_states(trainee.also, also_before)
+            load_states(training.also, also_before)
             raise
         self._brought_back = also
-        restore_scale(trainee.scaler, plain["scaler"])
+        restore_scale(training.scaler, plain["scaler"])
         restore_rng(plain["rng"])
         self._watch.go_back(plain["judging"])

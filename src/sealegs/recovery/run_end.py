@@ -83,7 +83,7 @@ class RunEnd:
         self._last.clear()
         self._condemned = 0
 
-    def trouble(self) -> str:
+    def what_is_wrong(self) -> str:
         """Why the run is not well, in a sentence; empty where it is."""
         if not self._last:
             return ""

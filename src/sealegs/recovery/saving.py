@@ -8,7 +8,7 @@ from typing import Any
 
 from sealegs.data.position import Batches
 from sealegs.errors import SourceError
-from sealegs.recovery.ledger import take_over_books
+from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.recovery import Recovery
 from sealegs.state.checkpoints import Checkpoints, Damage
 from sealegs.state.resume_audit import came_back
@@ -33,12 +33,12 @@ class Resumed:
 class Saving:
     """Writes checkpoints of all that is being trained, every so many steps, and says what came of it."""
 
-    def __init__(self, checkpoints: Checkpoints, trainee: TrainingState, watch: Watch, *, every: int) -> None:
+    def __init__(self, checkpoints: Checkpoints, training: TrainingState, watch: Watch, *, every: int) -> None:
         self.last: int | None = None
         """The step of the last one that was written, or is being written."""
         self.is_due = False
         self._checkpoints = checkpoints
-        self._trainee = trainee
+        self._training = training
         self._watch = watch
         self._every = every
 
@@ -53,7 +53,7 @@ class Saving:
         """Write what is needed to run step ``number``. False, where one from before is still being written."""
         began = time.perf_counter()
         self._watch.sync()
-        state = self._trainee.capture()
+        state = self._training.capture()
         state = replace(state, plain={**state.plain, "guard": of_guard()}, step=number)
         if wait:
             self._checkpoints.save(number, state)
@@ -68,8 +68,8 @@ class Saving:
         """What has been written by now, and what could not be."""
         for step, seconds in self._checkpoints.written():
             self._note(step, seconds)
-        if trouble := self._checkpoints.trouble():
-            self._watch.note("checkpoint-failed", step=number, reason=trouble)
+        if failure := self._checkpoints.failure():
+            self._watch.note("checkpoint-failed", step=number, reason=failure)
 
     def finish(self, number: int) -> None:
         """Wait for the last one."""
@@ -82,14 +82,14 @@ class Saving:
         The books first: what was found to be bad still is. Gives the guard's own state, too, for it to load.
         """
         assert self._watch.folder is not None
-        take_over_books(self._watch, batches, None if recovery is None else recovery.take_over)
+        take_over_ledger(self._watch, batches, None if recovery is None else recovery.take_over)
         step, passed_over = self._newest(self._watch.folder, wants_healthy=recovery is not None)
         reasons = {str(damage.step): damage.reason for damage in passed_over}
         if step is None:
             return Resumed(None, reasons, []), None
-        state = self._checkpoints.load(step, like=self._trainee.capture())
-        remarks = self._trainee.restore(state)
-        return Resumed(step, reasons, remarks, came_back(state, self._trainee.capture())), state.plain["guard"]
+        state = self._checkpoints.load(step, like=self._training.capture())
+        remarks = self._training.restore(state)
+        return Resumed(step, reasons, remarks, came_back(state, self._training.capture())), state.plain["guard"]
 
     def _newest(self, folder: Path, *, wants_healthy: bool) -> tuple[int | None, list[Damage]]:
         step, passed_over = self._checkpoints.newest_healthy() if wants_healthy else (None, [])

@@ -70,7 +70,7 @@ class Tested:
     """Arms for which there was no time."""
 
 
-def put_to_the_test(
+def judge_causes(
     experiment: Experiment,
     *,
     tell: Callable[[str], None] = lambda text: None,

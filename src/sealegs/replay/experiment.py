@@ -135,7 +135,7 @@ class Experiment:
             self.go_to(self.first)
             before = dict(self.seen)
             for step in self.window:
-                self._as_it_was(step)
+                self._run_unchanged(step)
                 if step in before and math.isfinite(before[step].loss) and math.isfinite(self.seen[step].loss):
                     apart = max(apart, abs(before[step].loss - self.seen[step].loss))
         return apart
@@ -176,9 +176,9 @@ class Experiment:
         nearest = max(known for known in self._states if known <= step)
         self.loop.restore(self._states[nearest])
         for past in range(nearest, step):
-            self._as_it_was(past)
+            self._run_unchanged(past)
 
-    def _as_it_was(self, step: int) -> None:
+    def _run_unchanged(self, step: int) -> None:
         row = self.rows[step]
         self.seen[step] = self.loop.step(self.batches_of(step), lr=float(row["lr"]), applied=bool(row["applied"]))
         self.steps_run += 1

@@ -63,7 +63,7 @@ class Subject:
             raise ConfigError("build: a Subject has a model, a list of optimizers and the loss of a batch")
 
     @property
-    def trainee(self) -> TrainingState:
+    def training(self) -> TrainingState:
         """For capturing and restoring."""
         return TrainingState(
             model=self.model, optimizers=self.optimizers, schedulers=self.schedulers, scaler=self.scaler, data=None
@@ -147,13 +147,13 @@ class ReplayLoop:
 
     def capture(self) -> StoredState:
         """All that decides what comes next, copied."""
-        state = self.subject.trainee.capture()
+        state = self.subject.training.capture()
         return replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
 
     def restore(self, state: StoredState) -> None:
         """Be there again. Nothing of the state is given away: it can be restored as often as one likes."""
         copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
-        self.subject.trainee.restore(replace(state, tensors=copies))
+        self.subject.training.restore(replace(state, tensors=copies))
         self.zero()
 
 

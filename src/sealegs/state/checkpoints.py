@@ -165,7 +165,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._is_writing = False
         self._written: deque[WrittenCheckpoint] = deque()
-        self._trouble: deque[str] = deque()
+        self._failures: deque[str] = deque()
         checkpoint_files.expect_to_be_alone()
 
     def steps(self) -> list[int]:
@@ -186,7 +186,7 @@ class Checkpoints:
     def save_soon(self, step: int, state: StoredState, *, to: Path | None = None) -> bool:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
-        Call ``before_update`` before the tensors change. ``written`` and ``trouble`` tell what came of it. One that is
+        Call ``before_update`` before the tensors change. ``written`` and ``failure`` tell what came of it. One that is
         written ``to`` a place of its own is none of the run's checkpoints: neither told of, nor tagged, nor removed.
         """
         if any(self._ranks.gather(self._is_writing)):
@@ -219,9 +219,9 @@ class Checkpoints:
         """What ``save_soon`` has brought to disk since this was last asked."""
         return _taken(self._written)
 
-    def trouble(self) -> str | None:
+    def failure(self) -> str | None:
         """What went wrong in ``save_soon`` since this was last asked, as a sentence. The run may go on."""
-        return "; ".join(_taken(self._trouble)) or None
+        return "; ".join(_taken(self._failures)) or None
 
     @property
     def is_writing(self) -> bool:
@@ -245,7 +245,7 @@ class Checkpoints:
             if target.parent == self._folder:
                 self._written.append(WrittenCheckpoint(int(target.name), time.perf_counter() - began))
         except BaseException as error:  # torch has some that are no Exception, and nobody else would hear of it
-            self._trouble.append(f"checkpoint {target.name}: {error}")
+            self._failures.append(f"checkpoint {target.name}: {error}")
         finally:
             self._tags.expect(None)
             self._is_writing = False

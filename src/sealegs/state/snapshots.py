@@ -90,7 +90,7 @@ class Snapshots:
         self._places: tuple[Place, ...] = ("device", "host") if place == "auto" else (place,)
         self._place: Place = self._places[0]
         self._where = ""
-        self._why_none = "memory=0" if memory == 0 else ""
+        self._unavailable_because = "memory=0" if memory == 0 else ""
         self._layout: dict[str, _Kind] = {}
         """Of everything that is held: all snapshots have the same."""
         self._buffers: list[Buffer] = []
@@ -101,12 +101,12 @@ class Snapshots:
         self._is_in_doubt = False
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: list[_Copying] = []
-        if not self._why_none:
+        if not self._unavailable_because:
             walk(model, self._optimizers, also)  # refuses now what it would refuse at the first snapshot
 
     def due(self, step: int) -> bool:
         """Whether to take a snapshot before a step is run. Not of step 0, at which optimizers have no state."""
-        if self._why_none or self._is_in_doubt or self._candidate is not None:
+        if self._unavailable_because or self._is_in_doubt or self._candidate is not None:
             return False
         newest = self._kept[0].snapshot.step if self._kept else 0
         return step > newest and (step % self._every == 0 or (self._soon and not self._kept))
@@ -117,7 +117,7 @@ class Snapshots:
 
         Where tensors have come or gone since the last time (a layer was thawed), the snapshots begin anew.
         """
-        if self._why_none:
+        if self._unavailable_because:
             return
         self.before_update()
         self._candidate = None
@@ -218,8 +218,8 @@ class Snapshots:
     @property
     def description(self) -> str:
         """How much is held and where, or why nothing is: ``2 x 0.56 GiB on the device``."""
-        if self._why_none:
-            return f"none: {self._why_none}"
+        if self._unavailable_because:
+            return f"none: {self._unavailable_because}"
         return f"2 x {in_words(self._buffers[0].bytes)} {self._where}" if self._buffers else "none yet"
 
     def drop(self) -> None:
@@ -244,7 +244,7 @@ class Snapshots:
             self._buffers = [Buffer(tensors, self._place), Buffer(tensors, self._place)]
         except (RuntimeError, MemoryError, OSError) as error:  # the ways of the kinds of memory to say that it is full
             reason = str(error).partition(". ")[0]
-            self._why_none = f"2 x {in_words(sum(sizes.values()))} {self._where} could not be had ({reason})"
+            self._unavailable_because = f"2 x {in_words(sum(sizes.values()))} {self._where} could not be had ({reason})"
             return
         self._layout = layout
 
@@ -256,7 +256,7 @@ class Snapshots:
         size = sum(sizes.values())
         two = f"2 x {in_words(size)}"
         if self._memory is not None and 2 * size > self._memory:
-            self._why_none = f"{two} are more than memory={self._memory:.0f}; memory={2 * size} is enough"
+            self._unavailable_because = f"{two} are more than memory={self._memory:.0f}; memory={2 * size} is enough"
             return False
         on_host = "in pinned host memory" if any(device.type == "cuda" for device in sizes) else "in host memory"
         full = []
@@ -269,7 +269,7 @@ class Snapshots:
                 self._where = "on the device" if place == "device" else on_host
                 return True
             full += [f"half of the free memory of the {device} ({in_words(half[device])})" for device in too_small]
-        self._why_none = f"{two} do not fit into {' or '.join(full)}"
+        self._unavailable_because = f"{two} do not fit into {' or '.join(full)}"
         return False
 
     def _copy_into(self, buffer: Buffer, tensors: Mapping[str, Tensor], changed_by_forward: set[str]) -> None:

@@ -56,7 +56,7 @@ class Case:
         return f"{self.source}#{self.incident.number}"
 
     @property
-    def as_it_was(self) -> Replayed | None:
+    def unchanged_replay(self) -> Replayed | None:
         """The reruns, if they show the incident: where the record leaves them, their batch at the onset is sound."""
         return self.replayed if self.replayed is not None and self.replayed.departure is None else None
 
@@ -90,13 +90,13 @@ def postmortem_of(case: Case) -> Postmortem:
         "Verification": "too few steps before the onset to say what is usual",
         "Follow-ups": "nothing is left to do",
     }
-    symptoms = replace(document.symptoms, unusual_tokens=_unusual(case.as_it_was))
+    symptoms = replace(document.symptoms, unusual_tokens=_unusual(case.unchanged_replay))
     is_named = cause is not None and found[0].grade in ("tested", "established")
     return replace(
         document,
         symptoms=symptoms,
         evidence=replace(
-            document.evidence, record=str(run.folder), texts=tuple(_rows_of(case.as_it_was)), without_pictures=""
+            document.evidence, record=str(run.folder), texts=tuple(_rows_of(case.unchanged_replay)), without_pictures=""
         ),
         hypotheses=found,
         discriminating=tuple(told),
