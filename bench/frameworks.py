@@ -195,7 +195,7 @@ def accelerate(size: Size, steps: int, run: Path | None, tick: Tick) -> None:
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
-    from sealegs.integrations.accelerate import guard as guarded
+    from sealegs.integrations.accelerate import attach as guarded
 
     accelerator = Accelerator(cpu=size.device == "cpu", mixed_precision="bf16" if size.device == "cuda" else "no")
     model = llama(size)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import sealegs
 from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
+from sealegs.guard_options import Checkpointing
 
 AT, AT_GROWN, AFTER, FEATURES = 300, 1100, 40, 16
 """The step at which it goes wrong, and so many steps more. What only a batch's loss shows comes when the statistic is
@@ -150,7 +151,11 @@ def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> 
     model, [optimizer], scaler = subject.model, subject.optimizers, subject.scaler
     first, last = model.get_parameter("1.weight"), model.get_parameter("3.weight")
     assert scaler is not None
-    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**22, "act": False}
+    how: dict[str, Any] = {
+        "playbook": sealegs.Playbook.observe(),
+        "act": False,
+        "checkpoint_every": Checkpointing(snapshot_memory=2**22),
+    }
     how |= {"scheduler": subject.schedulers, "clip": None if cause == "stale-beta2" else 1.0}
     how |= {"scaler": scaler} if scaler.is_enabled() else {}
     with (

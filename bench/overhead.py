@@ -29,6 +29,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import AdamW
 
 import sealegs
+from sealegs.guard_options import Telemetry
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.train import build_optimizer
@@ -182,7 +183,7 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
     device = "cpu" if "CPU" in name else "cuda"
     subject = make(settings, rows, device)
     step, guard = guarded(subject, scratch / "default")
-    no_samples, unsampled = guarded(subject, scratch / "unsampled", sample_every=0)
+    no_samples, unsampled = guarded(subject, scratch / "unsampled", telemetry=Telemetry(sample_every=0))
     watching, watch = watched(subject, scratch / "watched")
     variants: dict[str, Callable[[Subject], None]] = {
         "clip only": clip_only,

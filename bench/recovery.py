@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.overhead import X1, Subject, interval, make, wait
 
 import sealegs
+from sealegs.guard_options import Checkpointing
 from sealegs.lab.settings import SIZES
 from sealegs.record.schema import EVENTS
 
@@ -73,8 +74,7 @@ def main() -> None:
             subject,
             Path(scratch) / "able",
             playbook=sealegs.Playbook.standard(),
-            checkpoint_every=arguments.steps,
-            snapshot_every=50,
+            checkpoint_every=Checkpointing(every=arguments.steps, snapshot_every=50),
         )
         for loop in (plain, able):
             loop.run(arguments.steps)  # compiles, allocates, captures
@@ -115,7 +115,7 @@ def rolled_back(loop: Loop, device: str) -> float:
     """Seconds from the wish to the end of the first step after it, with 70 steps in between two of them."""
     loop.run(70)
     wait(device)
-    assert loop.guard.recovery is not None
+    assert loop.guard.loop.recovery is not None
     began = time.perf_counter()
     number = loop.guard.number
     loop.guard.ask("rollback")

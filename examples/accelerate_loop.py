@@ -33,7 +33,7 @@ model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, load
 
 playbook = sealegs.Playbook.standard()
 with (
-    accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run=chosen.run, playbook=playbook) as guard,
+    accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=chosen.run, playbook=playbook) as guard,
     inject([parse("nan-gradient@20")], model, clock=lambda: guard.guard.number),  # what the guard is for
 ):
     for batch, wanted in guard.batches(loader):

@@ -23,6 +23,9 @@ from sealegs import judge
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
+from sealegs.guard_options import LoopScheduler, Telemetry
+from sealegs.judge import Detection
+from sealegs.loop_port import LoopPort
 from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector
 from sealegs.state import checkpoint_files
@@ -262,7 +265,7 @@ def struck(model: nn.Module, guard: sealegs.Guard, steps: int, at: int) -> None:
 )
 def test_the_word_halt_is_kept_for_runs_that_are_halted(options: dict[str, Any], told: str, tmp_path: Path) -> None:
     model, optimizer = small()
-    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=1, **options) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=1), **options) as guard:
         struck(model, guard, 60, at=10)
         assert guard.number >= 12
     run = sealegs.open_run(tmp_path / "a")
@@ -274,7 +277,7 @@ def test_the_word_halt_is_kept_for_runs_that_are_halted(options: dict[str, Any],
 
 def test_the_word_halt_where_the_run_is_halted(tmp_path: Path) -> None:
     model, optimizer = small()
-    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=1)
+    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=1))
     with pytest.raises(RunHalted, match="the run is halted: step 10  HALT  a parameter is not finite  "):
         struck(model, guard, 60, at=10)
     guard.close()
@@ -289,8 +292,8 @@ def test_a_watch_says_whose_a_halt_is(tmp_path: Path) -> None:
 
 def test_a_budget_that_is_spent_halts_with_the_incident(tmp_path: Path) -> None:
     model, optimizer = small()
-    watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
-    guard = sealegs.Guard(model, optimizer, run=watch)
+    detection = Detection(budget=sealegs.Budget(nonfinite_in_a_row=4))
+    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", detection=detection)
     before = weights(model)
     with pytest.raises(RunHalted, match="steps in a row not finite: 5, expected below 4") as halt:
         all_taken(guard, (loss * math.nan for loss in losses(model, 30)))
@@ -305,7 +308,7 @@ def test_a_budget_that_is_spent_halts_with_the_incident(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_finite_halt() -> None:
     model, optimizer = small()
-    guard = sealegs.Guard(model, optimizer, run=None, sample_every=1)
+    guard = sealegs.Guard(model, optimizer, run=None, telemetry=Telemetry(sample_every=1))
     for loss in losses(model, 5):
         guard.step(loss)
     with torch.no_grad():
@@ -316,8 +319,8 @@ def test_weights_that_are_not_finite_halt() -> None:
 
 def test_a_halt_after_a_leap_of_the_learning_rate_names_it(tmp_path: Path) -> None:
     model, optimizer = small()
-    watch = sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(nonfinite_in_a_row=4))
-    guard = sealegs.Guard(model, optimizer, run=watch)
+    detection = Detection(budget=sealegs.Budget(nonfinite_in_a_row=4))
+    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", detection=detection)
     rate = optimizer.param_groups[0]["lr"]
 
     def leaping() -> Iterator[Tensor]:
@@ -351,7 +354,7 @@ def test_an_optimizer_that_chooses_its_own_rate(tmp_path: Path) -> None:
     model, _ = small()
     optimizer = OwnRate(model.parameters(), lr=0.01)
     optimizer.param_groups[0]["lr"] = None
-    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=2) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=2)) as guard:
         assert [guard.step(loss).word for loss in losses(model, 8)] == ["GO"] * 8
     run = sealegs.open_run(tmp_path / "a")
     assert "lr" not in run.signals
@@ -453,7 +456,7 @@ def test_compiled_code_is_not_asked_for_activations_for_ever(tmp_path: Path) -> 
     """Hooks are not called in it; the loss of a compiled function gives no sign of that."""
     model, optimizer = small()
     compiled = torch.compile(lambda batch: model(batch).square().mean(), backend="aot_eager")
-    with sealegs.Guard(model, optimizer, run=tmp_path / "a", sample_every=1) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=1)) as guard:
         for step in range(8):
             loss = compiled(torch.randn(16, 4))
             loss.backward()
@@ -500,7 +503,7 @@ def all_but_speed(verdict: sealegs.Verdict) -> str:
 def test_its_state_is_restored_bit_for_bit(tmp_path: Path) -> None:
     def run(folder: str, stop_at: int | None) -> tuple[list[str], list[Tensor]]:
         model, optimizer = small()
-        guard = sealegs.Guard(model, optimizer, run=tmp_path / folder, clip=1.0, sample_every=5)
+        guard = sealegs.Guard(model, optimizer, run=tmp_path / folder, clip=1.0, telemetry=Telemetry(sample_every=5))
         said = []
         for step in range(260):
             if step == stop_at:
@@ -511,7 +514,9 @@ def test_its_state_is_restored_bit_for_bit(tmp_path: Path) -> None:
                 fresh.load_state_dict(kept["model"])
                 optimizer.load_state_dict(kept["optimizer"])
                 model = fresh
-                guard = sealegs.Guard(model, optimizer, run=tmp_path / folder, clip=1.0, sample_every=5, resume=True)
+                guard = sealegs.Guard(
+                    model, optimizer, run=tmp_path / folder, clip=1.0, resume=True, telemetry=Telemetry(sample_every=5)
+                )
                 guard.load_state_dict(json.loads(saved))
             if step == 120:
                 guard.announce("another mixture")
@@ -551,8 +556,8 @@ def test_a_rule_of_the_users_own(tmp_path: Path) -> None:
         return "the room is too warm" if float(row.get("celsius", 0)) > 30 else None
 
     model, optimizer = small()
-    watch = sealegs.Watch(tmp_path / "a", detectors=[too_warm])
-    with sealegs.Guard(model, optimizer, run=watch) as guard:
+    detection = Detection(detectors=[too_warm])
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", detection=detection) as guard:
         words = [guard.step(loss, celsius=25.0 + step).word for step, loss in enumerate(losses(model, 10))]
     assert words == ["GO"] * 6 + ["ALARM"] * 4
     (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "alarm"]
@@ -560,19 +565,19 @@ def test_a_rule_of_the_users_own(tmp_path: Path) -> None:
 
 
 def test_textbook_rules_are_chosen_by_name(tmp_path: Path) -> None:
-    with sealegs.Watch(tmp_path / "a", rules="textbook") as watch:
+    with sealegs.Watch(tmp_path / "a", detection=Detection(rules="textbook")) as watch:
         torch.manual_seed(0)
         words = [watch.see(step, loss=2.5 + 0.01 * float(torch.randn(()))).word for step in range(150)]
         assert watch.see(150, loss=2.6).word != "GO"
     assert words.count("GO") > 140
     with pytest.raises(ConfigError, match="rules='textbok': one of calibrated, textbook"):
-        sealegs.Watch(None, rules="textbok")
+        sealegs.Watch(None, detection=Detection(rules="textbok"))
 
 
 def test_signals_of_a_sampled_step(tmp_path: Path) -> None:
     model, optimizer = small()
     token_losses = torch.tensor([0.0, 0.2, 0.3, 99.0, math.nan])
-    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0, sample_every=10) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0, telemetry=Telemetry(sample_every=10)) as guard:
         for loss in losses(model, 101, {55: math.nan}):
             guard.step(loss, tokens=160, token_losses=token_losses)
     run = sealegs.open_run(tmp_path / "a")
@@ -609,7 +614,7 @@ def test_a_data_loader_goes_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"clip": 0.0}, "clip=0.0"), ({"clip": math.nan}, "clip=nan"), ({"sample_every": -1}, "sample_every=-1")],
+    [({"clip": 0.0}, "clip=0.0"), ({"clip": math.nan}, "clip=nan")],
     ids=str,
 )
 def test_impossible_options_are_refused(options: dict[str, Any], words: str) -> None:
@@ -628,7 +633,7 @@ def test_a_loss_that_is_not_one_number_is_refused() -> None:
 def test_a_loop_that_stands_still_is_noticed(tmp_path: Path) -> None:
     import time
 
-    with sealegs.Watch(tmp_path / "a", stalled_after_s=0.2) as watch:
+    with sealegs.Watch(tmp_path / "a", detection=Detection(stalled_after_s=0.2)) as watch:
         watch.see(0, loss=1.0)
         time.sleep(0.6)
         watch.see(1, loss=1.0)
@@ -643,7 +648,7 @@ def test_a_loop_on_one_batch_goes_on(tmp_path: Path) -> None:
     model, optimizer = small(lr=3e-3)
     torch.manual_seed(0)
     batch, wanted = torch.randn(16, 4), torch.randn(16, 1)
-    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0, sample_every=0) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", clip=1.0, telemetry=Telemetry(sample_every=0)) as guard:
         for _ in range(1500):
             loss = F.mse_loss(model(batch), wanted)
             loss.backward()
@@ -696,7 +701,7 @@ def test_complex_parameters_are_guarded() -> None:
     weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
     model = nn.Module()
     model.weight = weight
-    guard = sealegs.Guard(model, SGD([weight], lr=0.1), run=None, clip=0.5, sample_every=0)
+    guard = sealegs.Guard(model, SGD([weight], lr=0.1), run=None, clip=0.5, telemetry=Telemetry(sample_every=0))
     loss = (weight @ weight).abs().square().sum()
     loss.backward()
     norm = math.sqrt(float(weight.grad.abs().square().sum()))  # type: ignore[union-attr]
@@ -739,22 +744,26 @@ def two_guards(folder: Path) -> list[tuple[nn.Module, sealegs.Guard]]:
     made = []
     for name in ("one", "other"):
         model, optimizer = small()
-        options: dict[str, Any] = {"playbook": Playbook.standard(), "checkpoint_every": 4, "sample_every": 1}
+        options: dict[str, Any] = {
+            "playbook": Playbook.standard(),
+            "checkpoint_every": 4,
+            "telemetry": Telemetry(sample_every=1),
+        }
         made.append((model, sealegs.Guard(model, optimizer, run=folder / name, **options)))
     return made
 
 
 def test_guards_that_take_turns_stand_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one loses the other wins, and one that goes back alone parts from the other: it is halted instead."""
-    monkeypatch.setattr(sealegs.Guard, "_newest", None)
+    monkeypatch.setattr(LoopPort, "_newest", None)
     (model, guard), (its, other) = two_guards(tmp_path)
-    assert [each.goes_back for each in (guard, other)] == [True, True]
+    assert [each.loop.goes_back for each in (guard, other)] == [True, True]
     turns = zip(struck_at(model, guard, 60, at=20), struck_at(its, other, 60, at=-1), strict=True)
     with pytest.raises(RunHalted, match="the run is halted: a weight is not finite"):
         for _ in turns:
             pass
-    assert [each.goes_back for each in (guard, other)] == [False, False]
-    other.end()
+    assert [each.loop.goes_back for each in (guard, other)] == [False, False]
+    other.loop.end()
     for each in (guard, other):
         each.close()
     runs = [sealegs.open_run(tmp_path / name) for name in ("one", "other")]
@@ -774,7 +783,7 @@ def test_guards_that_take_turns_stand_back(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_loss_that_another_guard_drives_up_is_no_bad_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning of a run that ends badly is an error here; alone, this one is told to have."""
-    monkeypatch.setattr(sealegs.Guard, "_newest", None)
+    monkeypatch.setattr(LoopPort, "_newest", None)
     for takes_turns in (False, True):
         model, optimizer = small(lr=1e-5)
         its, theirs = small(lr=1e-5)
@@ -783,13 +792,13 @@ def test_a_loss_that_another_guard_drives_up_is_no_bad_end(tmp_path: Path, monke
             guard.step(loss * (3.0 if step >= 350 else 1.0))
             if takes_turns:
                 other.step(its_loss)
-        guard.finish()
+        guard.loop.finish()
         assert guard.ended_badly == "" if takes_turns else "never came back" in guard.ended_badly
 
 
 def test_guards_one_after_the_other_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model and then the next, to and fro a few times, too: each goes back as it would alone."""
-    monkeypatch.setattr(sealegs.Guard, "_newest", None)
+    monkeypatch.setattr(LoopPort, "_newest", None)
     (model, guard), (its, other) = two_guards(tmp_path)
     loops = struck_at(model, guard, 60, at=20), struck_at(its, other, 60, at=-1)
     for _ in range(3):
@@ -800,7 +809,7 @@ def test_guards_one_after_the_other_are_not_taken_for_it(tmp_path: Path, monkeyp
         for _ in loop:
             pass
     for each in (guard, other):
-        assert each.goes_back
+        assert each.loop.goes_back
         each.close()
     events = [event for name in ("one", "other") for event in sealegs.open_run(tmp_path / name).events]
     assert not any(event.kind == "one-of-several" for event in events)
@@ -810,7 +819,7 @@ def test_guards_one_after_the_other_are_not_taken_for_it(tmp_path: Path, monkeyp
 def test_a_schedule_that_the_loop_steps_is_only_stored() -> None:
     model, optimizer = small()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    guard = sealegs.Guard(model, optimizer, run=None, scheduler=scheduler, steps_scheduler=False)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=LoopScheduler(scheduler))
     began = scheduler.get_last_lr()
     all_taken(guard, losses(model, 3))
     assert scheduler.get_last_lr() == began
@@ -891,10 +900,10 @@ def test_a_schedule_whose_step_needs_something_is_refused_at_once() -> None:
     model, optimizer = small()
     schedule: Any = ByMetric()
     with pytest.raises(
-        ConfigError, match=r"scheduler=ByMetric: its step\(\) needs an argument .* steps_scheduler=False"
+        ConfigError, match=r"scheduler=ByMetric: its step\(\) needs an argument .* scheduler=sealegs.LoopScheduler"
     ):
         sealegs.Guard(model, optimizer, run=None, scheduler=schedule)
-    guard = sealegs.Guard(model, optimizer, run=None, scheduler=schedule, steps_scheduler=False)
+    guard = sealegs.Guard(model, optimizer, run=None, scheduler=LoopScheduler(schedule))
     all_taken(guard, losses(model, 2))
 
 
@@ -904,16 +913,16 @@ def test_a_resumed_guard_must_know_its_step(tmp_path: Path) -> None:
         all_taken(guard, losses(model, 3))
     with sealegs.Guard(model, optimizer, run=tmp_path / "a", resume=True) as guard:
         (loss,) = losses(model, 1)
-        with pytest.raises(ConfigError, match="load_state_dict, or say its step with go_on"):
+        with pytest.raises(ConfigError, match=r"load_state_dict, or say its step with guard\.loop\.resume_at"):
             guard.step(loss)
-        guard.resume_at(3)
+        guard.loop.resume_at(3)
         guard.step(loss)
     assert sealegs.open_run(tmp_path / "a").steps.tolist() == [0, 1, 2, 3]
 
 
 def test_a_model_is_left_as_it_was() -> None:
     model, optimizer = small()
-    guard = sealegs.Guard(model, optimizer, run=None, sample_every=1)
+    guard = sealegs.Guard(model, optimizer, run=None, telemetry=Telemetry(sample_every=1))
     all_taken(guard, losses(model, 2))
     assert model[0]._forward_hooks  # type: ignore[index]
     guard.close()
@@ -934,8 +943,7 @@ def test_a_detector_object_that_raises_costs_its_place_and_not_the_run(tmp_path:
             return ()
 
     model, optimizer = small()
-    watch = sealegs.Watch(tmp_path / "a", detectors=[Broken()])  # type: ignore[list-item]
-    with sealegs.Guard(model, optimizer, run=watch) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", detection=Detection(detectors=[Broken()])) as guard:
         words = [guard.step(loss).word for loss in losses(model, 12, {10: math.nan})]
     assert words == ["GO"] * 10 + ["SKIP", "GO"]
     (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "detector-failed"]
@@ -946,8 +954,7 @@ def test_an_evaluation_is_no_stall(tmp_path: Path) -> None:
     import time
 
     model, optimizer = small()
-    watch = sealegs.Watch(tmp_path / "a", stalled_after_s=0.2)
-    with sealegs.Guard(model, optimizer, run=watch) as guard:
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", detection=Detection(stalled_after_s=0.2)) as guard:
         (loss,) = losses(model, 1)
         guard.step(loss)
         with guard.paused():
@@ -967,7 +974,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("sealegs.guard", "sealegs.step.measurement"):
+    for module in ("sealegs.loop_port", "sealegs.step.measurement"):
         monkeypatch.setattr(f"{module}.time", clock)
     return clock
 
@@ -985,13 +992,13 @@ def test_a_checkpoint_that_is_written_beside_the_loop_is_no_slow_stretch(
     monkeypatch.setattr(checkpoint_files, "write_tensors", slowly)
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=60) as guard:
-        assert guard.checkpoints is not None
+        assert guard.loop.checkpoints is not None
         for loss in losses(model, 400):
             since = guard.number % 60 if guard.number >= 60 else 60
             clock.now += 0.3 if since < 15 else 0.1
             if since == 15:
                 may_end.set()
-                guard.checkpoints.wait()
+                guard.loop.checkpoints.wait()
                 may_end.clear()
             guard.step(loss)
         may_end.set()
@@ -1027,18 +1034,18 @@ def test_a_checkpoint_that_was_put_off_is_made_when_the_run_ends_well(
         if end == "with an error":
             raise KeyError
     told = [event.step for event in sealegs.open_run(tmp_path / "a").events if event.kind == "checkpoint"]
-    assert guard.checkpoints is not None
-    assert guard.checkpoints.steps() == told == ([4, 9] if end == "well" else [4])
+    assert guard.loop.checkpoints is not None
+    assert guard.loop.checkpoints.steps() == told == ([4, 9] if end == "well" else [4])
 
 
 def test_a_slow_stretch_between_checkpoints_is_one(clock: Clock, tmp_path: Path) -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=60) as guard:
-        assert guard.checkpoints is not None
+        assert guard.loop.checkpoints is not None
         for loss in losses(model, 300):
             clock.now += 0.3 if guard.number >= 200 else 0.1
             guard.step(loss)
-            guard.checkpoints.wait()
+            guard.loop.checkpoints.wait()
     events = sealegs.open_run(tmp_path / "a").events
     assert [event.step // 10 for event in events if event.kind == "remark"] == [21]
 
@@ -1091,12 +1098,12 @@ def test_a_step_in_two_halves_is_a_step(tmp_path: Path) -> None:
                     parameter.grad.mul_(math.nan if guard.number == 20 else 1e4 if guard.number == 36 else 1.0)
                 guard.before_clipping()
                 if name == "halves":
-                    guard.decide(loss, tokens=3)
+                    guard.loop.decide(loss, tokens=3)
                     before = [parameter.detach().clone() for parameter in model.parameters()]
                     assert guard.watch.verdict.step == guard.number, "it is known before the weights change"
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 number = guard.number
-                verdict = guard.update() if name == "halves" else guard.step(loss, tokens=3)
+                verdict = guard.loop.update() if name == "halves" else guard.step(loss, tokens=3)
                 if name == "halves":
                     is_as_before = all(map(torch.equal, before, model.parameters()))
                     assert is_as_before != verdict.go
@@ -1115,7 +1122,7 @@ def test_a_step_that_was_decided_and_never_updated_is_decided_anew(how: str) -> 
     guard = sealegs.Guard(model, optimizer, run=None)
     all_taken(guard, losses(model, 40))
     (loss,) = losses(model, 1, {40: 1e5}, first=40)
-    guard.decide(loss)
+    guard.loop.decide(loss)
     assert not guard.watch.verdict.go
     if how == "gone on from":  # a checkpoint that an exception wrote
         state = json.loads(json.dumps(guard.state_dict()))
@@ -1133,12 +1140,12 @@ def test_nobody_goes_back_in_the_middle_of_a_step(tmp_path: Path) -> None:
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=tmp_path / "a", playbook=sealegs.Playbook.observe()) as guard:
         (loss,) = losses(model, 1)
-        guard.decide(loss)
+        guard.loop.decide(loss)
         with pytest.raises(ConfigError, match="ask rollback 0: a step is decided and not updated yet"):
             guard.ask("rollback", "0")
-        guard.resume_at(7)  # wherever that is, the decision was another step's
+        guard.loop.resume_at(7)  # wherever that is, the decision was another step's
         with pytest.raises(ConfigError, match="no step is decided"):
-            guard.update()
+            guard.loop.update()
 
 
 def test_an_update_that_nobody_has_decided_is_refused(tmp_path: Path) -> None:
@@ -1147,13 +1154,13 @@ def test_an_update_that_nobody_has_decided_is_refused(tmp_path: Path) -> None:
         (loss,) = losses(model, 1)
         guard.step(loss)
         with pytest.raises(ConfigError, match=r"call decide\(loss\)"):
-            guard.update()
+            guard.loop.update()
         (loss,) = losses(model, 1)
-        guard.decide(loss)
+        guard.loop.decide(loss)
         with pytest.raises(ConfigError, match="give others"):
-            guard.decide(loss, grad_norm_p=0.0)
+            guard.loop.decide(loss, grad_norm_p=0.0)
         with pytest.raises(ConfigError, match=r"call decide\(loss\)"):  # what was decided before was another step
-            guard.update()
+            guard.loop.update()
 
 
 def check_equal(one: Tensor, other: Tensor | None) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.acting import Acting
 
 import sealegs
 from sealegs.errors import ConfigError, RunExists, StorageError
+from sealegs.judge import Detection
 from sealegs.vocabulary import Event, Row, Severity
 
 
@@ -177,8 +179,7 @@ def test_a_verdict_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
 def test_what_is_hardly_learned_is_said_when_it_closes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two sources, one with a tenth of the steps and all of the skips; where nothing acts, nothing was lost."""
     for acts in (True, False):
-        with sealegs.Watch(tmp_path / str(acts)) as watch:
-            watch.acts = acts
+        with sealegs.Watch(tmp_path / str(acts), observer=Acting(acts)) as watch:
             for step in range(400):
                 loss = math.nan if step % 50 == 40 else 2.5
                 watch.see(step, loss=loss, grad_norm=0.5, sources="wiki=4" if step % 10 == 0 else "books=4")
@@ -207,7 +208,7 @@ def test_detectors_that_are_new_begin_anew_and_the_rest_goes_on(tmp_path: Path) 
         for step in range(5):
             watch.see(step, loss=math.nan)
         state = watch.state_dict()
-    with sealegs.Watch(tmp_path / "b", detectors=[lambda row: None]) as watch:
+    with sealegs.Watch(tmp_path / "b", detection=Detection(detectors=[lambda row: None])) as watch:
         watch.load_state_dict(state)
         assert watch.skips == 5
         assert watch.see(5, loss=math.nan).verdict.skips_in_a_row == 6
@@ -230,7 +231,7 @@ def test_what_a_rule_of_the_users_own_skips_is_skipped_however_often() -> None:
         told: dict[str, Any] = {"detector": "shard", "signal": "shard", "value": 1.0, "limit": 0.5, "note": "bad shard"}
         return sealegs.Finding(step=int(row["step"]), severity=Severity.GATE, **told)
 
-    watch = sealegs.Watch(None, detectors=[bad_shard])
+    watch = sealegs.Watch(None, detection=Detection(detectors=[bad_shard]))
     noise = np.random.default_rng(0).normal(size=500)
     verdicts = [watch.see(step, loss=3 + 0.01 * noise[step], grad_norm=0.5) for step in range(500)]
     assert [verdict.step for verdict in verdicts if not verdict.go] == list(range(49, 500, 50))
@@ -253,7 +254,7 @@ def test_a_high_loss_is_told_and_no_reason_to_skip(loss: float, tmp_path: Path) 
 
 def test_corrected_thresholds_are_said_at_the_end(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    with sealegs.Watch(tmp_path / "a", budget=sealegs.Budget(total=10_000)) as watch:
+    with sealegs.Watch(tmp_path / "a", detection=Detection(budget=sealegs.Budget(total=10_000))) as watch:
         for step, value in enumerate(2.5 * np.exp(0.05 * np.exp(1.5 * random.standard_normal(3000)))):
             watch.see(step, loss=float(value))
     last = sealegs.open_run(tmp_path / "a").events[-1]

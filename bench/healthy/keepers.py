@@ -10,7 +10,6 @@ overflow is the scaler's, and no rule is shown it. Lightning's SpikeDetection lo
 wants it restarted from a checkpoint, which a loop of somebody else's does not have: it only counts where it would stop.
 """
 
-import inspect
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ import sealegs
 from bench import peers
 from sealegs.cli.check import check
 from sealegs.errors import RunHalted
+from sealegs.guard_options import Checkpointing
 from sealegs.recovery.actions import Rollback, actions_from
 from sealegs.vocabulary import Event, Severity
 
@@ -228,7 +228,7 @@ class GuardSteps:
     @property
     def is_probe(self) -> bool:
         """As the guard says."""
-        return bool(getattr(self._guard, "is_probe", self._guard.data.is_probe))
+        return bool(getattr(self._guard, "is_probe", self._guard.loop.data.is_probe))
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """As the guard hands them out."""
@@ -267,9 +267,6 @@ class Guarded:
         also: dict[str, Any] | None = None,
     ) -> Steps:
         """A guard, and a run folder, of its own for every loop; only one that reads the data can go back in it."""
-        more: dict[str, Any] = {}
-        if also is not None and "also" in inspect.signature(sealegs.Guard).parameters:
-            more["also"] = also
         guard = sealegs.Guard(
             model,
             optimizer,
@@ -278,7 +275,7 @@ class Guarded:
             clip=clip,
             scaler=scaler,
             playbook=self.playbook if reads_data else None,
-            **more,
+            checkpoint_every=Checkpointing(also=also or {}),
         )
         self.guards.append(guard)
         return GuardSteps(self.counts, guard)
@@ -289,7 +286,7 @@ class Guarded:
         verdicts = []
         for guard in self.guards:
             if error is not None:
-                guard.fail(error)
+                guard.loop.fail(error)
             guard.close()
             folder = guard.watch.folder
             assert folder is not None

@@ -31,6 +31,7 @@ from sealegs import Guard, Playbook
 from sealegs.errors import RunHalted
 from sealegs.faults.data import DataFault
 from sealegs.faults.injector import Injector, inject
+from sealegs.guard_options import Checkpointing
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import Settings
@@ -145,10 +146,9 @@ def guarded(run: Run, folder: Path, *, resume: bool, act: bool) -> Guard:
         act=act,
         resume=resume,
         playbook=Playbook.standard(),
-        checkpoint_every=run.plan.guard_checkpoints,
-        snapshot_every=EVERY,
-        snapshot_memory=8 * 2**30,
-        capsule_bytes=0,
+        checkpoint_every=Checkpointing(
+            every=run.plan.guard_checkpoints, snapshot_every=EVERY, snapshot_memory=8 * 2**30, capsule_bytes=0
+        ),
     )
 
 
@@ -269,7 +269,7 @@ def under_guard(run: Run, folder: Path) -> bool:
         except RunHalted:
             return True
         finally:
-            guard.finish()
+            guard.loop.finish()
             run.skips = guard.watch.skips - before
     return False
 

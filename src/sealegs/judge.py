@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from sealegs.detectors.contract import Detector
+from sealegs.detectors.custom import Rule
 from sealegs.detectors.drift import Drift
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
@@ -74,6 +75,20 @@ class Budget:
                 f"Budget(in_a_row={self.in_a_row}, nonfinite_in_a_row={self.nonfinite_in_a_row}, total={self.total}, "
                 f"share={self.share}): whole numbers from 1, and a share from 0 to 1"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """How a run is judged."""
+
+    rules: str = "calibrated"
+    """``calibrated``, or ``textbook`` for the rules of thumb that everybody knows."""
+    detectors: Sequence[Rule | Detector[Any]] = ()
+    """Your own, on top: each a function of a row, or a detector."""
+    budget: Budget = Budget()
+    """How much may be skipped before the verdict is HALT."""
+    stalled_after_s: float = 600.0
+    """Seconds for which a loop may stand still; longer is an event, with the line that it waits in."""
 
 
 class Tally(NamedTuple):

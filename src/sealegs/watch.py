@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sealegs import judge
-from sealegs.detectors.custom import Rule, as_detector
+from sealegs.detectors.custom import as_detector
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
-from sealegs.judge import Budget
+from sealegs.judge import Detection
 from sealegs.record import manifest as manifests
 from sealegs.record.interventions import Skips, told_of
 from sealegs.record.unlearned_sources import Division
@@ -25,8 +25,6 @@ from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.watchdog import Watchdog
 from sealegs.sinks.notify import Notifier, Where
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
-
-STALLED_AFTER_S = 600.0
 
 D = TypeVar("D")
 
@@ -79,6 +77,31 @@ class LateVerdict:
         return str(self.verdict)
 
 
+class Observer:
+    """Who stands behind a watch. By itself nobody acts, and rows are recorded as they come; a guard knows better."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether someone acts on the verdicts: said in every event."""
+        return False
+
+    @property
+    def instead_of_halt(self) -> str:
+        """What becomes of a run whose verdict is HALT, in words; nothing, where that ends it."""
+        return "it should be halted, which is the loop's to do"
+
+    def complete(self, row: Row) -> Row:
+        """A row whose numbers have arrived, before it is judged."""
+        return row
+
+    def trim(self, row: Row, verdict: Verdict) -> Row:
+        """A row that was judged, before it is written."""
+        return row
+
+    def judged(self, row: Row, verdict: Verdict) -> None:
+        """A row was judged and written."""
+
+
 class Watch:
     """Records a training run into a folder and judges every step of it.
 
@@ -101,28 +124,25 @@ class Watch:
         settings: dict[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
         notify: Where | None = None,
-        rules: str = "calibrated",
-        detectors: Sequence[Rule] = (),
-        budget: Budget = Budget(),  # noqa: B008
-        stalled_after_s: float = STALLED_AFTER_S,
+        detection: Detection = Detection(),  # noqa: B008 -- a frozen value
+        observer: Observer = Observer(),  # noqa: B008 -- it has no state
     ) -> None:
         """Start the run in folder ``run``, or go on with it; a ``RunWriter`` is taken as it is, None records nothing.
 
-        ``settings`` say what the run is; at a resume, what it is from now on. ``rules`` are ``calibrated`` or
-        ``textbook``; ``detectors`` come on top, each a function of a row or a detector. ``budget`` says how many steps
-        in a row should be skipped at most before the verdict is HALT. A loop that stands still for longer than
-        ``stalled_after_s`` is an event, with the line that it waits in.
+        ``settings`` say what the run is; at a resume, what it is from now on. ``detection`` says how it is judged;
+        ``observer`` sees each row on its way to the record.
 
         ``sinks`` get every row and event too: ``sealegs.tracker("wandb")``. ``notify`` is where a person is told when
         the run needs one: the address of a webhook, a command, the name of an environment variable that holds either
         (``"$HOOK"``), or a ``sealegs.Notify`` with options.
         """
         notifier = () if notify is None else (Notifier(notify),)  # refused before there is a folder
-        standard = judge.rules(rules)
-        self._detectors = (*standard, *map(as_detector, detectors))
+        standard = judge.rules(detection.rules)
+        self._detectors = (*standard, *map(as_detector, detection.detectors))
         self._own_from = len(standard)
         self._state = judge.begin(self._detectors)
-        self._budget = budget
+        self._budget = detection.budget
+        self._observer = observer
         self.folder = run.folder if isinstance(run, RunWriter) else None if run is None else Path(run)
         """Of the run, on every rank; one of them records into it."""
         self.record = _opened(run, resume)
@@ -130,16 +150,6 @@ class Watch:
             self.record.amend(settings=settings)
         self.halted: Verdict | None = None
         """The first verdict that was HALT."""
-        self.acts = False
-        """Whether someone acts on the verdicts: said in every event."""
-        self.instead_of_halt = "it should be halted, which is the loop's to do"
-        """What becomes of a run whose verdict is HALT, in words; nothing, where that ends it."""
-        self.complete: Callable[[Row], Row] = lambda row: row
-        """What a row goes through when its numbers have arrived ..."""
-        self.trim: Callable[[Row, Verdict], Row] = lambda row, verdict: row
-        """... and when it has been judged, before it is written."""
-        self.after: Callable[[Row, Verdict], None] = lambda row, verdict: None
-        """Who is told of it in the end."""
         self._collector = Collector()
         self._late: deque[LateVerdict] = deque()
         self._recent: deque[Verdict] = deque(maxlen=32)
@@ -159,7 +169,7 @@ class Watch:
         for sink in listening:
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
-        self._watchdog = Watchdog(stalled_after_s, self._stalled) if self.record is not None else None
+        self._watchdog = Watchdog(detection.stalled_after_s, self._stalled) if self.record is not None else None
 
     def see(self, step: int, **signals: Signal) -> LateVerdict:
         """Take what a step knows, by signal name: numbers, or tensors with one element, read when they are there.
@@ -353,15 +363,15 @@ class Watch:
     def _write(self, rows: list[Row]) -> None:
         for row in rows:
             late = self._late.popleft()
-            row = self.complete(row)
+            row = self._observer.complete(row)
             late._verdict = verdict = self._judged(row)
-            row = self.trim(row, verdict)
+            row = self._observer.trim(row, verdict)
             if self.record is not None:
                 self.record.row(row)
             for sink in tuple(self._sinks):
                 self._tell(sink, partial(sink.row, row))
             if "loss" in row:
-                self.after(row, verdict)
+                self._observer.judged(row, verdict)
 
     def _judged(self, row: Row) -> Verdict:
         if "loss" not in row:  # an evaluation on its own, or what else is noted between steps
@@ -374,15 +384,15 @@ class Watch:
             self._drop_own_detectors(error)
             self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
         if verdict.severity == Severity.HALT:
-            verdict = replace(verdict, instead=self.instead_of_halt)
+            verdict = replace(verdict, instead=self._observer.instead_of_halt)
         self._recent.append(verdict)
         self._judged_rows += 1
         if "sources" in row:
-            self._division.add(str(row["sources"]), skips=self.acts and not verdict.go)
+            self._division.add(str(row["sources"]), skips=self._observer.acts and not verdict.go)
         if verdict.severity == Severity.HALT and self.halted is None:
             self.halted = verdict
         if verdict.findings:
-            detail = told(verdict, self.skips) | {"acted": self.acts and not verdict.go}
+            detail = told(verdict, self.skips) | {"acted": self._observer.acts and not verdict.go}
             if detail["acted"]:
                 self._skips = self._skips.after(verdict.step, detail["findings"])
             self.note(kind_of(verdict), step=verdict.step, **detail)

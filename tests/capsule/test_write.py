@@ -4,7 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from sealegs.capsule import write
 from sealegs.capsule.read import open_capsule
 from sealegs.capsule.write import BatchHandle
 from sealegs.errors import SourceError
+from sealegs.guard_options import Checkpointing
 from sealegs.state.rng import rng_now
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState, scale_of
 
-OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "snapshot_every": 20}
+SMALL = Checkpointing(snapshot_memory=2**20, snapshot_every=20)
+OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "checkpoint_every": SMALL}
 
 
 # the runs end in the middle of their incident
@@ -153,7 +155,7 @@ def test_a_batch_that_the_loop_has_changed_is_not_taken_for_the_one_it_got(tmp_p
 
 
 def test_without_snapshots_a_checkpoint_is_linked_and_outlives_its_rotation(tmp_path: Path) -> None:
-    go_wrong(tmp_path / "a", snapshot_memory=None, checkpoint_every=20, keep_checkpoints=1)
+    go_wrong(tmp_path / "a", checkpoint_every=Checkpointing(every=20, keep=1, snapshot_every=20))
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     state = capsule.description.state
     assert state is not None
@@ -167,12 +169,12 @@ def test_without_snapshots_a_checkpoint_is_linked_and_outlives_its_rotation(tmp_
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"snapshot_memory": None}, "neither a snapshot nor a checkpoint from before step 300"),
-        ({"capsule_bytes": 1000.0}, "4.0 KiB are more than is left of the budget"),
+        (replace(SMALL, snapshot_memory=None), "neither a snapshot nor a checkpoint from before step 300"),
+        (replace(SMALL, capsule_bytes=1000.0), "4.0 KiB are more than is left of the budget"),
     ],
 )
-def test_what_cannot_be_kept_is_named(how: dict[str, Any], why: str, tmp_path: Path) -> None:
-    go_wrong(tmp_path / "a", **how)
+def test_what_cannot_be_kept_is_named(how: Checkpointing, why: str, tmp_path: Path) -> None:
+    go_wrong(tmp_path / "a", checkpoint_every=how)
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert why in capsule.description.without_state
     assert len(capsule.batches) > 300
@@ -181,7 +183,7 @@ def test_what_cannot_be_kept_is_named(how: dict[str, Any], why: str, tmp_path: P
 
 
 def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
-    go_wrong(tmp_path / "a", capsule_bytes=0)
+    go_wrong(tmp_path / "a", checkpoint_every=replace(SMALL, capsule_bytes=0))
     assert not (tmp_path / "a" / "incidents").exists()
 
 
@@ -194,7 +196,7 @@ def test_a_batch_of_a_strange_type_costs_an_event_and_no_more(tmp_path: Path) ->
 
 
 def test_an_early_incident_can_be_run_again(tmp_path: Path) -> None:
-    go_wrong(tmp_path / "a", at=30, snapshot_every=50, factor=math.nan, act=False)
+    go_wrong(tmp_path / "a", at=30, checkpoint_every=replace(SMALL, snapshot_every=50), factor=math.nan, act=False)
     capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
     assert (capsule.incident.kind, capsule.incident.start, capsule.description.state) == ("nonfinite", 30, 1)
     assert 30 in capsule.steps()

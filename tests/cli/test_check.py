@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.acting import Acting
 
 import sealegs
 from sealegs.cli.main import main
@@ -159,9 +160,7 @@ def guarded(
 ) -> str:
     """A run in a guard's folder, with losses and norms as they are given at some steps; events as a guard writes
     them."""
-    with sealegs.Watch(folder) as watch:
-        watch.acts = act
-        watch.instead_of_halt = ""
+    with sealegs.Watch(folder, observer=Acting(act)) as watch:
         watch.note("guard", act=act, playbook=playbook)
         for step, loss in enumerate(curve(steps).tolist()):
             watch.see(step, loss=spoilt.get(step, loss), grad_norm=(norms or {}).get(step, 0.5))
@@ -258,8 +257,7 @@ def test_a_run_that_was_halted_is_to_be_acted_on_until_it_goes_on(check: Check, 
     told = json.loads(out)
     assert (code, told["verdict"]) == (1, "act")
     assert told["first_action"].startswith("The run was halted at step 1499: step 1499  HALT")
-    with sealegs.Watch(folder, resume=True) as watch:
-        watch.acts = True
+    with sealegs.Watch(folder, resume=True, observer=Acting()) as watch:
         watch.note("guard", step=1400, act=True, playbook=None)
         for step, loss in enumerate(curve(1700).tolist()[1400:], 1400):
             watch.see(step, loss=loss, grad_norm=0.5)

@@ -23,7 +23,7 @@ Rows = list[dict[str, float]]
 
 
 def in_words(row: Row) -> str | None:
-    """A user's rule, for ``Own``: the one detector that is nothing by itself."""
+    """A user's rule, for ``CustomDetector``: the one detector that is nothing by itself."""
     return "the loss is high" if float(row.get("loss", 0.0)) > 45 else None
 
 
@@ -36,7 +36,7 @@ def found() -> list[Detector[Any]]:
             is_detector = all(hasattr(kind, part) for part in ("init", "look", "learn")) and kind is not Detector
             if is_detector and kind.__module__ == module.__name__:
                 make: Any = kind
-                detector: Detector[Any] = make(function=in_words) if name == "Own" else make()
+                detector: Detector[Any] = make(function=in_words) if name == "CustomDetector" else make()
                 detectors.append(detector)
     return detectors
 
@@ -44,7 +44,7 @@ def found() -> list[Detector[Any]]:
 DETECTORS = {type(detector).__name__: detector for detector in found()}
 GUARDS = {"NonFinite", "Spike"}
 """Find a sudden rise at every step that it lasts."""
-SUDDEN = GUARDS | {"Own", "ThreeSigma"}
+SUDDEN = GUARDS | {"CustomDetector", "ThreeSigma"}
 """Find a sudden rise at its first step, and again."""
 NOISY = {"ThreeSigma"}
 """Known to find health: held to what they are known to do, in tests of their own."""
@@ -59,7 +59,7 @@ everyone = those(set(DETECTORS))
 
 
 def test_the_suite_runs_over_all_of_them() -> None:
-    names = "Drift MonotonicRise NonFinite Overflow Own Proportion Rate Replicas Spike ThreeSigma Throughput"
+    names = "CustomDetector Drift MonotonicRise NonFinite Overflow Proportion Rate Replicas Spike ThreeSigma Throughput"
     assert sorted(DETECTORS) == names.split()
     assert len(found()) == len(DETECTORS) == 11
 

@@ -92,5 +92,5 @@ def test_a_detector_stays_what_it_is() -> None:
 def test_anything_else_is_refused(value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         as_detector(value)
-    with pytest.raises(ConfigError, match=r"Own\.function=3"):
+    with pytest.raises(ConfigError, match=r"CustomDetector\.function=3"):
         CustomDetector(function=3)  # type: ignore[arg-type]

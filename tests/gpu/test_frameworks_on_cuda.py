@@ -12,6 +12,7 @@ from tests.integrations import lightning_small, loop, small
 from tests.integrations.small import NAN, SPIKE, STEPS
 
 import sealegs
+from sealegs.guard_options import Checkpointing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,7 +112,10 @@ def test_the_trainer_skips_exactly(precision: str, optimizer: str, tmp_path: Pat
 def test_the_trainer_goes_back_behind_damage(tmp_path: Path) -> None:
     steps, damaged = 120, 70
     trainer = hf_trainer(tmp_path / "out", "bf16", max_steps=steps, learning_rate=3e-3)
-    options: dict[str, Any] = {"playbook": sealegs.Playbook.standard(), "snapshot_every": 20}
+    options: dict[str, Any] = {
+        "playbook": sealegs.Playbook.standard(),
+        "checkpoint_every": Checkpointing(snapshot_every=20),
+    }
     small.attached(trainer, tmp_path / "run", **options)
     from transformers import TrainerCallback
 
@@ -165,7 +169,7 @@ def accelerated(run: Path | None, precision: str) -> Told:
     if run is None:
         loop.trained(accelerator, made, before=look, after=compare)
         return told
-    with accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run=run) as guard:
+    with accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=run) as guard:
         faults = small.FAULTS if run.name == "broken" else ()
         with small.broken(model, lambda: guard.guard.number, faults):
             loop.trained(accelerator, made, guard, before=look, after=compare)

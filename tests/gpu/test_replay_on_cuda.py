@@ -10,6 +10,7 @@ from torch import nn
 
 import sealegs
 from sealegs.capsule.read import open_capsule
+from sealegs.guard_options import Checkpointing
 from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Subject
@@ -43,7 +44,12 @@ def test_an_incident_on_a_device_is_run_again(where: str, tmp_path: Path) -> Non
         batch["y"] = 20 * torch.randn(16, 4)
     if where == "device":
         data = [{name: part.cuda() for name, part in batch.items()} for batch in data]
-    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**30, "act": False, "clip": 1.0}
+    how: dict[str, Any] = {
+        "playbook": sealegs.Playbook.observe(),
+        "act": False,
+        "clip": 1.0,
+        "checkpoint_every": Checkpointing(snapshot_memory=2**30),
+    }
     with sealegs.Guard(one.model, one.optimizers, run=tmp_path / "a", **how) as guard:
         for batch in guard.batches(data):
             loss = one.loss(batch)

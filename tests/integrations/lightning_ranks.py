@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import sealegs
+from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.integrations.lightning import Guarded
 
 _spec = importlib.util.spec_from_file_location("lightning_small", Path(__file__).with_name("lightning_small.py"))
@@ -62,7 +63,12 @@ def main(out: Path) -> None:
     seen["resumed"] = module.digests[small.STEPS - 1]
     module = OfOneRank()
     module.damaged = {DAMAGED}
-    guarded = Guarded(run=out / "back", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
+    guarded = Guarded(
+        run=out / "back",
+        playbook=sealegs.Playbook.standard(),
+        telemetry=Telemetry(sample_every=0),
+        checkpoint_every=Checkpointing(snapshot_every=10),
+    )
     trainer = fitted(module, guarded, max_steps=LAST)
     seen |= {"went back": module.seen, "steps": trainer.global_step}
     (out / f"{rank}.json").write_text(json.dumps(seen))

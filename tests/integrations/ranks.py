@@ -18,6 +18,7 @@ from tests.integrations import small
 from tests.integrations.loop import parts, trained
 
 import sealegs
+from sealegs.guard_options import Checkpointing
 from sealegs.integrations import accelerate
 
 STEPS, DAMAGED = 110, 70
@@ -55,7 +56,7 @@ def of_loop(out: Path, name: str, *, guarded: bool, is_damaged: bool = False, **
                 parameter.data.mul_(30.0)
         numbers.append(number)
 
-    with accelerate.guard(
+    with accelerate.attach(
         accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options
     ) as guard:
         trained(accelerator, made, guard, steps=STEPS if is_damaged else 30, after=damage)
@@ -69,7 +70,9 @@ def of_shards(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] = 
     made = model, optimizer, _, scheduler = parts(accelerator, batch=2, gamma=0.99)
     shard_on_cpus(accelerator)
     if guarded:
-        guard = accelerate.guard(accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options)
+        guard = accelerate.attach(
+            accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options
+        )
         with guard, small.broken(model, lambda: guard.guard.number, faults):
             trained(accelerator, made, guard)
     else:
@@ -105,7 +108,12 @@ def main(out: Path, *ports: str) -> None:
         "loop guarded": of_loop(out, "loop-guarded", guarded=True),
         "loop standard": of_loop(out, "loop-standard", guarded=True, playbook=standard),
         "loop damaged": of_loop(
-            out, "loop-damaged", guarded=True, is_damaged=True, playbook=standard, snapshot_every=20
+            out,
+            "loop-damaged",
+            guarded=True,
+            is_damaged=True,
+            playbook=standard,
+            checkpoint_every=Checkpointing(snapshot_every=20),
         ),
         "shards": of_shards(out, "shards", guarded=False),
         "shards guarded": of_shards(out, "shards-guarded", guarded=True, playbook=standard),

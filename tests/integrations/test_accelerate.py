@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import sealegs
 from sealegs.errors import ConfigError
+from sealegs.guard_options import Checkpointing, Telemetry
 
 pytestmark = pytest.mark.xdist_group("transformers")  # which has imported accelerate already
 STANDARD = sealegs.Playbook.standard()
@@ -32,7 +33,7 @@ def guarded(accelerator: Any, made: tuple[Any, ...], run: Path | None, **options
     from sealegs.integrations import accelerate
 
     model, optimizer, _, scheduler = made
-    return accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run=run, **options)
+    return accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=run, **options)
 
 
 def end_of(made: tuple[Any, ...]) -> tuple[str, list[float]]:
@@ -101,7 +102,7 @@ def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> None:
     ours = accelerator(gradient_accumulation_steps=2)
     made = parts(ours)
-    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
+    with guarded(ours, made, tmp_path / "run", telemetry=Telemetry(sample_every=0)) as guard:
         means = []
         losses: list[float] = []
         for batch in guard.batches(made[2]):
@@ -121,7 +122,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {row["grad_norm"] for row in rows} == {2.0}
     assert sum(map(int, rows[0]["token_loss_histogram"].split())) == 4
-    assert guard.guard._reading.pace.tokens == 8 * 8, "of all micro-batches"
+    assert guard.guard.loop._measurement.pace.tokens == 8 * 8, "of all micro-batches"
 
 
 def by_value(ours: Any, model: Any) -> None:
@@ -140,7 +141,7 @@ def test_the_norm_is_that_of_gradients_before_they_are_clipped(clip: Any, tmp_pa
     made = parts(ours)
     other = ours.prepare(torch.nn.Linear(4, 1))
     norms = []
-    with guarded(ours, made, tmp_path / "run", sample_every=0) as guard:
+    with guarded(ours, made, tmp_path / "run", telemetry=Telemetry(sample_every=0)) as guard:
         for batch in guard.batches(made[2]):
             with ours.accumulate(made[0]):
                 ours.backward(other(torch.ones(4)).sum())
@@ -196,7 +197,7 @@ def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
         half.load_state(str(tmp_path / "saved"))
         assert guard.guard.number == at
         assert guard.guard.watch.state_dict() == kept[0], "the memory of the detectors too"
-        assert guard.guard.checkpoints.tags()[at + 2] == "suspect", "of another line"
+        assert guard.guard.loop.checkpoints.tags()[at + 2] == "suspect", "of another line"
         trained(half, again, guard, done=at)
     uninterrupted = accelerator()
     alone = parts(uninterrupted)
@@ -286,7 +287,9 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
                 for parameter in model.parameters():
                     parameter.data.mul_(30.0)
 
-    with guarded(ours, made, tmp_path / "run", playbook=STANDARD, snapshot_every=20) as guard:
+    with guarded(
+        ours, made, tmp_path / "run", playbook=STANDARD, checkpoint_every=Checkpointing(snapshot_every=20)
+    ) as guard:
         trained(ours, made, guard, steps=110, after=damage)
     run = sealegs.open_run(tmp_path / "run")
     interventions = [event.detail for event in run.events if event.kind == "intervention"]
@@ -358,7 +361,7 @@ def test_a_batch_that_is_tried_again_leaves_other_optimizers_their_loss_scale(tm
     with guarded(ours, made, tmp_path / "run", playbook=STANDARD) as guard:
         while guard.guard.number < 240:
             for batch in guard.batches(loader):
-                is_bad = 200 <= guard.guard.number < 210 and not guard.guard.data.is_probe  # once a loss is judged
+                is_bad = 200 <= guard.guard.number < 210 and not guard.guard.loop.data.is_probe  # once a loss is judged
                 loss = loss_of(model, batch) * (30.0 if is_bad else 1.0)
                 ours.backward(loss)
                 ours.clip_grad_norm_(model.parameters(), 0.5)
@@ -383,11 +386,11 @@ def test_what_is_not_prepared_is_refused(tmp_path: Path) -> None:
         (optimizer, {"checkpoint_every": -1}, "checkpoint_every=-1"),
     ):
         with pytest.raises(ConfigError, match=says):
-            accelerate.guard(ours, model, odd, run=tmp_path / "run", **options)
+            accelerate.attach(ours, model, odd, run=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
     plateau = ours.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer.optimizer))
     with pytest.raises(ConfigError, match="scheduler=ReduceLROnPlateau: it waits for a metric"):
-        accelerate.guard(ours, model, optimizer, run=None, scheduler=plateau)
+        accelerate.attach(ours, model, optimizer, run=None, scheduler=plateau)
 
 
 def test_a_loop_that_fails_leaves_its_error_in_the_folder(tmp_path: Path) -> None:

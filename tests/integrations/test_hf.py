@@ -21,6 +21,7 @@ from tests.integrations.small import NAN, SPIKE, STEPS
 import sealegs
 from sealegs.cli import check
 from sealegs.errors import ConfigError, RunHalted, SourceError
+from sealegs.guard_options import Checkpointing
 from sealegs.record.requests import waiting
 from sealegs.recovery.ledger import read_books
 from sealegs.recovery.requests import ASK_EVERY_S
@@ -197,7 +198,7 @@ def remembered(guard: sealegs.Guard) -> dict[str, Any]:
 @pytest.mark.parametrize(("playbook", "at"), [("none", 8), ("standard", 16), ("standard", 24)])
 def test_a_resume_goes_on_bit_for_bit(playbook: str, at: int, tmp_path: Path) -> None:
     """From the middle of an epoch, and from its end; the memory of the detectors too."""
-    options: dict[str, Any] = {"playbook": PLAYBOOKS[playbook], "snapshot_every": 20}
+    options: dict[str, Any] = {"playbook": PLAYBOOKS[playbook], "checkpoint_every": Checkpointing(snapshot_every=20)}
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 8, "logging_steps": 8}
     whole = small.trainer(tmp_path / "out", **settings)
     attached = small.attached(whole, tmp_path / "whole", **options)
@@ -239,8 +240,8 @@ def test_a_checkpoint_without_a_guard_is_gone_on_with(plain: Any, tmp_path: Path
 
 def stale(guard: sealegs.Guard) -> list[int]:
     """Checkpoints of the guard's own that it would not go back to."""
-    assert guard.checkpoints is not None
-    return [step for step, tag in guard.checkpoints.tags().items() if tag == "suspect"]
+    assert guard.loop.checkpoints is not None
+    return [step for step, tag in guard.loop.checkpoints.tags().items() if tag == "suspect"]
 
 
 def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
@@ -248,7 +249,10 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     steps, damaged = 120, 70
     settings: dict[str, Any] = {"max_steps": steps, "learning_rate": 3e-3, "save_strategy": "steps", "save_steps": 40}
     settings["logging_steps"] = 7
-    options: dict[str, Any] = {"playbook": PLAYBOOKS["standard"], "snapshot_every": 20, "checkpoint_every": 40}
+    options: dict[str, Any] = {
+        "playbook": PLAYBOOKS["standard"],
+        "checkpoint_every": Checkpointing(every=40, snapshot_every=20),
+    }
     trainer = small.trainer(tmp_path / "out", **settings)
     attached = small.attached(trainer, tmp_path / "run", **options)
     found: Digests = []
@@ -291,7 +295,9 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     resumed = small.trainer(tmp_path / "out", **settings)
     going_on = small.attached(resumed, tmp_path / "run", **options)
     known: list[Any] = []
-    watching(resumed, [], lambda step: known.append((going_on.guard.recovery.bookkeeping(), *stale(going_on.guard))))
+    watching(
+        resumed, [], lambda step: known.append((going_on.guard.loop.recovery.bookkeeping(), *stale(going_on.guard)))
+    )
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-80"))
     assert small.digest(resumed.model, resumed.optimizer.optimizer) == found[-1][2]
     assert known[0] == (ledger, steps), (
@@ -377,7 +383,7 @@ def test_steps_that_are_counted_back_are_made_after_all(tmp_path: Path) -> None:
     missing."""
     trainer = small.trainer(tmp_path / "out", max_steps=64, learning_rate=3e-3)
     attached = small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"])
-    batch = lambda: -1 if attached.guard.data.is_probe else attached.guard.data.number  # noqa: E731
+    batch = lambda: -1 if attached.guard.loop.data.is_probe else attached.guard.loop.data.number  # noqa: E731
     exploding = tuple(f"gradient-scale:factor={500.0 ** (1 + step):g}@{50 + step}" for step in range(7))
     with small.broken(trainer.model, batch, exploding):
         trainer.train()

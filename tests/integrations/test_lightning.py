@@ -21,6 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 import sealegs
 from sealegs.cli.main import main
 from sealegs.errors import ConfigError, MissingExtra, RunExists, RunHalted
+from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.integrations.lightning import HOMES, Guarded, _made_for
 from sealegs.integrations.preflight_advice import PreflightWarning
 
@@ -389,7 +390,7 @@ def test_whoever_is_to_be_told_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"import sys; open({str(heard)!r}, 'a').write(sys.stdin.read())"]
     module = small.module_class(HOME)(dict.fromkeys(range(10, STEPS), float("nan")))
     with pytest.raises(RunHalted):
-        fitted(module, Guarded(run=tmp_path / "a", notify=command), home=HOME)
+        fitted(module, Guarded(run=tmp_path / "a", telemetry=Telemetry(notify=command)), home=HOME)
     assert "halted" in heard.read_text()
 
 
@@ -454,9 +455,9 @@ def test_both_lightnings_know_the_callback_for_one_of_theirs() -> None:
     for home in HOMES:
         made = object.__new__(_made_for(Guarded, (home,)))
         assert isinstance(made, import_module(home).Callback)
-    guarded = Guarded(run=None, snapshot_every=7)
+    guarded = Guarded(run=None, checkpoint_every=Checkpointing(snapshot_every=7))
     copy = pickle.loads(pickle.dumps(guarded))  # noqa: S301 - as strategies do that spawn their processes
-    assert (type(copy), copy._options) == (type(guarded), {"snapshot_every": 7})
+    assert (type(copy), copy._options) == (type(guarded), {"checkpoint_every": Checkpointing(snapshot_every=7)})
 
 
 def test_without_lightning_there_is_one_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,9 +472,9 @@ def test_without_lightning_there_is_one_line_that_says_how_to_get_it(monkeypatch
 def test_the_guard_clips_where_lightning_does_not(tmp_path: Path) -> None:
     """Which it refuses to for fused optimizers in mixed precision."""
     ends = []
-    for run, options, clip in (("a", {"gradient_clip_val": 0.5}, {}), ("b", {}, {"clip": 0.5})):
+    for run, options, clip in (("a", {"gradient_clip_val": 0.5}, None), ("b", {}, 0.5)):
         module = small.module_class(HOME)()
-        fitted(module, Guarded(run=tmp_path / run, **clip), home=HOME, limit_val_batches=0, **options)
+        fitted(module, Guarded(run=tmp_path / run, clip=clip), home=HOME, limit_val_batches=0, **options)
         ends.append((module.net[0].weight, [row["grad_norm"] for row in rows_of(tmp_path / run)]))
     assert torch.equal(ends[0][0], ends[1][0])
     assert ends[0][1] == ends[1][1], "before it was clipped"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import sealegs
 from sealegs.errors import ConfigError
+from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.integrations.lightning import HOMES, Guarded
 from sealegs.record.requests import leave
 from sealegs.recovery.ledger import read_books
@@ -65,14 +66,17 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     class Keeping(import_module(HOME).Callback):  # type: ignore[misc]
         def on_train_start(self, *_: Any) -> None:
             guard: Any = guarded.guard
-            suspect = [step for step, tag in guard.checkpoints.tags().items() if tag == "suspect"]
-            known.append((guard.number, guard.recovery.bookkeeping(), suspect))
+            suspect = [step for step, tag in guard.loop.checkpoints.tags().items() if tag == "suspect"]
+            known.append((guard.number, guard.loop.recovery.bookkeeping(), suspect))
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == SAVED:
                 trainer.save_checkpoint(tmp_path / "kept.ckpt")
 
-    options: dict[str, Any] = {"snapshot_every": 11, "sample_every": 0, "checkpoint_every": 45}
+    options: dict[str, Any] = {
+        "checkpoint_every": Checkpointing(every=45, snapshot_every=11),
+        "telemetry": Telemetry(sample_every=0),
+    }
     guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
     trainer = fitted(module, guarded, Keeping(), home=HOME, max_steps=LAST)
     (done,) = events_of(tmp_path / "a", "intervention")
@@ -134,11 +138,16 @@ def test_bad_data_are_skipped_and_the_steps_they_took_counted_back(way: str, fir
         def on_after_backward(self) -> None:
             _, epoch, place = self.seen[-1]
             number = epoch * PER_EPOCH + place
-            if number in bad and not guarded.guard.data.is_probe:
+            if number in bad and not guarded.guard.loop.data.is_probe:
                 small.spoil(self.net, 1e3 * 50.0 ** (number - first))
 
     module = BadData()
-    guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
+    guarded: Any = Guarded(
+        run=tmp_path / "a",
+        playbook=sealegs.Playbook.standard(),
+        telemetry=Telemetry(sample_every=0),
+        checkpoint_every=Checkpointing(snapshot_every=10),
+    )
     trainer = fitted(module, guarded, home=HOME, max_steps=80, val_check_interval=2)
     (probe,) = events_of(tmp_path / "a", "probe")
     assert probe.step == bad[1], "after the first"
@@ -222,7 +231,12 @@ def test_somebody_who_asks_for_it_takes_a_fit_back_with_accumulation(who: str, t
             if "code" in who and len(self.seen) == after:
                 guarded.guard.ask("rollback", "10")
 
-    guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), snapshot_every=10, sample_every=0)
+    guarded: Any = Guarded(
+        run=tmp_path / "a",
+        playbook=sealegs.Playbook.standard(),
+        telemetry=Telemetry(sample_every=0),
+        checkpoint_every=Checkpointing(snapshot_every=10),
+    )
     module = Asking(**({"several": True} if is_manual else {}))
     options = {
         "max_steps": 25 * calls,
@@ -300,7 +314,8 @@ def test_an_epoch_that_is_gone_back_to_ends_as_it_should(turn: str, tmp_path: Pa
     module = Turning()
     module.damaged = {settings["damaged"]} if "damaged" in settings else set()
     per_epoch = settings.get("limit", PER_EPOCH)
-    options = {"snapshot_every": settings["snapshot_every"], "sample_every": 0}
+    options: dict[str, Any] = {"telemetry": Telemetry(sample_every=0)}
+    options["checkpoint_every"] = Checkpointing(snapshot_every=settings["snapshot_every"])
     guarded: Any = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
     trainer = fitted(module, guarded, home=HOME, max_steps=LAST, limit_train_batches=per_epoch)
     (done,) = events_of(tmp_path / "a", "intervention")
@@ -334,7 +349,10 @@ def test_a_batch_that_is_tried_where_an_epoch_begins_leaves_the_epochs_their_num
             if trainer.global_step == 50:  # for the second time after it went back
                 trainer.save_checkpoint(tmp_path / "kept.ckpt")
 
-    options: dict[str, Any] = {"playbook": sealegs.Playbook.standard(), "snapshot_every": 10, "sample_every": 0}
+    options: dict[str, Any] = {
+        "playbook": sealegs.Playbook.standard(),
+        "checkpoint_every": Checkpointing(snapshot_every=10),
+    }
     epochs = {"max_steps": -1, "max_epochs": 8}
     fitted(module, Guarded(run=tmp_path / "a", **options), Keeping(), home=HOME, **epochs)
     (done,) = events_of(tmp_path / "a", "intervention")
@@ -481,9 +499,9 @@ def test_several_updates_of_a_batch_are_guarded_and_not_gone_back_in(tmp_path: P
 def test_what_lightning_has_to_say_is_not_an_option() -> None:
     for option, cure in {"resume": "ckpt_path", "scaler": "precision"}.items():
         with pytest.raises(ConfigError, match=cure):
-            Guarded(run=None, **{option: 1})
+            Guarded(run=None, **cast(Any, {option: 1}))
     with pytest.raises(ConfigError, match="snapshots: a guard has no such option"):
-        Guarded(run=None, snapshots=3)
+        Guarded(run=None, **cast(Any, {"snapshots": 3}))
 
 
 @pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")  # which is refused

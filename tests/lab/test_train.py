@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sealegs.cli.main import main
 from sealegs.guard import Guard
+from sealegs.guard_options import Telemetry
 from sealegs.lab.data import IGNORED, Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, CadenceSettings, DataSettings, OptimizerSettings, Settings
@@ -156,9 +157,9 @@ def update(subject: TrainingState, losses: LossFunction, batch: Batch, settings:
         scheduler=subject.schedulers,
         clip=settings.optimizer.clip or None,
         scaler=subject.scaler,
-        sample_every=0,
+        telemetry=Telemetry(sample_every=0),
     )
-    guard.watch.complete = lambda row: rows.append(row) or row  # type: ignore[func-returns-value]
+    guard.loop.trim = lambda row, verdict: rows.append(row) or row  # type: ignore[method-assign, func-returns-value]
     assert subject.scaler is not None
     guard.step(backward(subject.scaler, losses, batch, settings)[0])
     return rows[0]

@@ -22,6 +22,7 @@ import sealegs
 from sealegs.errors import RankMissing
 from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
+from sealegs.guard_options import Telemetry
 from sealegs.signals.measure import CHECKSUM_STEPS
 from sealegs.signals.ranks import Ranks
 
@@ -71,7 +72,13 @@ def main(wrapper: str, out: Path) -> None:
     model = wrapped(wrapper)
     optimizer = AdamW(model.parameters(), lr=1e-3)
     saw: dict[str, Any] = {"verdicts": [], "before": {}, "after": {}, "error": None, "waited_s": None}
-    guard = sealegs.Guard(model, optimizer, run=out / "run", clip=1.0, sample_every=5, ranks=Ranks(timeout_s=TIMEOUT_S))
+    guard = sealegs.Guard(
+        model,
+        optimizer,
+        run=out / "run",
+        clip=1.0,
+        telemetry=Telemetry(sample_every=5, ranks=Ranks(timeout_s=TIMEOUT_S)),
+    )
     faults = [parse(text) for text in FAULTS.values()]
     with inject(faults, model, clock=lambda: guard.number, rank=rank) as injector:
         torch.manual_seed(100 + rank)

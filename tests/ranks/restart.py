@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import AdamW
 
 import sealegs
+from sealegs.guard_options import Checkpointing
 
 DAMAGED, KILLED, HALTED, LAST = 60, 85, 100, 130
 """Steps at which the first attempt damages the weights, and is killed; at which the second halts; the last."""
@@ -35,11 +36,10 @@ def main(out: Path) -> None:
         resume="auto",
         clip=1.0,
         playbook=sealegs.Playbook.standard(),
-        checkpoint_every=20,
-        snapshot_every=20,
+        checkpoint_every=Checkpointing(every=20, snapshot_every=20),
     ) as guard:
-        assert guard.recovery is not None
-        ledger = guard.recovery.bookkeeping()
+        assert guard.loop.recovery is not None
+        ledger = guard.loop.recovery.bookkeeping()
         (out / f"{attempt}-{rank}.json").write_text(json.dumps({"number": guard.number, "books": ledger}))
         is_damaged = False
         for batch in guard.batches(data):
@@ -55,8 +55,9 @@ def main(out: Path) -> None:
                 loss = loss * math.nan
             loss.backward()
             guard.step(loss)
-            assert guard.checkpoints is not None
-            guard.checkpoints.wait()  # as on a disk that is faster than the training: which ones there are is known
+            assert guard.loop.checkpoints is not None
+            # as on a disk that is faster than the training: which ones there are is known
+            guard.loop.checkpoints.wait()
             if guard.number >= LAST:
                 break
     dist.destroy_process_group()

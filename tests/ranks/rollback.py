@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
 
 import sealegs
+from sealegs.guard_options import Checkpointing
 
 DAMAGED, LAST = 100, 140
 """The step before which the weights are damaged, and the last."""
@@ -65,8 +66,7 @@ def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
         run=out / wrapper,
         clip=1.0,
         playbook=sealegs.Playbook.standard(),
-        checkpoint_every=50,
-        snapshot_every=20,
+        checkpoint_every=Checkpointing(every=50, snapshot_every=20),
     ) as guard:
         for batch in guard.batches(data):
             if guard.number == DAMAGED and not is_damaged:
@@ -75,13 +75,14 @@ def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
             loss = (model(batch) - batch[:, :4]).square().mean()
             loss.backward()
             guard.step(loss)
-            assert guard.checkpoints is not None
-            guard.checkpoints.wait()  # as on a disk that is faster than the training: the state is there at the end
+            assert guard.loop.checkpoints is not None
+            # as on a disk that is faster than the training: the state is there at the end
+            guard.loop.checkpoints.wait()
             saw["digests"].append(digest(model, optimizer))
             saw["numbers"].append(guard.number)
             if guard.number >= LAST:
                 break
-        saw["skipped"] = guard._batches.skipped
+        saw["skipped"] = guard.loop._batches.skipped
     return saw
 
 
@@ -114,7 +115,14 @@ def poisoned(out: Path, rank: int) -> dict[str, Any]:
     optimizer = AdamW(model.parameters(), lr=1e-3)
     mixture = Mixture(rank)
     playbook = sealegs.Playbook.standard()
-    with sealegs.Guard(model, optimizer, run=out / "poisoned", clip=1.0, playbook=playbook, snapshot_every=20) as guard:
+    with sealegs.Guard(
+        model,
+        optimizer,
+        run=out / "poisoned",
+        clip=1.0,
+        playbook=playbook,
+        checkpoint_every=Checkpointing(snapshot_every=20),
+    ) as guard:
         for batch, targets, sources in guard.batches(mixture):
             loss = (model(batch) - targets).square().mean()
             loss.backward()

@@ -12,12 +12,13 @@ from torch.optim.lr_scheduler import LambdaLR
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
+from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.recovery.actions import Rollback
 from sealegs.recovery.evidence import HEALING
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.recurrence import Trigger
 
-STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "sample_every": 0}
+STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "telemetry": Telemetry(sample_every=0)}
 
 
 def data(count: int = 2400) -> list[Tensor]:
@@ -40,7 +41,7 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 def train(guard: Guard, model: nn.Module, until: int, bad: Any = lambda guard: 1.0) -> None:
     """Up to a step; ``bad`` gives what a loss is multiplied with, unless a batch is only tried again."""
     for batch in guard.batches(data()):
-        loss = loss_of(model, batch) * (1.0 if guard.data.is_probe else bad(guard))
+        loss = loss_of(model, batch) * (1.0 if guard.loop.data.is_probe else bad(guard))
         loss.backward()
         guard.step(loss)
         if guard.number >= until:
@@ -85,8 +86,10 @@ def test_what_comes_again_and_again_is_a_pattern(tmp_path: Path) -> None:
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, checkpoint_every=50) as guard:
         train(guard, model, 1200, once(310, 311, 312, 620, 621, 622, 930, 931, 932))
-        assert guard.recovery is not None
-        assert [intervention.recovered is not None for intervention in guard.recovery._ledger.history] == [True] * 3
+        assert guard.loop.recovery is not None
+        assert [intervention.recovered is not None for intervention in guard.loop.recovery._ledger.history] == [
+            True
+        ] * 3
     assert rungs(tmp_path / "a") == ["3", "3", "4"]
 
 
@@ -111,10 +114,10 @@ def test_nothing_has_helped_while_the_loss_is_not_back(tmp_path: Path) -> None:
 
     def bad(guard: Guard) -> float:
         factor: float = nans(guard)
-        has_gone_back = bool(guard.recovery and guard.recovery._ledger.history)
+        has_gone_back = bool(guard.loop.recovery and guard.loop.recovery._ledger.history)
         return 9.0 if has_gone_back and guard.number >= 310 else factor
 
-    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, telemetry=Telemetry(sample_every=0)) as guard:
         train(guard, model, 700, bad)
     assert len(events(tmp_path / "a", "intervention")) == 1
     assert "helped" not in [each["result"] for each in events(tmp_path / "a", "outcome")]
@@ -128,7 +131,7 @@ def test_what_comes_back_at_the_same_step_is_asked_about_each_time(tmp_path: Pat
     damaged once more are found after a few steps, not after fifty, and the ladder ends in a halt."""
     model, optimizer = small()
     schedule = LambdaLR(optimizer, lambda step: 1000.0 if step >= 300 else 1.0)
-    words = STANDARD | {"scheduler": schedule, "checkpoint_every": 50, "keep_checkpoints": 9}
+    words = STANDARD | {"scheduler": schedule, "checkpoint_every": Checkpointing(every=50, keep=9)}
     with pytest.raises(RunHalted, match="damaged"), Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         train(guard, model, 800)
     done = events(tmp_path / "a", "intervention")
@@ -146,7 +149,14 @@ def test_a_rung_goes_back_as_far_as_it_says_or_is_passed_over(every: int, tmp_pa
     playbook = Playbook(name="mine", rungs=tuple(rungs_))
     with (
         pytest.raises(RunHalted),
-        Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0, checkpoint_every=every) as guard,
+        Guard(
+            model,
+            optimizer,
+            run=tmp_path / "a",
+            playbook=playbook,
+            checkpoint_every=every,
+            telemetry=Telemetry(sample_every=0),
+        ) as guard,
     ):
         train(guard, model, 400, lambda guard: math.nan if guard.number >= 310 else 1.0)
     done = [each for each in events(tmp_path / "a", "intervention") if each["text"].startswith("roll back")]

@@ -47,7 +47,7 @@ def test_a_model_that_grows_is_not_brought_back_and_what_it_was_is_not_written(t
             loss = F.cross_entropy(model(inputs), labels)
             loss.backward()
             guard.step(loss)
-        guard.finish()
+        guard.loop.finish()
     events = sealegs.open_run(tmp_path / "a").events
     assert [event.detail["change"] for event in events if event.kind == "announced"] == [
         "the optimizer trains 2 more parameters than before"
@@ -76,7 +76,7 @@ def test_weights_that_the_loop_has_set_are_meant_to_be_so(is_meant: bool, tmp_pa
             guard.step(loss)
             if guard.number >= AT:
                 break
-        guard.finish()
+        guard.loop.finish()
     kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
     assert "alarm" in kinds
     assert ("intervention" not in kinds) == ("weights-set" in kinds) == is_meant

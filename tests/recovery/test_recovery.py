@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
+from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.judge import Detection
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource, Tighten
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.probe import MOST_TRIED
@@ -48,8 +50,8 @@ def train(guard: Guard, model: nn.Module, until: int, bad: Bad = lambda guard: N
         loss = loss_of(model, batch) * (1.0 if factor is None else factor)
         loss.backward()
         guard.step(loss)
-        if guard.checkpoints is not None:
-            guard.checkpoints.wait()  # so that none comes later than it is due, on a slow disk
+        if guard.loop.checkpoints is not None:
+            guard.loop.checkpoints.wait()  # so that none comes later than it is due, on a slow disk
         if guard.number >= until:
             break
 
@@ -72,7 +74,7 @@ def exploding(first: int, last: int) -> Bad:
     left = set(range(first, last))
 
     def bad(guard: Guard) -> float | None:
-        if guard.number not in left or guard._batches.is_probe:
+        if guard.number not in left or guard.loop._batches.is_probe:
             return None
         left.discard(guard.number)
         return 1e5 * 20.0 ** (guard.number - first)
@@ -84,12 +86,14 @@ def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     return [{"step": e.step, **e.detail} for e in sealegs.open_run(folder).events if e.kind in kinds]
 
 
-STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "sample_every": 0}
+STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "telemetry": Telemetry(sample_every=0)}
 
 
 def test_a_lowered_rate_stays_lowered_before_the_step_it_was_lowered_at(tmp_path: Path) -> None:
     model, optimizer = small()
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=20) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(snapshot_every=20), **STANDARD
+    ) as guard:
         batches = data()
         train(guard, model, 100, loader=batches)
         guard.ask("lr", "0.5")
@@ -105,17 +109,17 @@ def test_a_lowered_rate_stays_lowered_before_the_step_it_was_lowered_at(tmp_path
 @pytest.mark.parametrize("memory", [None, 0], ids=["from memory", "from disk"])
 def test_going_back_keeps_the_tally_and_the_healthy_checkpoint(tmp_path: Path, memory: float | None) -> None:
     model, optimizer = small()
-    words = STANDARD | {"checkpoint_every": 100, "snapshot_every": 100, "snapshot_memory": memory}
+    words = STANDARD | {"checkpoint_every": Checkpointing(every=100, snapshot_every=100, snapshot_memory=memory)}
     with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
-        assert guard.checkpoints is not None
+        assert guard.loop.checkpoints is not None
         train(guard, model, 131, bad := once(110, 130, 131, 132))
         train(guard, model, 132, bad)
         before = guard.watch.skips
         train(guard, model, 100, bad)  # one more, and it goes back
         assert guard.number == 100
         assert guard.watch.skips == before + 1 == 4
-        guard.checkpoints.wait()
-        assert guard.checkpoints.tags() == {0: "healthy", 100: "healthy"}
+        guard.loop.checkpoints.wait()
+        assert guard.loop.checkpoints.tags() == {0: "healthy", 100: "healthy"}
         train(guard, model, 140, bad)
     (done,) = events(tmp_path / "a", "intervention")
     assert done["to_step"] == 100
@@ -164,7 +168,11 @@ def test_a_rate_that_is_the_optimizer_s_own_is_not_lowered(tmp_path: Path) -> No
     often = {Trigger.NONFINITE_OFTEN}
     rungs = Rung(often, (Rollback(back=0, skip=10), LowerLR(0.5))), Rung(often, (Rollback(back=0, skip=1),))
     model, _ = small()
-    words: dict[str, Any] = {"playbook": Playbook(name="mine", rungs=rungs), "sample_every": 0, "checkpoint_every": 500}
+    words: dict[str, Any] = {
+        "playbook": Playbook(name="mine", rungs=rungs),
+        "checkpoint_every": 500,
+        "telemetry": Telemetry(sample_every=0),
+    }
     with Guard(model, OwnRate(model), run=tmp_path / "a", **words) as guard:
         train(guard, model, 60, once(10, 11, 12))
         with pytest.raises(ConfigError, match=r"lr 0\.5: an optimizer has lr=None"):
@@ -189,11 +197,11 @@ def test_a_rung_is_carried_out_whole_or_not_at_all(tmp_path: Path) -> None:
     rung = (SwapSource("web"), Rollback(back=0, skip=10), LowerLR(0.5))
     playbook = Playbook(name="mine", rungs=(Rung({Trigger.NONFINITE_OFTEN}, rung),))
     model, optimizer = small()
-    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, telemetry=Telemetry(sample_every=0)) as guard:
         with pytest.raises(RunHalted, match="not finite"):
             train(guard, model, 200, once(60, 61, 62), loader=Unwilling(data()))
-        assert guard.recovery is not None
-        assert guard.recovery.adjustments.lr == 1.0
+        assert guard.loop.recovery is not None
+        assert guard.loop.recovery.adjustments.lr == 1.0
     ledger = json.loads((tmp_path / "a" / "recovery.json").read_text())
     assert ledger["data"]["skipped"] == []
     (passed,) = events(tmp_path / "a", "rung-passed-over")
@@ -211,8 +219,8 @@ def test_what_does_not_fit_any_more_is_passed_over_for_what_does(tmp_path: Path)
         with pytest.raises(ConfigError, match="does not fit"):
             guard.ask("rollback", "10")
         assert guard.number == 80
-        assert guard.recovery is not None
-        assert guard.recovery.adjustments.lr == 0.5
+        assert guard.loop.recovery is not None
+        assert guard.loop.recovery.adjustments.lr == 0.5
         train(guard, model, 90, loader=batches)
 
 
@@ -225,15 +233,7 @@ def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
             guard.ask("skip", "10")
 
 
-BAD_ARGUMENTS: dict[str, Any] = {
-    "snapshot_every": 0,
-    "snapshot_memory": -1,
-    "checkpoint_every": -5,
-    "keep_checkpoints": 0,
-    "playbook": "standard",
-    "skip": [5],
-    "clip": 0.0,
-}
+BAD_ARGUMENTS: dict[str, Any] = {"checkpoint_every": -5, "playbook": "standard", "clip": 0.0}
 
 
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
@@ -244,10 +244,29 @@ def test_a_wrong_argument_leaves_no_folder(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("snapshot_every", 0), ("snapshot_memory", -1), ("every", -5), ("keep", 0), ("capsule_bytes", -1)],
+)
+def test_a_wrong_option_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^Checkpointing\.{name}={value}: "):
+        Checkpointing(**{name: value})
+
+
+def test_ranges_to_skip_are_pairs() -> None:
+    model, optimizer = small()
+    wrong: Any = [5]
+    with (
+        Guard(model, optimizer, run=None) as guard,
+        pytest.raises(ConfigError, match=r"^skip=\[5\]: pairs of batch numbers"),
+    ):
+        guard.batches([], skip=wrong)
+
+
 def test_textbook_rules_are_for_looking(tmp_path: Path) -> None:
     model, optimizer = small()
-    with sealegs.Watch(tmp_path / "a", rules="textbook") as watch, pytest.raises(ConfigError, match="calibrated"):
-        Guard(model, optimizer, run=watch, **STANDARD)
+    with pytest.raises(ConfigError, match="calibrated"):
+        Guard(model, optimizer, run=tmp_path / "a", detection=Detection(rules="textbook"), **STANDARD)
 
 
 @pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")
@@ -276,7 +295,14 @@ def test_outcomes_belong_to_their_interventions(tmp_path: Path) -> None:
         ),
     )
     model, optimizer = small()
-    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0, snapshot_every=20) as guard:
+    with Guard(
+        model,
+        optimizer,
+        run=tmp_path / "a",
+        playbook=playbook,
+        telemetry=Telemetry(sample_every=0),
+        checkpoint_every=Checkpointing(snapshot_every=20),
+    ) as guard:
         batches = data()
         bad = once(60, 61, 62)
         train(guard, model, 61, bad, loader=batches)
@@ -291,7 +317,9 @@ def test_outcomes_belong_to_their_interventions(tmp_path: Path) -> None:
 
 def test_an_incident_is_closed_with_what_it_has_cost(tmp_path: Path) -> None:
     model, optimizer = small()
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=50) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(snapshot_every=50), **STANDARD
+    ) as guard:
         train(guard, model, 300, once(230, 231, 232))
     (done,), (closed,) = events(tmp_path / "a", "intervention"), events(tmp_path / "a", "incident-closed")
     assert closed["cost"]["steps"] >= done["cost"]["steps"] > 0
@@ -329,7 +357,7 @@ def test_a_resume_without_a_playbook_still_leaves_out_what_was_bad(tmp_path: Pat
 
 def test_a_playbook_of_another_name_begins_its_own_ladder(tmp_path: Path) -> None:
     model, optimizer = small()
-    words: dict[str, Any] = {"run": tmp_path / "a", "sample_every": 0, "checkpoint_every": 50}
+    words: dict[str, Any] = {"run": tmp_path / "a", "checkpoint_every": 50, "telemetry": Telemetry(sample_every=0)}
     with Guard(model, optimizer, playbook=Playbook.standard(), **words) as guard:
         train(guard, model, 200, once(130, 131, 132))
     model, optimizer = small()
@@ -398,8 +426,8 @@ def test_the_batches_of_a_step_are_tried_again_together(is_damage: bool, tmp_pat
 
 def is_bad(guard: Guard) -> bool:
     """Twelve batches in a row, wherever they come."""
-    batch = guard._batches.number
-    return batch is not None and 220 <= batch < 232 and not guard._batches.is_probe
+    batch = guard.loop._batches.number
+    return batch is not None and 220 <= batch < 232 and not guard.loop._batches.is_probe
 
 
 def test_what_the_loop_does_to_a_batch_does_not_reach_the_probe(tmp_path: Path) -> None:
@@ -451,7 +479,7 @@ def test_gradients_have_grown_where_that_is_more_than_their_noise(
             factor = bad(guard) or 1.0
             loss = loss_of(model, batch) * min(factor, 9.0)
             loss.backward()
-            norm = torch.exp(spread * batch[0, 0]) * (2.6 if guard._batches.is_probe else factor)
+            norm = torch.exp(spread * batch[0, 0]) * (2.6 if guard.loop._batches.is_probe else factor)
             guard.step(loss, grad_norm=norm)
             if guard.number >= 232 or events(tmp_path / "a", "probe"):
                 break
@@ -528,21 +556,23 @@ def test_a_last_checkpoint_with_a_bad_weight_is_not_healthy(tmp_path: Path) -> N
         guard.checkpoint(wait=True)
         with torch.no_grad():
             next(model.parameters())[0, 0] = math.nan
-        guard.number += 1
+        guard.loop.number += 1
         guard.checkpoint(wait=True)
-        assert guard.checkpoints is not None
-        tags = guard.checkpoints.tags()
+        assert guard.loop.checkpoints is not None
+        tags = guard.loop.checkpoints.tags()
     assert (tags[55], tags[56]) == ("healthy", "candidate")
 
 
 def test_a_loop_that_goes_back_by_itself_leaves_no_trace_of_the_other_line(tmp_path: Path) -> None:
     model, optimizer = small()
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=20) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(snapshot_every=20), **STANDARD
+    ) as guard:
         batches = data()
         train(guard, model, 100, loader=batches)
-        guard.resume_at(50)
-        assert guard.recovery is not None
-        newest = guard.recovery._restore_points.snapshots.newest(1000)
+        guard.loop.resume_at(50)
+        assert guard.loop.recovery is not None
+        newest = guard.loop.recovery._restore_points.snapshots.newest(1000)
         assert newest is None or newest.step <= 50
 
 
@@ -570,7 +600,9 @@ def test_batches_are_stratified_where_the_loader_can(tmp_path: Path) -> None:
     for loader in (Mixed(data()), data()):
         model, optimizer = small()
         folder = tmp_path / type(loader).__name__
-        with Guard(model, optimizer, run=folder, playbook=playbook, sample_every=0, checkpoint_every=50) as guard:
+        with Guard(
+            model, optimizer, run=folder, playbook=playbook, checkpoint_every=50, telemetry=Telemetry(sample_every=0)
+        ) as guard:
             if isinstance(loader, Mixed):
                 train(guard, model, 100, once(60, 61, 62), loader=loader)
                 assert loader.is_stratified
@@ -588,7 +620,7 @@ def test_batches_are_stratified_where_the_loader_can(tmp_path: Path) -> None:
 def test_what_was_left_out_comes_at_the_end_where_that_is_wanted(tmp_path: Path) -> None:
     model, optimizer = small()
     playbook = replace(Playbook.standard(), requeues=True)
-    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, telemetry=Telemetry(sample_every=0)) as guard:
         train(guard, model, 10_000, once(60, 61, 62), loader=data(100))
     seen = sealegs.open_run(tmp_path / "a").column("batch_index").astype(int).tolist()
     assert seen[-10:] == list(range(59, 69))
@@ -600,7 +632,7 @@ def test_trouble_that_belongs_to_a_step_is_counted_back_once(tmp_path: Path) -> 
     model, optimizer = small()
 
     def bad(guard: Guard) -> float | None:
-        is_bad = 220 <= guard.number < 232 and not guard._batches.is_probe
+        is_bad = 220 <= guard.number < 232 and not guard.loop._batches.is_probe
         return 1e5 * 20.0 ** (guard.number - 220) if is_bad else None
 
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
@@ -632,7 +664,7 @@ def test_batches_are_copied_where_one_may_be_tried_again(playbook: Playbook, mos
     """A hundred steps: none of them pays for a probe that will not come, few for one that may."""
     model, optimizer = small()
     Counted.copies = 0
-    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, sample_every=0) as guard:
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, telemetry=Telemetry(sample_every=0)) as guard:
         for batch in guard.batches([Counted(inputs=inputs) for inputs in data(100)]):
             loss = loss_of(model, batch["inputs"])
             loss.backward()
@@ -657,7 +689,9 @@ def test_batches_of_weights_that_are_gone_are_not_tried_again(tmp_path: Path) ->
 
     generator = torch.Generator().manual_seed(1)
     batches = [torch.randn(256, 4, generator=generator) for _ in range(600)]
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, snapshot_every=200) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(snapshot_every=200), **STANDARD
+    ) as guard:
         train(guard, model, 400, bad, loader=batches)
     assert len(events(tmp_path / "a", "skip", "alarm")) >= 6
     assert [each["trigger"] for each in events(tmp_path / "a", "intervention")] == ["nonfinite-often"]
@@ -672,7 +706,7 @@ def test_a_request_in_the_middle_of_a_trial_ends_it(pending: int, tmp_path: Path
             loss = loss_of(model, batch) * (bad(guard) or 1.0)
             loss.backward()
             guard.step(loss)
-            if not asked and guard.number > 200 and len(guard._batches._probe) == pending:
+            if not asked and guard.number > 200 and len(guard.loop._batches._probe) == pending:
                 guard.ask("lr", "0.5")
                 asked = True
             if guard.number >= 240:
@@ -689,13 +723,17 @@ def test_a_batch_that_is_tried_again_is_clipped_as_it_was(limit: float | None, t
         Rung({Trigger.NONFINITE_OFTEN}, (Rollback(back=0, skip=10), *tightened)),
         Rung({Trigger.DAMAGED}, (Rollback(),)),
     )
-    words: dict[str, Any] = {"playbook": Playbook(name="mine", rungs=rungs), "sample_every": 0, "snapshot_every": 50}
+    words: dict[str, Any] = {
+        "playbook": Playbook(name="mine", rungs=rungs),
+        "telemetry": Telemetry(sample_every=0),
+        "checkpoint_every": Checkpointing(snapshot_every=50),
+    }
     nans, garbage = once(60, 61, 62), set(range(300, 312))
     with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         for batch in guard.batches(data(900)):
             noise = torch.sin(1e4 * batch.sum(1, keepdim=True))  # which nobody learns: gradients stay large
             loss = (model(batch) - batch.sum(1, keepdim=True) - noise).square().mean() + 1
-            is_bad = guard.number in garbage and not guard._batches.is_probe
+            is_bad = guard.number in garbage and not guard.loop._batches.is_probe
             loss = loss * (1000.0 if is_bad else 1.0 if (factor := nans(guard)) is None else factor)
             loss.backward()
             guard.step(loss)
@@ -708,8 +746,8 @@ def test_a_step_that_was_skipped_and_counted_back_costs_once(tmp_path: Path) -> 
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         train(guard, model, 330, exploding(220, 232), loader=data(900))
-        assert guard.recovery is not None
+        assert guard.loop.recovery is not None
         guard.load_state_dict(json.loads(json.dumps(guard.state_dict())))
-        assert guard.recovery._tracker.evidence.is_sound, "what a probe has found survives a checkpoint"
+        assert guard.loop.recovery._tracker.evidence.is_sound, "what a probe has found survives a checkpoint"
     (back,), (closed,) = events(tmp_path / "a", "counted-back"), events(tmp_path / "a", "incident-closed")
     assert back["steps"] == closed["cost"]["steps"] == len(events(tmp_path / "a", "skip", "alarm"))

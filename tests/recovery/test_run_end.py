@@ -14,6 +14,7 @@ import sealegs
 from sealegs import Guard, Playbook, RunEndedBadly
 from sealegs.cli import train as command
 from sealegs.errors import RunHalted
+from sealegs.guard_options import Telemetry
 
 
 def data(count: int = 1500) -> list[Tensor]:
@@ -71,7 +72,7 @@ def test_with_a_playbook_it_is_halted_before(tmp_path: Path) -> None:
 def test_who_is_told_is_told_of_it(tmp_path: Path) -> None:
     model, optimizer = small()
     told = tmp_path / "told"
-    words: dict[str, Any] = {"scheduler": schedule(optimizer), "notify": ["tee", "-a", str(told)]}
+    words: dict[str, Any] = {"scheduler": schedule(optimizer), "telemetry": Telemetry(notify=["tee", "-a", str(told)])}
     with pytest.warns(RunEndedBadly), Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         train(guard, model, 500)
     assert "a: ended-badly" in told.read_text()
@@ -79,7 +80,7 @@ def test_who_is_told_is_told_of_it(tmp_path: Path) -> None:
 
 def test_a_weight_that_is_not_finite_is_warned_of(tmp_path: Path) -> None:
     model, optimizer = small()
-    guard = Guard(model, optimizer, run=None, sample_every=0)
+    guard = Guard(model, optimizer, run=None, telemetry=Telemetry(sample_every=0))
     train(guard, model, 20)
     with torch.no_grad():
         next(model.parameters())[0, 0] = math.inf
@@ -96,7 +97,7 @@ def test_where_warnings_are_errors_the_folder_is_let_go_of_all_the_same(tmp_path
         with pytest.raises(RunEndedBadly):
             guard.close()
     with Guard(model, optimizer, run=tmp_path / "a", resume=True) as guard:  # nobody else is writing it
-        guard.resume_at(500)
+        guard.loop.resume_at(500)
 
 
 @pytest.mark.parametrize(

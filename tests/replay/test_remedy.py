@@ -14,6 +14,7 @@ import sealegs
 from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
 from sealegs.errors import ConfigError
+from sealegs.guard_options import Checkpointing
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.remedy import _joined, _spread, _taken, borrowed, plan, rerun
 from sealegs.replay.subject import load_builder
@@ -57,7 +58,11 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = [{"ids": batch_from(torch.randint(0, SEEN, (8, 1), generator=generator))} for _ in range(400)]
     for batch in data[BAD:]:
         batch["ids"] = torch.randint(40, 64, (8, 12), generator=generator)
-    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "act": False}
+    how: dict[str, Any] = {
+        "playbook": sealegs.Playbook.observe(),
+        "act": False,
+        "checkpoint_every": Checkpointing(snapshot_memory=2**20),
+    }
     with sealegs.Guard(subject.model, subject.optimizers, run=folder / "a", clip=1.0, **how) as guard:
         for batch in guard.batches(data):
             loss = subject.loss(batch)

@@ -22,6 +22,7 @@ from sealegs.cli.replay import builder
 from sealegs.diagnosis.causes import causes
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
+from sealegs.guard_options import Checkpointing
 from sealegs.lab import branches
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
@@ -296,7 +297,11 @@ def test_a_loop_of_ones_own(cause: str, tmp_path: Path) -> None:
     if cause == "bad-data-batch":
         for batch in data[300:]:
             batch["y"] = 20 * torch.randn(16, 4)
-    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**20, "act": False}
+    how: dict[str, Any] = {
+        "playbook": sealegs.Playbook.observe(),
+        "act": False,
+        "checkpoint_every": Checkpointing(snapshot_memory=2**20),
+    }
     how["scheduler"] = subject.schedulers
     with sealegs.Guard(subject.model, subject.optimizers, run=tmp_path / "a", clip=1.0, **how) as guard:
         for batch in guard.batches(data):
@@ -333,7 +338,12 @@ def test_bad_data_that_is_found_late_is_not_laid_to_the_second_moment(
     data = [{"x": x, "y": x[:, :4]} for x in torch.randn(360, 16, 8)]
     for batch in data[300:]:
         batch["y"] = 20 * torch.randn(16, 4)
-    how: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "snapshot_memory": 2**30, "act": False, "clip": 1.0}
+    how: dict[str, Any] = {
+        "playbook": sealegs.Playbook.observe(),
+        "act": False,
+        "clip": 1.0,
+        "checkpoint_every": Checkpointing(snapshot_memory=2**30),
+    }
     how["scheduler"] = subject.schedulers
     with sealegs.Guard(subject.model, subject.optimizers, run=tmp_path / "a", **how) as guard:
         for batch in guard.batches(data):

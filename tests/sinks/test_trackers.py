@@ -326,10 +326,10 @@ def test_several_at_once_and_none_holds_a_step(tmp_path: Path) -> None:
 KILLS_CORE = """
 import contextlib, os, pathlib, signal, sys, time
 from sealegs.errors import SinkFailed
-from sealegs.sinks.background import Queued
+from sealegs.sinks.background import BackgroundSink
 from sealegs.sinks.wandb import WandbSink
 
-sink = Queued(WandbSink(), gather_s=0.0)
+sink = BackgroundSink(WandbSink(), gather_s=0.0)
 sink.start({"folder": sys.argv[1], "run_id": "a1"})
 for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):  # it may end while we look

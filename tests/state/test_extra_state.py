@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, SourceError
+from sealegs.guard_options import Checkpointing, Telemetry
 
-STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "sample_every": 0}
+STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "telemetry": Telemetry(sample_every=0)}
 
 
 class Ema:
@@ -72,12 +73,12 @@ def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 def test_it_goes_back_with_the_run(memory: float | None, tmp_path: Path) -> None:
     model, optimizer, ema = small()
     seen: dict[int, dict[str, Any]] = {}
-    words = STANDARD | {"checkpoint_every": 50, "snapshot_memory": memory, "also": {"ema": ema}}
+    words = STANDARD | {"checkpoint_every": Checkpointing(every=50, snapshot_memory=memory, also={"ema": ema})}
     with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         left = {130, 131, 132}
         for batch in guard.batches(data()):
-            assert guard.checkpoints is not None
-            guard.checkpoints.wait()
+            assert guard.loop.checkpoints is not None
+            guard.loop.checkpoints.wait()
             if guard.number in seen and guard.number not in (130, 131, 132):
                 assert ema.updates == guard.number
                 assert all(torch.equal(seen[guard.number][name], ema.shadow[name]) for name in ema.shadow)
@@ -96,14 +97,20 @@ def test_it_goes_back_with_the_run(memory: float | None, tmp_path: Path) -> None
 
 def test_a_resumed_run_is_that_of_one_that_went_on(tmp_path: Path) -> None:
     model, optimizer, ema = small()
-    with Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=20, also={"ema": ema}) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(every=20, also={"ema": ema})
+    ) as guard:
         train(guard, model, ema, 60)
     whole, updates = copy.deepcopy(ema.shadow), ema.updates
     model, optimizer, ema = small()
-    with Guard(model, optimizer, run=tmp_path / "b", checkpoint_every=20, also={"ema": ema}) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "b", checkpoint_every=Checkpointing(every=20, also={"ema": ema})
+    ) as guard:
         train(guard, model, ema, 40)
     model, optimizer, ema = small()
-    with Guard(model, optimizer, run=tmp_path / "b", checkpoint_every=20, also={"ema": ema}, resume=True) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "b", resume=True, checkpoint_every=Checkpointing(every=20, also={"ema": ema})
+    ) as guard:
         assert guard.number == 40
         train(guard, model, ema, 60)
     assert ema.updates == updates == 60
@@ -115,10 +122,14 @@ def test_a_resumed_run_is_that_of_one_that_went_on(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_lacks_or_has_too_much_is_said(tmp_path: Path) -> None:
     model, optimizer, ema = small()
-    with Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=20, also={"ema": ema}) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(every=20, also={"ema": ema})
+    ) as guard:
         train(guard, model, ema, 20)
     model, optimizer, ema = small()
-    with Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=20, also={"other": ema}, resume=True) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", resume=True, checkpoint_every=Checkpointing(every=20, also={"other": ema})
+    ) as guard:
         assert guard.resumed is not None
         told = " ".join(guard.resumed.remarks)
     assert "also['other'] is as the loop has made it" in told
@@ -136,7 +147,9 @@ class Unwilling(Ema):
 def test_what_is_not_taken_back_ends_nothing_by_halves(tmp_path: Path) -> None:
     model, optimizer, _ = small()
     ema = Unwilling(model)
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, also={"ema": ema}) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(also={"ema": ema}), **STANDARD
+    ) as guard:
         train(guard, model, ema, 120)
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(ConfigError, match=r"also\['ema'\] does not take its state back"):
@@ -154,7 +167,9 @@ def test_a_batch_that_is_tried_again_leaves_no_trace(tmp_path: Path) -> None:
     def now() -> tuple[dict[str, Any], Tensor, int]:
         return copy.deepcopy(dict(model.named_buffers())), torch.get_rng_state(), ema.updates
 
-    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, also={"ema": ema}) as guard:
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(also={"ema": ema}), **STANDARD
+    ) as guard:
         for batch in guard.batches(data()):
             if guard.is_probe:
                 probes += 1
@@ -186,7 +201,7 @@ def test_a_batch_that_is_tried_again_leaves_no_trace(tmp_path: Path) -> None:
 def test_what_cannot_go_along_is_refused_at_the_start(also: Any, told: str, tmp_path: Path) -> None:
     model, optimizer, _ = small()
     with pytest.raises(ConfigError, match=told):
-        Guard(model, optimizer, run=tmp_path / "a", also=also)
+        Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(also=also))
     assert not (tmp_path / "a").exists()
 
 
@@ -200,5 +215,7 @@ class Strange(Ema):
 def test_a_state_that_cannot_be_kept_is_refused_at_the_start(tmp_path: Path) -> None:
     model, optimizer, _ = small()
     with pytest.raises(ConfigError, match="also/ema"):
-        Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=10, also={"ema": Strange(model)})
+        Guard(
+            model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(every=10, also={"ema": Strange(model)})
+        )
     assert not (tmp_path / "a").exists()

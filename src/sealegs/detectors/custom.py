@@ -20,7 +20,7 @@ class CustomDetector:
 
     >>> def hot(row):
     ...     return "too hot" if row.get("gpu_celsius", 0) > 90 else None
-    >>> Own(function=hot).look((), {"step": 7, "gpu_celsius": 95}).note
+    >>> CustomDetector(function=hot).look((), {"step": 7, "gpu_celsius": 95}).note
     'too hot'
     """
 
@@ -30,7 +30,7 @@ class CustomDetector:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise ConfigError(f"Own.function={self.function!r}: a function of a row")
+            raise ConfigError(f"CustomDetector.function={self.function!r}: a function of a row")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
 

@@ -17,6 +17,7 @@ from sealegs.drills.controls import altered
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.practice import disturbed
 from sealegs.guard import Guard
+from sealegs.guard_options import Checkpointing
 from sealegs.lab.branches import begin, branch, stop_after
 from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
@@ -151,9 +152,7 @@ class OwnLoop:
                 clip=subject.clip,
                 playbook=playbook,
                 act=guarded,
-                skip=[(self.at, self.at + without)] if without else [],
-                snapshot_memory=SNAPSHOT_BYTES,
-                checkpoint_every=self.at // 2 if guarded else 0,
+                checkpoint_every=Checkpointing(every=self.at // 2 if guarded else 0, snapshot_memory=SNAPSHOT_BYTES),
             ) as guard:
                 with disturbed(
                     faults,
@@ -165,11 +164,11 @@ class OwnLoop:
                     lambda text: guard.watch.note("fault", text=text),
                 ) as batches:
                     while guard.number < self.last:
-                        for batch in guard.batches(batches):
+                        for batch in guard.batches(batches, skip=[(self.at, self.at + without)] if without else []):
                             guard.step(subject.gradients([batch]))
                             if guard.number >= self.last:
                                 break
-                guard.finish()
+                guard.loop.finish()
                 guard.watch.note("end", reason="finished")  # it was broken on purpose: how well it ended is scored
         except RunHalted:
             return math.nan

@@ -27,6 +27,7 @@ from sealegs.faults.batches import Spoilt
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
 from sealegs.guard import Guard
+from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.branches import fork
 from sealegs.lab.data import Batch
 from sealegs.lab.model import Losses, Transformer
@@ -42,6 +43,7 @@ from sealegs.lab.train import (
     evaluate,
     lr_share,
 )
+from sealegs.loop_port import LoopPort
 from sealegs.record.writer import RunWriter
 from sealegs.signals.ranks import Ranks
 from sealegs.watch import Watch
@@ -120,25 +122,23 @@ def trained(
     replica = DistributedDataParallel(model)
     optimizer = build_optimizer(model, settings.optimizer)
     strikes: list[tuple[int, str]] = []
-    with (
-        Watch(_record(settings, data, model, folder, resume=resume)) as watch,
-        Guard(
-            replica,
-            optimizer,
-            run=watch,
-            scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps)),
-            clip=settings.optimizer.clip or None,
-            act=not settings.shadow,
-            sample_every=settings.cadence.detail_steps,
-            resume=resume,
-            ranks=Ranks(timeout_s=PATIENCE_S / 2),
-            playbook=PLAYBOOKS[settings.playbook](),
-            keep_checkpoints=settings.cadence.keep_checkpoints,
+    options = GuardOptions(
+        scheduler=LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps)),
+        clip=settings.optimizer.clip or None,
+        act=not settings.shadow,
+        playbook=PLAYBOOKS[settings.playbook](),
+        checkpoint_every=Checkpointing(
+            keep=settings.cadence.keep_checkpoints,
             snapshot_every=settings.cadence.snapshot_steps,
             snapshot_memory=SNAPSHOT_BYTES,
-            skip=skip,
-        ) as guard,
-    ):
+        ),
+        resume=resume,
+        telemetry=Telemetry(sample_every=settings.cadence.detail_steps, ranks=Ranks(timeout_s=PATIENCE_S / 2)),
+    )
+    open_watch = partial(Watch, _record(settings, data, model, folder, resume=resume))
+    with Guard.around(LoopPort(replica, optimizer, options, open_watch, has_folder=True)) as guard:
+        watch = guard.watch
+        skip_ranges(guard.loop.data, skip)
         if dist.get_rank() == 0:
             begin(folder, guard, describe(settings, data, model, folder.name), data, {})
         halted: RunHalted | None = None
@@ -155,7 +155,7 @@ def trained(
                 _do_steps(settings, replica, guard, batches, until, beat)
             except RunHalted as error:  # by all ranks at once
                 halted = error
-        guard.finish()
+        guard.loop.finish()
         _tell_strikes(watch, strikes)
         watch.note("end", reason="halted" if halted else "finished", error=str(halted) if halted else None)
     return math.nan if halted else float(evaluate(model.losses, data.held_out, settings))

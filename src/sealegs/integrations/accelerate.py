@@ -1,6 +1,6 @@
 """What ``accelerator.prepare`` gave in, a guard for its loop out: Accelerate's own backward, accumulation and clipping.
 
-guard = accelerate.guard(accelerator, model, optimizer, scheduler=scheduler, run="experiments/a1")
+guard = accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run="experiments/a1")
 for batch in guard.batches(loader):
     with accelerator.accumulate(model):
         loss = model(**batch).loss
@@ -12,7 +12,8 @@ for batch in guard.batches(loader):
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -34,25 +35,25 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.accelerate", "Accelerate", "accelerate") from None
 
 from sealegs.guard import Guard
-from sealegs.integrations.loop_options import forget_checkpoints, refuse_options
+from sealegs.guard_options import skip_ranges
+from sealegs.integrations.loop_options import GuardKeywords, LoopOptions, forget_checkpoints, refuse_options
 from sealegs.signals.collect import Signal
 
 T = TypeVar("T")
 OWN = {
     "scaler": "it is the accelerator's: set Accelerator(mixed_precision='fp16')",
-    "steps_scheduler": "the schedule is stepped as Accelerate does it",
 }
 """Options of a guard that are Accelerate's to say, and how."""
 
 
-def guard(
+def attach(
     accelerator: Accelerator,
     model: nn.Module,
     optimizer: AcceleratedOptimizer | Sequence[AcceleratedOptimizer],
     *,
-    run: Any,
+    run: str | Path | None,
     scheduler: AcceleratedScheduler | Sequence[AcceleratedScheduler] | None = None,
-    **options: Any,
+    **options: Unpack[LoopOptions],
 ) -> "AcceleratedGuard":
     """A guard for a loop over what ``accelerator.prepare`` gave; ``options`` are those of ``sealegs.Guard``.
 
@@ -65,7 +66,14 @@ class AcceleratedGuard:
     """A guard whose step ends when Accelerate's does: at the last of the micro-batches that are accumulated."""
 
     def __init__(
-        self, accelerator: Accelerator, model: nn.Module, optimizer: Any, *, run: Any, scheduler: Any, **options: Any
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        run: str | Path | None,
+        scheduler: Any,
+        **options: Unpack[LoopOptions],
     ) -> None:
         refuse_foreign(accelerator)
         refuse_options(options, OWN)
@@ -79,7 +87,9 @@ class AcceleratedGuard:
                 )
         inside = [each.optimizer for each in self._optimizers]
         schedules: Any = [AcceleratedSchedule(each) for each in schedulers]
-        self.guard = Guard(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **options)
+        others = cast(GuardKeywords, {name: value for name, value in options.items() if name != "skip"})
+        self.guard = Guard(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **others)
+        skip_ranges(self.guard.loop.data, options.get("skip", ()))
         """The guard itself."""
         self._loss: Tensor | None = None
         self._tokens = 0
@@ -88,7 +98,7 @@ class AcceleratedGuard:
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of an epoch of a prepared loader, or of any other; see ``Guard.batches``."""
-        return handed_out(self.guard, loader, by_ourselves=self.guard.goes_back)
+        return handed_out(self.guard, loader, by_ourselves=self.guard.loop.goes_back)
 
     def step(
         self,
@@ -127,15 +137,15 @@ class AcceleratedGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """For ``accelerator.register_for_checkpointing``: the guard, and where the data are."""
-        return {"guard": self.guard.state_dict(), "data": self.guard.data.position()}
+        return {"guard": self.guard.state_dict(), "data": self.guard.loop.data.position()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the data too, where they are gone through with ``batches``."""
-        is_fresh = self.guard.data.number is None
+        is_fresh = self.guard.loop.data.number is None
         self.guard.load_state_dict(state["guard"])
         forget_checkpoints(self.guard, "Accelerate went back to a checkpoint")
-        if state["data"] and (is_fresh or self.guard.goes_back):
-            self.guard.data.go_to(state["data"])
+        if state["data"] and (is_fresh or self.guard.loop.goes_back):
+            self.guard.loop.data.go_to(state["data"])
 
     def paused(self) -> AbstractContextManager[None]:
         """Around what is no training; see ``Guard.paused``."""
@@ -151,7 +161,7 @@ class AcceleratedGuard:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            self.guard.fail(error)
+            self.guard.loop.fail(error)
         self.close()
 
 
@@ -215,7 +225,7 @@ def unscale_once(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
     def once(unscale: Any) -> Any:
         def unscaled(optimizer: Any = None) -> None:
             if accelerator.sync_gradients:
-                of.unscale(map(_bare, accelerator._optimizers if optimizer is None else _several(optimizer)))
+                of.loop.unscale(map(_bare, accelerator._optimizers if optimizer is None else _several(optimizer)))
             else:
                 unscale(optimizer)
 
@@ -226,7 +236,7 @@ def unscale_once(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
 
 def is_skipped(verdict: Verdict, number: int, of: Guard) -> bool:
     """Whether the update of a step was left out; of one that a device decides about it is not known yet."""
-    return verdict.step == number and not verdict.go and of.acts
+    return verdict.step == number and not verdict.go and of.loop.acts
 
 
 def tell_skipped(optimizers: Iterable[Any], skipped: bool) -> None:

@@ -41,11 +41,11 @@ def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:
     if loader.rng_types is not None:
         synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
     # the larger of both: whoever resumes may have told the loader its epoch, or the guard, or neither
-    guard.data.on_epoch = lambda number: _tell_epoch(loader, max(number, loader.iteration))
+    guard.loop.data.on_epoch = lambda number: _tell_epoch(loader, max(number, loader.iteration))
     loader.begin()
     try:
         for batch in guard.batches(loader.base_dataloader):
-            loader.end_of_dataloader = guard.data.is_last
+            loader.end_of_dataloader = guard.loop.data.is_last
             if loader.device is not None:
                 batch = send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
             yield batch

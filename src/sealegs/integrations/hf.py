@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -31,7 +31,8 @@ except MissingExtra:  # of what transformers' Trainer needs in turn
     raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
 
 from sealegs.guard import Guard
-from sealegs.integrations.loop_options import forget_checkpoints, refuse_options, watch_of
+from sealegs.guard_options import LoopScheduler
+from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, open_guard, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.config_readers import of_model_config, of_training_arguments
@@ -39,11 +40,9 @@ from sealegs.preflight_check.live import preflight
 from sealegs.preflight_check.plan import plan_from
 from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.preflight import Advised
-from sealegs.watch import Watch
 
 OWN = {
     "scheduler": "the Trainer makes it: set lr_scheduler_type",
-    "steps_scheduler": "the Trainer's schedule is stepped with the update",
     "scaler": "it is the accelerator's: set fp16",
     "clip": "the Trainer clips: set max_grad_norm",
     "resume": "call trainer.train(resume_from_checkpoint=...)",
@@ -60,7 +59,7 @@ NEEDED = (
 """Methods of the Trainer in whose places the guard's stand."""
 
 
-def attach(trainer: Trainer, *, run: str | Path | Watch | None, **options: Any) -> "Attached":
+def attach(trainer: Trainer, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> "Attached":
     """Let a guard decide about every update of a Trainer; ``options`` are those of ``sealegs.Guard``.
 
     Nothing happens before ``trainer.train()``, but for a look at the settings, which may warn. ``run`` is the folder to
@@ -73,7 +72,7 @@ def attach(trainer: Trainer, *, run: str | Path | Watch | None, **options: Any) 
 class Attached:
     """A guard in a Trainer's loop, until ``detach``."""
 
-    def __init__(self, trainer: Trainer, run: str | Path | Watch | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, trainer: Trainer, run: str | Path | None, options: LoopOptions) -> None:
         self.guard: Guard | None = None
         """Of the training that is under way, or was last."""
         self._trainer = trainer
@@ -112,10 +111,10 @@ class Attached:
             try:
                 found = run(*args, **kwargs)
                 if (guard := self.guard) is not None:
-                    guard.end(skips=guard.watch.skips)
+                    guard.loop.end(skips=guard.watch.skips)
             except BaseException as error:
                 if self.guard is not None:
-                    self.guard.fail(error)
+                    self.guard.loop.fail(error)
                 raise
             finally:
                 self._end()
@@ -127,27 +126,26 @@ class Attached:
         trainer = self._trainer
         if trainer.hp_search_backend is not None:
             raise ConfigError("hyperparameter_search: a guard records one run; attach one to a Trainer of each trial")
-        goes_on = checkpoint is not None
-        watch, options = watch_of(self._run, self._options, goes_on=goes_on, settings=_settings(trainer))
         schedule = trainer.lr_scheduler
         waits_for_metric = isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR"
+        self.guard = guard = open_guard(
+            model,
+            trainer.optimizer.optimizer,
+            self._options,
+            run=self._run,
+            scheduler=LoopScheduler(schedule) if waits_for_metric else schedule,
+            scaler=trainer.accelerator.scaler,
+            goes_on=checkpoint is not None,
+            settings=_settings(trainer),
+        )
         try:
-            self.guard = guard = Guard(
-                model,
-                trainer.optimizer.optimizer,
-                run=watch,
-                scheduler=schedule,
-                steps_scheduler=not waits_for_metric,
-                scaler=trainer.accelerator.scaler,
-                **options,
-            )
             if not waits_for_metric:
                 self._patches.put(trainer, "lr_scheduler", TrainerSchedule)
             loop = TrainerLoop(trainer, guard, loader, self._save)
             if checkpoint is not None:
                 self._resume(guard, loop, Path(checkpoint))
         except BaseException:
-            watch.close()
+            guard.watch.close()
             raise
         self._note(guard)
         self._loop = loop
@@ -191,9 +189,9 @@ class Attached:
 
     def _resume(self, guard: Guard, loop: TrainerLoop, checkpoint: Path) -> None:
         step = self._trainer.state.global_step
-        guard.take_over_ledger()
+        guard.loop.take_over_ledger()
         state = _read(checkpoint / STATE)
-        guard.resume_at(step, None if state is None else state["guard"])
+        guard.loop.resume_at(step, None if state is None else state["guard"])
         forget_checkpoints(guard, f"the Trainer went back to {checkpoint.name}")
         told = state or {}
         loop.resume_at(step, told.get("data"), told.get("counted"))

@@ -89,7 +89,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self._in_epoch = 0
         """... how many it takes it to have."""
         self._is_exhausted = False
-        self.reads = guard.goes_back
+        self.reads = guard.loop.goes_back
         """Whether the guard reads the data itself, since it has to know its place in them; else the Trainer does."""
         self._began: tuple[int, int] = 0, 0
         """The number of the epoch that the Trainer is in, and, where it reads, that of the first batch of it."""
@@ -121,7 +121,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
         ``counted`` is what ``self.counted`` was then.
         """
-        data = self._guard.data
+        data = self._guard.loop.data
         number, epoch, into = trainers = self._trainers_place(step)
         if place and not self._trainer.args.ignore_data_skip:
             number = place["next"]
@@ -154,7 +154,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def place(self) -> dict[str, Any]:
         """Where the next batch is, for a checkpoint: its number, its epoch, and of that the first; more, where the
         guard reads."""
-        data = self._guard.data
+        data = self._guard.loop.data
         if self.reads:
             return data.position()
         number, first = self._began
@@ -168,7 +168,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         return (self._began[0] + 1, 0) if self._is_epoch_over() else (self._began[0], self._handed)
 
     def _is_epoch_over(self) -> bool:
-        data = self._guard.data
+        data = self._guard.loop.data
         return data.is_last if self.reads else data.following - self._began[1] >= self._in_epoch
 
     # The Trainer's loop, from the outside in.
@@ -198,20 +198,20 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
     def _begin_epoch(self, given: Mapping[str, Any], handed: int) -> None:
         self._handed, self._in_epoch = handed, given["steps_in_epoch"]
-        self._began = given["epoch"], self._guard.data.following - handed
+        self._began = given["epoch"], self._guard.loop.data.following - handed
 
     def _is_unfinished(self, epoch: int) -> bool:
         """Whether the data have ended before the steps, since some batches were gone back over or left out."""
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
-        is_short = self._has_gone_back or self._is_ahead or bool(self._guard.data.skipped)
+        is_short = self._has_gone_back or self._is_ahead or bool(self._guard.loop.data.skipped)
         # else somebody has stopped an epoch early
         return is_short and is_last and has_ended and state.global_step < state.max_steps
 
     def _may_be_short(self) -> bool:
         """Whether an epoch may have fewer batches than the Trainer has counted."""
-        return self._guard.goes_back or self._is_ahead or bool(self._guard.data.skipped)
+        return self._guard.loop.goes_back or self._is_ahead or bool(self._guard.loop.data.skipped)
 
     def _get_batch_samples(self, get: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -240,11 +240,11 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
     def _of_epoch(self, epoch_iterator: Any) -> Iterator[Any]:
         """The batches to train on; one that is tried again is tried here, and no step of the Trainer's."""
         guard = self._guard
-        self.reads |= bool(guard.data.skipped) and has_places(self._loader)
+        self.reads |= bool(guard.loop.data.skipped) and has_places(self._loader)
         given = self._loader if self.reads else epoch_iterator
         batches = handed_out(guard, given, by_ourselves=self.reads)
         for batch in batches:
-            if guard.data.is_probe:
+            if guard.loop.data.is_probe:
                 self._probe(batch)
             else:
                 yield batch
@@ -271,7 +271,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
                 # before it clips, and before it waits for the loss: all the while a device is busy anyway
                 total, self._loss, tokens, self._tokens = self._loss, None, self._tokens, 0
                 self._guard.before_clipping(self._trainer.args.max_grad_norm or None)
-                self._guard.decide(total, tokens=tokens * self._trainer.args.world_size or None)
+                self._guard.loop.decide(total, tokens=tokens * self._trainer.args.world_size or None)
             return loss
 
         return training_step
@@ -284,7 +284,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             if self._schedule is not None:
                 self._schedule.begin_update()
             number = guard.number
-            verdict = guard.update()
+            verdict = guard.loop.update()
             tell_skipped([trainer.optimizer], is_skipped(verdict, number, guard))
             if guard.number != number + 1:
                 self._went_back()
@@ -304,7 +304,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         trainer.training_step(
             trainer.model_wrapped, batch, trainer._get_num_items_in_batch([batch], trainer.args.device)
         )
-        guard.update()
+        guard.loop.update()
         if guard.number != number:
             self._went_back()
             trainer.state.global_step = guard.number
@@ -315,7 +315,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
     def _keep_averages(self) -> None:
         trainer = self._trainer
-        if self._guard.goes_back:
+        if self._guard.loop.goes_back:
             since_log = trainer._tr_loss.detach().clone()
             self._kept.append(
                 _Averages(self._guard.number, since_log, trainer._total_loss_scalar, trainer._globalstep_last_logged)
@@ -378,7 +378,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         trainer = self._trainer
         if trainer._globalstep_last_logged == trainer.state.global_step:
             trainer._tr_loss.zero_()
-        if self._guard.acts and not math.isfinite(trainer._total_loss_scalar) and math.isfinite(in_all):
+        if self._guard.loop.acts and not math.isfinite(trainer._total_loss_scalar) and math.isfinite(in_all):
             trainer._total_loss_scalar = in_all
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

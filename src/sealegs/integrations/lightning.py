@@ -15,9 +15,10 @@ from contextlib import ExitStack, suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from sealegs.errors import ConfigError, MissingExtra, RunHalted, SealegsError
+from sealegs.guard_options import LoopScheduler
 
 try:
     from sealegs.guard import Guard
@@ -28,26 +29,37 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
 from sealegs.integrations.lightning_progress import lacking
-from sealegs.integrations.loop_options import forget_checkpoints, refuse_options, watch_of
+from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, open_guard, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.live import preflight
 from sealegs.report.commands.preflight import Advised
 from sealegs.signals.collective import Collective
 from sealegs.state.rng import restore_rng, rng_now
-from sealegs.watch import Watch
 
 HOMES = ("lightning.pytorch", "pytorch_lightning")
 OWN = {
     "model": "the trainer has it",
     "optimizer": "configure_optimizers gives them",
     "scheduler": "configure_optimizers gives them",
-    "steps_scheduler": "Lightning steps them",
     "scaler": "it is the precision plugin's: set Trainer(precision='16-mixed')",
     "resume": "call trainer.fit(..., ckpt_path=...)",
 }
 """Options of a guard that are Lightning's to say, and how."""
 PRECISIONS = {"32": "fp32", "64": "fp32", "bf16": "bf16", "16": "fp16"}
+
+
+def attach(trainer: Any, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> "Guarded":
+    """Let a guard decide about every update of a Trainer's fits; ``options`` are those of ``sealegs.Guard``.
+
+    Nothing happens before ``trainer.fit``. The same as ``Trainer(callbacks=[Guarded(run=...)])``, which is for
+    Trainers that are made of a configuration file.
+    """
+    if any(isinstance(callback, Guarded) for callback in trainer.callbacks):
+        raise ConfigError("trainer: a guard is attached to it already")
+    guarded = Guarded(run=run, **options)
+    trainer.callbacks.insert(0, guarded)  # those that write checkpoints come last
+    return guarded
 
 
 class Guarded:
@@ -60,13 +72,13 @@ class Guarded:
 
     state_key = "sealegs.Guarded"
 
-    def __new__(cls, **options: Any) -> Self:
+    def __new__(cls, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> Self:
         """Of a class that is a ``Callback`` to the Lightning which the program has imported."""
         kind: Any = cls
         made: Any = _made_for(kind, _homes())
         return object.__new__(made)  # type: ignore[no-any-return]
 
-    def __init__(self, *, run: str | Path | Watch | None, **options: Any) -> None:
+    def __init__(self, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> None:
         refuse_options(options, OWN)
         self.guard: Guard | None = None
         """Of the fit that is under way, or was last."""
@@ -107,21 +119,21 @@ class Guarded:
             self._state = {}  # of another training
         # a checkpoint that was written on an exception, or a fit that failed before, has no guard; nor has it a new run
         goes_on = bool(self._state or trainer.ckpt_path or trainer.global_step)
-        watch, options = watch_of(self._run, self._options, goes_on=goes_on, settings=_settings(trainer))
+        self.guard = guard = open_guard(
+            trainer.strategy.model,
+            list(trainer.optimizers),
+            self._options,
+            run=self._run,
+            scheduler=LoopScheduler([config.scheduler for config in trainer.lr_scheduler_configs]),
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            goes_on=goes_on,
+            settings=_settings(trainer),
+        )
         try:
-            self.guard = guard = Guard(
-                trainer.strategy.model,
-                list(trainer.optimizers),
-                run=watch,
-                scheduler=[config.scheduler for config in trainer.lr_scheduler_configs],
-                steps_scheduler=False,
-                scaler=getattr(trainer.precision_plugin, "scaler", None),
-                **options,
-            )
             self._ranks = Collective()
             self._loop = loop = LightningLoop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
         except BaseException:
-            watch.close()
+            guard.watch.close()
             raise
         loop.join(self._patches)
         guard.watch.note("framework", step=guard.number, **_framework(trainer))
@@ -169,7 +181,7 @@ class Guarded:
         assert self.guard is not None
         assert self._ranks is not None
         of_torch, of_host = rng_now()
-        mine: dict[str, Any] = {"data": self.guard.data.position(), "torch": of_torch, "host": of_host}
+        mine: dict[str, Any] = {"data": self.guard.loop.data.position(), "torch": of_torch, "host": of_host}
         return {
             "guard": json.dumps(self.guard.state_dict()),
             "ranks": [
@@ -194,7 +206,7 @@ class Guarded:
         assert guard is not None
         assert loop is not None
         assert ranks is not None
-        guard.take_over_ledger()
+        guard.loop.take_over_ledger()
         guard.load_state_dict(json.loads(self._state["guard"]))
         forget_checkpoints(guard, "Lightning went back to a checkpoint")
         of_ranks = self._state["ranks"]
@@ -203,10 +215,10 @@ class Guarded:
             mine = of_ranks[ranks.rank]
             position = json.loads(mine["data"])
             if self._is_loaded:
-                guard.data.go_to(position)
+                guard.loop.data.go_to(position)
                 loop.before_first = partial(restore_rng, (mine["torch"], json.loads(mine["host"])))
             elif position:  # another fit in this process: Lightning begins its loader anew, be it the same
-                guard.data.count_from(position["next"], epoch=position["epoch"]["number"] + 1)
+                guard.loop.data.count_from(position["next"], epoch=position["epoch"]["number"] + 1)
         guard.watch.note("resumed", step=guard.number, with_place_in_data=is_same_world, ranks_then=len(of_ranks))
         self._state, self._is_loaded = {}, False
 
@@ -216,8 +228,8 @@ class Guarded:
         assert guard is not None
         per_step = len(trainer.optimizers)
         if not guard.number and trainer.global_step:  # from a checkpoint without a guard
-            guard.take_over_ledger()
-            guard.resume_at(trainer.global_step // per_step)
+            guard.loop.take_over_ledger()
+            guard.loop.resume_at(trainer.global_step // per_step)
         told = advice(partial(_asked, trainer, loader, self._options.get("clip")))
         told.note(guard.watch, step=guard.number)
         self.advice = told.advised
@@ -238,9 +250,9 @@ class Guarded:
         try:
             with suppress(SealegsError):  # the disk may be what failed; Lightning raises that itself
                 if is_finished:
-                    guard.end(skips=guard.watch.skips)
+                    guard.loop.end(skips=guard.watch.skips)
                 else:
-                    guard.finish()
+                    guard.loop.finish()
                     guard.watch.note("end", step=guard.number, skips=guard.watch.skips, **told)
         finally:
             guard.close()

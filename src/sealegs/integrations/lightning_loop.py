@@ -80,7 +80,7 @@ class LightningLoop:
         if not trainer.lightning_module.automatic_optimization:  # else Lightning tells
             for optimizer in trainer.strategy._lightning_optimizers:
                 patches.put(optimizer, "zero_grad", self._zero_grad)
-        self._guard.set_optimizer_call(self._call)
+        self._guard.loop.set_optimizer_call(self._call)
 
     def leave(self) -> None:
         """Give the loaders back; the seams are closed by whoever opened them."""
@@ -140,7 +140,7 @@ class LightningLoop:
         return guarded_step
 
     def _decide(self, optimizer: Optimizer, model: Any, loss: Tensor) -> None:
-        if self._steps and self._guard.goes_back:
+        if self._steps and self._guard.loop.goes_back:
             raise ConfigError(
                 "training_step: it makes several updates of one batch, and no state between them can be gone back to; "
                 "give a playbook without rungs, or none"
@@ -181,12 +181,12 @@ class LightningLoop:
         """Lightning's step is over: settle, and let its counters follow."""
         steps, calls = self._steps, self._calls
         self._steps = self._calls = 0
-        if self._guard.data.is_probe:
+        if self._guard.loop.data.is_probe:
             self._progress.uncount_updates(calls, steps=1)
             self._schedules.go_to(PROBE)
         else:
             self._number += steps
-        self._guard.finish_step()
+        self._guard.loop.finish_step()
         self._follow(is_batch_end=True)
 
     def _follow(self, *, is_batch_end: bool = False) -> None:
@@ -203,7 +203,7 @@ class LightningLoop:
         self._progress.uncount_updates(back * len(self._optimizers), steps=back)
         if self._expected is None:  # of several loaders nobody knows where they were
             return
-        data = self._guard.data
+        data = self._guard.loop.data
         position = data.position()
         following, there = position["next"], position["epoch"]
         if following == self._expected:  # steps were counted back, the data go on
@@ -229,7 +229,7 @@ class LightningLoop:
             load()
             combined = self._trainer.fit_loop._combined_loader
             loaders = combined.flattened
-            if self._guard.goes_back and len(loaders) > 1:
+            if self._guard.loop.goes_back and len(loaders) > 1:
                 raise ConfigError(
                     f"{len(loaders)} train loaders at once: they cannot be brought back to an earlier batch together; "
                     "give one, or a playbook without rungs"
@@ -239,7 +239,10 @@ class LightningLoop:
                 begin(loaders[0] if len(loaders) == 1 else None)
             if len(loaders) == 1:
                 limit = combined.limits[0]
-                self._guard.data.by_epoch, self._guard.data.limit = True, None if limit == math.inf else int(limit)
+                self._guard.loop.data.by_epoch, self._guard.loop.data.limit = (
+                    True,
+                    None if limit == math.inf else int(limit),
+                )
                 combined.flattened = [GuardedLoader(loaders[0], self._hand_out)]
             elif self.before_first is not None:
                 self.before_first()
@@ -259,7 +262,7 @@ class LightningLoop:
         if self.before_first is not None:
             before_first, self.before_first = self.before_first, None
             before_first()
-        data = self._guard.data
+        data = self._guard.loop.data
         if self._expected is None:
             self._expected, self._number = data.following, self._guard.number
         else:

@@ -1,14 +1,36 @@
 """The guard of somebody else's loop: which options it has, where it records, what it knows of a run that goes on."""
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from sealegs.errors import ConfigError, RunExists
-from sealegs.guard import Guard
-from sealegs.recovery.options import has_begun
-from sealegs.watch import Watch
+from sealegs.guard import Guard, watch_of
+from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, has_begun, skip_ranges
+from sealegs.judge import Detection
+from sealegs.loop_port import LoopPort
+from sealegs.recovery.playbook import Playbook
+
+
+class GuardKeywords(TypedDict, total=False):
+    """What a guard can be asked for in a framework's loop. Each means what it means to ``sealegs.Guard``."""
+
+    clip: float | None
+    act: bool
+    playbook: Playbook | None
+    checkpoint_every: int | Checkpointing
+    resume: bool | Literal["auto"]
+    detection: Detection
+    telemetry: Telemetry
+
+
+class LoopOptions(GuardKeywords, total=False):
+    """That, and which batches are left out."""
+
+    skip: Sequence[tuple[int, int]]
+    """As of ``Guard.batches``."""
 
 
 def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
@@ -16,31 +38,48 @@ def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
     for name, cure in own.items():
         if name in options:
             raise ConfigError(f"{name}={options[name]!r}: {cure}")
-    known = inspect.signature(Guard.__init__).parameters
-    if strange := sorted(options.keys() - known.keys()):
+    if strange := sorted(options.keys() - get_type_hints(LoopOptions).keys()):
         raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
 
 
-def watch_of(
-    run: str | Path | Watch | None, options: Mapping[str, Any], *, goes_on: bool, settings: dict[str, Any]
-) -> tuple[Watch, dict[str, Any]]:
-    """The watch of a run, and the options that are left for the guard: the watch that was given, or one of a folder,
-    which a run that goes on may have already."""
-    if isinstance(run, Watch):
-        return run, dict(options)
-    told = {name: options[name] for name in ("sinks", "notify") if name in options}
+def open_guard(
+    model: Any,
+    optimizer: Any,
+    options: LoopOptions,
+    *,
+    run: str | Path | None,
+    scheduler: Any,
+    scaler: Any,
+    goes_on: bool,
+    settings: dict[str, Any],
+) -> Guard:
+    """A guard that records into a folder, which a run that ``goes_on`` may have already."""
+    telemetry = options.get("telemetry", Telemetry())
+    telemetry = replace(telemetry, settings=settings | (telemetry.settings or {}))
+    given = GuardOptions(
+        scheduler=scheduler,
+        scaler=scaler,
+        clip=options.get("clip"),
+        act=options.get("act", True),
+        playbook=options.get("playbook"),
+        checkpoint_every=options.get("checkpoint_every", 0),
+        telemetry=telemetry,
+    )
     resume = goes_on and run is not None and has_begun(run)
+    detection = options.get("detection", Detection())
+    open_watch = partial(watch_of, run, resume=resume, detection=detection, telemetry=telemetry)
     try:
-        watch = Watch(run, resume=resume, settings=settings, **told)
+        loop = LoopPort(model, optimizer, given, open_watch, has_folder=run is not None)
     except RunExists:
         raise RunExists(
             f"run={run}: there is a run in it, and this one does not go on from a checkpoint; give another name, "
             "or move the folder away"
         ) from None
-    return watch, {name: value for name, value in options.items() if name not in told}
+    skip_ranges(loop.data, options.get("skip", ()))
+    return Guard.around(loop)
 
 
 def forget_checkpoints(guard: Guard, why: str) -> None:
     """Those of the guard's own from after the step that the framework went back to."""
-    if guard.checkpoints is not None:
-        guard.checkpoints.discard_after(guard.number, why)
+    if guard.loop.checkpoints is not None:
+        guard.loop.checkpoints.discard_after(guard.number, why)

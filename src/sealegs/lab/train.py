@@ -22,10 +22,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
 from sealegs.guard import Guard
+from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import ModelSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import TokenSources
+from sealegs.loop_port import LoopPort
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.manifest import Manifest
@@ -94,26 +96,25 @@ def train(
     with RunWriter.reopen(folder) if resume else RunWriter.create(folder, manifest) as record:
         changed = what_changed(record, settings, data) if resume else {}
         record.amend(settings=manifest.settings, dtype=manifest.dtype, price_per_hour=manifest.price_per_hour)
-        with (
-            Watch(record, sinks=sinks) as watch,
-            Guard(
-                model,
-                optimizer,
-                run=watch,
-                scheduler=scheduler,
-                clip=settings.optimizer.clip or None,
-                scaler=scaler,
-                act=not settings.shadow,
-                sample_every=settings.cadence.detail_steps,
-                resume=resume,
-                playbook=PLAYBOOKS[settings.playbook](),
-                checkpoint_every=settings.cadence.checkpoint_steps,
-                keep_checkpoints=settings.cadence.keep_checkpoints,
+        options = GuardOptions(
+            scheduler=scheduler,
+            scaler=scaler,
+            clip=settings.optimizer.clip or None,
+            act=not settings.shadow,
+            playbook=PLAYBOOKS[settings.playbook](),
+            checkpoint_every=Checkpointing(
+                every=settings.cadence.checkpoint_steps,
+                keep=settings.cadence.keep_checkpoints,
                 snapshot_every=settings.cadence.snapshot_steps,
                 snapshot_memory=SNAPSHOT_BYTES,
-                skip=skip,
-            ) as guard,
-        ):
+            ),
+            resume=resume,
+            telemetry=Telemetry(sample_every=settings.cadence.detail_steps),
+        )
+        open_watch = partial(Watch, record, sinks=sinks)
+        with Guard.around(LoopPort(model, optimizer, options, open_watch, has_folder=True)) as guard:
+            watch = guard.watch
+            skip_ranges(guard.loop.data, skip)
             try:
                 begin(folder, guard, manifest, data, changed)
                 if guard.number:
@@ -126,10 +127,10 @@ def train(
                     lambda text: watch.note("fault", text=text),
                 ) as batches:
                     result = run_steps(settings, data, model, scaler, guard, folder, should_stop, batches)
-                guard.finish()
+                guard.loop.finish()
             except BaseException as error:
                 with suppress(StorageError):  # the disk may be what failed; the error itself says more
-                    guard.finish()
+                    guard.loop.finish()
                     reason = "halted" if isinstance(error, RunHalted) else "failed"
                     watch.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
                 raise
@@ -178,7 +179,7 @@ def run_steps(
         if guard.number >= settings.steps or (reason := should_stop()):
             break
 
-    if guard.number != guard.last_checkpoint:
+    if guard.number != guard.loop.last_checkpoint:
         guard.checkpoint(wait=True)
     eval_loss = None
     if not reason:  # whoever asked for a stop is waiting

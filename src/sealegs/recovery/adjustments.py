@@ -97,7 +97,7 @@ class Adjustments:
     def factors_at(self, step: int) -> dict[str, float]:
         """By name, what a setting of the optimizers is multiplied with in the update of a step.
 
-        >>> margins = Margins(lr=0.5, rewarm_from=100, rewarm_steps=5)
+        >>> margins = Adjustments(lr=0.5, rewarm_from=100, rewarm_steps=5)
         >>> [margins.factors_at(step) for step in (90, 100, 102, 104, 500)]
         [{'lr': 0.5}, {'lr': 0.1}, {'lr': 0.3}, {'lr': 0.5}, {'lr': 0.5}]
         """

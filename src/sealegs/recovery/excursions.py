@@ -38,7 +38,7 @@ class Excursions(NamedTuple):
     def after(self, value: float) -> "Excursions":
         """With one more; one that is not finite says nothing.
 
-        >>> wander = Wander()
+        >>> wander = Excursions()
         >>> for value in [1.0] * 16 + [1.8] * 16 + [1.1] * 8:
         ...     wander = wander.after(value)
         >>> 0.79 < wander.widest <= 0.8

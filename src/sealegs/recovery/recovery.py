@@ -88,7 +88,6 @@ class Recovery:
             act=act,
         )
         self._requests = RequestQueue(folder, ranks)
-        watch.after = self._hear
         batches.on_loader = self._probe.forget_all  # they may be places in what was collected meanwhile
 
     @property
@@ -241,7 +240,8 @@ class Recovery:
         """Go on from there."""
         self._tracker.load_state_dict(state)
 
-    def _hear(self, row: Row, verdict: Verdict) -> None:
+    def judged(self, row: Row, verdict: Verdict) -> None:
+        """A row was judged and written: it is evidence."""
         self._tracker.hear(row, verdict)
         self._restore_points.judged(int(row["step"]))
 

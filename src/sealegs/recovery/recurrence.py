@@ -120,8 +120,10 @@ def same_trouble(
 
     It is linked from treatment to treatment: the same as one that was the same as another is the same as that.
 
-    >>> first = Treatment(incident=1, onset=300, step=306, trigger=Trigger.DAMAGED, rung=3, actions=(), recovered=352)
-    >>> [len(same_trouble(Case(Trigger.DAMAGED, onset), [first], again_within=1000)) for onset in (310, 400, 700)]
+    >>> damaged = Trigger.DAMAGED
+    >>> first = PastIntervention(incident=1, onset=300, step=306, trigger=damaged, rung=3, actions=(), recovered=352)
+    >>> again = [ComparableAnomaly(damaged, onset) for onset in (310, 400, 700)]
+    >>> [len(same_trouble(anomaly, [first], again_within=1000)) for anomaly in again]
     [1, 1, 0]
     """
     same: list[PastIntervention] = []

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -54,9 +54,7 @@ class Level(NamedTuple):
 class RunEnd:
     """Follows a run, be there a playbook or none, and says how it stands."""
 
-    def __init__(self, then: Callable[[Row, Verdict], None]) -> None:
-        """``then`` is told of each row, too."""
-        self._then = then
+    def __init__(self) -> None:
         self._incidents = incidents.begin()
         self._unrecovered: tuple[Level, ...] = ()
         self._excused = 0
@@ -65,7 +63,7 @@ class RunEnd:
         self._condemned = 0
         """Steps in a row, up to the last."""
 
-    def hear(self, row: Row, verdict: Verdict) -> None:
+    def judged(self, row: Row, verdict: Verdict) -> None:
         """A row was judged."""
         if "announced" in row:
             self._unrecovered, self._excused = (), self._incidents.course.number
@@ -76,7 +74,6 @@ class RunEnd:
         loss = float(row["loss"])
         self._last.append(loss if math.isfinite(loss) else math.inf)
         self._condemned = 0 if verdict.go else self._condemned + 1
-        self._then(row, verdict)
 
     def went_back(self) -> None:
         """The run is at a healthy state: what its last steps showed is of weights that are gone."""

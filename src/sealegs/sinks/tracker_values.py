@@ -46,7 +46,7 @@ def mark(event: Event) -> TrackerMark | None:
     """What a person who looks at the charts should know of an event; most are none of their business.
 
     >>> mark(Event(kind="skip", step=7, time=0.0, detail={"text": "step 7  SKIP  loss spike: 9"}))
-    Mark(step=7, level='info', title='skip at step 7', text='step 7  SKIP  loss spike: 9')
+    TrackerMark(step=7, level='info', title='skip at step 7', text='step 7  SKIP  loss spike: 9')
     """
     if event.kind == "end":
         reason, detail = str(event.detail.get("reason", "")), event.detail

@@ -37,9 +37,9 @@ class CalibrationAudit(NamedTuple):
     def correction(self) -> float:
         """What thresholds are to be divided by: 1 where p is honest.
 
-        >>> Audit(1000.0, 12.0, 2.0).correction
+        >>> CalibrationAudit(1000.0, 12.0, 2.0).correction
         1.0
-        >>> round(Audit(1000.0, 60.0, 2.0).correction, 2)
+        >>> round(CalibrationAudit(1000.0, 60.0, 2.0).correction, 2)
         4.55
         """
         low, lower = CHECKED

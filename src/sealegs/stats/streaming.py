@@ -147,7 +147,7 @@ def probability(state: StreamState, r: float) -> float:
 def limit(state: StreamState, p: float) -> float:
     """The value that is surprising by just ``p``, for p up to the last quantile's: what ``look`` is asked backwards.
 
-    >>> state = State(early=(0.0,) * START)
+    >>> state = StreamState(early=(0.0,) * START)
     >>> round(look(state, limit(state, 1e-5)).p, 9)
     1e-05
     """

@@ -48,7 +48,7 @@ def counting(scheduler: Any, *, is_stepped: bool) -> Any:
         return scheduler
     raise ConfigError(
         f"scheduler={type(scheduler).__name__}: its step() needs an argument that the guard does not know; give "
-        "steps_scheduler=False, and call it yourself after guard.step(loss)"
+        "scheduler=sealegs.LoopScheduler(scheduler), and call it yourself after guard.step(loss)"
     )
 
 

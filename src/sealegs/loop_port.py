@@ -1,0 +1,685 @@
+"""The inside of a guard, as a loop drives it: a step is decided, updated or skipped, and acted upon.
+
+``Guard`` is the shell of a loop that is the user's own. The loops of frameworks call the halves of a step themselves:
+
+    decide(loss)      measure, judge; nothing has changed yet
+    update()          the weights change, unless it was decided that they do not
+    finish_step()     recovery, checkpoints, a halt; the weights and the place in the data may go back
+"""
+
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sealegs.data.position import Batches
+from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
+from sealegs.guard_options import GuardOptions, several
+from sealegs.recovery.ledger import take_over_ledger
+from sealegs.recovery.probe_isolation import ProbeIsolation
+from sealegs.recovery.recovery import Recovery
+from sealegs.recovery.restore_points import is_finite
+from sealegs.recovery.run_end import RunEnd
+from sealegs.recovery.saving import Resumed, Saving
+from sealegs.signals.batch_hash import digest_of
+from sealegs.signals.collect import Signal
+from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
+from sealegs.signals.norms import Gradients
+from sealegs.signals.ranks import MERGED, Ranks
+from sealegs.state.resume_audit import AS_SAVED, ResumeChanges
+from sealegs.state.snapshots import Snapshots
+from sealegs.state.training_state import TrainingState
+from sealegs.step.decision import UpdateDecision
+from sealegs.step.gate import ROW
+from sealegs.step.measurement import Measurement
+from sealegs.step.timm_scheduler import TimmScheduler, counting
+from sealegs.step.update import Call, Update, not_undone
+from sealegs.vocabulary import Row, Verdict
+from sealegs.watch import Observer, Watch
+
+RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", "saving", *ROW, *MERGED))
+"""Names in a row that are the guard's own."""
+
+TURNS = 8
+"""Steps that a guard must have made right after those of another one for both to be parts of one training."""
+
+T = TypeVar("T")
+
+
+class _Ended(NamedTuple):
+    """What is still to be known of a step after its update."""
+
+    tokens: int = 0
+    loop_clips: bool = False
+    probe: tuple[float, float | None, list[float]] | None = None
+    """Loss and gradient norm of a batch that was only tried again, and the norm of each gradient."""
+
+
+class _Decided(NamedTuple):
+    """A step that is judged, and whose weights have not changed yet."""
+
+    end: Callable[[], None]
+    norms: Tensor | None
+    """Of each gradient, or one number, that of all; None of a batch that was only tried again."""
+    ended: _Ended
+
+
+class LoopPort(Observer):
+    """What stands between a training loop and everything that judges, records and recovers."""
+
+    _newest: ClassVar["weakref.ref[LoopPort] | None"] = None
+    """The one that decided a step last, of all in this process."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        options: GuardOptions,
+        open_watch: Callable[..., Watch],
+        *,
+        has_folder: bool,
+    ) -> None:
+        """``open_watch(observer=self)`` may make the run's folder: it is called when what can be refused has been."""
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+            raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
+        checkpointing = options.checkpointing
+        if checkpointing.every and not has_folder:
+            raise ConfigError(f"checkpoint_every={checkpointing.every}: there is no run folder to write to; give run=")
+        steps_scheduler = not options.loop_steps_scheduler
+        schedulers = tuple(counting(each, is_stepped=steps_scheduler) for each in options.schedulers)
+        self._timm_schedulers = [each for each in schedulers if isinstance(each, TimmScheduler)]
+        self._update = Update(several(optimizer), schedulers if steps_scheduler else (), options.scaler)
+        self._batches = options.batches()
+        self._training = training = TrainingState(
+            model=model,
+            optimizers=self._update.optimizers,
+            schedulers=schedulers,
+            scaler=self._update.scaler,
+            data=self._batches,
+            also=dict(checkpointing.also),
+        )
+        if options.stores:
+            training.capture()  # what cannot be stored is refused now, before there is a folder
+        snapshots = options.snapshots(training)
+        self.number = 0
+        """The number of the step that comes next."""
+        self._model = model
+        self._clip = options.clip
+        self._act = options.act
+        self._run_end = RunEnd()
+        self.recovery: Recovery | None = None
+        """What goes by the playbook, where there is one."""
+        self.watch = open_watch(observer=self)
+        try:
+            self._assemble(options, snapshots, schedulers)
+        except BaseException:
+            self.watch.close()
+            raise
+
+    def _assemble(self, options: GuardOptions, snapshots: Snapshots, schedulers: Sequence[Any]) -> None:
+        """What needs the run's folder, and what a resume brings back."""
+        training = self._training
+        self._meter = Meter(
+            self._model,
+            self._update.optimizers,
+            sample_every=options.telemetry.sample_every,
+            ranks=options.telemetry.ranks or Ranks(),
+            activations=options.telemetry.activations,
+        )
+        self.checkpoints = options.checkpoints(self.watch.folder)
+        self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
+        self._saving: Saving | None = None
+        if self.checkpoints is not None:
+            self._saving = Saving(self.checkpoints, training, self.watch, every=options.checkpointing.every)
+        self._update_decision = UpdateDecision(self._update, self.watch, act=self._act, world=self._meter.ranks.world)
+        self._measurement = Measurement(self._meter, self._update)
+        self._batch: dict[str, Signal] = {}
+        """What is known of the batch that the step trains on."""
+        self._gradients: Gradients | None = None
+        """As they were before the loop clipped them."""
+        self._loop_clips_at: float | None = None
+        """The norm that it clips all of them to, where it said so."""
+        self._decided: _Decided | None = None
+        """A step that ``update`` is to end."""
+        self._ended: _Ended | None = None
+        """A step that was ended, and about which nothing has been done yet."""
+        self._micro_batches = 0
+        """Of the step under way, that were accumulated: all but the last."""
+        self._untouched: ProbeIsolation | None = None
+        """What batches that are tried again must leave as it was."""
+        self._is_tried = False
+        """Whether one of them has been, and what it changed is still to be put back."""
+        self._turns = 0
+        """Steps right after those of another guard."""
+        self._is_paused = False
+        self._was_saving = False
+        """Whether a checkpoint has been written beside the loop since the last step was decided."""
+        self._is_finished = False
+        self._has_failed = False
+        self._knows_its_step = not options.resume
+        self.ended_badly = ""
+        """Once it is over: why the run did not end well, in a sentence."""
+        self.resumed: Resumed | None = None
+        """What a resume has brought back."""
+        self._changes: ResumeChanges | None = None
+        """Of a resume that no step has followed yet: what the loop puts over what came back."""
+        if options.resume and self._saving is not None:
+            self.resumed, state = self._saving.resume(self.recovery, self._batches)
+            self._knows_its_step = True
+            if state is not None:
+                self.load_state_dict(state)
+                self._changes = ResumeChanges(self._update.optimizers, schedulers)
+        self._say_what_is_guarded()
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
+        batches = self._batches.over(loader)
+        if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
+            self.checkpoint()  # so that it can go back to the beginning
+        self._between_steps()
+        for batch in batches:
+            number = self._batches.number
+            self._batch = {} if number is None else {"batch_index": number}
+            if digest := digest_of(batch):
+                self._batch["batch_hash"] = digest
+            if self.recovery is not None and not self._batches.is_probe:
+                self.recovery.handed_out(self.number, batch)
+            yield batch
+            self._between_steps()
+
+    @property
+    def data(self) -> Batches:
+        """Where the run is in its data: for those who carry a loop of somebody else's."""
+        return self._batches
+
+    @property
+    def acts(self) -> bool:
+        """Whether updates are left out, or only said to be bad."""
+        return self._act
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the playbook may bring the run back to an earlier state, and an earlier batch."""
+        return self.recovery is not None and bool(self.recovery.playbook.rungs)
+
+    def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
+        """Take the loss scale out of the gradients, if there is one and it is still in them.
+
+        Those of the guard's optimizers, or of other ``optimizers`` that the same scaler is for.
+        """
+        self._update.unscale(optimizers)
+
+    def before_clipping(self, norm: float | None = None) -> None:
+        """The loop is about to clip by itself, to ``norm``: measure the gradients while they are whole.
+
+        The next ``step`` or ``decide`` goes by that, names the tensor at fault, and clips nothing. A loop that clips in
+        several calls may tell before each: they are whole before the first.
+        """
+        self._loop_clips_at = norm
+        if self._gradients is not None and self._meter.holds(self._gradients):
+            return
+        with torch.no_grad():
+            self._update.unscale()
+            self._tighten()
+            self._gradients = self._meter.read()
+        if self._meter.ranks.world == 1:  # several judge what they have to, not what happens to be there
+            self.watch.judge_arrived()
+
+    def decide(
+        self,
+        loss: Tensor,
+        *,
+        grad_norm: Tensor | float | None = None,
+        tokens: int | None = None,
+        token_losses: Tensor | None = None,
+        **signals: Signal,
+    ) -> None:
+        """The first half of ``step``; ``update`` is the second. For a loop that waits for its device between them: as
+        long as that is busy, the host has time. The loop may clip between them, after ``before_clipping``.
+
+        A learning rate or an announcement that comes between them is the next step's. A step that is never updated,
+        because of an exception, is decided anew when it comes again.
+        """
+        self._take_turns()
+        if self._decided is not None:
+            self._take_back_decision()
+            self._decided = None
+        if not self._knows_its_step:
+            raise ConfigError(
+                "resume=True: restore the guard with load_state_dict, or say its step with guard.loop.resume_at"
+            )
+        if self._changes is not None:
+            self._tell_what_came_back(self._changes)
+        if reserved := RESERVED.intersection(signals):
+            raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
+        before, self._gradients = self._gradients, None
+        bound, self._loop_clips_at = self._loop_clips_at, None
+        if self._batches.is_probe:
+            self._decided = _Decided(self._update.discard, None, self._probed(loss, grad_norm, before))
+            return
+        if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
+            raise ConfigError(
+                f"playbook={self.recovery.playbook.name}: it goes back in the data too; use guard.batches(loader)"
+            )
+        with torch.no_grad():
+            if grad_norm is None:
+                self._update.unscale()
+            else:
+                self._update.refuse_scaled()
+            if before is None:
+                self._tighten()
+            loop_clips = grad_norm is not None or before is not None
+            clip = None if loop_clips else self._clip_now
+            known = self._measurement.known(self.number, tokens) | self._batch | self._beside() | signals
+            if (norm := bound if loop_clips else clip) is not None:
+                known["clip_norm"] = norm
+            if self._update.normalises():
+                known["normalised"] = 1.0
+            seen = self._measurement.seen(self.number, loss, grad_norm, token_losses, known, before)
+            end = self._update_decision.decide(self.number, seen, known, clip)
+        self._batch = {}
+        self._decided = _Decided(end, seen.norms, _Ended(tokens or 0, loop_clips))
+
+    def update(self) -> Verdict:
+        """The second half of ``step``: the weights change, unless it was decided that they do not."""
+        if self._decided is None:
+            raise ConfigError("update: no step is decided; call decide(loss) before it, or step(loss) for both")
+        (end, norms, ended), self._decided = self._decided, None
+        with torch.no_grad():
+            if norms is None:
+                end()
+                self._meter.get_ready(self.number)
+            else:
+                if self.recovery is not None:
+                    self.recovery.before_update(norms)
+                elif self.checkpoints is not None:
+                    self.checkpoints.before_update()
+                end()
+                self.number += 1
+        self._ended = ended
+        return self.finish_step() if self._update.call is None else self.watch.verdict
+
+    def finish_step(self) -> Verdict:
+        """Act on what was found: recovery, checkpoints, a halt. Called by ``update``, unless a framework calls it later.
+
+        Nothing of a step may still be under way: weights, schedules and the place in the data may go back.
+        """
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return self.watch.verdict
+        batches, self._micro_batches = self._micro_batches + 1, 0
+        if ended.probe is not None:
+            assert self.recovery is not None
+            self._is_tried = True
+            self._go_on_at(self.recovery.probed(*ended.probe, self.number))
+            return Verdict(step=self.number)  # a loop that prints what is skipped has printed it
+        with torch.no_grad():
+            self._meter.updated(self.number - 1)
+        went_back = False
+        if self.recovery is not None:
+            step = self.recovery.after_step(
+                self.number,
+                tokens=ended.tokens,
+                clip=self._clip_now,
+                loop_clips=ended.loop_clips,
+                batches=batches,
+            )
+            went_back = self._go_on_at(step)
+        if self._saving is not None:
+            self._saving.tell(self.number)
+        if self._act and (halted := self.watch.halted):
+            halted = replace(halted, instead="")
+            raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
+        if self._saving is not None:
+            self._saving.after_step(self.number, went_back=went_back)
+            if not self._training.also or self._batches.number is None:  # else when the loop asks for its next batch
+                self._save_if_due()
+        return self.watch.verdict
+
+    def set_optimizer_call(self, call: Call) -> None:
+        """For a framework that calls the optimizers in its own way: ``call`` gets an optimizer and what updates it.
+
+        It is called where there is an update, and zeroes no gradients: that is the framework's, too. ``step`` then ends
+        with the update, and ``finish_step`` is to be called when the framework's own step is over.
+        """
+        self._update.call = call
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is no training, an evaluation or a checkpoint: its time does not count as the step's."""
+        if self._is_paused:  # by somebody around it, who counts this too
+            yield
+            return
+        began = time.perf_counter()
+        self._is_paused = True
+        self.watch.rest()
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._measurement.pace.paused(time.perf_counter() - began)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Around each micro-batch but the last: gradients add up, and ranks do not exchange them.
+
+        It also says how many batches a step takes, so that those of one can be tried again together.
+        """
+        self._micro_batches += 1
+        with _without_exchange(self._model):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next verdicts depend on, as JSON values: to be saved in the user's checkpoints."""
+        if self._decided is not None:  # whoever goes on from here has that step before it
+            self._take_back_decision()
+        return {
+            "watch": self.watch.state_dict(),
+            "number": self.number,
+            "next_batch": 0 if self._batches.number is None else self._batches.number + 1,
+            **self._update_decision.state_dict(),
+            "meter": self._meter.state_dict(),
+            "ending": self._run_end.state_dict(),
+            "recovery": None if self.recovery is None else self.recovery.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, bit for bit."""
+        self.watch.load_state_dict(state["watch"])
+        self.number = state["number"]
+        if self._batches.number is None:
+            self._batches.count_from(state["next_batch"])
+        self._update_decision.load_state_dict(state)
+        self._meter.load_state_dict(state["meter"])
+        self._meter.get_ready(self.number)
+        if state.get("ending") is not None:  # older states have none
+            self._run_end.load_state_dict(state["ending"])
+        if self.recovery is not None and state.get("recovery") is not None:
+            self.recovery.load_state_dict(state["recovery"])
+        self._goes_on_from_here()
+
+    def resume_at(self, number: int, state: Mapping[str, Any] | None = None) -> None:
+        """Go on at a step, with the state of a guard that was there, or without one."""
+        if state is not None:
+            self.load_state_dict(state)
+        self.number = number
+        self._goes_on_from_here()
+
+    def take_over_ledger(self) -> None:
+        """What was done to the run before, where its folder tells: no rung of the playbook twice."""
+        take_over_ledger(self.watch, self._batches, None if self.recovery is None else self.recovery.take_over)
+
+    def _goes_on_from_here(self) -> None:
+        """Whatever was kept of later steps, or had to be done about them, belongs to another line."""
+        self._knows_its_step = True
+        self._decided = None
+        self.watch.halted = None
+        for each in self._timm_schedulers:
+            each.begin_at(self.number)
+        if self.recovery is not None:
+            self.recovery.forget_after(self.number)
+
+    def ask(self, *words: str, by: str = "code") -> None:
+        """What ``sealegs do`` asks for, from code: ``guard.ask("rollback", "100")``. Needs a playbook, be it observe.
+
+        On several ranks call it on all of them, at the same step.
+        """
+        if self._decided is not None:
+            raise ConfigError(f"ask {' '.join(words)}: a step is decided and not updated yet; ask between two steps")
+        if self.recovery is None:
+            raise ConfigError(f"ask {' '.join(words)}: there is no playbook; give one, be it Playbook.observe()")
+        self._go_on_at(self.recovery.ask(self.number, words, by=by))
+
+    def checkpoint(self, *, wait: bool = False) -> bool:
+        """Write what is needed to run the next step to the run folder; beside the training, unless it is to wait.
+
+        False, where one that was begun before is still being written.
+        """
+        if self._saving is None:
+            raise ConfigError("checkpoint: the guard writes none; give it checkpoint_every= and a run folder")
+        with self.paused():
+            is_begun = self._saving.save(self.number, self.state_dict, wait=wait)
+        self._was_saving |= is_begun and not wait
+        if is_begun and self.recovery is not None:
+            self.recovery.saved(self.number, was_waited_for=wait)
+        return is_begun
+
+    @property
+    def last_checkpoint(self) -> int | None:
+        """The step of the last one that was written, or is being written."""
+        return None if self._saving is None else self._saving.last
+
+    def close(self) -> None:
+        """Finish, and let go of the folder and of the model.
+
+        A run that is not well, an incident that did not recover or a weight that is not finite, is warned of
+        (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended.
+        """
+        self.finish()
+        try:
+            if self.ended_badly and not self.watch.has_ended:
+                self.end()
+        finally:
+            self.watch.close()
+
+    def end(self, **told: Any) -> None:
+        """The loop has come to its end: finish, and say in the record how; loudly where the run is not well."""
+        self.finish()
+        reason = {"reason": "ended-badly", "why": self.ended_badly} if self.ended_badly else {"reason": "finished"}
+        self.watch.note("end", step=self.number, **reason, **told)
+        if self.ended_badly:
+            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=4)
+
+    def fail(self, error: BaseException) -> None:
+        """The loop has ended with an error: finish, and say so in the record."""
+        self._has_failed = True
+        with suppress(Exception):  # a disk or a device may be what failed; the error itself says more
+            self.finish()
+        self.watch.fail(error)
+
+    def finish(self) -> None:
+        """Wait for the last verdicts, checkpoints and capsules, and write them: no step comes after it."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        if not self._has_failed:  # else the last step may have been left in the middle
+            self._between_steps()
+            self._save_what_was_put_off()
+        self._meter.close()
+        if self.recovery is not None:
+            self.recovery.close()
+        if self._saving is not None:
+            self._saving.finish(self.number)
+        self.watch.catch_up()
+        if not self._has_failed:
+            self.ended_badly = self._what_is_not_well()
+
+    # What the watch calls: a row on its way to the record.
+
+    def complete(self, row: Row) -> Row:
+        """Its numbers have arrived: tensors get their names."""
+        return self._meter.named(row)
+
+    def trim(self, row: Row, verdict: Verdict) -> Row:
+        """It is judged. Every step has a largest gradient and a histogram; they are news when something is wrong."""
+        if verdict.word != "GO":
+            return row
+        dropped = {"culprit"} if int(row["step"]) % HISTOGRAM_STEPS == 0 else {"culprit", "token_loss_histogram"}
+        return {name: value for name, value in row.items() if name not in dropped}
+
+    def judged(self, row: Row, verdict: Verdict) -> None:
+        """It is written: incidents are followed, and recovery takes it as evidence."""
+        self._run_end.judged(row, verdict)
+        if self.recovery is not None:
+            self.recovery.judged(row, verdict)
+
+    # Between steps.
+
+    def _take_turns(self) -> None:
+        """Guards whose steps take turns train models that depend on each other, as the two of a GAN do: what one loses
+        the other wins, so a loss that rises is no damage, and one that goes back alone parts from the other."""
+        other, LoopPort._newest = LoopPort._newest and LoopPort._newest(), weakref.ref(self)
+        if other is None or other is self or self._turns > TURNS:
+            return
+        self._turns += 1
+        if self._turns > TURNS:
+            self.watch.note("one-of-several", step=self.number, reason="its steps and another guard's take turns")
+            if self.recovery is not None:
+                self.recovery.stand_back()
+
+    @property
+    def _is_halted(self) -> bool:
+        is_over = self.watch.halted is not None or (self.recovery is not None and self.recovery.is_over)
+        return is_over and self._act
+
+    def _what_is_not_well(self) -> str:
+        if self._is_halted:
+            return ""  # which was raised
+        if self.number and not is_finite(self._model):
+            return "a weight is not finite"
+        is_of_the_data = self.recovery is not None and self.recovery.found_sound
+        return "" if is_of_the_data or self._turns > TURNS else self._run_end.what_is_wrong()
+
+    def _between_steps(self) -> None:
+        """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
+        if self._is_tried and self._untouched is not None:
+            self._untouched.put_back(self._training)
+        self._is_tried = False
+        if not self._batches.will_repeat:
+            self._untouched = None
+        elif self._untouched is None:
+            self._untouched = ProbeIsolation.of(self._training)
+        if self.recovery is not None:
+            self.recovery.between_steps()
+        if self._training.also:
+            self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        # later, where one is still being written; several ranks must ask each other, which `checkpoint` does
+        is_busy = self._is_saving and self._meter.ranks.world == 1
+        if self._saving is not None and self._saving.is_due and not is_busy:
+            self._saving.is_due = not self.checkpoint()
+
+    def _save_what_was_put_off(self) -> None:
+        """A checkpoint that was due while another was being written, at the end of a run. Not while an error ends it:
+        its step may have been left in the middle, and ranks that have failed cannot be asked."""
+        if self.checkpoints is not None and not self._is_halted and sys.exception() is None:
+            self.checkpoints.wait()
+            self._save_if_due()
+
+    @property
+    def _is_saving(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.is_writing
+
+    def _beside(self) -> dict[str, Signal]:
+        """Whether a checkpoint was being written since the last step: the thread takes time from the loop.
+
+        Each rank says so of itself, rank 0 in the record: they write at about the same time, and it decides nothing.
+        """
+        is_saving = self._is_saving
+        was_saving, self._was_saving = self._was_saving, is_saving
+        return {"saving": 1.0} if is_saving or was_saving else {}
+
+    def _take_back_decision(self) -> None:
+        """A step was decided and has not been updated: nothing was skipped, and it may come again."""
+        self.watch.forget_skip()
+        self._update_decision.forget()
+
+    def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _Ended:
+        """What a batch that was healthy before shows now: it is looked at, and nothing is learned."""
+        with torch.no_grad():
+            if before is None and self._update.scaler is None:
+                self._tighten()  # as in a step: its norms are what these are compared with
+            return _Ended(probe=self._measurement.probed(loss, grad_norm, before))
+
+    def _go_on_at(self, step: int | None) -> bool:
+        """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""
+        if step is None:
+            return False
+        self._untouched = None  # all of it is that of the step now
+        self._run_end.went_back()
+        self.number = step
+        if self.recovery is not None:
+            self.recovery.went_to(step)
+        self._update_decision.forget()
+        self._meter.load_state_dict({"last_change": None})
+        self._meter.get_ready(step)
+        self._measurement.pace.forget_step()
+        return True
+
+    @property
+    def _clip_now(self) -> float | None:
+        tightened = self.recovery.adjustments.clip if self.recovery is not None else None
+        return min((limit for limit in (self._clip, tightened) if limit is not None), default=None)
+
+    def _tighten(self) -> None:
+        """The margins that recovery has taken back, in this step."""
+        if self.recovery is None:
+            return
+        self._update.factors = self.recovery.adjustments.factors_at(self.number)
+        if (limit := self.recovery.adjustments.clip_value) is not None:
+            torch.nn.utils.clip_grad_value_(self._model.parameters(), limit)
+
+    def _tell_what_came_back(self, changes: ResumeChanges) -> None:
+        """At the first step after a resume: what was restored, and what the loop has changed since."""
+        assert self.resumed is not None
+        self._changes = None
+        parts = self.resumed.audit
+        self.watch.note(
+            "resume-audit",
+            step=self.number,
+            checkpoint=self.resumed.checkpoint,
+            as_saved=[name for name, told in parts.items() if told == AS_SAVED],
+            not_as_saved={name: told for name, told in parts.items() if told != AS_SAVED},
+            changed=changes.since(),
+        )
+
+    @property
+    def instead_of_halt(self) -> str:
+        """What becomes of a run whose verdict is HALT, if it is not ended by that."""
+        if not self._act:
+            return "it would be halted: shadow mode, nothing is done"
+        if self.recovery is not None and self.recovery.playbook.rungs:
+            return f"playbook {self.recovery.playbook.name} decides"
+        return ""
+
+    def _say_what_is_guarded(self) -> None:
+        """What a skip can do here, and what it cannot: said once, before it matters."""
+        self.watch.note(
+            "guard",
+            step=self.number,
+            act=self._act,
+            clip=self._clip,
+            optimizers=[type(optimizer).__name__ for optimizer in self._update.optimizers],
+            skips_on_the_device=self._update.can_be_decided_on_the_device(),
+            not_undone_by_a_skip=not_undone(self._model),
+            playbook=self.recovery.playbook.name if self.recovery is not None else None,
+            ranks=self._meter.ranks.world,
+            norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,
+        )
+
+
+@contextmanager
+def _fsdp_without_exchange(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    model = getattr(model, "_orig_mod", model)  # compiled
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    if hasattr(model, "set_requires_gradient_sync"):
+        return _fsdp_without_exchange(model)
+    return nullcontext()
