@@ -308,7 +308,7 @@ class LoopPort(Observer):
         return self.finish_step() if self._update.call is None else self.watch.verdict
 
     def finish_step(self) -> Verdict:
-        """Act on what was found: recovery, checkpoints, a halt. Called by ``update``, unless a framework calls it later.
+        """Act on what was found: recovery, checkpoints, a halt. Called by ``update``, or later by a framework.
 
         Nothing of a step may still be under way: weights, schedules and the place in the data may go back.
         """
