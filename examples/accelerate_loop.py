@@ -13,8 +13,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sealegs
-from sealegs.faults.injector import inject
-from sealegs.faults.spec import parse
 from sealegs.integrations import accelerate
 
 words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -34,7 +32,7 @@ model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, load
 playbook = sealegs.Playbook.standard()
 with (
     accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=chosen.run, playbook=playbook) as guard,
-    inject([parse("nan-gradient@20")], model, clock=lambda: guard.guard.number),  # what the guard is for
+    sealegs.inject(["nan-gradient@20"], model, clock=lambda: guard.guard.number),  # what the guard is for
 ):
     for batch, wanted in guard.batches(loader):
         with accelerator.accumulate(model):

@@ -14,8 +14,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import sealegs
-from sealegs.faults.injector import inject
-from sealegs.faults.spec import parse
 
 words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 words.add_argument("--steps", type=int, default=200)
@@ -33,10 +31,10 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 rows = torch.randn(chosen.steps, 16, 8, generator=torch.Generator().manual_seed(1 + rank))  # each rank has its own
 
-fault = parse("gradient-scale:factor=1000,rank=1@20")
+fault = "gradient-scale:factor=1000,rank=1@20"
 with (
     sealegs.Guard(model, optimizer, run=chosen.run, clip=1.0, playbook=sealegs.Playbook.standard()) as guard,
-    inject([fault], model, clock=lambda: guard.number, rank=rank),  # what the guard is for
+    sealegs.inject([fault], model, clock=lambda: guard.number, rank=rank),  # what the guard is for
 ):
     for batch in guard.batches(rows.to(device)):
         loss = nn.functional.mse_loss(model(batch), batch[:, :4].sin())

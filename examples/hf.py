@@ -11,8 +11,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import sealegs
-from sealegs.faults.injector import inject
-from sealegs.faults.spec import parse
 from sealegs.integrations import hf
 
 words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,7 +41,7 @@ trainer = Trainer(
     train_dataset=[{"input_ids": row, "labels": row} for row in rows],
 )
 attached = hf.attach(trainer, run=f"{chosen.run}/run", playbook=sealegs.Playbook.standard())
-with inject([parse("nan-gradient@20")], model, clock=lambda: attached.guard.number):  # what the guard is for
+with sealegs.inject(["nan-gradient@20"], model, clock=lambda: attached.guard.number):  # what the guard is for
     trainer.train()
 for event in sealegs.open_run(f"{chosen.run}/run").events:
     if event.kind == "skip":

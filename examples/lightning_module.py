@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sealegs  # Sealegs
-from sealegs.integrations.lightning import Guarded  # Sealegs
+from sealegs.integrations import lightning  # Sealegs
 
 
 class Regression(L.LightningModule):
@@ -53,8 +53,8 @@ def main(run: str) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Guarded(run=run, playbook=sealegs.Playbook.standard())],  # Sealegs
     )
+    lightning.attach(trainer, run=run, playbook=sealegs.Playbook.standard())  # Sealegs
     trainer.fit(model, loader)
     recorded = sealegs.open_run(run)
     for event in recorded.events:

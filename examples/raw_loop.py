@@ -12,8 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import sealegs
-from sealegs.faults.injector import inject
-from sealegs.faults.spec import parse
 
 words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 words.add_argument("--steps", type=int, default=200)
@@ -30,7 +28,7 @@ loader = DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :4].sin()),
 playbook = sealegs.Playbook.standard()
 with (
     sealegs.Guard(model, optimizer, run=chosen.run, scheduler=scheduler, clip=1.0, playbook=playbook) as guard,
-    inject([parse("nan-gradient@20")], model, clock=lambda: guard.number),  # what the guard is for
+    sealegs.inject(["nan-gradient@20"], model, clock=lambda: guard.number),  # what the guard is for
 ):
     for batch, wanted in guard.batches(loader):
         loss = nn.functional.mse_loss(model(batch), wanted)

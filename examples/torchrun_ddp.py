@@ -14,8 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import sealegs
-from sealegs.faults.injector import inject
-from sealegs.faults.spec import parse
 
 words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 words.add_argument("--steps", type=int, default=200)
@@ -43,7 +41,7 @@ with (
         checkpoint_every=50,
         resume="auto",
     ) as guard,
-    inject([parse("nan-gradient:rank=1@20")], model, clock=lambda: guard.number, rank=rank),  # what the guard is for
+    sealegs.inject(["nan-gradient:rank=1@20"], model, clock=lambda: guard.number, rank=rank),  # what the guard is for
 ):
     for batch, wanted in guard.batches(loader):
         loss = nn.functional.mse_loss(model(batch.to(device)), wanted.to(device))

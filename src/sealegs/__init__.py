@@ -6,27 +6,18 @@ from typing import TYPE_CHECKING, Any
 from sealegs.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from sealegs import playbook
     from sealegs.batching.batch_sampler import StratifiedBatchSampler
     from sealegs.batching.tokens import rare_rows
-    from sealegs.errors import RunEndedBadly
+    from sealegs.errors import RunEndedBadly, RunHalted, SealegsError
+    from sealegs.faults.injector import inject
     from sealegs.guard import Guard
-    from sealegs.judge import Budget
+    from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry
+    from sealegs.judge import Budget, Detection
     from sealegs.preflight_check.live import preflight
     from sealegs.readers.read import open_run
     from sealegs.record.run import Run
-    from sealegs.recovery.actions import (
-        Continue,
-        Halt,
-        LowerLR,
-        ResetMoments,
-        Rollback,
-        SkipBatches,
-        Stratify,
-        SwapSource,
-        Tighten,
-    )
-    from sealegs.recovery.playbook import Playbook, Rung
-    from sealegs.recovery.recurrence import Trigger
+    from sealegs.recovery.playbook import Playbook
     from sealegs.replay.subject import Subject, Text
     from sealegs.sinks.notify import Notify
     from sealegs.sinks.trackers import tracker
@@ -35,30 +26,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget",
-    "Continue",
+    "Checkpointing",
+    "Detection",
     "Finding",
     "Guard",
-    "Halt",
-    "LowerLR",
+    "LoopScheduler",
     "Notify",
     "Playbook",
-    "ResetMoments",
-    "Rollback",
     "Run",
     "RunEndedBadly",
-    "Rung",
+    "RunHalted",
+    "SealegsError",
     "Severity",
-    "SkipBatches",
     "StratifiedBatchSampler",
-    "Stratify",
     "Subject",
-    "SwapSource",
+    "Telemetry",
     "Text",
-    "Tighten",
-    "Trigger",
     "Verdict",
     "Watch",
+    "inject",
     "open_run",
+    "playbook",
     "preflight",
     "rare_rows",
     "tracker",
@@ -67,29 +55,25 @@ __all__ = [
 # Loaded when first asked for: `import sealegs` costs nothing, and a laptop without torch can still open runs.
 _HOMES = {
     "Budget": "sealegs.judge",
-    "Continue": "sealegs.recovery.actions",
+    "Checkpointing": "sealegs.guard_options",
+    "Detection": "sealegs.judge",
     "Finding": "sealegs.vocabulary",
     "Guard": "sealegs.guard",
-    "Halt": "sealegs.recovery.actions",
-    "LowerLR": "sealegs.recovery.actions",
+    "LoopScheduler": "sealegs.guard_options",
     "Notify": "sealegs.sinks.notify",
     "Playbook": "sealegs.recovery.playbook",
-    "ResetMoments": "sealegs.recovery.actions",
-    "Rollback": "sealegs.recovery.actions",
     "Run": "sealegs.record.run",
     "RunEndedBadly": "sealegs.errors",
-    "Rung": "sealegs.recovery.playbook",
+    "RunHalted": "sealegs.errors",
+    "SealegsError": "sealegs.errors",
     "Severity": "sealegs.vocabulary",
-    "SkipBatches": "sealegs.recovery.actions",
     "StratifiedBatchSampler": "sealegs.batching.batch_sampler",
-    "Stratify": "sealegs.recovery.actions",
     "Subject": "sealegs.replay.subject",
-    "SwapSource": "sealegs.recovery.actions",
+    "Telemetry": "sealegs.guard_options",
     "Text": "sealegs.replay.subject",
-    "Tighten": "sealegs.recovery.actions",
-    "Trigger": "sealegs.recovery.recurrence",
     "Verdict": "sealegs.vocabulary",
     "Watch": "sealegs.watch",
+    "inject": "sealegs.faults.injector",
     "open_run": "sealegs.readers.read",
     "preflight": "sealegs.preflight_check.live",
     "rare_rows": "sealegs.batching.tokens",
@@ -98,6 +82,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "playbook":
+        return import_module("sealegs.playbook")
     if name not in _HOMES:
         raise AttributeError(f"module 'sealegs' has no attribute {name!r}")
     try:

@@ -46,6 +46,7 @@ from sealegs.faults.live import (
 )
 from sealegs.faults.optimizer import FrozenMoments, MomentPlan, strike_moments
 from sealegs.faults.rates import Borrowed, refuse_without_values
+from sealegs.faults.spec import parse
 from sealegs.faults.strikes import Clock, FaultProgress, Removable, Strike, place, refuse_twice_or_nowhere
 from sealegs.faults.targets import FaultTarget, TensorFault, is_in_moment, is_in_output, is_in_weight, label, select
 from sealegs.faults.weight import WeightPlan, refuse_broken_rows, round_weights, strike_weights, untraced
@@ -203,7 +204,7 @@ class Injector:
 
 
 def inject(
-    faults: Iterable[Fault],
+    faults: Iterable[Fault | str],
     model: nn.Module,
     *,
     clock: Callable[[], int],
@@ -213,9 +214,10 @@ def inject(
 ) -> Injector:
     """Attach faults to a model in training, and to its optimizers. Usable as ``with``, or until ``detach``.
 
-    ``clock`` gives the number of the step under way, in all its micro-batches. ``optimizers`` are needed for faults of
-    moments and learning rates, and for all others that last from update to update. ``rank`` is this process's; without
-    it, ``torch.distributed`` is asked. Each strike is kept in ``strikes`` and said to ``say`` as a line.
+    ``faults`` may be written as on the command line, ``nan-gradient@120``. ``clock`` gives the number of the step under
+    way, in all its micro-batches. ``optimizers`` are needed for faults of moments and learning rates, and for all
+    others that last from update to update. ``rank`` is this process's; without it, ``torch.distributed`` is asked. Each
+    strike is kept in ``strikes`` and said to ``say`` as a line.
 
     The steps of no fault cost a call of ``clock`` for each hook, and compute what they would have computed without.
     An element's strike waits for the device.
@@ -223,7 +225,7 @@ def inject(
     here, ranks = place(rank)
     several = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
     plan: Plan = []
-    for fault in faults:
+    for fault in (parse(each) if isinstance(each, str) else each for each in faults):
         if not isinstance(fault, LiveFault):
             raise ConfigError(
                 f"{fault}: strikes neither model nor optimizer; give faults of the data to batches.Spoiler"
