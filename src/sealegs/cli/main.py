@@ -16,33 +16,52 @@ from sealegs.errors import SealegsError
 
 # A command is a module with `main(arguments) -> exit code`, imported when it is called: --help must not wait for tyro,
 # and nothing but training for torch.
-COMMANDS = {
-    "scan": "what waits in a corpus: rare tokens, repeats, broken text, duplicates",
-    "batches": "an order of the data in which no batch has a rare token twice",
-    "train": "pretrain a small language model and record everything",
-    "preflight": "what is wrong with the settings of a run, before it costs anything",
-    "coordcheck": "does a learning rate found on a small model hold for a large one? muP, proven",
-    "check": "is this curve normal? any training log in, what is wrong and why out",
-    "diff": "where two runs part: settings, versions, signals",
-    "dashboard": "draw runs: one HTML file, or a page that follows them",
-    "replay": "run an incident again, one thing changed at a time: its tested cause",
-    "postmortem": "a document about each incident: symptoms, causes, cost, what to change",
-    "verify": "run an incident again with its remedy: are the promises of the post-mortem kept?",
-    "drill": "break a run on purpose: would it survive, and would the cause be found?",
-    "locate": "the first operation of an incident that makes NaN of finite numbers",
-    "audit": "what a checkpoint holds, and what a resume from it would lack",
-    "interventions": "what was done to a run, by whom, why, and what came of it",
-    "do": "intervene in a run that is under way",
-    "notify": "try whether messages about a run arrive",
+GROUPS = {
+    "prevent": {
+        "scan": "what waits in a corpus: rare tokens, repeats, broken text, duplicates",
+        "batches": "an order of the data in which no batch has a rare token twice",
+        "preflight": "what is wrong with the settings of a run, before it costs anything",
+        "coordcheck": "does a learning rate found on a small model hold for a large one? muP, proven",
+    },
+    "run": {
+        "train": "pretrain a small language model and record everything",
+        "do": "intervene in a run that is under way",
+        "notify": "try whether messages about a run arrive",
+    },
+    "judge": {
+        "check": "is this curve normal? any training log in, what is wrong and why out",
+        "diff": "where two runs part: settings, versions, signals",
+        "dashboard": "draw runs: one HTML file, or a page that follows them",
+        "audit": "what a checkpoint holds, and what a resume from it would lack",
+        "interventions": "what was done to a run, by whom, why, and what came of it",
+    },
+    "explain": {
+        "replay": "run an incident again, one thing changed at a time: its tested cause",
+        "locate": "the first operation of an incident that makes NaN of finite numbers",
+        "postmortem": "a document about each incident: symptoms, causes, cost, what to change",
+        "verify": "run an incident again with its remedy: are the promises of the post-mortem kept?",
+    },
+    "practise": {
+        "drill": "break a run on purpose: would it survive, and would the cause be found?",
+    },
 }
+COMMANDS = {name: purpose for commands in GROUPS.values() for name, purpose in commands.items()}
+
+
+def _listed() -> str:
+    """The commands, by what they are for."""
+    groups = []
+    for group, commands in GROUPS.items():
+        groups.append("\n".join([f"{group}:", *(f"  {name:<14} {purpose}" for name, purpose in commands.items())]))
+    return "\n\n".join(groups)
+
 
 USAGE = f"""\
 usage: sealegs COMMAND [OPTIONS]
 
 Keeps training runs standing: prevent, detect, recover from and explain numerical failure.
 
-commands:
-{chr(10).join(f"  {name:<14} {purpose}" for name, purpose in COMMANDS.items())}
+{_listed()}
 
 options:
   -h, --help     this page; `sealegs COMMAND --help` for the options of a command
