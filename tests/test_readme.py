@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from sealegs.drills.catalogue import chosen
 from sealegs.lab.config import Listeners, told
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "sealegs"
 README = (ROOT / "README.md").read_text()
+DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 PREAMBLE = """
 import torch
@@ -222,6 +225,31 @@ def test_a_framework_is_attached_as_the_table_says(framework: str) -> None:
     assert isinstance(call, ast.Call)
     assert len(call.args) == len(attach.args.args)
     assert {keyword.arg for keyword in call.keywords} <= {argument.arg for argument in attach.args.kwonlyargs}
+
+
+def test_the_design_has_a_row_for_each_package() -> None:
+    """In an order that the layers of pyproject.toml allow."""
+    rows = re.findall(r"^\| `([\w/]+(?:/|\.py))` \|", DESIGN, flags=re.MULTILINE)
+    modules = [path.name for path in SOURCE.glob("*.py") if path.name != "__init__.py"]
+    packages = [f"{path.parent.relative_to(SOURCE).as_posix()}/" for path in SOURCE.rglob("*/__init__.py")]
+    assert sorted(rows) == sorted(modules + packages)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [layer.split(" | ") for layer in reversed(contracts[0]["layers"])]
+    height = {name: number for number, names in enumerate(layers) for name in names}
+    heights = [height[re.split(r"[/.]", row)[0]] for row in rows]
+    assert heights == sorted(heights)
+
+
+def test_the_design_names_nothing_that_does_not_exist() -> None:
+    """``path``, or ``path: NAME`` of something that is defined there."""
+    named = re.findall(r"`([\w./-]+(?:/|\.(?:py|toml|md)))(?:: (\w+))?`", DESIGN)
+    assert len(named) > 100
+    for path, name in named:
+        found = [place for place in (SOURCE / path, ROOT / path) if place.exists()]
+        assert found, f"{path} is not there"
+        if name:
+            defined = re.search(rf"^(?:(?:def|class) )?{name}\b", found[0].read_text(), flags=re.MULTILINE)
+            assert defined, f"{path} has no {name}"
 
 
 @pytest.mark.parametrize(
