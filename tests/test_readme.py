@@ -256,10 +256,21 @@ def test_the_design_names_nothing_that_does_not_exist() -> None:
     "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 )
 def test_links_lead_somewhere(page: str) -> None:
+    """To a file that is there, and to a heading that it has."""
     path = ROOT / page
-    links = re.findall(r"\]\(([^)#]+)\)", path.read_text())
-    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
-    assert not missing
+    for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        if "://" in link:
+            continue
+        file, _, heading = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not heading or heading in headings(target.read_text()), link
+
+
+def headings(text: str) -> list[str]:
+    """As links name them."""
+    found = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found]
 
 
 def test_the_settings_file_of_the_docs_is_taken(tmp_path: Path) -> None:
