@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         title="a test",
         verdict="messages about a run will arrive here",
         first="nothing",
-        page="`sealegs train --notify`, or Guard(notify=...)",
+        page="`sealegs train --notify`, or Telemetry(notify=...)",
         key=(),
     )
     try:

@@ -89,8 +89,8 @@ class AcceleratedGuard:
         schedules: Any = [AcceleratedSchedule(each) for each in schedulers]
         others = cast(GuardKeywords, {name: value for name, value in options.items() if name != "skip"})
         self.guard = Guard(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **others)
-        skip_ranges(self.guard.loop.data, options.get("skip", ()))
         """The guard itself."""
+        skip_ranges(self.guard.loop.data, options.get("skip", ()))
         self._loss: Tensor | None = None
         self._tokens = 0
         self._patches = Patches()

@@ -15,7 +15,7 @@ _CLOSE_WITHIN_S = {"wandb": 60.0}  # it uploads at the end what it has not uploa
 
 
 def tracker(name: str) -> Sink:
-    """A tracker for ``Watch(sinks=[...])`` and ``Guard(sinks=[...])``: mlflow, wandb, tensorboard or trackio.
+    """A tracker for ``Watch(sinks=[...])`` and ``Telemetry(sinks=[...])``: mlflow, wandb, tensorboard or trackio.
 
     It never holds a step: rows and events wait in a bounded queue, and a tracker that hangs or dies is one event.
     """

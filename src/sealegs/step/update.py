@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
 
@@ -43,10 +43,6 @@ class Update:
         if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
             raise ConfigError(
                 "optimizer=LBFGS: it evaluates the model several times a step, which nobody can judge first"
-            )
-        if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
-            raise ConfigError(
-                "scheduler=ReduceLROnPlateau: give steps_scheduler=False, and call its step(metric) yourself"
             )
         self.optimizers = tuple(optimizers)
         self.schedulers = tuple(schedulers)
