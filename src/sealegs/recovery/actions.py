@@ -1,4 +1,7 @@
-"""What can be done about trouble: descriptions, which print as phrases and go to files as JSON; no torch here."""
+"""The actions that a playbook can take or a person can request: plain values, without torch.
+
+An action prints as a phrase, goes to files as JSON, and is read from a person's words by ``requested_action``.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +12,7 @@ from sealegs.errors import ConfigError, SealegsError, SourceError
 
 
 class Impossible(SealegsError):
-    """An action that cannot be carried out here: the next rung is asked for instead."""
+    """An action cannot be carried out here; the playbook's next rung is tried instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,13 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Take everything back to a healthy state, and pass over the batches from the onset on."""
+    """Restore a healthy state, and leave out the batches from the onset on."""
 
     kind: ClassVar[str] = "rollback"
     back: int = 0
-    """The newest healthy state that is at least so many steps older than the onset."""
+    """Go to the newest healthy state that is at least this many steps older than the onset."""
     skip: int = 10
-    """Batches that are not trained on again, from that of the onset."""
+    """How many batches to leave out, counted from the batch of the onset."""
 
     def __post_init__(self) -> None:
         refuse_unless(is_whole(self.back, 0), "Rollback.back", self.back, "steps before the onset, from 0")
@@ -48,7 +51,7 @@ class LowerLR:
     kind: ClassVar[str] = "lower-lr"
     factor: float = 0.5
     rewarm_steps: int = 50
-    """Steps in which it rises from zero to its new value."""
+    """Steps in which the rate rises from zero to its new value."""
 
     def __post_init__(self) -> None:
         is_sound = is_number(self.factor) and 0 < self.factor < 1
@@ -63,13 +66,13 @@ class LowerLR:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tighten:
-    """Take back some margin: what is None stays as it is."""
+    """Clip harder or decay more; a field that is None stays as it is."""
 
     kind: ClassVar[str] = "tighten"
     clip: float | None = None
     """The largest global norm of the gradients."""
     clip_value: float | None = None
-    """The largest element of a gradient, before that."""
+    """The largest element of a gradient, applied before the norm."""
     weight_decay: float | None = None
     """A factor on the weight decay: 2 doubles it."""
 
@@ -87,11 +90,11 @@ class Tighten:
 
 @dataclass(frozen=True, slots=True)
 class SwapSource:
-    """Take a source of the data out of the mixture, or give it less weight."""
+    """Take a data source out of the mixture, or give it less weight."""
 
     kind: ClassVar[str] = "swap-source"
     source: str | None = None
-    """None: the one that the evidence names."""
+    """None stands for the source that the evidence names."""
     weight: float = 0.0
     """Its new weight in the mixture."""
 
@@ -108,7 +111,7 @@ class SwapSource:
 
 @dataclass(frozen=True, slots=True)
 class Stratify:
-    """Spread rare tokens over the batches: several in one add up to an update that is as large as Adam's can be."""
+    """Spread rare tokens over the batches: several in one batch add up to the largest update that Adam can make."""
 
     kind: ClassVar[str] = "stratify"
 
@@ -118,7 +121,7 @@ class Stratify:
 
 @dataclass(frozen=True, slots=True)
 class ResetMoments:
-    """Forget the optimizer's running means: they may be what is damaged."""
+    """Clear the optimizer's moments, which may themselves be damaged."""
 
     kind: ClassVar[str] = "reset-moments"
 
@@ -128,7 +131,7 @@ class ResetMoments:
 
 @dataclass(frozen=True, slots=True)
 class SkipBatches:
-    """Pass over the batches that come next, without going back."""
+    """Leave out the next batches, without going back."""
 
     count: int
     kind: ClassVar[str] = "skip-batches"
@@ -146,7 +149,7 @@ class Halt:
 
     kind: ClassVar[str] = "halt"
     advice: str = ""
-    """What to change before it is started again; left empty, what is advised for the trigger."""
+    """What to change before the next start; if empty, the playbook gives its advice for the trigger."""
 
     def __post_init__(self) -> None:
         refuse_unless(isinstance(self.advice, str), "Halt.advice", self.advice, "a text, or leave it out")
@@ -169,7 +172,7 @@ def plain_actions(actions: Iterable[Action]) -> list[dict[str, Any]]:
 
 
 def actions_from(plain: Iterable[Mapping[str, Any]]) -> tuple[Action, ...]:
-    """From what ``plain_actions`` gave, once it has been through a file."""
+    """The actions that ``plain_actions`` wrote, read back from a file."""
     kinds = {kind.kind: kind for kind in ACTIONS}
     actions = []
     for entry in plain:
@@ -192,17 +195,17 @@ def _batches(count: int) -> str:
 
 
 def is_whole(value: Any, lowest: int) -> bool:
-    """A whole number from there on; True is none."""
+    """Whether a value is a whole number and at least ``lowest``; True and False do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
 def is_number(value: Any) -> bool:
-    """A finite number; True is none."""
+    """Whether a value is a finite number; True and False do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def refuse_unless(sound: bool, name: str, value: Any, cure: str) -> None:
-    """One sentence: the field, its value, what it should be."""
+    """Raise a ConfigError of one sentence: the field, its value, the cure."""
     if not sound:
         raise ConfigError(f"{name}={value!r}: {cure}")
 
@@ -215,11 +218,11 @@ FORMS: dict[str, tuple[str, Callable[[str], Action]]] = {
     "swap": ("SOURCE", lambda source: SwapSource(source=source)),
     "halt": ("", lambda _: Halt(advice="asked for by a person")),
 }
-"""What can be asked for: what comes after the word, and what it means."""
+"""What a person can request: by word, the form of its argument and the action that it means."""
 
 
 def requested_action(words: Sequence[str]) -> Action:
-    """The action that is asked for.
+    """The action that a person's words request.
 
     >>> print(requested_action(["lr", "0.5"]))
     learning rate x 0.5, warmed up again over 50 steps

@@ -1,4 +1,7 @@
-"""What recovery has tightened for the rest of a run: factors and limits around what the user's own loop sets."""
+"""Adjustments: factors and limits that recovery puts around the user's settings for the rest of a run.
+
+Also here: the schedules of recent steps, so that skipped steps can be taken off the step count.
+"""
 
 import copy
 from collections import deque
@@ -14,34 +17,34 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.recovery.actions import LowerLR, Tighten
 
 KEPT = 200
-"""Steps that can be counted back."""
+"""How many steps back the schedules are kept."""
 
 
-class _Then(NamedTuple):
+class _Schedules(NamedTuple):
     step: int
     schedulers: list[dict[str, Any]]
     groups: list[list[dict[str, Any]]]
 
 
 class RecentSchedules:
-    """What the schedules were before each of the last steps."""
+    """Learning-rate schedules and optimizer settings as they were before each of the last steps."""
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
         self._optimizers = optimizers
         self._schedulers = schedulers
-        self._kept: deque[_Then] = deque(maxlen=KEPT)
+        self._kept: deque[_Schedules] = deque(maxlen=KEPT)
 
     def note(self, step: int) -> None:
-        """Remember them as they are before a step."""
+        """Remember the schedules as they are before a step."""
         schedulers = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
         groups = [
             [{name: _copied(value) for name, value in group.items() if name != "params"} for group in each.param_groups]
             for each in self._optimizers
         ]
-        self._kept.append(_Then(step, schedulers, groups))
+        self._kept.append(_Schedules(step, schedulers, groups))
 
     def go_to(self, step: int) -> bool:
-        """Make them what they were before a step. False, and nothing is changed, where that is not known any more."""
+        """Restore the schedules of a step. False where they are no longer known; then nothing changes."""
         then = next((kept for kept in self._kept if kept.step == step), None)
         fits = then is not None and all(
             len(groups) == len(each.param_groups) for groups, each in zip(then.groups, self._optimizers, strict=True)
@@ -53,12 +56,12 @@ class RecentSchedules:
         for optimizer, groups in zip(self._optimizers, then.groups, strict=True):
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 for name, value in settings.items():
-                    _put(group, name, value)
+                    _set_in_place(group, name, value)
         self.forget_from(step)
         return True
 
     def forget_from(self, step: int) -> None:
-        """The run goes on from a step: what was known of it and of later ones is of another line."""
+        """Forget this step and later ones: the run has gone back to it and will do them again."""
         self._kept = deque((kept for kept in self._kept if kept.step < step), maxlen=KEPT)
 
 
@@ -67,8 +70,8 @@ def _copied(value: Any) -> Any:
 
 
 @torch.no_grad()
-def _put(group: dict[str, Any], name: str, value: Any) -> None:
-    """Into the very same tensor where it is one: a captured graph may read it."""
+def _set_in_place(group: dict[str, Any], name: str, value: Any) -> None:
+    """Set a setting. A tensor is written in place, since a captured CUDA graph may read it."""
     if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
         group[name].copy_(value)
     else:
@@ -76,29 +79,29 @@ def _put(group: dict[str, Any], name: str, value: Any) -> None:
 
 
 FROM_SCRATCH = 0.5
-"""The share of its learning rate that a run goes on with which has to begin anew."""
+"""The share of its learning rate with which a run starts over from step 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustments:
-    """Factors stand around the user's settings and schedules, which go on as if there were none."""
+    """Factors and limits around the user's settings; the user's schedules go on unchanged underneath."""
 
     lr: float = 1.0
-    """The learning rate is the schedule's times this ..."""
+    """Factor on the schedule's learning rate."""
     rewarm_from: int = 0
     rewarm_steps: int = 0
-    """... reached in so many steps from that step on."""
+    """The learning rate rises from zero to its new value in this many steps, from step ``rewarm_from`` on."""
     weight_decay: float = 1.0
     clip: float | None = None
-    """Norm that gradients are clipped to, where that is less than the guard's own."""
+    """Norm that gradients are clipped to, where it is smaller than the guard's own."""
     clip_value: float | None = None
-    """What each element of a gradient is clipped to, before anything else."""
+    """Largest element of a gradient; elements are clipped before the norm is."""
 
     def factors_at(self, step: int) -> dict[str, float]:
-        """By name, what a setting of the optimizers is multiplied with in the update of a step.
+        """The factor on each setting of the optimizers in the update of a step, by name.
 
-        >>> margins = Adjustments(lr=0.5, rewarm_from=100, rewarm_steps=5)
-        >>> [margins.factors_at(step) for step in (90, 100, 102, 104, 500)]
+        >>> adjustments = Adjustments(lr=0.5, rewarm_from=100, rewarm_steps=5)
+        >>> [adjustments.factors_at(step) for step in (90, 100, 102, 104, 500)]
         [{'lr': 0.5}, {'lr': 0.1}, {'lr': 0.3}, {'lr': 0.5}, {'lr': 0.5}]
         """
         is_warming = self.rewarm_from <= step < self.rewarm_from + self.rewarm_steps
@@ -107,11 +110,11 @@ class Adjustments:
         return {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def lowered(self, action: LowerLR, first: int) -> "Adjustments":
-        """With the learning rate lowered, and warmed up again from a step on."""
+        """The adjustments with a lower learning rate that is warmed up again from step ``first`` on."""
         return replace(self, lr=self.lr * action.factor, rewarm_from=first, rewarm_steps=action.rewarm_steps)
 
     def tightened(self, action: Tighten) -> "Adjustments":
-        """With what the action has; the rest stays as it is."""
+        """The adjustments with the fields that the action sets; the others stay."""
         return replace(
             self,
             clip=action.clip or self.clip,
@@ -120,5 +123,5 @@ class Adjustments:
         )
 
     def from_scratch(self) -> "Adjustments":
-        """For a run that begins anew, with a warm-up of its own."""
+        """The adjustments for a run that starts over, where the schedule has its own warm-up."""
         return replace(self, lr=self.lr * FROM_SCRATCH, rewarm_steps=0)

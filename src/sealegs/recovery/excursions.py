@@ -1,7 +1,7 @@
-"""Values in, how far they rise and come back by themselves out: what a run has come out of alone is its nature.
+"""How far a signal rises and comes back by itself: a rise of that size is no reason for a rollback.
 
-The loss of a policy that learns goes up fourfold when it gets better; that of one positive in a thousand goes by when
-the last one came. To go back because of such a rise would undo what was learned.
+The loss of a reinforcement-learning policy may go up fourfold while the policy gets better. With one positive in a
+thousand, the loss depends on when the last positive came. A rollback on such a rise would undo what was learned.
 """
 
 import math
@@ -9,34 +9,34 @@ from statistics import median
 from typing import NamedTuple
 
 BLOCK = 8
-"""Values whose median is looked at."""
+"""Values per block; each block counts by its median."""
 HALF_LIFE = 1000
 """Steps after which a rise counts half."""
 REACH = 2
-"""Times the widest rise that was seen, as a logarithm, before it is another thing."""
+"""A rise within this many times the widest one so far, as a logarithm, is the signal's own."""
 BEYOND = 1e150
-"""Beyond any value: states hold nothing that JSON cannot spell."""
+"""Stands for infinity: states hold nothing that JSON cannot spell."""
 
 
 class Excursions(NamedTuple):
-    """A fold over the logarithms of a signal; plain values."""
+    """The rises of one signal: a fold over its logarithms, in plain values."""
 
     newest: tuple[float, ...] = ()
-    """Of the block that is not full yet."""
+    """Values of the block that is not full yet."""
     low: float = BEYOND
-    """The lowest median, since the last rise that was come back from ..."""
+    """Lowest median since the last rise that came back."""
     peak: float = -BEYOND
-    """... and the highest since that."""
+    """Highest median since ``low``."""
     widest: float = 0.0
-    """The largest rise that was come back from: by half of it at least."""
+    """Largest rise that came back by at least half."""
 
     @property
     def reach(self) -> float:
-        """How far it may rise next: nobody has seen its widest yet."""
+        """How far the signal may rise next; its widest rise may be yet to come."""
         return REACH * self.widest
 
     def after(self, value: float) -> "Excursions":
-        """With one more; one that is not finite says nothing.
+        """The state after one more value; a value that is not finite is ignored.
 
         >>> wander = Excursions()
         >>> for value in [1.0] * 16 + [1.8] * 16 + [1.1] * 8:
@@ -57,5 +57,5 @@ class Excursions(NamedTuple):
         return Excursions((), middle, middle, max(widest, peak - self.low))
 
     def anew(self) -> "Excursions":
-        """What was under way has a cause that is known: it is not counted."""
+        """Drop the rise under way, since its cause is known."""
         return Excursions(widest=self.widest)

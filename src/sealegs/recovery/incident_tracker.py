@@ -1,4 +1,7 @@
-"""Judged rows in, Troubles out: follows a run from incident to incident, tells of them, and counts what they cost."""
+"""Follows a run from incident to incident: judged rows in, anomalies out.
+
+It opens and closes incidents, tells the flight recorder and the event log about them, and counts their cost.
+"""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,10 +22,10 @@ from sealegs.watch import Watch
 
 @dataclass(frozen=True, slots=True)
 class CostSoFar:
-    """What trouble has cost."""
+    """What an incident has cost so far."""
 
     steps: int = 0
-    """Skipped, or done once more."""
+    """Steps that were skipped or have to be done again."""
     tokens: int = 0
     seconds: float = 0.0
 
@@ -30,40 +33,40 @@ class CostSoFar:
         return CostSoFar(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
 
     def told(self, record: RunWriter | None) -> dict[str, Any]:
-        """For an event of a run: in money too, where an hour of it has a price."""
+        """The cost for an event, with money where the run has a price per hour."""
         price = None if record is None else record.manifest.price_per_hour
         money = None if price is None else round(self.seconds / 3600 * price, 2)
         return {**asdict(self), "seconds": round(self.seconds, 1), "money": money}
 
 
 class TrackedStep(NamedTuple):
-    """What a row says of the run."""
+    """What one row says about the run."""
 
     is_calm: bool
-    """Healthy, and no incident is open."""
+    """The step is healthy, and no incident is open."""
     is_doubtful: bool
-    """An incident is open, or a row has shown trouble."""
+    """An incident is open, or the row shows an anomaly."""
     is_retried: bool
-    """Good, of a run that went back and has not come to the onset of its incident again: that is open, and says nothing
-    of what comes before it."""
+    """The step is good, but lies between a restore point and the onset of the open incident: the open incident says
+    nothing about it."""
     anomaly: Anomaly | None
 
 
 class IncidentTracker:
-    """What a run has been through, as far as its rows have been looked at."""
+    """The incidents of a run, as far as its rows have been looked at."""
 
     def __init__(self, playbook: Playbook, watch: Watch, recorder: FlightRecorder, ranks: Collective) -> None:
         self.evidence = AnomalyEvidence(playbook)
         self.healthy = 0
-        """Steps in a row ..."""
+        """Healthy steps in a row: applied, with no open incident."""
         self.good = 0
-        """... whether or not an incident is still open."""
+        """Good steps in a row, whether or not an incident is open."""
         self.is_retried = False
-        """Whether the last row was of a run that went back, and good; see ``TrackedStep``."""
+        """``TrackedStep.is_retried`` of the last row."""
         self.is_back = True
-        """Whether the loss came back in the incident that was closed last, if it was since the last treatment."""
+        """Whether the loss came back in the incident that closed last. True again after each intervention."""
         self.cost = CostSoFar()
-        """Of the incident that is open, or of what may become one."""
+        """Cost of the open incident, or of skips that may become one."""
         self._playbook = playbook
         self._watch = watch
         self._recorder = recorder
@@ -71,20 +74,20 @@ class IncidentTracker:
         self._incidents = incidents.begin()
         self._judged: deque[tuple[Row, Verdict]] = deque()
         self._batch_of: deque[tuple[int, int]] = deque(maxlen=incidents.LATEST)
-        """Steps, and the batches that they trained on: an incident may have begun before it was found."""
+        """Recent steps with their batches, since an incident may have begun before it was found."""
         self._first_batch: int | None = None
-        """That of the incident which was opened last."""
+        """The first batch of the incident that opened last."""
         self._skipped = 0
-        """Steps in a row, up to the last that was judged."""
+        """Skipped steps in a row, up to the last judged one."""
         self._row_of_skips = 0
-        """Steps that were skipped in a row which is over."""
+        """Length of a row of skips that has just ended."""
 
     def hear(self, row: Row, verdict: Verdict) -> None:
-        """A row was judged: it is looked at when the step is over."""
+        """Keep a judged row until the step is over."""
         self._judged.append((row, verdict))
 
     def heard(self) -> Iterator[tuple[Row, Verdict]]:
-        """What was judged and not looked at yet."""
+        """The judged rows that have not been looked at yet."""
         while self._judged:
             yield self._judged.popleft()
 
@@ -104,8 +107,8 @@ class IncidentTracker:
         is_doubtful = self._incidents.is_open or anomaly is not None
         if not verdict.go:
             self.cost += CostSoFar(steps=1)
-        elif is_calm and not news:  # which may be that one has just been closed
-            self.cost = CostSoFar()  # what was skipped alone is no incident's
+        elif is_calm and not news:  # the news may be that one has just closed
+            self.cost = CostSoFar()  # a lone skip belongs to no incident
         self.good = self.good + 1 if verdict.go and verdict.incident is None else 0
         if is_calm:
             self.healthy += 1
@@ -117,50 +120,50 @@ class IncidentTracker:
             self._row_of_skips = self._skipped if self._skipped >= self._playbook.probe_after else 0
             self._skipped = 0
         for item in news:
-            anomaly = self._told(item, int(row["step"]), number) or anomaly
+            anomaly = self._act_on_news(item, int(row["step"]), number) or anomaly
         course = self._incidents.course
         is_before_onset = self._incidents.is_open and course.is_treated and int(row["step"]) < course.start
         self.is_retried = is_before_onset and verdict.go and verdict.incident is None and anomaly is None
         return TrackedStep(is_calm, is_doubtful, self.is_retried, anomaly)
 
     def suspect(self) -> str | None:
-        """Each rank knows the sources of its own batches; all go by what rank 0 finds."""
+        """The source that the evidence names. Each rank knows only its own batches, so all go by rank 0."""
         return self._ranks.gather(self.evidence.suspect())[0]
 
     @property
     def incident(self) -> Incident | None:
-        """The one that is open."""
+        """The open incident."""
         return self._incidents.open
 
     @property
     def has_other_data(self) -> bool:
-        """Whether the last row was good, of a run whose data were found to be others long ago: they are its data now,
-        though its loss may never be what it was."""
+        """Whether the last row was good in a run whose data changed long ago. The new data are its data now, though its
+        loss may never be what it was."""
         return self.good > 0 and self.evidence.has_other_data
 
     def end(self, number: int) -> None:
-        """The run is halted before step ``number``, and its incident is over."""
+        """Close the open incident: the run is halted before step ``number``."""
         if (incident := incidents.ended(self._incidents)) is not None:
             self._tell_closed(incident, number)
 
     def close(self) -> None:
-        """The run ends here: an incident that is open is written as it stands."""
+        """Write the open incident as it stands: the run ends here."""
         if (incident := incidents.ended(self._incidents)) is not None:
             self._recorder.follow_up(incident)
 
     def row_of_skips(self) -> int:
-        """How many steps were skipped in a row that is over: said once."""
+        """How many steps in a row were skipped, once, after the row has ended."""
         count, self._row_of_skips = self._row_of_skips, 0
         return count
 
     def begin_anew(self) -> None:
-        """Something was done about it: what comes then is judged for itself."""
+        """Start over after an intervention: later rows are judged for themselves."""
         self.evidence.forget()
         self.is_back = True
         self._begin_counting()
 
     def resume_at(self) -> None:
-        """The run goes on elsewhere, and nothing was done about it: what a probe has found still holds."""
+        """Start over after a move without an intervention: the last probe's finding still holds."""
         found = self.evidence.state_dict()
         self.evidence.forget()
         self.evidence.load_state_dict(found)
@@ -170,26 +173,26 @@ class IncidentTracker:
         self.healthy = self.good = self._skipped = self._row_of_skips = 0
 
     def went_back(self, cost: CostSoFar) -> None:
-        """The run is back at a healthy state, and what it did since is to be done once more."""
+        """Note that the run is back at a healthy state, and that the steps since are to be done again."""
         self.forget_judged()
         self._batch_of.clear()
         self.cost += cost
 
     def forget_judged(self) -> None:
-        """What was not looked at yet is of another line."""
+        """Drop the judged rows not yet looked at: they are from steps that the run has left."""
         self._judged.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs to a step, as JSON values."""
+        """The state that belongs to a step, as JSON values."""
         return {"incidents": self._incidents, "evidence": self.evidence.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
         if (found := state.get("evidence")) is not None:  # older states have none
             self.evidence.load_state_dict(found)
 
-    def _told(self, news: News, step: int, number: int) -> Anomaly | None:
+    def _act_on_news(self, news: News, step: int, number: int) -> Anomaly | None:
         incident = news.incident
         if news.kind == "opened":
             self.evidence.new_incident()
@@ -211,7 +214,7 @@ class IncidentTracker:
         return None
 
     def _is_of_the_weights(self, incident: Incident) -> bool:
-        """Whether a loss that does not come down may be theirs, so that going back can help."""
+        """Whether the weights may be why a loss does not come down, so that a rollback can help."""
         is_excused = self.evidence.is_sound or self.evidence.has_grown
         return not is_excused and self.evidence.has_risen(incident.usual)
 

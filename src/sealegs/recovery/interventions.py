@@ -1,7 +1,7 @@
-"""Troubles and people's words in, interventions out: asks the playbook, carries out what it says, writes it down.
+"""Carries out interventions: anomalies and requests in, changes to the run out, each written down as an event.
 
-The one place that changes what is being trained besides the update itself. Acting fails closed: a rollback brings back
-everything or nothing, and where nothing is brought back the next rung is asked for.
+Besides the update itself, this is the one place that changes what is being trained. Acting fails closed: a rollback
+restores everything or nothing; where it restores nothing, the playbook's next rung is tried.
 """
 
 import time
@@ -38,12 +38,12 @@ from sealegs.watch import Watch
 A = TypeVar("A")
 
 SHARP = 3
-"""Steps by which the end of what lasted may be dated too early, and its beginning too late."""
+"""Steps by which the end of a bad stretch may be dated too early, and its beginning too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done, and everything that its record says."""
+    """An intervention to carry out, with everything that its event says."""
 
     actions: tuple[Action, ...]
     anomaly: Anomaly
@@ -55,17 +55,18 @@ class Order:
     request: str | None = None
 
     def find(self, kind: type[A]) -> A | None:
-        """The action of a kind; a rung has one at most."""
+        """The action of a kind, if there is one; a rung has at most one of each."""
         return next((action for action in self.actions if isinstance(action, kind)), None)
 
 
 def makes_its_rate(optimizer: Optimizer) -> bool:
-    """Whether there is no learning rate to lower: Hugging Face's Adafactor makes its own of the weights."""
+    """Whether the optimizer computes its own learning rate, as Hugging Face's Adafactor does: there is none to
+    lower."""
     return any(group["lr"] is None for group in optimizer.param_groups)
 
 
 def refuse_idle(order: Order, batches: Batches, optimizers: Sequence[Optimizer]) -> None:
-    """What would do nothing here."""
+    """Raise Impossible for an action that would do nothing in this run."""
     if order.find(LowerLR) is not None and any(map(makes_its_rate, optimizers)):
         raise Impossible("an optimizer has lr=None: it makes its rate itself")
     if order.find(SkipBatches) is not None and batches.number is None:
@@ -82,7 +83,7 @@ def refuse_idle(order: Order, batches: Batches, optimizers: Sequence[Optimizer])
 
 
 def change_data(order: Order, batches: Batches) -> list[str]:
-    """The part that the user's loader does, and may refuse: it comes first, and is not undone."""
+    """Change the data through the user's loader. It comes first, since the loader may refuse; it is not undone."""
     changed = []
     try:
         if (swap := order.find(SwapSource)) is not None:
@@ -101,15 +102,15 @@ def change_data(order: Order, batches: Batches) -> list[str]:
 def change_books(
     order: Order, ledger: Ledger, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
 ) -> list[str]:
-    """Batches that are left out, and margins, as of the ``first`` step to come: nothing of the training itself.
+    """Enter skipped batches and adjustments into the ledger, from step ``first`` on; the training state stays as it is.
 
-    ``loop_clips`` says that the user's loop does, so that no clipping of the guard's can be tightened.
+    ``loop_clips`` says that the user's loop clips, so the guard has no clipping to tighten.
     """
     changed = []
     for action in order.actions:
         match action:
             case Rollback(skip=count) if count and order.anomaly.batch is not None:
-                # the update that did it may have come of the step before; a row names the last batch of its step
+                # the step before may have done the damage; a row names the last batch of its step
                 earliest = order.anomaly.batch - (2 * batches_a_step - 1)
                 lasted = (order.anomaly.lasted + SHARP) * batches_a_step if order.anomaly.lasted else 0
                 changed.append(_leave_out(batches, max(earliest, 0), max(count, lasted)))
@@ -132,7 +133,8 @@ def _leave_out(batches: Batches, first: int, count: int) -> str:
 
 
 class Interventions:
-    """Does something about trouble. Where it does not ``act``, everything is decided and written down all the same."""
+    """Carries out the playbook's decisions and people's requests. In shadow mode it decides and writes, and changes
+    nothing."""
 
     def __init__(
         self,
@@ -147,11 +149,11 @@ class Interventions:
         act: bool,
     ) -> None:
         self.is_over = False
-        """Whether a halt was decided: in shadow mode the run goes on, and there is nothing left to decide."""
+        """Whether a halt was decided. In shadow mode the run goes on, but nothing more is decided."""
         self.loop_clips = False
-        """Whether the user's loop clips, so that no clipping of the guard's can be tightened."""
+        """Whether the user's loop clips, so that the guard has no clipping to tighten."""
         self.batches_a_step = 1
-        """Of the last step."""
+        """Batches of the last step."""
         self._playbook = playbook
         self._ledger = ledger
         self._tracker = tracker
@@ -162,7 +164,8 @@ class Interventions:
         self._act = act
 
     def treat(self, anomaly: Anomaly, number: int) -> int | None:
-        """Ask the playbook until something can be done: a halt can. Gives the step that the run went back to."""
+        """Go up the playbook's rungs until one can be carried out; a halt always can. Gives the step that the run went
+        back to."""
         if anomaly.trigger == Trigger.BUDGET_SPENT:
             anomaly = replace(anomaly, source=self._tracker.suspect())
         while True:
@@ -174,8 +177,8 @@ class Interventions:
                 batch=anomaly.batch,
                 kind=self._kind,
             )
-            if decision.rung is None and not decision.halts:  # nothing is to be done about it
-                if anomaly.trigger not in HEALS:  # of what heals, the weights were sound, and that is still known
+            if decision.rung is None and not decision.halts:  # the playbook does nothing about it
+                if anomaly.trigger not in HEALS:  # a stretch that heals by itself left sound weights
                     self._tracker.evidence.forget()
                 return None
             who = f"playbook {self._playbook.name}" + (f", rung {decision.rung}" if decision.rung else "")
@@ -184,14 +187,14 @@ class Interventions:
                 return self._carry_out(order)
             except Impossible as reason:
                 self._watch.note("rung-passed-over", step=number, rung=decision.rung, reason=str(reason))
-                self._ledger.history = (*self._ledger.history, self._treatment(replace(order, actions=())))
+                self._ledger.history = (*self._ledger.history, self._past_intervention(replace(order, actions=())))
 
     def stand_back(self) -> None:
-        """Do no more by itself than a guard without a playbook; people may still ask."""
+        """Drop the playbook; people's requests are still carried out."""
         self._playbook = Playbook.observe()
 
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
-        """Carry out what a person asks for, or say why not."""
+        """Carry out a person's request, or raise a ConfigError that says why not."""
         text = f"asked for: {' '.join(words)}"
         anomaly = Anomaly(trigger=Trigger.ASKED, onset=number, batch=None, text=text)
         order = Order((requested_action(words),), anomaly, number, f"person {by}", None, "a person wants it", request)
@@ -201,7 +204,7 @@ class Interventions:
             raise ConfigError(f"{' '.join(words)}: {reason}") from reason
 
     def _carry_out(self, order: Order) -> int | None:
-        """All of it, or ``Impossible``, and nothing has changed."""
+        """Carry out all of an order, or raise Impossible and change nothing."""
         began = time.perf_counter()
         onset, number = order.anomaly.onset, order.number
         refuse_idle(order, self._batches, self._optimizers)
@@ -212,9 +215,9 @@ class Interventions:
             raise Impossible(self._restore_points.unavailable_because(onset, rollback.back))
         self._ledger.came_back(number, onset)
         before = self._ledger.now()
-        changed = self._changed_aside(order, number if target is None else target.step)
-        self._ledger.enter(self._treatment(order), is_last=order.find(Halt) is not None)
-        self._ledger.write()  # before anything is changed: whoever is killed now goes on from a checkpoint with these
+        changed = self._change_data_and_ledger(order, number if target is None else target.step)
+        self._ledger.enter(self._past_intervention(order), is_last=order.find(Halt) is not None)
+        self._ledger.write()  # before anything changes: a run killed now resumes from a checkpoint with these entries
         cost = CostSoFar()
         if target is not None:
             try:
@@ -223,7 +226,7 @@ class Interventions:
                 self._ledger.put_back(before)
                 raise
             self._tracker.went_back(cost)
-            changed += self._changed_by_going_back(order, target)
+            changed += self._adjust_after_rollback(order, target)
         if self._act and order.find(ResetMoments) is not None:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
@@ -233,8 +236,8 @@ class Interventions:
         self._conclude(order, changed, target, cost, began)
         return None if target is None else target.step
 
-    def _changed_aside(self, order: Order, first: int) -> list[str]:
-        """Everything but what touches the training itself: what it changes, in words."""
+    def _change_data_and_ledger(self, order: Order, first: int) -> list[str]:
+        """Change everything but the training state; gives the changes in words."""
         if not self._act:
             return []
         changed = change_data(order, self._batches)
@@ -247,8 +250,8 @@ class Interventions:
             batches_a_step=self.batches_a_step,
         )
 
-    def _changed_by_going_back(self, order: Order, target: RestorePoint) -> list[str]:
-        """What depends on which state it was in the end."""
+    def _adjust_after_rollback(self, order: Order, target: RestorePoint) -> list[str]:
+        """Adjust what depends on the state that was restored in the end; gives the changes in words."""
         said = [f"went back from step {order.number} to {target}"]
         if order.find(LowerLR) is not None:
             self._ledger.adjustments = replace(self._ledger.adjustments, rewarm_from=target.step)
@@ -262,7 +265,7 @@ class Interventions:
     def _conclude(
         self, order: Order, changed: list[str], target: RestorePoint | None, cost: CostSoFar, began: float
     ) -> None:
-        """What was done is written down, and what comes then is judged for itself; after a halt nothing does."""
+        """Write the intervention down and start the evidence over; a halt ends the run here."""
         self._tracker.begin_anew()
         halt = order.find(Halt)
         self.is_over |= halt is not None
@@ -293,7 +296,7 @@ class Interventions:
             text = f"the run is halted: {order.anomaly.text}; {halt}"
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
 
-    def _treatment(self, order: Order) -> PastIntervention:
+    def _past_intervention(self, order: Order) -> PastIntervention:
         incident = self._tracker.incident
         return PastIntervention(
             incident=0 if incident is None else incident.number,
@@ -308,6 +311,6 @@ class Interventions:
 
     @property
     def _kind(self) -> str:
-        """Of the incident that is open."""
+        """The kind of the open incident."""
         incident = self._tracker.incident
         return "" if incident is None else incident.kind

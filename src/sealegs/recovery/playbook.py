@@ -1,9 +1,10 @@
-"""A trigger and what was done before in, the next rung out: descriptions of what to do, which others carry out.
+"""Playbooks: a trigger and the run's history in, the next rung out. No torch here.
 
     decision = choose(playbook, trigger, onset, history)
 
-A playbook is a ladder. Trouble that is new begins at the first rung for its trigger; trouble that comes back goes on
-with a later one, and no rung is used twice for it; when none is left, the run is halted with advice. No torch here.
+A playbook is a ladder. A new anomaly begins at the first rung for its trigger. An anomaly that comes back takes a later
+rung, and never the same one twice. When no rung is left, the run is halted with advice. ``recovery/interventions.py``
+carries the actions out.
 """
 
 import textwrap
@@ -28,20 +29,20 @@ from sealegs.recovery.actions import (
 from sealegs.recovery.recurrence import ComparableAnomaly, PastIntervention, Trigger, same_trouble
 
 WIDTH, WHEN_WIDTH = 100, 34
-"""Columns of the table, and of its second one."""
+"""Columns of the printed table, and of its second column."""
 
 
 TRIGGERS = frozenset(Trigger) - {Trigger.ASKED}
-"""Those that a rung can be for."""
+"""The triggers that a rung can be for."""
 
 
 HEALS = frozenset({Trigger.SPOILT})
-"""What heals by itself, if more slowly: undone once in a run, and no reason to end one. Where it comes again, such are
-the data, and to leave them out each time would be to never learn them."""
+"""Anomalies that heal by themselves, if slowly. One rollback per run undoes them, and they end no run. Where they come
+again, that is what the data are like: leaving these out each time would mean never learning them."""
 
 HALTING = frozenset({Trigger.NONFINITE_WEIGHTS, Trigger.BUDGET_SPENT})
-"""Where a playbook has no rung for these, the run is halted: it would train on garbage, or on nothing. Where it has
-none for the others, the run goes on."""
+"""Without a rung for these the run is halted, since it would train on garbage or on nothing. Without a rung for the
+others it goes on."""
 
 ADVICE = {
     Trigger.NONFINITE_WEIGHTS: "lower the peak learning rate, warm up longer, clip at 1.0 or below; in fp16, train in "
@@ -55,17 +56,17 @@ ADVICE = {
     Trigger.NOT_RECOVERING: "lower the peak learning rate, use beta2 0.95; from 1B parameters up add QK-norm or z-loss",
     Trigger.BUDGET_SPENT: "look at the data of the skipped batches; if they are sound, lower the peak learning rate",
 }
-"""What may be wrong in the structure of a run, where treating it did not help."""
+"""By trigger, what may be wrong with the run's setup where interventions did not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What is done, and what for. Sets and lists are taken too."""
+    """One step of a playbook: its triggers and its actions. Sets and lists are accepted too."""
 
     on: Set[Trigger]
-    """Any of these."""
+    """The rung is for any of these."""
     actions: tuple[Action, ...]
-    """In this order, together."""
+    """All are taken, in this order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on", _triggers(self.on))
@@ -73,12 +74,12 @@ class Rung:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether it spends one of the rollbacks."""
+        """Whether it uses up one of the rollbacks."""
         return any(isinstance(action, Rollback) for action in self.actions)
 
     @property
     def halts(self) -> bool:
-        """Whether it is the end."""
+        """Whether it halts the run."""
         return any(isinstance(action, Halt) for action in self.actions)
 
     def __str__(self) -> str:
@@ -90,19 +91,19 @@ class Decision:
     """What is to be done next, and why."""
 
     rung: int | None
-    """Number of the rung, from 1 as the table has it; None where none is left, or there is none for this."""
+    """Number of the rung, from 1 as in the table; None where none is left, or none is for the trigger."""
     actions: tuple[Action, ...]
     reason: str
 
     @property
     def halts(self) -> bool:
-        """Whether it is the end."""
+        """Whether it halts the run."""
         return any(isinstance(action, Halt) for action in self.actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playbook:
-    """What is done about trouble while nobody watches: rungs, and the numbers that bound them. Prints as a table.
+    """What is done about anomalies while nobody watches: rungs, and the numbers that bound them. Prints as a table.
 
     >>> mine = Playbook(
     ...     name="mine",
@@ -130,21 +131,21 @@ class Playbook:
     name: str
     rungs: tuple[Rung, ...] = ()
     looks: tuple[int, ...] = (50, 200, 500)
-    """Rows after the onset at which it is asked whether the loss is coming down."""
+    """Rows after the onset at which recovery checks whether the loss is coming down."""
     probe_after: int = 5
-    """Surprising steps in a row after which weights can be damaged. Batches that were healthy are tried again at the
-    first already, before what has come since can have been learned."""
+    """Surprising steps in a row after which the weights can count as damaged. The first probe comes at the first
+    surprise, before later batches can have been learned."""
     again_within: int = 1000
-    """Steps after an onset in which trouble can be the same trouble, come back: what else has to speak for it is in
-    ``recovery/recurrence.py``. The first and third of a kind may be so far apart from the second."""
+    """Steps after an onset in which another anomaly can be the same one, come back; ``recovery/recurrence.py`` says
+    what else has to speak for it. In a series, each may be this far from the one before."""
     nonfinite_in_a_row: int = 3
-    """So many steps in a row that are not finite are often ..."""
+    """Non-finite steps in a row that count as often."""
     nonfinite_share: float = 0.01
-    """... and so is this share of the last 500."""
+    """Share of the last 500 steps that counts as often."""
     rollbacks: int = 10
-    """As many as may be made in all."""
+    """Rollbacks that a run may make in all."""
     requeues: bool = False
-    """Whether batches that were left out are handed out at the end of their epoch after all."""
+    """Whether skipped batches are trained on at the end of their epoch after all."""
 
     def __post_init__(self) -> None:
         refuse_unless(isinstance(self.name, str) and bool(self.name), "Playbook.name", self.name, "a word")
@@ -167,7 +168,7 @@ class Playbook:
 
     @classmethod
     def observe(cls) -> Self:
-        """Skips and halts only: no rungs. The default.
+        """Skips and halts only, without rungs. The default.
 
         >>> print(Playbook.observe())
         playbook observe
@@ -182,7 +183,7 @@ class Playbook:
 
     @classmethod
     def standard(cls) -> Self:
-        """Goes back just before the onset, then further, then with a lower learning rate; takes out bad data.
+        """Rolls back to just before the onset, then further, then with a lower learning rate; takes out bad data.
 
         >>> print(Playbook.standard())
         playbook standard
@@ -220,7 +221,7 @@ class Playbook:
 
     @classmethod
     def palm(cls) -> Self:
-        """What PaLM's authors did by hand: about 100 steps back, and past 200 to 500 batches.
+        """What PaLM's authors did by hand: roll back about 100 steps and skip 200 to 500 batches.
 
         >>> print(Playbook.palm())
         playbook palm
@@ -249,7 +250,7 @@ class Playbook:
         )
 
     def __str__(self) -> str:
-        """One row a rung; what is done without one stands beside a dash."""
+        """One row per rung; what happens without a rung has a dash."""
         rows = [("rung", "when", "what is done"), ("-", "a step is condemned", "skip it")]
         if self.has_rung_for(Trigger.NOT_RECOVERING):
             looks = " and ".join(map(str, self.looks)).replace(" and ", ", ", len(self.looks) - 2)
@@ -272,11 +273,11 @@ class Playbook:
         return "\n".join(lines)
 
     def has_rung_for(self, trigger: Trigger) -> bool:
-        """Whether anything is to be done about it."""
+        """Whether the playbook does anything about a trigger."""
         return any(trigger in rung.on for rung in self.rungs)
 
     def _refuse_idle_rungs(self) -> None:
-        """Rungs that are never reached, or do once more what has just failed, are a mistake in the playbook."""
+        """Refuse rungs that are never reached, or that repeat what has just failed."""
         for number, rung in enumerate(self.rungs, 1):
             for earlier, other in enumerate(self.rungs[: number - 1], 1):
                 shared = other.on & rung.on
@@ -294,10 +295,10 @@ def choose(
     batch: int | None = None,
     kind: str = "",
 ) -> Decision:
-    """The next rung for a trigger, whose trouble began at step ``onset``, with a ``batch``; ``kind`` is the incident's.
+    """The next rung for a trigger. The anomaly began at step ``onset`` with ``batch``; ``kind`` is the incident's.
 
-    Never one that this trouble has used, nor one before it: after as many treatments as there are rungs, or with the
-    last of the rollbacks that are allowed in all, the run is halted; where it heals by itself, it goes on.
+    It is never a rung that this anomaly has used, nor one before it. When its rungs or the run's rollbacks are used up,
+    the run is halted, unless the anomaly heals by itself.
 
     >>> print(choose(Playbook.standard(), Trigger.DAMAGED, 4821, ()).reason)
     damaged at step 4821: rung 3 is the first for it
@@ -337,12 +338,12 @@ def _when(triggers: Set[Trigger]) -> str:
 
 
 def _end(trigger: Trigger, reason: str) -> Decision:
-    """No rung is left: a halt, unless it heals by itself."""
+    """The decision where no rung is left: a halt, unless the anomaly heals by itself."""
     return Decision(None, (Continue() if trigger in HEALS else Halt(ADVICE[trigger]),), reason)
 
 
 def _advised(actions: tuple[Action, ...], trigger: Trigger) -> tuple[Action, ...]:
-    """A halt without advice of its own gets that for the trigger."""
+    """The actions, where a halt without advice gets the trigger's."""
     return tuple(Halt(ADVICE[trigger]) if action == Halt() else action for action in actions)
 
 

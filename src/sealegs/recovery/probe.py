@@ -1,4 +1,7 @@
-"""Batches and judged rows in, batches to try again out: is it the data that changed, or the weights?"""
+"""The probe: tries batches that were healthy a while ago once more, to tell changed data from changed weights.
+
+It keeps copies of healthy batches as they come by, and compares their loss and gradient norms now with those then.
+"""
 
 import copy
 import math
@@ -14,31 +17,33 @@ from sealegs.signals.collect import waited_for
 from sealegs.vocabulary import Row
 
 PROVEN_AFTER = 16
-"""Healthy steps after which a batch is one to compare with."""
+"""Healthy steps after which a batch can be compared with."""
 MOST_TRIED = 3
-"""Batches that are tried again, and together tell more than one: by how much each has become dearer differs by 7 to
-16 % of it (49M parameters, queries and keys x16)."""
+"""Batches per probe. Several tell more than one: their rises differ by 7 to 16 % (49M parameters, queries and keys
+x16)."""
 APART = 6
-"""Steps between the first of them; later ones replace the oldest, and are as far apart as it takes to prove one."""
+"""Steps between the first batches that are kept. Later ones replace the oldest, and are as far apart as proving one
+takes."""
 SCALES, SMALLEST_RISE = 2.0, math.log(1.03)
-"""By how much the loss of a batch must have risen for the weights to be damaged: in scales of noise, and at least."""
+"""Rise of a batch's loss from which the weights are damaged: in scales of its noise, and at least this much."""
 NORM_SCALES, GROWN_NORM = 3.0, math.log(1.5)
-"""And the norm of its gradients: in scales of its own noise, and at least. At 49M parameters, 300 steps
-old, a scale is 0.22 to 0.27; a healthy batch has up to 5 times the norm it had 12 to 30 steps before, three of them
-together up to 1.55 (bf16, 180 trials of six seeds)."""
+"""The same for the norm of its gradients. At 49M parameters and 300 steps a scale is 0.22 to 0.27; a healthy batch has
+up to 5 times the norm of 12 to 30 steps before, three batches together up to 1.55 times (bf16, 180 trials of six
+seeds)."""
 SAME_LOSS = 1.01
-"""Up to so many times what it was the loss is as it was, and grown gradients may be gradients computed otherwise."""
+"""Up to this factor the loss is unchanged, and grown gradients may be due to how they are computed."""
 FEWEST_TENSORS = 8
-"""Of which it can be said that the gradients of all have grown alike ..."""
+"""Tensors from which the gradients can be said to have grown alike."""
 ALIKE = math.log(2.0)
-"""... by how much, as a logarithm, the norm of one may have grown otherwise. Healthy weights of the lab's nano move by
-0.49 at most while a batch waits to be tried again; where queries and keys are damaged, and the loss is as it was, one
-is 0.95 off or more (``bench/probes.py``). And none may be nearer to what it was than to that factor: what comes after
-the damage in the model keeps the gradients it had."""
+"""How far, as a logarithm, one tensor's growth may be off the common factor. In the lab's nano, healthy weights are off
+by at most 0.49 while a batch waits; with damaged queries and keys and an unchanged loss, one tensor is off by 0.95 or
+more (``bench/probes.py``). No tensor may be nearer to its old norm than to the factor: layers after the damage keep
+their gradients."""
 
 
 class Noise(NamedTuple):
-    """By how much signals differ in health, as logarithms: from step to step (their scales), and in the long run."""
+    """How much signals differ in health, as logarithms: scales from step to step, and how far they wander in the long
+    run."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -47,33 +52,33 @@ class Noise(NamedTuple):
 
     @property
     def least_rise(self) -> float:
-        """Of the loss of a batch that tells, as a logarithm."""
+        """The smallest rise of a batch's loss that counts, as a logarithm."""
         return max(SCALES * self.loss, SMALLEST_RISE, self.wander_of_loss)
 
     @property
     def least_growth(self) -> float:
-        """Of the norm of its gradients, likewise."""
+        """The smallest growth of its gradient norm that counts, as a logarithm."""
         return max(NORM_SCALES * self.grad_norm, GROWN_NORM, self.wander_of_norm)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The batches of one step, most often one, which can be handed out once more, and that step."""
+    """The batches of one healthy step, most often one, and what they showed."""
 
     step: int = -1
     batches: tuple[Any, ...] = ()
     loss: float = math.nan
-    """That it had then ..."""
+    """Loss of that step."""
     grad_norm: float = math.nan
-    """... and the norm of its gradients."""
+    """Gradient norm of that step."""
     norms: Tensor | None = None
-    """That of each of them, on the device: nobody waits for it before it is compared."""
+    """Norm of each gradient, left on the device until it is compared."""
 
     def compared(self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise) -> "ProbeResult":
-        """What the batch shows now, beside what it showed then; ``norms`` are those of each gradient.
+        """Compare the batch now with the batch then; ``norms`` are those of each gradient.
 
-        Between batches losses differ by a scale or more, but one batch has much the same loss a few steps later: so
-        little is needed to tell that the weights are not what they were.
+        Between batches losses differ by a scale or more, but one batch has much the same loss a few steps later. So a
+        small rise tells that the weights have changed.
         """
         loss_limit = self.loss * math.exp(noise.least_rise)
         grad_norm_limit = self.grad_norm * math.exp(noise.least_growth)
@@ -86,53 +91,53 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a batch shows now, or several of them."""
+    """What one batch shows now, or several together."""
 
     loss: float
     loss_then: float
-    """When they were trained on."""
+    """Loss at the step that trained on them."""
     loss_limit: float
     grad_norm: float | None
     grad_norm_then: float
     grad_norm_limit: float
     factor: float | None
-    """By which the gradients of every tensor have grown alike, while the loss is what it was; None where not all have.
-    Damaged weights do not do that, a sum instead of a mean does."""
+    """The factor by which the gradients of every tensor have grown, with an unchanged loss; None where they have not
+    grown alike. Damaged weights do not do that; a sum instead of a mean does."""
     tried: int = 1
-    """How many batches it is of."""
+    """How many batches it is about."""
 
     @property
     def rise(self) -> float:
-        """Of its loss since then, as a logarithm; infinite where that is not finite."""
+        """Rise of the loss, as a logarithm; infinite where the loss is not finite."""
         return math.log(self.loss / self.loss_then) if 0 < self.loss < math.inf else math.inf
 
     @property
     def shows_something(self) -> bool:
-        """Not a loss or a gradient that is gone: of such a batch nobody can say by what factor it has changed."""
+        """Whether loss and gradients are above zero; a batch where they vanish has no factor of change."""
         return not self.loss <= 0 and self.grad_norm != 0
 
     @property
     def norm_has_grown(self) -> bool:
-        """Whether the gradients are larger than they were, not just computed otherwise."""
+        """Whether the gradients are larger, and not just computed otherwise."""
         is_larger = self.grad_norm is not None and not self.grad_norm <= self.grad_norm_limit
         return is_larger and self.factor is None
 
     @property
     def norm_is_gross(self) -> bool:
-        """Whether they have grown twice as far as they may, as a logarithm, and further than the loss: then it is
-        damage, whatever the loss is. Of a loss that was next to nothing both grow by orders of magnitude."""
+        """Whether the gradients have grown twice as far as they may, as a logarithm, and further than the loss: then it
+        is damage, whatever the loss. Where a loss was next to nothing, both grow by orders of magnitude."""
         grown = (self.grad_norm or 0.0) / max(self.grad_norm_then, 1e-300)
         is_far = not grown * self.grad_norm_then**2 <= self.grad_norm_limit**2
         return self.norm_has_grown and is_far and not math.log(max(grown, 1.0)) <= self.rise
 
     @property
     def is_condemned(self) -> bool:
-        """Whether the weights are not what they were."""
+        """Whether the weights have changed for the worse."""
         return self.norm_has_grown or not self.loss <= self.loss_limit
 
     @property
     def change(self) -> str:
-        """Of how gradients are computed, in words; empty where that is not what is found."""
+        """A sentence on how the computation of gradients has changed; empty where it has not."""
         if self.factor is None:
             return ""
         return (
@@ -150,40 +155,41 @@ class ProbeResult:
 
 
 class Probe:
-    """Keeps batches that were healthy when they were trained on. It is of use where all steps take as many batches."""
+    """Keeps batches from healthy steps. It works where every step takes the same number of batches."""
 
     def __init__(self) -> None:
         self.unavailable_because = ""
-        """Why there will be none."""
+        """Why no probe is possible; empty where one is."""
         self.norms: Tensor | None = None
-        """Of each gradient of the step that is being done; one number where nobody has them all."""
+        """Norm of each gradient of the current step, or one number for all."""
         self._proven: deque[Kept] = deque(maxlen=MOST_TRIED)
         self._waiting: deque[Kept] = deque()
-        """Those that are not proven yet."""
+        """Batches that are not proven yet."""
         self._since_kept = APART
-        """Steps."""
+        """Steps since a batch was kept."""
         self._newest = Kept()
-        """Of the row that was followed last; without its batch."""
+        """Values of the row that was followed last, without its batch."""
         self._batches: list[Any] = []
-        """Of the step that is being done, if it is to be kept."""
+        """Copies of the current step's batches, if they are to be kept."""
         self._is_due = False
         self._handed_out = 0
-        """Batches since the last step."""
+        """Batches handed out since the last step."""
         self._a_step = 0
-        """Batches that a step takes, once it is known."""
+        """Batches per step, once known."""
         self._trial: list[Kept] = []
-        """Those that are being tried, and ..."""
+        """The batches of the probe under way."""
         self._found: list[ProbeResult] = []
-        """... what the first of them have shown."""
+        """Results of the batches probed so far."""
 
     def begin(self) -> list[Any]:
-        """Copies of the batches to try again, whose losses are to be told to ``compared`` in this order; none yet, or
-        none at all."""
+        """Begin a probe: copies of the batches to try, whose losses go to ``compared`` in this order. Empty where there
+        are none."""
         self._trial, self._found = [] if self.unavailable_because else list(self._proven), []
         return [_copied(batch) for kept in self._trial for batch in kept.batches]
 
     def handed_out(self, batch: Any) -> None:
-        """A batch is about to be handed out: the loop may change what it is given, so a copy is kept if one is due."""
+        """Keep a copy of a batch that is about to be handed out, if one is due; the loop may change the batch
+        itself."""
         if not self._handed_out:
             are_enough = len(self._proven) + len(self._waiting) >= MOST_TRIED
             self._is_due = self._since_kept >= (PROVEN_AFTER if are_enough else APART)
@@ -193,7 +199,7 @@ class Probe:
             self._batches.append(_copied(batch))
 
     def after_step(self, number: int, *, is_healthy: bool, batches: int = 1) -> None:
-        """The step before ``number`` is done, of which the loop has said that it took so many batches."""
+        """Note that the step before ``number`` is done. The loop says that it took so many ``batches``."""
         handed_out, self._handed_out = self._handed_out, 0
         self._a_step = self._a_step or batches
         if not self.unavailable_because and (handed_out, batches) != (self._a_step, self._a_step):
@@ -202,7 +208,7 @@ class Probe:
             self._waiting.clear()
         self._since_kept += 1
         if self._batches and not self.unavailable_because and is_healthy:
-            is_known = self._newest.step == number - 1  # on a device the row is still under way
+            is_known = self._newest.step == number - 1  # on a device the row is not there yet
             newest = self._newest if is_known else Kept()
             norms = None if self.norms is None else self.norms.clone()  # the next step may write over it
             self._waiting.append(replace(newest, step=number - 1, batches=tuple(self._batches), norms=norms))
@@ -221,7 +227,7 @@ class Probe:
         )
 
     def follow(self, row: Row, *, is_calm: bool, is_doubtful: bool) -> None:
-        """A row has been judged."""
+        """Follow one judged row."""
         step = int(row["step"])
         if is_doubtful:
             self._waiting.clear()
@@ -236,26 +242,26 @@ class Probe:
                 self._waiting[place] = replace(self._newest, batches=kept.batches, norms=kept.norms)
 
     def forget_from(self, step: int) -> None:
-        """The run goes on at a step: what later ones were trained on, or showed, belongs to another line."""
+        """Forget this step and later ones: the run has gone back and will do them again."""
         self._proven = deque((kept for kept in self._proven if kept.step < step), MOST_TRIED)
         self._waiting = deque(kept for kept in self._waiting if kept.step < step)
         self._newest = Kept()
-        self._since_kept = APART  # the first of the new line is kept, so that one is proven when trouble comes again
+        self._since_kept = APART  # keep the next batch, so that one is proven when the anomaly comes again
 
     def forget_all(self) -> None:
-        """No batch from before can be tried again."""
+        """Forget every batch."""
         self.forget_from(-1)
 
     def compared(
         self, loss: float, grad_norm: float | None, norms: Sequence[float], noise: Noise
     ) -> ProbeResult | None:
-        """What all batches of a trial show now, beside what they showed then; None where some are still to be tried."""
+        """Compare one batch of the probe. Gives the result of all once the last is compared, None before."""
         self._found.append(self._trial[len(self._found)].compared(loss, grad_norm, norms, noise))
         return together(self._found) if len(self._found) == len(self._trial) else None
 
 
 def together(tried: Sequence[ProbeResult]) -> ProbeResult:
-    """What several batches show: the means of what each does, by its logarithm."""
+    """The result of several batches: geometric means."""
     founds = [found for found in tried if found.shows_something] or tried
     norms = [found.grad_norm for found in founds if found.grad_norm is not None]
     factors = [found.factor for found in founds if found.factor is not None]
@@ -277,7 +283,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def factor_of(then: Sequence[float], now: Sequence[float]) -> float | None:
-    """By which the norms of all tensors have grown alike; None where they have not, or nobody can say.
+    """The factor by which the norms of all tensors have grown alike; None where they have not, or cannot be compared.
 
     >>> round(factor_of([1.0, 2.0, 0.5, 4.0] * 2, [8.0, 16.0, 4.0, 30.0] * 2), 6)
     8.0

@@ -1,4 +1,4 @@
-"""What trying a batch again changes besides gradients in, and back: buffers, random state, and what the loop keeps."""
+"""Saves and restores what a probe changes besides gradients: buffers, random state, and the loop's own state."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -12,22 +12,22 @@ from sealegs.state.training_state import TrainingState
 
 
 class ProbeIsolation(NamedTuple):
-    """A run as it was before batches were tried again."""
+    """The state of a run before a probe."""
 
     buffers: Mapping[str, Tensor]
-    """Such as the running statistics of BatchNorm."""
+    """Buffers of the model, such as the running statistics of BatchNorm."""
     rng: Rng
     also: Mapping[str, Any]
 
     @classmethod
     def of(cls, training: TrainingState) -> Self:
-        """As it is now."""
+        """The state as it is now."""
         buffers = {name: buffer.detach().clone() for name, buffer in training.model.named_buffers()}
         return cls(buffers, rng_now(), states_of(training.also))
 
     @torch.no_grad()
     def put_back(self, training: TrainingState) -> None:
-        """Weights and moments were left alone anyway."""
+        """Restore the state; a probe leaves weights and moments alone anyway."""
         for name, buffer in training.model.named_buffers():
             if (before := self.buffers.get(name)) is not None and before.shape == buffer.shape:
                 buffer.copy_(before)

@@ -1,7 +1,7 @@
-"""Judged rows in, the step to go on with out: recovery as a guard sees it, once a step.
+"""Recovery as the guard sees it: judged rows in, once a step, the step to go on with out.
 
-Following says what is wrong, interventions do something about it, the retreat is where they go back to, the books are
-what stays of it. Nothing here waits for a device while nothing is wrong.
+The incident tracker says what is wrong. Interventions do something about it. Restore points are where rollbacks go. The
+ledger records what stays changed. Nothing here waits for a device while nothing is wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,8 @@ from sealegs.watch import Watch
 
 
 class Recovery:
-    """Keeps states to go back to, and goes back where the playbook says so. Owned by a guard, asked once a step."""
+    """Keeps restore points, and goes back to one where the playbook says so. A guard owns it and calls it once a
+    step."""
 
     def __init__(
         self,
@@ -49,16 +50,16 @@ class Recovery:
         act: bool,
         capsule_bytes: float,
     ) -> None:
-        """``folder`` is the run's, where this rank is the one that writes it."""
+        """``folder`` is the run's; None on ranks that do not write."""
         self.playbook = playbook
         self._watch = watch
         self._batches = batches
         self._goes_back = act and bool(playbook.rungs)
         self._optimizers = training.optimizers
         self._trained = 0
-        """Parameters that the optimizers had at the last update ..."""
+        """Number of parameters that the optimizers had at the last update."""
         self._versions: int | None = None
-        """... and how often these had been changed in their place when it was over; None where nobody knows."""
+        """Sum of the parameters' version counters after the last update; None where it is unknown."""
         self._says_set = True
         self._probe = Probe()
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
@@ -88,11 +89,11 @@ class Recovery:
             act=act,
         )
         self._requests = RequestQueue(folder, ranks)
-        batches.on_loader = self._probe.forget_all  # they may be places in what was collected meanwhile
+        batches.on_loader = self._probe.forget_all  # kept batches may refer to data of the old loader
 
     @property
     def found_sound(self) -> bool:
-        """Whether the last probe found that it is the data, and not the weights."""
+        """Whether the last probe found that the data have changed, and not the weights."""
         return self._tracker.evidence.is_sound
 
     @property
@@ -102,34 +103,34 @@ class Recovery:
 
     @property
     def adjustments(self) -> Adjustments:
-        """What is tightened."""
+        """The adjustments in force."""
         return self._ledger.adjustments
 
     # What the guard calls, in the order of a step.
 
     def handed_out(self, step: int, batch: Any) -> None:
-        """A batch is about to be trained on in a step, probes apart."""
+        """Note a batch that a step is about to train on; probe batches do not count."""
         if self._probes:
             self._probe.handed_out(batch)
         self.recorder.handed_out(step, self._batches.number, batch)
 
     def before_update(self, norms: Tensor) -> None:
-        """The weights are about to change: copies of them that are under way come first. The host does not wait.
+        """Finish pending copies before the weights change. The host does not wait.
 
-        ``norms`` are those of each gradient, or one number, that of all.
+        ``norms`` holds the norm of each gradient, or one number for all.
         """
         self._probe.norms = norms
-        self._heed_growth()
-        self._heed_setting()
+        self._announce_added_parameters()
+        self._forget_probes_if_weights_set()
         self._restore_points.before_update()
 
     def after_step(
         self, number: int, *, tokens: int, clip: float | None, loop_clips: bool, batches: int = 1
     ) -> int | None:
-        """Act on what was judged by now, before step ``number``. Gives the step to run instead, if it is another.
+        """Act on the rows judged so far, before step ``number``. Gives the step to run instead, if it is another.
 
-        The step before has trained on so many ``tokens`` and ``batches``, and gradients were clipped: at ``clip``, or
-        by the loop.
+        The last step trained on so many ``tokens`` and ``batches``. Its gradients were clipped at ``clip``, or by the
+        loop.
         """
         self._versions = self._count_changes()
         self._restore_points.tokens += tokens
@@ -157,18 +158,18 @@ class Recovery:
         return self._act_on_requests(number)
 
     def between_steps(self) -> None:
-        """The loop has done all that it does in a step, and asks for its next batch."""
+        """Note that the loop has finished its step and asks for the next batch."""
         self._restore_points.between_steps()
 
     def probed(self, loss: float, grad_norm: float | None, norms: Sequence[float], number: int) -> int | None:
-        """Act on what batches show now which were healthy before, once all of them have been tried."""
+        """Take in a probe's loss and norms for one batch; act on the result once all batches are tried."""
         streams = {detector.signal: state.stream for detector, state in self._watch.states_of(Spike)}
         of_norms = streams["grad_norm"]
-        # of a stream that has not started, or has begun anew with an announced change, nobody knows the noise
+        # a stream without a start, or begun anew by an announced change, has no known noise
         evidence = self._tracker.evidence
         noise = Noise(streams["loss"].scale, of_norms.scale if of_norms.has_started else 0.0, *evidence.wander)
         found = self._probe.compared(loss, grad_norm, norms, noise)
-        if found is None or not evidence.wants_probe:  # something was done meanwhile
+        if found is None or not evidence.wants_probe:  # an intervention came in between
             return None
         is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
         is_excused |= not found.norm_is_gross and evidence.is_slight(found.loss, found.loss_then)
@@ -176,7 +177,7 @@ class Recovery:
         is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
         if found.change:
-            self._watch.announce(found.change)  # so that the new level is learned, instead of skipped
+            self._watch.announce(found.change)  # so that the statistic learns the new level instead of rejecting it
         source = None if is_condemned or found.change else self._tracker.suspect()
         anomaly = evidence.probed(
             str(found),
@@ -190,21 +191,22 @@ class Recovery:
         return None if anomaly is None else self._interventions.treat(anomaly, number)
 
     def stand_back(self) -> None:
-        """Another guard trains beside this one: nothing is tried again, and the run is not brought back."""
+        """Probe no more and roll back no more: another guard trains beside this one."""
         self.playbook = Playbook.observe()
         self._goes_back = self._probes = False
         self._interventions.stand_back()
 
     def saved(self, step: int, *, was_waited_for: bool) -> None:
-        """A checkpoint is being written. One that was waited for, as the last of a run is, goes by the steps before."""
+        """Note that a checkpoint is being written. One that the run waits for, as the last one, is judged by the steps
+        before it."""
         self._restore_points.health.saved(step, led_by=self._tracker.healthy if was_waited_for else 0)
 
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
-        """Carry out what a person asks for, or say why not."""
+        """Carry out a person's request, or raise a ConfigError that says why not."""
         return self._interventions.ask(number, words, by=by, request=request)
 
     def forget_after(self, step: int) -> None:
-        """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
+        """Forget what was kept of later steps: somebody else has brought the run to this step."""
         self._restore_points.forget_after(step)
         self._probe.forget_from(step)
         self._versions = None
@@ -212,36 +214,36 @@ class Recovery:
         self._tracker.forget_judged()
 
     def went_to(self, step: int) -> None:
-        """The run goes on at a step that it was at before: what was kept of later ones is of weights that are gone."""
+        """Forget what was kept of this step and later ones: the run goes on here with other weights."""
         self.recorder.forget_from(step)
         self._probe.forget_from(step)
         self._versions = None
 
     def close(self) -> None:
-        """Wait for what is being written of incidents; one that is open is written as it stands."""
+        """Wait until incidents are written; an open one is written as it stands."""
         self._tracker.close()
         self.recorder.close()
 
     # What survives the process, and what belongs to a step.
 
     def bookkeeping(self) -> dict[str, Any]:
-        """What going back does not undo, as JSON values."""
+        """The ledger as JSON values; a rollback does not undo it."""
         return self._ledger.to_plain()
 
     def take_over(self, ledger: Mapping[str, Any]) -> None:
-        """Go on with the books of the process before."""
+        """Continue the ledger of the process before."""
         self._ledger.take_over(ledger)
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs to a step, as JSON values."""
+        """The state that belongs to a step, as JSON values."""
         return self._tracker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._tracker.load_state_dict(state)
 
     def judged(self, row: Row, verdict: Verdict) -> None:
-        """A row was judged and written: it is evidence."""
+        """Take in a row that was judged and written."""
         self._tracker.hear(row, verdict)
         self._restore_points.judged(int(row["step"]))
 
@@ -249,29 +251,29 @@ class Recovery:
         step = int(row["step"])
         seen = self._tracker.follow(row, verdict, number)
         self._restore_points.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
-        # the same fault may come once more: without batches from before it, nobody could ask what it is
+        # the same fault may come again: without batches from before it there could be no probe
         is_retried = seen.is_retried or self._tracker.has_other_data
         self._probe.follow(row, is_calm=seen.is_calm or is_retried, is_doubtful=seen.is_doubtful and not is_retried)
-        if seen.anomaly is None and self._tracker.incident is None:  # else nobody knows yet what came of it
+        if seen.anomaly is None and self._tracker.incident is None:  # while one is open, the outcome is not known
             if self._tracker.is_back:
                 self._ledger.held(step, self._tracker.good)
             else:
                 self._ledger.lingers(step)
         return seen.anomaly
 
-    def _heed_growth(self) -> None:
-        """Parameters that an optimizer is given on the way are a change by intention: a model of which more is trained
-        is another one, and what batches cost before says nothing of it."""
+    def _announce_added_parameters(self) -> None:
+        """Treat parameters added to an optimizer as an announced change. A model of which more is trained is another
+        model, and earlier losses of batches say nothing about it."""
         count = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
         if 0 < self._trained < count:
             self._probe.forget_all()
             self._watch.announce(f"the optimizer trains {count - self._trained} more parameters than before")
         self._trained = count
 
-    def _heed_setting(self) -> None:
-        """Weights that the loop has set by itself since the last update (lottery tickets, a head that begins anew) are
-        meant to be what they are, and what batches cost before says nothing of them. Memory that fails changes weights
-        without a word of torch's; so does whoever writes to ``.data``."""
+    def _forget_probes_if_weights_set(self) -> None:
+        """Forget the kept batches if the loop has set weights itself since the last update, as for lottery tickets or a
+        new head. Such weights are meant to be what they are. Failing memory does not raise torch's version counters;
+        neither does a write to ``.data``."""
         if self._versions is None or self._versions == self._count_changes():
             return
         self._probe.forget_all()
@@ -282,7 +284,7 @@ class Recovery:
             self._says_set = False
 
     def _count_changes(self) -> int | None:
-        """How often torch has changed the weights in their place. Shards are changed where they are gathered."""
+        """How often torch has changed the weights in place; None for shards, which change when they are gathered."""
         if not self._probes or self._ranks.world > 1:
             return None
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
@@ -290,7 +292,7 @@ class Recovery:
         return sum(versions)
 
     def _keep_probe(self, number: int, batches: int) -> None:
-        """Keep batches that can be tried again."""
+        """Keep the batches of the last step, if they are due."""
         if not self._probes:
             return
         is_healthy = self._tracker.healthy > 0 or self._tracker.is_retried or self._tracker.has_other_data

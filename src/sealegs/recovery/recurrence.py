@@ -1,8 +1,9 @@
-"""What was done before, and trouble that comes now in, the treatments that were of the same trouble out. No torch here.
+"""Decides which past interventions were for the anomaly that comes now. No torch here.
 
-What is evidence that trouble is the same? That the run has not recovered since it was treated; that it comes at the
-same place, be it a step or a batch; that it is alike and comes right after a recovery; that it is alike and has come
-twice before. Two troubles within a thousand steps are none: a run of weeks has several, each with a cause of its own.
+Anomalies are the same if the run has not recovered since the intervention; if they come at the same step or batch; if
+they are alike and one comes right after the recovery from the other; or if they are alike and have come twice before.
+Coming within a thousand steps of each other is no evidence: a run of weeks has several anomalies, each with its own
+cause.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,85 +15,86 @@ from sealegs.errors import SourceError
 from sealegs.recovery.actions import Action, Rollback, actions_from, is_whole, plain_actions
 
 PLACE = 20
-"""Steps, or batches, from an onset that are the same place: an onset is dated no better than that."""
+"""Steps, or batches, around an onset that are the same place; an onset is dated no better than that."""
 SOON = 100
-"""Steps after a recovery in which trouble that is alike is the same; the judge counts an alarm to the incident before
-it for as long."""
+"""Steps after a recovery in which a like anomaly is the same one. The judge counts an alarm to the incident before it
+for as long."""
 PATTERN = 2
-"""Recoveries from troubles that were all alike after which the next of them is the same, long as it stayed away."""
+"""Recoveries from like anomalies after which the next one is the same, however long it stayed away."""
 
 
 class Trigger(StrEnum):
-    """What asks for a decision."""
+    """What asks the playbook for a decision."""
 
     NONFINITE_WEIGHTS = "nonfinite-weights"
     """A parameter is NaN or infinite: every later step would start from it."""
     NONFINITE_OFTEN = "nonfinite-often"
-    """Losses or gradients are not finite several times in a row, or in too large a share of the steps."""
+    """Loss or gradients are not finite several times in a row, or in too large a share of the steps."""
     DAMAGED = "damaged"
-    """Steps are condemned one after the other, and so is a batch that was healthy before: it is the weights."""
+    """Steps are rejected one after the other, and batches that were healthy before are bad too: the weights are
+    damaged."""
     BAD_DATA = "bad-data"
-    """Steps are condemned one after the other, but a batch that was healthy before still is: it is the data."""
+    """Steps are rejected one after the other, but batches that were healthy before still are: the data are bad."""
     SPOILT = "spoilt"
-    """Other data came, were trained on and are gone, and a batch that was healthy before is worse off for them."""
+    """Other data came, were trained on and are gone, and batches that were healthy before are worse off for them."""
     NOT_RECOVERING = "not-recovering"
-    """At a look the loss of an incident was neither back nor coming down."""
+    """At a check, the loss of an incident was neither back nor coming down."""
     BUDGET_SPENT = "budget-spent"
-    """As many steps have been skipped as may be."""
+    """The budget of skipped steps is used up."""
     ASKED = "asked"
-    """A person wants it: part of the history, but no rung's, and it spends no budget."""
+    """A person's request: part of the history, but for no rung, and it uses up no budget."""
 
 
 class ComparableAnomaly(NamedTuple):
-    """Trouble as far as it can be compared with other trouble."""
+    """An anomaly, as far as it can be compared with others."""
 
     trigger: Trigger
     onset: int
     batch: int | None = None
-    """Of the onset."""
+    """The batch of the onset."""
     kind: str = ""
-    """Of the incident that is open: ``spike``, ``nonfinite`` and so on; empty where none is."""
+    """Kind of the open incident, such as ``spike`` or ``nonfinite``; empty where none is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastIntervention:
-    """What was done: an entry of a run's history."""
+    """An intervention that was carried out: an entry of a run's history."""
 
     incident: int
     """Number of the incident; 0 where none was open."""
     onset: int
-    """The step that it began at."""
+    """The onset of the anomaly."""
     step: int
-    """The step at which this was decided."""
+    """The step at which it was decided."""
     trigger: Trigger
     rung: int | None
-    """Number of the rung, from 1 as the table has it; None where there was none."""
+    """Number of the rung, from 1 as in the table; None where there was none."""
     actions: tuple[Action, ...]
     batch: int | None = None
-    """The batch that it began with."""
+    """The batch of the onset."""
     kind: str = ""
-    """Of the incident."""
+    """Kind of the incident."""
     recovered: int | None = None
-    """The step at which the run had recovered; None where it has not, or that is not known."""
+    """The step at which the run had recovered; None where it has not, or it is not known."""
 
     @property
     def case(self) -> ComparableAnomaly:
-        """What it was done about."""
+        """The anomaly that it was for."""
         return ComparableAnomaly(self.trigger, self.onset, self.batch, self.kind)
 
     @property
     def left_out(self) -> int:
-        """Batches from that of the onset on which were not trained on again."""
+        """Batches, from that of the onset on, that were left out."""
         return next((action.skip for action in self.actions if isinstance(action, Rollback)), 0)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The entry as JSON values."""
         own = {name: getattr(self, name) for name in ("incident", "onset", "step", "rung", *_LATER)}
         return own | {"trigger": self.trigger.value, "actions": plain_actions(self.actions)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """From what ``to_plain`` gave, once it has been through a file."""
+        """The entry that ``to_plain`` wrote, read back from a file."""
         try:
             own = {name: plain[name] for name in ("incident", "onset", "step", "rung")}
             later = {name: plain.get(name, default) for name, default in _LATER.items()}
@@ -110,15 +112,16 @@ class PastIntervention:
 
 
 _LATER: dict[str, Any] = {"batch": None, "kind": "", "recovered": None}
-"""What books from before these were kept do not have: trouble is then the same for as long as ``again_within`` says."""
+"""Fields that older ledgers lack. Without them an anomaly is the same for as long as ``again_within`` says."""
 
 
 def same_trouble(
     case: ComparableAnomaly, history: Sequence[PastIntervention], *, again_within: int
 ) -> list[PastIntervention]:
-    """The treatments of the trouble that begins now, or has come back: newest first.
+    """The interventions for the anomaly that begins now or has come back, newest first.
 
-    It is linked from treatment to treatment: the same as one that was the same as another is the same as that.
+    Sameness is transitive: an anomaly that is the same as a second, which is the same as a third, is the same as the
+    third.
 
     >>> damaged = Trigger.DAMAGED
     >>> first = PastIntervention(incident=1, onset=300, step=306, trigger=damaged, rung=3, actions=(), recovered=352)
@@ -136,14 +139,14 @@ def same_trouble(
 
 
 def _is_same(before: PastIntervention, case: ComparableAnomaly, again_within: int) -> bool:
-    """Whether what was treated is the trouble that came after it."""
+    """Whether the anomaly of an intervention is the one that came after it."""
     after = case.onset - before.onset
     if after > again_within:
         return False
     if before.recovered is None or abs(after) <= PLACE:
         return True
     if before.batch is not None and case.batch is not None:
-        end = before.batch + before.left_out + PLACE  # the stretch of bad data may be longer than what was left out
+        end = before.batch + before.left_out + PLACE  # bad data may last longer than the batches left out
         if before.batch - PLACE <= case.batch <= end:
             return True
     is_alike = before.trigger == case.trigger or (before.kind == case.kind != "")
@@ -151,7 +154,8 @@ def _is_same(before: PastIntervention, case: ComparableAnomaly, again_within: in
 
 
 def _pattern(case: ComparableAnomaly, history: Sequence[PastIntervention], again_within: int) -> list[PastIntervention]:
-    """Treatments of troubles like this one, each within reach of the next; none where once before may be chance."""
+    """Interventions for a series of like anomalies, each within reach of the next; empty where it may still be
+    chance."""
     found: list[PastIntervention] = []
     onset = case.onset
     for intervention in reversed(history):

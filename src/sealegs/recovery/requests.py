@@ -1,4 +1,4 @@
-"""A run's folder in, what people ask of the run out: looked for now and then, and told to all ranks."""
+"""Reads people's requests from the run folder and hands the same one to all ranks."""
 
 import time
 from pathlib import Path
@@ -8,23 +8,22 @@ from sealegs.record.requests import Request
 from sealegs.signals.collective import Collective
 
 ASK_EVERY_S = 0.5
-"""How often the folder is looked at for a person's requests ..."""
+"""How often, in seconds, a run of one rank looks into the folder."""
 ASK_STEPS = 100
-"""... and how often the ranks tell each other of one."""
+"""How often, in steps, several ranks share a request."""
 
 
 class RequestQueue:
-    """Those who leave requests in the folder of a run."""
+    """The requests that people have left in a run folder."""
 
     def __init__(self, folder: Path | None, ranks: Collective) -> None:
-        """``folder`` is the run's, where this rank is the one that writes it."""
+        """``folder`` is the run's; None on ranks that do not write."""
         self._folder = folder
         self._ranks = ranks
         self._asked_at = time.monotonic()
 
     def request(self, number: int) -> Request | None:
-        """The oldest one, which is taken: at steps that all ranks agree on; where there is one rank, as soon as there
-        is something."""
+        """Take the oldest request. One rank looks now and then; several ranks look at steps that they agree on."""
         if self._ranks.world > 1 and number % ASK_STEPS:
             return None
         now = time.monotonic()

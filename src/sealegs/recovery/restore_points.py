@@ -1,4 +1,7 @@
-"""A run in, healthy states of it out, in memory and on disk, and the way back to them: on all ranks, all or nothing."""
+"""Restore points: the healthy snapshots and checkpoints of a run, and the way back to one.
+
+Checkpoint health says which checkpoints are healthy. A rollback restores all ranks or none.
+"""
 
 import copy
 import time
@@ -25,11 +28,11 @@ from sealegs.state.training_state import TrainingState, restore_scale, scale_of
 from sealegs.watch import Watch
 
 HEALTHY_AFTER = 16
-"""Healthy steps after which a checkpoint is one to go back to."""
+"""Healthy steps after which a checkpoint is healthy itself."""
 
 
 class CheckpointHealth:
-    """Checkpoints that are not known to be healthy, and how many healthy steps have come of each."""
+    """Counts the healthy steps that have come of each checkpoint, until it is proven healthy."""
 
     def __init__(self, checkpoints: Checkpoints | None, model: nn.Module, ranks: Collective) -> None:
         self._checkpoints = checkpoints
@@ -38,10 +41,10 @@ class CheckpointHealth:
         self._steps: dict[int, int] = {}
 
     def saved(self, step: int, *, led_by: int) -> None:
-        """A checkpoint is being written: one to go back to when healthy steps have come of it.
+        """Note that a checkpoint is being written; it is healthy once healthy steps have come of it.
 
-        That of step 0 is at once; so is one that enough healthy steps have led to, as they may have to the last of a
-        run, if the weights in it are finite.
+        That of step 0 is healthy at once. So is one with finite weights that ``led_by`` healthy steps, if they are
+        enough, have led to: the last checkpoint of a run has no steps after it.
         """
         is_led = led_by >= HEALTHY_AFTER
         is_proven = step == 0 or (is_led and all(self._ranks.gather(is_finite(self._model))))
@@ -49,15 +52,15 @@ class CheckpointHealth:
         self._prove(step, 0)
 
     def healthy(self, step: int) -> None:
-        """A step was: one more for all checkpoints up to it."""
+        """Count a healthy step for every checkpoint up to it."""
         self._prove(step, 1)
 
     def doubtful(self) -> None:
-        """A step was not, or an incident is open: it is counted anew."""
+        """Start counting over: a step was not healthy, or an incident is open."""
         self._steps = dict.fromkeys(self._steps, 0)
 
     def forget_after(self, step: int) -> None:
-        """The run went back to a step: later ones will not be proven."""
+        """Forget later checkpoints: the run went back to this step."""
         self._steps = {saved: count for saved, count in self._steps.items() if saved <= step}
 
     def _prove(self, step: int, healthy: int) -> None:
@@ -70,14 +73,14 @@ class CheckpointHealth:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Whether all that this rank has of the weights is."""
+    """Whether this rank's part of the weights is finite."""
     own = (getattr(parameter, "to_local", lambda p=parameter: p)() for parameter in model.parameters())
     return all(bool(torch.isfinite(weights).all()) for weights in own)
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """A state to go back to, in memory or on disk."""
+    """A healthy state to go back to: a snapshot in memory or a checkpoint on disk."""
 
     step: int
     snapshot: Snapshot | None
@@ -87,8 +90,8 @@ class RestorePoint:
 
 
 FARTHEST = 2
-"""How many times as far as a rung asks for the very beginning may lie: whoever asks for 100 steps in a run of 50,000
-does not want to begin anew."""
+"""How many times as far back as a rung asks step 0 may lie. Who asks for 100 steps in a run of 50,000 does not want to
+start over."""
 
 
 class RestorePoints:
@@ -105,7 +108,7 @@ class RestorePoints:
         ranks: Collective,
     ) -> None:
         self.tokens = 0
-        """Trained on in this process."""
+        """Tokens trained on in this process."""
         self.snapshots = snapshots
         self.health = CheckpointHealth(checkpoints, training.model, ranks)
         self.schedules = RecentSchedules(training.optimizers, training.schedulers)
@@ -117,26 +120,26 @@ class RestorePoints:
         self._is_described = False
         self._has_snapshots = True
         self._awaited: int | None = None
-        """The step that a snapshot is due before, when the loop asks for its next batch."""
+        """The step before which a snapshot is due, once the loop asks for its next batch."""
         self._brought_back: Mapping[str, Any] = {}
-        """States of what the loop keeps of its own, which it may still change in the step that went back."""
+        """Restored states of the loop's own objects, which the loop may still change in the step that went back."""
         self._counted_back_from = 0
-        """The step that came next when some were: none is counted back twice, so that it has an end."""
+        """The step up to which steps have been counted back. None is counted back twice, so that it comes to an end."""
 
     def before_update(self) -> None:
-        """The weights are about to change: copies of them that are under way come first. The host does not wait."""
+        """Finish pending copies before the weights change. The host does not wait."""
         self.snapshots.before_update()
         if self._checkpoints is not None:
             self._checkpoints.before_update()
 
     def judged(self, step: int) -> None:
-        """What the detectors have learned of a step belongs to the snapshot that was taken after it."""
+        """Add what the detectors have learned of a step to the snapshot that was taken after it."""
         candidate = self.snapshots.candidate
         if candidate is not None and step == candidate.step - 1:
             candidate.plain["judging"] = self._watch.judging
 
     def follow(self, step: int, *, is_calm: bool, is_doubtful: bool) -> None:
-        """What a step says of the states before it."""
+        """Count a step as healthy or doubtful for the states before it."""
         if is_calm:
             self.snapshots.healthy(step)
             self.health.healthy(step)
@@ -145,15 +148,15 @@ class RestorePoints:
             self.health.doubtful()
 
     def after_step(self, number: int) -> None:
-        """Take a snapshot, if one is due before step ``number``; where the loop keeps something of its own, which it
-        changes when the step is over, that is when it asks for the next batch."""
+        """Take a snapshot, if one is due before step ``number``. If the loop has state of its own, which it may change
+        after the step, the snapshot waits until the loop asks for its next batch."""
         if self._training.also and self._batches.number is not None:
             self._awaited = number
         else:
             self.take_snapshot(number)
 
     def between_steps(self) -> None:
-        """The loop has done all that it does in a step."""
+        """Finish what waits for the end of the loop's step."""
         number, self._awaited = self._awaited, None
         also, self._brought_back = self._brought_back, {}
         load_states(self._training.also, also)
@@ -161,7 +164,7 @@ class RestorePoints:
             self.take_snapshot(number)
 
     def take_snapshot(self, number: int) -> None:
-        """If one is due before step ``number``."""
+        """Take a snapshot, if one is due before step ``number``."""
         if not self._has_snapshots or not self.snapshots.due(number):
             return
         is_judged = self._watch.verdict.step == number - 1
@@ -172,7 +175,7 @@ class RestorePoints:
                 "scaler": scale_of(self._training.scaler),
                 "rng": rng_now(),
                 "data": self._batches.position(),
-                "judging": self._watch.judging if is_judged else None,  # on a device the row is still under way
+                "judging": self._watch.judging if is_judged else None,  # on a device the row is not there yet
                 "tokens": self.tokens,
                 "time": time.monotonic(),
             },
@@ -190,14 +193,14 @@ class RestorePoints:
         self._watch.note("snapshots", step=number, text=text)
 
     def forget_after(self, step: int) -> None:
-        """Somebody else has brought the run to a step: what was kept of steps after it belongs to another line."""
+        """Forget what was kept of later steps: somebody else has brought the run to this step."""
         self.snapshots.forget_after(step)
         self.schedules.forget_from(step)
 
     def count_back(self, number: int, count: int) -> bool:
-        """A row of skips is over, and the weights are what they were before it: so let the schedules be, too.
+        """After a row of skips, set the schedules back to where the row began, since the weights did not change either.
 
-        Else the run would have so many updates less in the end, and come to a lower learning rate sooner.
+        Otherwise the run would have fewer updates in the end, and reach a lower learning rate sooner.
         """
         before = number - count
         if before < self._counted_back_from or not self.schedules.go_to(before):
@@ -210,12 +213,12 @@ class RestorePoints:
         return True
 
     def targets(self, onset: int, back: int) -> Iterator[RestorePoint]:
-        """Healthy states that are at least so many steps older than the onset, the newest first; the very beginning
-        last, where it is not much older than was asked for.
+        """Healthy states at least ``back`` steps older than the onset, newest first. Step 0 comes last, where it is not
+        much older than that.
 
-        A state's step comes before the onset's by one at least: the update that did it may have been that of the step
-        before. What is nearer is no state to go to, be there no other: it was asked for so many steps because nearer
-        ones have not helped.
+        A state's step is at least one before the onset's, since the step before may have done the damage. Nearer states
+        are never given, even if there is no other: the rung asks for ``back`` steps because nearer ones have not
+        helped.
         """
         before = min(onset - 1, onset - back)
         in_memory = self.snapshots.newest(before)
@@ -224,7 +227,7 @@ class RestorePoints:
         on_disk = self._checkpoints.newest_healthy(before)[0] if self._checkpoints is not None else None
         if on_disk:
             yield RestorePoint(on_disk, None)
-        if in_memory is not None:  # what is newer on disk is damaged
+        if in_memory is not None:  # the newer checkpoint is damaged
             yield RestorePoint(in_memory.step, in_memory)
         if on_disk == 0 and (not back or onset <= FARTHEST * back):
             yield RestorePoint(0, None)
@@ -245,7 +248,7 @@ class RestorePoints:
     def go_back(
         self, target: RestorePoint, others: Iterator[RestorePoint], number: int
     ) -> tuple[RestorePoint, CostSoFar]:
-        """To the first state that can be restored, on every rank. Gives that, and what is to be done once more."""
+        """Restore the first state that every rank can restore. Gives that state and what has to be done again."""
         self._watch.catch_up()
         reasons = []
         for state in chain((target,), others):
@@ -258,7 +261,7 @@ class RestorePoints:
             self.schedules.forget_from(state.step)
             self._give_up_after(state.step)
             return state, cost
-        if self._ranks.world > 1:  # some of them may have gone back, and then they are no longer the same
+        if self._ranks.world > 1:  # some ranks may have gone back, so that they differ now
             text = f"the ranks cannot go back together: {'; '.join(reasons)}"
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
         raise Impossible("; ".join(reasons))
@@ -270,13 +273,13 @@ class RestorePoints:
             self._checkpoints.discard_after(step)
 
     def _is_newer_on_disk(self, step: int, before: int) -> bool:
-        """Going by what is known of checkpoints: to check one is to read it whole."""
+        """Whether a newer healthy checkpoint is on disk, by its tag: a check would have to read all of it."""
         tags = self._checkpoints.tags() if self._checkpoints is not None else {}
         newest = max((saved for saved, tag in tags.items() if tag == "healthy" and saved <= before), default=-1)
         return self._ranks.gather(newest > step)[0]
 
     def _restore(self, target: RestorePoint, number: int) -> CostSoFar:
-        """All of it, or an error and nothing."""
+        """Restore a state, or raise an error and change nothing."""
         if target.snapshot is not None:
             self._restore_snapshot(target.snapshot)
             plain = target.snapshot.plain

@@ -1,4 +1,4 @@
-"""Judged rows in, a sentence out where a run that ends now has not ended well: nothing is left to treat it then."""
+"""Says whether a run that ends now has ended well: judged rows in, a sentence out where it has not."""
 
 import math
 from collections import deque
@@ -11,19 +11,19 @@ from sealegs.incidents import Incident
 from sealegs.vocabulary import Row, Verdict
 
 LAST = 10
-"""Rows whose median loss a run ends with; what one batch costs says nothing."""
+"""Rows whose median is the loss that a run ends with; a single batch says nothing."""
 FROZEN = 10
-"""Steps in a row that were condemned up to the end: so many are no hard batch any more."""
+"""Steps skipped in a row up to the end: so many are no hard batch any more."""
 FAR, DEVIATIONS = 0.25, 3.0
-"""By how much of what was usual, and of its deviations, a loss is far above it."""
+"""A loss is far above the usual from this share of it on, and from this many of its deviations on."""
 LEFT = 0.1
-"""Share of the rise of a loss that is no more than a rest of it."""
+"""A loss within this share of its rise has all but come back."""
 REMEMBERED = 8
-"""Incidents that never recovered."""
+"""How many unrecovered incidents are remembered."""
 
 
 class Level(NamedTuple):
-    """What the loss was before an incident."""
+    """The loss before an incident."""
 
     number: int
     start: int
@@ -33,13 +33,13 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, incident: Incident) -> "Level":
-        """That of one."""
+        """The level before an incident."""
         return cls(incident.number, incident.start, incident.kind, incident.usual, incident.limit)
 
     def is_far_below(self, loss: float) -> bool:
         """Whether a loss is so high that no healthy run would end with it.
 
-        Of an incident in a run that was too young to have a usual loss, nobody can say.
+        An incident in the first steps of a run has no usual loss to compare with; then only an infinite loss counts.
         """
         if math.isnan(self.limit):
             return math.isinf(loss)
@@ -52,19 +52,19 @@ class Level(NamedTuple):
 
 
 class RunEnd:
-    """Follows a run, be there a playbook or none, and says how it stands."""
+    """Follows a run, with or without a playbook, and says how it stands at the end."""
 
     def __init__(self) -> None:
         self._incidents = incidents.begin()
         self._unrecovered: tuple[Level, ...] = ()
         self._excused = 0
-        """The incident that was open when the loop announced a change: its level is another one on purpose."""
+        """The incident that was open when the loop announced a change: its level is a new one on purpose."""
         self._last: deque[float] = deque(maxlen=LAST)
-        self._condemned = 0
-        """Steps in a row, up to the last."""
+        self._skipped = 0
+        """Skipped steps in a row, up to the last."""
 
     def judged(self, row: Row, verdict: Verdict) -> None:
-        """A row was judged."""
+        """Follow one judged row."""
         if "announced" in row:
             self._unrecovered, self._excused = (), self._incidents.course.number
         self._incidents, news = incidents.follow(self._incidents, row, verdict)
@@ -73,20 +73,20 @@ class RunEnd:
                 self._unrecovered = (*self._unrecovered, Level.of(item.incident))[-REMEMBERED:]
         loss = float(row["loss"])
         self._last.append(loss if math.isfinite(loss) else math.inf)
-        self._condemned = 0 if verdict.go else self._condemned + 1
+        self._skipped = 0 if verdict.go else self._skipped + 1
 
     def went_back(self) -> None:
-        """The run is at a healthy state: what its last steps showed is of weights that are gone."""
+        """Forget the last steps: the run went back to a healthy state."""
         self._last.clear()
-        self._condemned = 0
+        self._skipped = 0
 
     def what_is_wrong(self) -> str:
-        """Why the run is not well, in a sentence; empty where it is."""
+        """Why the run has not ended well, in a sentence; empty where it has."""
         if not self._last:
             return ""
         loss, state = median(self._last), self._incidents
-        if self._condemned >= FROZEN:
-            return f"the last {self._condemned} steps were condemned, with a loss of {loss:.4g}: nothing was learned"
+        if self._skipped >= FROZEN:
+            return f"the last {self._skipped} steps were condemned, with a loss of {loss:.4g}: nothing was learned"
         incident = None if state.course.number == self._excused else state.open
         levels = self._unrecovered if incident is None else (*self._unrecovered, Level.of(incident))
         for level in levels:
@@ -101,11 +101,11 @@ class RunEnd:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The state as JSON values."""
         return {"incidents": self._incidents, "unrecovered": self._unrecovered, "excused": self._excused}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
         self._unrecovered = tuple(Level(*level) for level in state["unrecovered"])
         self._excused = state["excused"]

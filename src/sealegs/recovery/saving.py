@@ -1,4 +1,4 @@
-"""A run under way in, checkpoints of it out when they are due; and back, at a resume, from the newest one to trust."""
+"""Writes checkpoints of a run when they are due, and resumes a run from the newest trustworthy one."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,24 +18,24 @@ from sealegs.watch import Watch
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a resume has brought back."""
+    """The outcome of a resume."""
 
     checkpoint: int | None
-    """None where the run was killed before its first one: it then begins anew."""
+    """The step of the checkpoint; None where the run was killed before its first one and starts over."""
     passed_over: dict[str, str]
-    """Newer checkpoints that are damaged or not to be trusted, and why."""
+    """Newer checkpoints that are damaged or not trustworthy, and why."""
     remarks: list[str]
-    """What is not as it was."""
+    """Differences from the state that was saved."""
     audit: dict[str, str] = field(default_factory=dict)
-    """Part by part, whether what was saved is what is live now."""
+    """Per part of the state: whether the saved and the live one agree."""
 
 
 class Saving:
-    """Writes checkpoints of all that is being trained, every so many steps, and says what came of it."""
+    """Writes a checkpoint of the training state every so many steps, and an event for each."""
 
     def __init__(self, checkpoints: Checkpoints, training: TrainingState, watch: Watch, *, every: int) -> None:
         self.last: int | None = None
-        """The step of the last one that was written, or is being written."""
+        """The step of the newest checkpoint, which may still be being written."""
         self.is_due = False
         self._checkpoints = checkpoints
         self._training = training
@@ -43,21 +43,21 @@ class Saving:
         self._every = every
 
     def after_step(self, number: int, *, went_back: bool) -> None:
-        """Step ``number`` comes next: is a checkpoint due before it? One that could not be written yet still is."""
+        """Decide whether a checkpoint is due before step ``number``; one that could not be written stays due."""
         if self._every and number % self._every == 0:
             self.is_due = True
-        if went_back:  # the state of this step is on disk, or was not worth it then
+        if went_back:  # this step's state is on disk already, or was not worth it before
             self.is_due = False
 
     def save(self, number: int, of_guard: Callable[[], Mapping[str, Any]], *, wait: bool) -> bool:
-        """Write what is needed to run step ``number``. False, where one from before is still being written."""
+        """Write a checkpoint of the state before step ``number``. False where an earlier one is still being written."""
         began = time.perf_counter()
         self._watch.sync()
         state = self._training.capture()
         state = replace(state, plain={**state.plain, "guard": of_guard()}, step=number)
         if wait:
             self._checkpoints.save(number, state)
-            self.tell(number)  # of those before it first
+            self.tell(number)  # events of earlier checkpoints come first
             self._note(number, time.perf_counter() - began)
         elif not self._checkpoints.save_soon(number, state):
             return False
@@ -65,21 +65,22 @@ class Saving:
         return True
 
     def tell(self, number: int) -> None:
-        """What has been written by now, and what could not be."""
+        """Write an event for each checkpoint that has been written or has failed since."""
         for step, seconds in self._checkpoints.written():
             self._note(step, seconds)
         if failure := self._checkpoints.failure():
             self._watch.note("checkpoint-failed", step=number, reason=failure)
 
     def finish(self, number: int) -> None:
-        """Wait for the last one."""
+        """Wait for the last checkpoint."""
         self._checkpoints.wait()
         self.tell(number)
 
     def resume(self, recovery: Recovery | None, batches: Batches) -> tuple[Resumed, Mapping[str, Any] | None]:
-        """Bring back the newest checkpoint to trust: a healthy one, where the run knows of one.
+        """Restore the newest trustworthy checkpoint: a healthy one, where the run has one.
 
-        The books first: what was found to be bad still is. Gives the guard's own state, too, for it to load.
+        The ledger comes first, since what was found to be bad still is. Also gives the guard's own state, for it to
+        load.
         """
         assert self._watch.folder is not None
         take_over_ledger(self._watch, batches, None if recovery is None else recovery.take_over)
