@@ -1,6 +1,6 @@
-"""A checkpoint in, what it holds out, and what a resume from it would lack: ours, a .pt file, or Hugging Face's folder.
+"""Says what a checkpoint holds and what a resume from it would lack: ours, a .pt file, or a folder of the HF Trainer.
 
-Nothing is unpickled that could run anything: our own are tensors and JSON, others are loaded with ``weights_only``.
+Nothing is unpickled that could run code: ours are tensors and JSON, others are loaded with ``weights_only``.
 """
 
 import json
@@ -23,16 +23,16 @@ from sealegs.state.checkpoints import read_state
 from sealegs.state.serialization import from_json
 
 CLOSE = 20
-"""Steps that a schedule or an optimizer may be off: a loss scaler leaves some out."""
+"""Steps by which a schedule or an optimizer may be off: a loss scaler skips some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One thing that a run needs to go on."""
+    """One thing that a run needs to resume."""
 
     name: str
     what: str | None
-    """What there is of it; None: nothing."""
+    """What the checkpoint has of it; None for nothing."""
     problem: str | None = None
     """What is wrong with it, or what a resume without it does."""
 
@@ -48,7 +48,7 @@ class OfOptimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What was found in a checkpoint, whoever wrote it."""
+    """The parts of a checkpoint, whoever wrote it."""
 
     kind: str
     weights: Mapping[str, Tensor] = field(default_factory=dict)
@@ -57,16 +57,16 @@ class Contents:
     scaler: Mapping[str, Any] | None = None
     random: str | None = None
     also: Sequence[str] = ()
-    """Names of what a loop has kept of its own."""
+    """Names of the loop's own states."""
     data: str | None = None
     step: int | None = None
     versions: Mapping[str, str] | None = None
     fault: str | None = None
-    """Why it cannot be trusted: a file that is not what was written."""
+    """Why it cannot be trusted, such as a file that was changed."""
 
 
 def open_checkpoint(path: Path) -> Contents:
-    """Read it, whoever wrote it."""
+    """Read a checkpoint, whoever wrote it."""
     if path.is_dir() and (path / checkpoint_files.DIGESTS).exists():
         return _ours(path)
     if path.is_dir() and ((path / "trainer_state.json").exists() or (path / "optimizer.pt").exists()):
@@ -79,7 +79,7 @@ def open_checkpoint(path: Path) -> Contents:
 
 
 def holdings(found: Contents) -> Iterator[Holding]:
-    """Everything that a run needs to go on, there or not."""
+    """Everything that a run needs to resume, present or not."""
     if found.fault:
         yield Holding("files", "damaged", f"{found.fault}: use an older checkpoint")
         return
@@ -98,7 +98,7 @@ def holdings(found: Contents) -> Iterator[Holding]:
     yield _versions(found)
 
 
-# What is said of each.
+# What is said of each part.
 
 
 def _weights(found: Contents) -> Holding:
@@ -204,7 +204,7 @@ def _spelt(value: Any) -> str:
     return f"{float(value):g}"
 
 
-# Who wrote it.
+# How each format is read.
 
 
 def _ours(folder: Path) -> Contents:
@@ -244,7 +244,7 @@ def _rng(tensors: Mapping[str, Tensor]) -> list[str]:
 def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a stranger's file may raise
+    except Exception as error:  # a stranger's file may raise anything
         named = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         why = f"it names {named[1]}" if named else type(error).__name__
         raise SourceError(
@@ -253,7 +253,7 @@ def _load(path: Path) -> Any:
 
 
 def _in_file(value: Any, name: str) -> Contents:
-    """A dict of dicts, each known by what is in it."""
+    """A dict of dicts; the contents of each tell what it is."""
     if not isinstance(value, Mapping):
         raise SourceError(
             f"{name}: a {type(value).__name__}, not a checkpoint; give the file that the loop resumes from"

@@ -1,4 +1,5 @@
-"""Tensors and JSON in, the files of one checkpoint out, and back, checked; nothing from a stranger is unpickled."""
+"""Writes and reads the files of one checkpoint, tensors and JSON, with digests; nothing from a stranger is
+unpickled."""
 
 import hashlib
 import json
@@ -25,11 +26,11 @@ from sealegs.record.files import whole_file
 DIGESTS = "digests.json"
 _PLAIN = "plain.json"
 _TABLE = ".metadata"
-"""What torch calls its table of contents, a pickle."""
+"""The name of torch's table of contents, a pickle."""
 
 
 def write_plain(folder: Path, rank: int, plain: bytes, own: bytes) -> None:
-    """Write the JSON of a rank, and that of all ranks once."""
+    """Write the JSON of a rank; rank 0 also writes the JSON that all ranks share."""
     (folder / _own(rank)).parent.mkdir(exist_ok=True)
     with whole_file(folder / _own(rank)) as file:
         file.write(own)
@@ -39,22 +40,22 @@ def write_plain(folder: Path, rank: int, plain: bytes, own: bytes) -> None:
 
 
 def read_plain(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The JSON of all ranks, and of one; empty where there was no such rank."""
+    """The JSON that all ranks share, and that of one rank; empty where there was no such rank."""
     own = folder / _own(rank)
     return json.loads((folder / _PLAIN).read_bytes()), json.loads(own.read_bytes()) if own.exists() else {}
 
 
 def expect_to_be_alone() -> None:
-    """torch warns whenever one process is to write or read alone: we mean that.
+    """Silence torch's warning that one process writes or reads alone, which is meant here.
 
-    Once and for all: filters are of the whole process, and a thread that puts them back undoes what others have set.
+    It stays silenced: filters belong to the whole process, and a thread that resets them undoes what others have set.
     """
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
-    """Write this rank's part of the tensors, and wait for the other ranks. What all ranks hold is written by rank 0."""
-    # ahead of the writing, torch would copy from a device on the stream that trains
+    """Write this rank's part of the tensors, and wait for the other ranks. Rank 0 writes what all ranks hold."""
+    # with copy-ahead, torch would copy from a device on the training's stream
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     with _speaking_plainly():
@@ -62,13 +63,13 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> No
 
 
 def read_tensors(folder: Path, rooms: Mapping[str, Tensor], group: Any) -> None:
-    """Fill the tensors: all that a rank asks for, or its shards of it, wherever they were when they were written."""
+    """Fill the tensors of this rank, whole or its shards, however they were sharded when they were written."""
     with _speaking_plainly():
         load(dict(rooms), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
 
 
 def tensors_in(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """What a folder holds: sizes and types by name. Tensors alone: torch would unpickle anything else."""
+    """Sizes and types of the tensors in a folder, by name. Only tensors: torch would unpickle anything else."""
     entries = _table(folder).state_dict_metadata.items()
     return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
@@ -82,14 +83,14 @@ def digests_of(folder: Path, rank: int) -> dict[str, str]:
 
 
 def write_digests(folder: Path, of_ranks: list[dict[str, str]]) -> None:
-    """Write the digests of all files down, beside them."""
+    """Write the digests of all files beside them."""
     of_all = {name: digest for of_rank in of_ranks for name, digest in of_rank.items()}
     with whole_file(folder / DIGESTS) as file:
         file.write(json.dumps(of_all, indent=1).encode())
 
 
 def fault_in(folder: Path) -> str | None:
-    """Read all files and compare them with their digests: what is wrong, if anything is."""
+    """What is wrong with the files, if anything: reads all of them and compares digests."""
     name = DIGESTS
     try:
         digests = json.loads((folder / DIGESTS).read_bytes())
@@ -114,7 +115,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _speaking_plainly() -> Iterator[None]:
-    """torch wraps a full disk into exceptions of its own."""
+    """Raise the system's error, such as a full disk, instead of torch's wrapper."""
     try:
         yield
     except CheckpointException as wrapper:  # not even an Exception
@@ -124,7 +125,7 @@ def _speaking_plainly() -> Iterator[None]:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What the system said, where an error came of that: it is further down the chain."""
+    """The system's error in the chain that led to this one, if there is one."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, OSError):
@@ -134,7 +135,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 class _TableOfContents(pickle.Unpickler):
-    """Reads torch's table of contents, and refuses one that names anything else than a table is made of."""
+    """Reads torch's table of contents, and refuses any class that such a table does not need."""
 
     _PARTS = frozenset({
         ("torch", "Size"),
@@ -161,7 +162,7 @@ def _table(folder: Path) -> Metadata:
 
 
 class _Reader(FileSystemReader):
-    """torch's own reader, which would unpickle the table without looking."""
+    """torch's reader, with our own unpickler for the table."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return _table(Path(self.path))

@@ -1,9 +1,10 @@
-"""State in, folders on disk out, and back: checkpoints that are whole or not there, and are checked before use.
+"""The checkpoints of a run, with their tags: each is whole or not there, and checked before use.
 
 Tensors go through ``torch.distributed.checkpoint``, in one process as in many; everything else is JSON. A checkpoint is
-written aside, synced, given the digests of its files and then renamed: no moment at which a kill leaves a folder
-that looks like a checkpoint and is not one. A thread can write it while the training goes on. Whether the weights in
-it are any good shows later: it is a candidate first, and tagged when that is known.
+written under a temporary name, synced, given the digests of its files, and then renamed. So a kill never leaves a
+folder that looks like a checkpoint and is not one. A thread can write it while training goes on.
+
+Whether its weights are any good shows later: a checkpoint is a candidate first, and ``Tags`` holds what becomes known.
 """
 
 import hashlib
@@ -32,11 +33,11 @@ from sealegs.state.checkpoint_files import DIGESTS
 from sealegs.state.memory import Staging, on_host
 
 Tag: TypeAlias = Literal["candidate", "healthy", "suspect"]
-"""What is known of the weights in a checkpoint. Nothing, at first: it is a candidate."""
+"""What is known of the weights in a checkpoint. A new one is a candidate: nothing is known yet."""
 
 
 class Tags:
-    """The tags of a folder's checkpoints. One belongs to what it was given to: saved again, a step has none."""
+    """The tags of a folder's checkpoints. A tag belongs to one checkpoint; a step that is saved again loses it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +57,7 @@ class Tags:
         return known
 
     def give(self, step: int, tag: Tag, why: str) -> None:
-        """Tag a checkpoint: at once, or when it arrives if it is expected; one that is not there is left alone."""
+        """Tag a checkpoint: at once, or on arrival if it is being written. A missing checkpoint is ignored."""
         with self._lock:
             if step == self._expected:
                 self._held = tag, why
@@ -64,12 +65,13 @@ class Tags:
                 self._write(step, tag, why)
 
     def expect(self, step: int | None) -> None:
-        """A checkpoint of this step is on its way: what it is given is kept until it ``arrived``. None: it is not."""
+        """Announce a checkpoint that is being written, so that its tag waits until it ``arrived``. None: there is
+        none."""
         with self._lock:
             self._expected, self._held = step, None
 
     def arrived(self, step: int) -> None:
-        """The checkpoint has its name."""
+        """Write the waiting tag: the checkpoint has its final name."""
         with self._lock:
             if step == self._expected and self._held is not None:
                 self._write(step, *self._held)
@@ -77,7 +79,7 @@ class Tags:
 
     @property
     def expected(self) -> int | None:
-        """The step whose checkpoint is on its way."""
+        """The step whose checkpoint is being written."""
         return self._expected
 
     def _write(self, step: int, tag: Tag, why: str) -> None:
@@ -103,7 +105,7 @@ class Tags:
         return dict(entries)
 
     def _identity(self, step: int) -> str | None:
-        """Tells a checkpoint from another one of the same step."""
+        """A digest that tells a checkpoint from another one of the same step."""
         try:
             return hashlib.sha256((self._folder / str(step) / DIGESTS).read_bytes()).hexdigest()
         except OSError:
@@ -112,16 +114,17 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """Everything needed to go on from a step, in the kinds that are stored differently."""
+    """Everything needed to resume at a step, split by how it is stored."""
 
     tensors: Mapping[str, Tensor]
-    """By names under which all ranks have the same, or shards of the same; those of one rank are ``rng/<rank>/...``."""
+    """Tensors by name. A name means the same tensor on all ranks, or shards of it; ``rng/<rank>/...`` belongs to one
+    rank."""
     plain: Mapping[str, Any]
-    """JSON values, the same on all ranks: those of rank 0 are stored."""
+    """JSON values that are the same on all ranks; rank 0 stores them."""
     own: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values of this rank alone. Empty where there was no such rank when the state was saved."""
+    """JSON values of this rank alone; empty where there was no such rank at the save."""
     step: int | None = None
-    """The step that it makes ready to run: known when it comes from a checkpoint."""
+    """The step to run next; known when the state comes from a checkpoint."""
 
 
 class Damage(NamedTuple):
@@ -132,14 +135,14 @@ class Damage(NamedTuple):
 
 
 class WrittenCheckpoint(NamedTuple):
-    """A checkpoint that a thread has brought to disk, and how long after it was asked for."""
+    """A checkpoint that a thread has written, and the seconds since the request."""
 
     step: int
     seconds: float
 
 
 class _Parts(NamedTuple):
-    """A state as it will be written, whatever becomes of the live objects."""
+    """A state ready to be written; later changes of the live objects do not affect it."""
 
     tensors: Mapping[str, Tensor]
     plain: bytes
@@ -147,20 +150,20 @@ class _Parts(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, by the step that they make ready to run.
+    """The checkpoints of one run, by the step to run next.
 
-    In a process group make one on every rank, where all of them see the folder, and call every method on every rank;
-    rank 0 alone renames, tags and deletes.
+    In a process group, make one on every rank, on a folder that all ranks see, and call every method on every rank.
+    Rank 0 alone renames, tags and deletes.
     """
 
     def __init__(self, folder: Path, *, keep: int = 3, keep_first: bool = False) -> None:
-        """``keep`` so many of the newest; with ``keep_first`` that of step 0 as well."""
+        """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0."""
         self._folder = folder
         self._keep = keep
         self._keep_first = keep_first
         self._tags = Tags(folder)
         self._ranks = Collective()
-        self._writers = Collective()  # the threads': what they say to each other must not meet what the loops say
+        self._writers = Collective()  # for the writing threads: their messages must not mix with those of the loops
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._is_writing = False
@@ -186,8 +189,8 @@ class Checkpoints:
     def save_soon(self, step: int, state: StoredState, *, to: Path | None = None) -> bool:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
-        Call ``before_update`` before the tensors change. ``written`` and ``failure`` tell what came of it. One that is
-        written ``to`` a place of its own is none of the run's checkpoints: neither told of, nor tagged, nor removed.
+        Call ``before_update`` before the tensors change. ``written`` and ``failure`` report the outcome. With ``to``,
+        the state goes to that folder and is not one of the run's checkpoints: it is not reported, tagged or removed.
         """
         if any(self._ranks.gather(self._is_writing)):
             return False
@@ -206,26 +209,26 @@ class Checkpoints:
         return True
 
     def before_update(self) -> None:
-        """What is being saved is about to change: let the device copy it first. The host does not wait."""
+        """Let the device finish its copy before the tensors change. The host does not wait."""
         self._staging.before_update()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def written(self) -> list[WrittenCheckpoint]:
-        """What ``save_soon`` has brought to disk since this was last asked."""
+        """What ``save_soon`` has written since the last call."""
         return _taken(self._written)
 
     def failure(self) -> str | None:
-        """What went wrong in ``save_soon`` since this was last asked, as a sentence. The run may go on."""
+        """What went wrong in ``save_soon`` since the last call, as a sentence. The run may go on."""
         return "; ".join(_taken(self._failures)) or None
 
     @property
     def is_writing(self) -> bool:
-        """Whether a thread of this rank is."""
+        """Whether a thread of this rank is writing."""
         return self._is_writing
 
     @property
@@ -244,7 +247,7 @@ class Checkpoints:
             self._write(target, arrived)
             if target.parent == self._folder:
                 self._written.append(WrittenCheckpoint(int(target.name), time.perf_counter() - began))
-        except BaseException as error:  # torch has some that are no Exception, and nobody else would hear of it
+        except BaseException as error:  # torch raises some that are no Exception, and nobody else would report them
             self._failures.append(f"checkpoint {target.name}: {error}")
         finally:
             self._tags.expect(None)
@@ -259,7 +262,7 @@ class Checkpoints:
 
         def finish() -> None:
             checkpoint_files.write_digests(aside, digests)
-            on_disk.close()  # now it has its name
+            on_disk.close()  # it gets its name here
             if target.parent == self._folder:
                 self._take_in(int(target.name))
 
@@ -276,12 +279,13 @@ class Checkpoints:
         for left_by_a_kill in self._folder.glob(".*.partial"):
             shutil.rmtree(left_by_a_kill, ignore_errors=True)
         for old in self._no_longer_kept():
-            # first the name, then the files: a kill in between must not leave a checkpoint with half its files
+            # rename before deleting: a kill in between must not leave a checkpoint with half its files
             aside = (self._folder / str(old)).rename(self._folder / f".{old}.partial")
             shutil.rmtree(aside, ignore_errors=True)
 
     def _no_longer_kept(self) -> list[int]:
-        """All but the newest so many, suspect ones first; not the last healthy one, and none if no other is intact."""
+        """Checkpoints to delete: all but the newest, suspect ones first. The last healthy one stays, and all do if none
+        kept is intact."""
         tags = self.tags()
         best_first = sorted(tags, key=lambda step: (tags[step] != "suspect", step), reverse=True)
         kept, old = best_first[: self._keep], best_first[self._keep :]
@@ -295,27 +299,28 @@ class Checkpoints:
     # Which to go back to.
 
     def tag(self, step: int, tag: Tag, why: str = "") -> None:
-        """Say what is known of a checkpoint, also of one that is being written; one that is gone is left alone."""
+        """Tag a checkpoint, even one that is being written; a missing one is ignored."""
         if self._ranks.rank == 0:
             self._tags.give(step, tag, why)
 
     def tags(self) -> dict[int, Tag]:
-        """What is known of each checkpoint."""
+        """The tag of each checkpoint."""
         return {step: tag for step, (tag, _) in self._tags.of(self.steps()).items()}
 
     def discard_after(self, step: int, why: str = "") -> None:
-        """The run goes on from this step: what lies after it belongs to a line that was given up, and is suspect."""
+        """Tag later checkpoints as suspect: the run went back to this step."""
         being_written = [] if self._tags.expected is None else [self._tags.expected]
         for later in (*self.steps(), *being_written):
             if later > step:
                 self.tag(later, "suspect", why or f"the run went back to step {step}")
 
     def newest_intact(self) -> tuple[int | None, list[Damage]]:
-        """The newest checkpoint that passes its check and is not suspect, and why newer ones were passed over."""
+        """The newest checkpoint that is intact and not suspect, and why newer ones were passed over."""
         return self._newest(("healthy", "candidate"), None)
 
     def newest_healthy(self, before: int | None = None) -> tuple[int | None, list[Damage]]:
-        """The newest one that passes its check and is known to be healthy, at or before a step; and the same."""
+        """The newest checkpoint that is intact and healthy, at or before a step, and why newer ones were passed
+        over."""
         return self._newest(("healthy",), before)
 
     def _newest(self, wanted: tuple[Tag, ...], before: int | None) -> tuple[int | None, list[Damage]]:
@@ -346,8 +351,8 @@ class Checkpoints:
     def load(self, step: int, like: StoredState | None = None) -> StoredState:
         """Read a checkpoint that has been checked, into host memory.
 
-        What is sharded in ``like`` is read as this rank's shards, in however many parts it was written; so are the
-        optimizer's tensors that belong to such weights. Everything else is read whole.
+        Tensors that are sharded in ``like`` are read as this rank's shards, however they were sharded when written; so
+        are optimizer tensors of such weights. Everything else is read whole.
         """
         self.wait()
         return read_state(self._folder / str(step), step, like, self._ranks)
@@ -356,7 +361,7 @@ class Checkpoints:
 def read_state(
     folder: Path, step: int, like: StoredState | None = None, ranks: Collective | None = None
 ) -> StoredState:
-    """The state in a folder that a checkpoint, or a capsule, was written to; alone, without ``ranks``."""
+    """The state in the folder of a checkpoint or a capsule; without ``ranks``, this process reads alone."""
     rank = 0 if ranks is None else ranks.rank
     tensors = {
         name: _room(name, entry, {} if like is None else like.tensors)
@@ -394,5 +399,5 @@ def _weight_of(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def _taken(entries: deque[Any]) -> list[Any]:
-    """All entries, out of a queue that another thread may be adding to."""
+    """Remove and return all entries of a queue that another thread may be adding to."""
     return [entries.popleft() for _ in range(len(entries))]

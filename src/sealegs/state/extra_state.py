@@ -1,4 +1,4 @@
-"""What a loop keeps of its own, an EMA of the weights or a counter, in; its states out, and back: all or none."""
+"""Saves and restores the loop's own objects, such as an EMA of the weights or a counter: all of them or none."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,17 +9,17 @@ from sealegs.errors import ConfigError, SourceError
 
 
 class Stateful(Protocol):
-    """Anything that can say what it is, and be made that again."""
+    """An object with a state that can be saved and loaded."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Tensors, numbers and text, in dicts and lists."""
+        """Its state: tensors, numbers and text, in dicts and lists."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Be what a state says."""
+        """Take over a state."""
 
 
 def refuse_stateless(also: Any) -> None:
-    """What cannot go along, before there is a folder: one sentence with the key and what is missing."""
+    """Refuse objects without a state, before there is a run folder; the error names the key and what is missing."""
     if not isinstance(also, Mapping):
         raise ConfigError(f'also={type(also).__name__}: give a dict of names and objects, also={{"ema": ema}}')
     for name, thing in also.items():
@@ -38,7 +38,7 @@ def states_of(also: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
-    """Make all of them what their states say; where one refuses, all are what they were, and that is the reason."""
+    """Load all states. Where one object refuses, all get their former state back and the error says why."""
     if not states:
         return
     before = states_of(also)
@@ -52,7 +52,8 @@ def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any]) -> None
 
 
 def copied(value: Any) -> Any:
-    """A state that nobody else changes. Tensors may be part of a graph, which ``deepcopy`` refuses."""
+    """A copy of a state that nobody else changes. Tensors may be part of an autograd graph, which ``deepcopy``
+    refuses."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):

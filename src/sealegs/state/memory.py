@@ -1,4 +1,8 @@
-"""Tensors in, memory for a copy of them out: how much it takes, how much is free, and the copying."""
+"""Memory for copies of tensors: host staging for checkpoints, and buffers for snapshots.
+
+``Staging`` copies a state to host memory while training goes on. ``Buffer`` holds one snapshot, on the device or the
+host. The rest says how much memory a copy takes and how much is free.
+"""
 
 import math
 import mmap
@@ -15,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 
 def on_host(tensor: Tensor, dtype: torch.dtype, *, pinned: bool = False) -> Tensor:
-    """Room on the host for a tensor like this: for this rank's shard of it, where it is sharded."""
+    """Host memory for a tensor like this; for a sharded one, for this rank's shard."""
     return torch.empty_like(tensor.detach(), dtype=dtype, device="cpu", pin_memory=pinned)
 
 
@@ -25,7 +29,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Staging:
-    """Host memory for the tensors of a state, kept from one copy to the next; pinned for those of a CUDA device."""
+    """Host memory for a state's tensors, reused from copy to copy; pinned for tensors on a CUDA device."""
 
     def __init__(self) -> None:
         self._rooms: dict[str, Tensor] = {}
@@ -40,9 +44,9 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Begin to copy the tensors as they are when the device comes to this point.
+        """Begin to copy the tensors, as they are when the device comes to this point.
 
-        To be read after ``wait``; to be written to after ``before_update``.
+        Read the copies after ``wait``; change the tensors after ``before_update``.
         """
         self._rooms = {name: self._room(name, tensor) for name, tensor in tensors.items()}
         sources = {name: local(tensor) for name, tensor in tensors.items()}
@@ -58,13 +62,13 @@ class Staging:
         return self._rooms
 
     def before_update(self) -> None:
-        """Let the devices finish copying before they change what is copied. The host does not wait."""
+        """Let the devices finish copying before the tensors change. The host does not wait."""
         for event in self._awaited:
             torch.cuda.current_stream(event.device).wait_event(event)
         self._awaited = []
 
     def wait(self) -> None:
-        """Until the copies have arrived: for the thread that reads them."""
+        """Wait until the copies have arrived; for the thread that reads them."""
         for event in self._under_way:
             event.synchronize()
 
@@ -75,31 +79,31 @@ class Staging:
         return room
 
     def _copy_beside(self, device: torch.device, sources: Mapping[str, Tensor]) -> None:
-        """On a stream of its own, so that the kernels of the training run on meanwhile."""
+        """Copy on a stream of its own, so that the training's kernels go on meanwhile."""
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
         copied = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(stream):
             for name, source in sources.items():
                 local(self._rooms[name]).copy_(source, non_blocking=True)
-                source.record_stream(stream)  # its memory is not given away before it is copied
+                source.record_stream(stream)  # its memory is not reused before it is copied
             copied.record(stream)
         self._under_way.append(copied)
 
 
 Place: TypeAlias = Literal["device", "host"]
-"""Where a copy lies: on the device that its original lies on, or in the memory of the host."""
+"""Where a copy lies: on its original's device, or in host memory."""
 
 CPU = torch.device("cpu")
 
 _ALIGNED_BYTES = 64
-"""Where a tensor may begin: kernels read up to 32 bytes at once."""
+"""Alignment of a tensor: kernels read up to 32 bytes at once."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Buffer:
-    """Memory for one copy: a block for each device that it comes from, in which every tensor has its part."""
+    """Memory for one copy: one block per source device, with a part for every tensor."""
 
     def __init__(self, tensors: Mapping[str, Tensor], place: Place) -> None:
         sizes = sizes_of(tensors)
@@ -110,7 +114,7 @@ class Buffer:
         for key, tensor in tensors.items():
             begin = taken[tensor.device]
             part = blocks[tensor.device][begin : begin + tensor.nbytes].view(tensor.dtype)
-            strides = torch.empty_like(tensor, device="meta").stride()  # the same, but for gaps: quick to copy to
+            strides = torch.empty_like(tensor, device="meta").stride()  # the same order without gaps: quick to copy to
             self.parts[key] = part.as_strided(tensor.shape, strides)
             taken[tensor.device] += _aligned(tensor.nbytes)
 
@@ -123,7 +127,7 @@ class Buffer:
 
 
 def sizes_of(tensors: Mapping[str, Tensor]) -> dict[torch.device, int]:
-    """Bytes of one copy, by the device that they come from, in whole pages: the host has no less."""
+    """Bytes of one copy by source device, in whole pages, which is what the host allocates."""
     sizes: dict[torch.device, int] = {}
     for tensor in tensors.values():
         sizes[tensor.device] = sizes.get(tensor.device, 0) + _aligned(tensor.nbytes)
@@ -131,9 +135,9 @@ def sizes_of(tensors: Mapping[str, Tensor]) -> dict[torch.device, int]:
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy into the first of each pair, on the current stream, in one pass for those that are alike.
+    """Copy into the first of each pair, on the current stream, in one pass for pairs that are alike.
 
-    What CUDA copies from or to on the host must be pinned: nobody waits for it.
+    Host memory that CUDA copies from or to must be pinned, since nobody waits for the copy.
     """
     alike: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in pairs:
@@ -147,17 +151,17 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a device can give to this process beyond what the process has needed so far."""
+    """What a device can still give to this process, beyond the most that it has used."""
     if device.type != "cuda":
         return _free_on_host() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # all ranks of a host ask for the same
     free, _ = torch.cuda.mem_get_info(device)
-    # between two steps nearly all that is reserved is unused, and in the middle of the next it is in use again
+    # between two steps most of what is reserved is unused, and in the middle of the next it is in use again
     never_used = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
     return free + max(never_used, 0)
 
 
 def in_words(size: float) -> str:
-    """A number of bytes.
+    """A number of bytes, in words.
 
     >>> in_words(601295421), in_words(5 * 2**20), in_words(4096)
     ('0.56 GiB', '5.00 MiB', '4.0 KiB')
@@ -173,26 +177,26 @@ def _aligned(size: int) -> int:
 
 
 def _pinned(size: int) -> Tensor:
-    """Exactly so many bytes: torch would take the next power of two, and keep it when it is freed.
+    """Pin exactly so many bytes; torch would take the next power of two, and keep it when it is freed.
 
-    The mapping is shared, as a fork (of a loader) would make two of private pages, of which the device knows one.
+    The mapping is shared: a fork, as by a loader, would duplicate private pages, of which the device knows one.
     """
     block = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
     error = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 1))  # 1: for all devices
     if error:
         with suppress(RuntimeError):
-            torch.ones(1, device="cuda")  # CUDA reports an error once more with the next kernel: let it be this one
+            torch.ones(1, device="cuda")  # CUDA repeats an error at the next kernel: let it be this one
         raise MemoryError(f"pinning it failed with CUDA error {error}")
     return block
 
 
 def _unpin(block: Tensor, device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # it may be copied from or to
+    torch.cuda.synchronize(device)  # a copy may still be under way
     torch.cuda.cudart().cudaHostUnregister(block.data_ptr())
 
 
 def _free_on_host() -> int:
-    """What the system says that it can give, within the limit of a container."""
+    """Free memory as the system reports it, within the limit of a container."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         free = next(1024 * int(number) for name, number, *_ in lines if name == "MemAvailable:")
@@ -208,7 +212,7 @@ def _free_on_host() -> int:
 
 
 def _half_of_the_host() -> int:
-    """Where the system does not say what is free; a gibibyte where it says nothing at all."""
+    """Half of the host's memory, where the system does not say what is free; a gibibyte where it says nothing."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What a checkpoint held and what is live after a resume in, what came back and what did not out."""
+"""Compares the state in a checkpoint with the live state after a resume: what came back and what did not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from sealegs.state.tensors import ALSO
 
 AS_SAVED = "as saved"
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
-"""Of a parameter group, what decides about an update."""
+"""Settings of a parameter group that decide about an update."""
 
 
 def came_back(saved: StoredState, live: StoredState) -> dict[str, str]:
-    """Part by part: ``as saved``, or in which way it is not; of a state, and of what is live right after."""
+    """Per part of the state: ``as saved``, or how the live state differs from the saved one."""
     found: dict[str, list[str]] = {
         "weights": list(_tensors_differ(saved, live, "model/")),
         "moments": list(_tensors_differ(saved, live, "optimizer/")),
@@ -45,7 +45,7 @@ def came_back(saved: StoredState, live: StoredState) -> dict[str, str]:
 
 
 class ResumeChanges:
-    """What the loop changes between a resume and its first step: settings that it puts over those that came back."""
+    """Settings that the loop changes between a resume and its first step, over those that came back."""
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
         self._optimizers = optimizers
@@ -53,7 +53,7 @@ class ResumeChanges:
         self._then = list(self._now())
 
     def since(self) -> list[str]:
-        """A sentence for each."""
+        """A sentence for each change."""
         pairs = zip(self._then, self._now(), strict=True)
         return [f"{name} was {was} and is {now}" for (name, was), (_, now) in pairs if was != now]
 
@@ -68,7 +68,7 @@ class ResumeChanges:
 
 
 def _plain(value: Any) -> Any:
-    """Out of a tensor; a resume is no hot path."""
+    """The plain value of a tensor; waiting for a device is fine at a resume."""
     return value.detach().cpu().tolist() if isinstance(value, Tensor) else value
 
 
@@ -115,7 +115,7 @@ def _random_differs(saved: StoredState, live: StoredState) -> Iterator[str]:
 
 
 def _equal(was: Tensor, now: Tensor) -> bool:
-    """To the last bit, NaN and all; of shards, those of this rank."""
+    """Whether two tensors agree to the last bit, NaN included; of shards, those of this rank."""
     was, now = (each.to_local() if isinstance(each, DTensor) else each for each in (was, now))
     there = was.to(now.device)
     return torch.equal(there, now) or (there.shape == now.shape and torch.allclose(there, now, 0, 0, equal_nan=True))

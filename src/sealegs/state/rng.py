@@ -1,4 +1,4 @@
-"""The random state of a process in, tensors and JSON values out, and back: torch's, Python's and numpy's."""
+"""Saves and restores the random state of a process: torch's as tensors, Python's and numpy's as JSON values."""
 
 import random
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ Rng: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, Any] | None]
 
 
 def rng_now() -> Rng:
-    """The random state of this process: torch's as tensors, the others as JSON values."""
+    """The random state of this process."""
     return torch_rng(), host_rng()
 
 
 def restore_rng(rng: Rng) -> None:
-    """The inverse; what is not there is left alone."""
+    """Restore a random state; missing parts are left alone."""
     of_torch, of_host = rng
     if "cpu" in of_torch:
         torch.set_rng_state(of_torch["cpu"])
@@ -30,7 +30,7 @@ def restore_rng(rng: Rng) -> None:
 
 
 def torch_rng() -> dict[str, Tensor]:
-    """By device."""
+    """torch's random state, by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -38,13 +38,13 @@ def torch_rng() -> dict[str, Tensor]:
 
 
 def host_rng() -> dict[str, Any]:
-    """Python's and numpy's global generators: the lab draws from neither, a fork of it may."""
+    """Python's and numpy's global generators. The lab draws from neither; a fork of it may."""
     numpy_state: Any = np.random.get_state(legacy=False)
     return {"python": random.getstate(), "numpy": numpy_state | {"state": _listed(numpy_state["state"])}}
 
 
 def seed_anew(seed: int, step: int, rank: int) -> None:
-    """Seeds for a rank that there was not: others than those of any other rank or step."""
+    """Seed a rank that the checkpoint does not know, unlike any other rank or step."""
     of_torch, of_python, of_numpy = np.random.SeedSequence((seed, step, rank)).generate_state(3).tolist()
     torch.manual_seed(of_torch)
     random.seed(of_python)

@@ -1,7 +1,10 @@
-"""The state of a loader, a sampler or a generator in, JSON values out, and back.
+"""Turns states into JSON values and back.
 
-Such states hold tensors, arrays, bytes and tuples besides what JSON has; each of those becomes an object with one key
-that begins with ``#``.
+``plain`` and ``live`` convert the state of a loader, a sampler or a generator. Such states also hold tensors, arrays,
+bytes and tuples; each becomes an object with one key that begins with ``#``.
+
+``to_json`` and ``from_json`` convert the state of an optimizer or a schedule, and can store its tensors beside the
+JSON.
 """
 
 import base64
@@ -20,7 +23,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def plain(value: Any, whose: str) -> Any:
-    """A state as JSON values. Anything else than a state is made of is refused under the name of its owner.
+    """A state as JSON values. Any other type is refused, under the name of its owner.
 
     >>> plain({"next": 3, "key": ("seed", 1.5)}, "sampler")
     {'next': 3, 'key': {'#tuple': ['seed', 1.5]}}
@@ -52,7 +55,7 @@ def plain(value: Any, whose: str) -> Any:
 
 
 def live(value: Any) -> Any:
-    """The state that JSON values stand for.
+    """The state that JSON values stand for: the inverse of ``plain``.
 
     >>> live({"next": 3, "key": {"#tuple": ["seed", 1.5]}})
     {'next': 3, 'key': ('seed', 1.5)}
@@ -78,7 +81,7 @@ def live(value: Any) -> Any:
 
 
 def _packed(content: bytes) -> str:
-    """As text; a generator's state, half of it zeros, gets shorter than it was."""
+    """Compressed text; a generator's state, half of it zeros, gets shorter than it was."""
     return base64.b64encode(zlib.compress(content, level=1)).decode()
 
 
@@ -91,7 +94,8 @@ _COUNTS = "#counts"
 
 
 def to_json(value: Any, name: str, tensors: dict[str, Tensor] | None = None) -> Any:
-    """A value as JSON. Its tensors go to ``tensors`` by names that begin with ``name``; without it, as numbers.
+    """A value as JSON. With ``tensors``, its tensors go there, under names that begin with ``name``; without, they
+    become numbers.
 
     >>> to_json({"betas": (0.9, 0.95), "milestones": {30: 1}}, "settings")
     {'betas': {'#tuple': [0.9, 0.95]}, 'milestones': {'#mapping': [[30, 1]]}}
@@ -100,7 +104,7 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor] | None = None) -> 
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that became this JSON, with its tensors back in their places.
+    """The inverse of ``to_json``, with the tensors back in their places.
 
     >>> from_json({"betas": {"#tuple": [0.9, 0.95]}, "milestones": {"#mapping": [[30, 1]]}}, {})
     {'betas': (0.9, 0.95), 'milestones': {30: 1}}
@@ -114,7 +118,7 @@ def _put_aside(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
         return {_ASIDE: name}
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    if isinstance(value, Counter):  # a schedule's milestones, which no plain dict can stand in for
+    if isinstance(value, Counter):  # a schedule's milestones; a plain dict would not do
         return {_COUNTS: dict(value)}
     if isinstance(value, Mapping):
         return {key: _put_aside(item, f"{name}.{key}", tensors) for key, item in value.items()}

@@ -1,12 +1,12 @@
-"""A model and its optimizers in, two copies of them in memory out, and back into the very same tensors.
+"""Snapshots: up to two copies of a model and its optimizers in memory, restored into the very same tensors.
 
-There are two buffers, never more. Every ``every`` steps a *candidate* is copied over the older snapshot; when
-``promote_after`` healthy steps have come of it, it is the newest snapshot, and the newest one is the older. Nothing is
-taken in doubt, and a candidate in doubt is dropped. So, with 50 and 16, the newest is 16 to 66 steps old; the older
-one 66 to 100, and then gone until the candidate that took its place is promoted.
+There are two buffers, never more. Every ``every`` steps a *candidate* is copied over the older snapshot. After
+``promote_after`` healthy steps the candidate becomes the newest snapshot, and the former newest the older one. While
+the run is in doubt, none is taken, and a candidate is dropped. So, with 50 and 16, the newest is 16 to 66 steps old;
+the older one 66 to 100, and then gone until the candidate that took its place is promoted.
 
-Held is what this rank has of parameters, buffers and optimizer states, bit for bit. Copies are made on the device, or
-into pinned memory of the host beside the computation: the host waits for neither.
+A snapshot holds this rank's parameters, buffers and optimizer states, bit for bit. Copies go to the device, or to
+pinned host memory beside the computation. The host waits for neither.
 """
 
 import math
@@ -33,9 +33,9 @@ class Snapshot:
     """A moment that a run can go back to."""
 
     step: int
-    """The step that is the next to run."""
+    """The step to run next."""
     plain: dict[str, Any]
-    """Whatever else belongs to the moment. As long as it is a candidate, what becomes known later may be added."""
+    """Whatever else belongs to the moment. While it is a candidate, later knowledge may be added."""
 
 
 class Snapshots:
@@ -66,12 +66,12 @@ class Snapshots:
         place: Literal["auto", "device", "host"] = "auto",
     ) -> None:
         """``memory`` is the most bytes that both may take together; 0 holds none. ``soon`` takes the first at once.
-        ``also`` goes along.
+        ``also`` names the loop's own objects.
 
-        ``place`` is where: on the ``device``, if they fit into half of what is free there; on the ``host``, if they
-        fit into ``memory`` or, where none is given, into half of what is free; ``auto`` tries one after the other. That
-        is decided at the first snapshot, when the run has shown what it needs for itself. Where there is no room there
-        are no snapshots, and ``description`` says why.
+        ``place`` is where they go: on the ``device``, if they fit into half of what is free there; on the ``host``, if
+        they fit into ``memory`` or, without it, into half of what is free; ``auto`` tries both. The first snapshot
+        decides, when the run has shown what it needs itself. Without enough memory there are no snapshots, and
+        ``description`` says why.
         """
         for name, steps in (("every", every), ("promote_after", promote_after)):
             if steps < 1:
@@ -92,20 +92,20 @@ class Snapshots:
         self._where = ""
         self._unavailable_because = "memory=0" if memory == 0 else ""
         self._layout: dict[str, _Kind] = {}
-        """Of everything that is held: all snapshots have the same."""
+        """Shape, type and device of each tensor; all snapshots share one layout."""
         self._buffers: list[Buffer] = []
         self._kept: list[_Held] = []
-        """The newest first."""
+        """The healthy snapshots, newest first."""
         self._candidate: _Held | None = None
         self._survived = 0
         self._is_in_doubt = False
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: list[_Copying] = []
         if not self._unavailable_because:
-            walk(model, self._optimizers, also)  # refuses now what it would refuse at the first snapshot
+            walk(model, self._optimizers, also)  # refuse now what the first snapshot would refuse
 
     def due(self, step: int) -> bool:
-        """Whether to take a snapshot before a step is run. Not of step 0, at which optimizers have no state."""
+        """Whether to take a snapshot before a step. Never before step 0, where optimizers have no state."""
         if self._unavailable_because or self._is_in_doubt or self._candidate is not None:
             return False
         newest = self._kept[0].snapshot.step if self._kept else 0
@@ -113,9 +113,9 @@ class Snapshots:
 
     @torch.no_grad()
     def take(self, step: int, plain: Mapping[str, Any]) -> None:
-        """Copy everything as it is now, with ``step`` the next to run, over the older snapshot.
+        """Copy everything as it is now over the older snapshot; ``step`` is the next to run.
 
-        Where tensors have come or gone since the last time (a layer was thawed), the snapshots begin anew.
+        If tensors have come or gone since the last time, as when a layer is unfrozen, the snapshots start over.
         """
         if self._unavailable_because:
             return
@@ -138,18 +138,18 @@ class Snapshots:
         self._survived = 0
 
     def before_update(self) -> None:
-        """Before weights are changed: lets the device finish copying them first. The host does not wait."""
+        """Let the device finish its copies before the weights change. The host does not wait."""
         for copying in self._under_way:
             torch.cuda.current_stream(copying.device).wait_event(copying.done)
         self._under_way.clear()
 
     @property
     def candidate(self) -> Snapshot | None:
-        """The one that was taken and is not promoted yet."""
+        """The snapshot that is taken and not promoted yet."""
         return self._candidate.snapshot if self._candidate is not None else None
 
     def healthy(self, step: int) -> None:
-        """A step was found healthy. One before the candidate, of which it is learnt late, says nothing about that."""
+        """Count a healthy step. A step before the candidate, reported late, says nothing about it."""
         self._is_in_doubt = False
         if self._candidate is None or step < self._candidate.snapshot.step:
             return
@@ -159,41 +159,41 @@ class Snapshots:
             self._candidate = None
 
     def doubtful(self) -> None:
-        """A step was not healthy, or an incident is open: no candidate until the next healthy step."""
+        """Drop the candidate until the next healthy step: a step was not healthy, or an incident is open."""
         self._is_in_doubt = True
         self._candidate = None
 
     @property
     def steps(self) -> list[int]:
-        """Of the healthy ones, the newest first."""
+        """Steps of the healthy snapshots, newest first."""
         return [held.snapshot.step for held in self._kept]
 
     def newest(self, before: int) -> Snapshot | None:
-        """The newest healthy snapshot of a step that is not after the one given."""
+        """The newest healthy snapshot at or before a step."""
         return next((held.snapshot for held in self._kept if held.snapshot.step <= before), None)
 
     def forget_after(self, step: int) -> None:
-        """Drop what was taken after a step: a run that went back to it goes on along another line."""
+        """Drop snapshots after a step: the run went back to it."""
         self._kept = [held for held in self._kept if held.snapshot.step <= step]
         if self._candidate is not None and self._candidate.snapshot.step > step:
             self._candidate = None
 
     @torch.no_grad()
     def restore_tensors(self, snapshot: Snapshot) -> None:
-        """Make parameters, buffers, optimizer states and hyperparameters what they were, each in its place.
+        """Restore parameters, buffers, optimizer states and hyperparameters, each in its place.
 
-        State that an optimizer has lost since is made again, state that it did not have yet is removed. A snapshot that
-        does not fit is refused before anything is changed. It stays valid.
+        State that an optimizer has lost since is made again; state that it did not have yet is removed. A snapshot that
+        does not fit is refused before anything changes. It stays valid.
         """
         held = self._find(snapshot)
         targets, moments = self._targets(held, walk(self._model, self._optimizers))
-        self.before_update()  # what is written now may still be read for a candidate
+        self.before_update()  # a candidate may still be copied from what is written now
         memory.copy_all((targets[key], part) for key, part in held.buffer.parts.items() if key in targets)
         for optimizer, settings in zip(self._optimizers, held.settings, strict=True):
             settings.put_into(optimizer, moments)
 
     def also_at(self, snapshot: Snapshot) -> dict[str, Any]:
-        """The states of what goes along, which ``restore_tensors`` leaves alone: its owners are to load them."""
+        """The states of the loop's own objects, which ``restore_tensors`` leaves alone; the caller loads them."""
         held = self._find(snapshot)
         parts = held.buffer.parts
         devices = {name: self._layout[name][2] for names, _ in held.along.values() for name in names}
@@ -204,7 +204,7 @@ class Snapshots:
         return {name: filled(state, tensors) for name, state in held.also.items()}
 
     def contents(self, snapshot: Snapshot) -> tuple[Mapping[str, Tensor], dict[str, Tensor], list[OptimizerLayout]]:
-        """What it holds: the parts of all tensors, those of optimizers whole, and what else optimizers have."""
+        """What it holds: the parts of all tensors, the optimizers' tensors whole, and the optimizers' layouts."""
         held = self._find(snapshot)
         parts = held.buffer.parts
         moments = {key: join(parts[name] for name in names) for key, (names, join) in held.joins.items()}
@@ -223,7 +223,7 @@ class Snapshots:
         return f"2 x {in_words(self._buffers[0].bytes)} {self._where}" if self._buffers else "none yet"
 
     def drop(self) -> None:
-        """Give all memory back. The next snapshot begins anew."""
+        """Free all memory. The next snapshot starts over."""
         self.before_update()
         self._candidate = None
         self._kept, self._buffers, self._layout = [], [], {}
@@ -235,23 +235,23 @@ class Snapshots:
         return held
 
     def _begin(self, layout: dict[str, _Kind], tensors: Mapping[str, Tensor]) -> None:
-        """Make two buffers for such tensors, where there is room for them."""
+        """Make two buffers for such tensors, where there is memory for them."""
         self.drop()
         sizes = memory.sizes_of(tensors)
         if not self._find_place(sizes):
             return
         try:
             self._buffers = [Buffer(tensors, self._place), Buffer(tensors, self._place)]
-        except (RuntimeError, MemoryError, OSError) as error:  # the ways of the kinds of memory to say that it is full
+        except (RuntimeError, MemoryError, OSError) as error:  # kinds of memory differ in how they say that it is full
             reason = str(error).partition(". ")[0]
             self._unavailable_because = f"2 x {in_words(sum(sizes.values()))} {self._where} could not be had ({reason})"
             return
         self._layout = layout
 
     def _find_place(self, sizes: Mapping[torch.device, int]) -> bool:
-        """Decide where two snapshots of these sizes go; or why nowhere.
+        """Decide where two snapshots of these sizes go, or why nowhere.
 
-        One alone is no use: it would be lost at every candidate, until that is promoted.
+        One alone is no use: each candidate would overwrite it, and leave nothing until it is promoted.
         """
         size = sum(sizes.values())
         two = f"2 x {in_words(size)}"
@@ -273,7 +273,7 @@ class Snapshots:
         return False
 
     def _copy_into(self, buffer: Buffer, tensors: Mapping[str, Tensor], changed_by_forward: set[str]) -> None:
-        """On the current stream; but what leaves a device, and does not change before an update, on one beside it."""
+        """Copy on the current stream; what goes to the host and stays unchanged until the update, on another stream."""
         at_once: list[tuple[Tensor, Tensor]] = []
         beside: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for key, tensor in tensors.items():
@@ -291,7 +291,7 @@ class Snapshots:
             self._under_way.append(_Copying(stream.record_event(), device, [source for _, source in pairs]))
 
     def _targets(self, held: "_Held", live: Live) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Where everything that is held goes, by part; and the tensors that optimizers shall have. Or a refusal."""
+        """The live tensor for each part, and the optimizers' tensors; refuses a snapshot that does not fit."""
         for place, (then, now) in enumerate(zip(held.settings, live.settings, strict=True)):
             if then.sizes != now.sizes:
                 _refuse(held, f"optimizer {place}", f"of {then.sizes} parameters", f"of {now.sizes}")
@@ -317,12 +317,12 @@ class _Held(NamedTuple):
     snapshot: Snapshot
     buffer: Buffer
     joins: dict[str, tuple[tuple[str, ...], Join]]
-    """Of the tensors of optimizers: the keys of their parts, and what makes one of such parts."""
+    """For each optimizer tensor, the keys of its parts and the function that joins them."""
     settings: list[OptimizerLayout]
     also: dict[str, Any]
-    """States of what goes along, with a key in the place of each tensor."""
+    """States of the loop's own objects, with a key in the place of each tensor."""
     along: dict[str, tuple[tuple[str, ...], Join]]
-    """Of those tensors: the same."""
+    """The same as ``joins``, for those tensors."""
 
 
 class _Copying(NamedTuple):
@@ -331,7 +331,7 @@ class _Copying(NamedTuple):
     done: torch.cuda.Event
     device: torch.device
     sources: list[Tensor]
-    """Kept: nobody else may get their memory before the stream that uses it has waited for the copy."""
+    """Kept alive, so that their memory is not reused before the copy is done."""
 
 
 def _refuse(held: _Held, key: str, then: str, now: str) -> NoReturn:

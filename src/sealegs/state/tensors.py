@@ -1,7 +1,7 @@
-"""A model and its optimizers in, their plain tensors by key out, and what else optimizers hold; and back.
+"""Takes a model and its optimizers apart into plain tensors by key and the rest, and puts them together again.
 
-Keys are stable for as long as nobody rebuilds the model: ``model/blocks.0.weight`` for parameters and buffers,
-``optimizer 0/3/exp_avg`` for what the first optimizer holds for its fourth parameter, ``optimizer 0/group 1/lr``.
+Keys are stable as long as nobody rebuilds the model: ``model/blocks.0.weight`` for parameters and buffers, ``optimizer
+0/3/exp_avg`` for what the first optimizer holds for its fourth parameter, ``optimizer 0/group 1/lr``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,20 +19,20 @@ from sealegs.errors import ConfigError
 from sealegs.state.extra_state import Stateful
 
 Join: TypeAlias = Callable[[Iterator[Tensor]], Tensor]
-"""Parts in, in their order, the tensor that consists of them out."""
+"""Joins parts, in their order, into one tensor."""
 
 ALSO = "also/"
-"""What the keys of tensors begin with that the loop keeps of its own."""
+"""Prefix of the keys of the loop's own tensors."""
 _IMMUTABLE = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
 
 
 class Apart(NamedTuple):
-    """A tensor, and the plain ones that it consists of: itself, or what this rank holds of a DTensor."""
+    """A tensor, and the plain tensors that it consists of: itself, or this rank's part of a DTensor."""
 
     whole: Tensor
     parts: Mapping[str, Tensor]
     join: Join
-    """Makes one like it of parts like these."""
+    """Makes a tensor like it from parts like these."""
 
 
 class TensorAt(NamedTuple):
@@ -47,19 +47,19 @@ class OptimizerLayout(NamedTuple):
     sizes: list[int]
     """How many parameters each group has."""
     states: dict[str, Any]
-    """By owner; an owner that has none yet is not there."""
+    """State by owner; an owner without state is absent."""
     others: dict[str, Any]
-    """Owners that are no parameters."""
+    """Owners that are not parameters."""
     groups: list[dict[str, Any]]
-    """Their hyperparameters."""
+    """Hyperparameters of each group."""
 
     def as_held(self, tensors: Mapping[str, Tensor]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-        """Hyperparameters by group, and states by the place of their parameter, with these tensors."""
+        """Hyperparameters by group, and states by the place of their parameter, with these tensors filled in."""
         states = {int(label): _filled(state, tensors) for label, state in self.states.items() if label.isdecimal()}
         return [_filled(group, tensors) for group in self.groups], states
 
     def put_into(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-        """Make the optimizer hold this and no other state, with these tensors in their places."""
+        """Give the optimizer exactly this state, with these tensors filled in."""
         for label, owner in (_owners(optimizer) | self.others).items():
             now = optimizer.state.pop(owner, None)
             if label not in self.states:
@@ -81,14 +81,14 @@ class Live:
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Parts of parameters and buffers, each piece of memory once."""
     buffers: set[str] = field(default_factory=set)
-    """Which tensors a forward pass or the loop may change before the next update."""
+    """Keys of tensors that a forward pass or the loop may change before the next update."""
     moments: dict[str, Apart] = field(default_factory=dict)
     """Tensors in the states and among the hyperparameters of optimizers."""
     settings: list[OptimizerLayout] = field(default_factory=list)
     also: dict[str, Any] = field(default_factory=dict)
-    """States of what the loop keeps, with a key in the place of each tensor ..."""
+    """States of the loop's own objects, with a key in the place of each tensor."""
     of_also: dict[str, Apart] = field(default_factory=dict)
-    """... and those."""
+    """The tensors of ``also``, by those keys."""
     _seen: set[object] = field(default_factory=set)
 
     @property
@@ -98,7 +98,7 @@ class Live:
         return self.weights | {key: part for apart in aparts for key, part in apart.parts.items()}
 
     def add_weights(self, named: Iterable[tuple[str, Tensor]]) -> list[str]:
-        """Take in those that have not been met, under another name or as another object. Gives their keys."""
+        """Add the tensors that are not there yet under another name or as another object. Gives their keys."""
         added = []
         for name, tensor in named:
             if id(tensor) in self._seen:
@@ -112,7 +112,7 @@ class Live:
         return added
 
     def as_held(self, name: str, tensor: Tensor, held: Mapping[str, Tensor]) -> Tensor:
-        """A tensor of the model, or another object for the same memory, as it is in a copy of all weights."""
+        """A tensor of the model, made from a copy of all weights; other objects for the same memory work too."""
         keys = {_where(part): key for key, part in self.weights.items()}
         apart = _taken_apart(f"model/{name}", tensor)
         return apart.join(held[keys.get(_where(part), key)] for key, part in apart.parts.items())
@@ -121,7 +121,8 @@ class Live:
 def walk(
     model: nn.Module, optimizers: Sequence[Optimizer], also: Mapping[str, Stateful] = MappingProxyType({})
 ) -> Live:
-    """Everything that updates depend on, and what goes along. What could not be copied and put back is refused."""
+    """Collect everything that updates depend on, and the loop's own objects. What cannot be copied and restored is
+    refused."""
     live = Live()
     live.add_weights((f"model/{name}", parameter) for name, parameter in model.named_parameters())
     live.buffers.update(live.add_weights((f"model/{name}", buffer) for name, buffer in model.named_buffers()))
@@ -129,7 +130,7 @@ def walk(
     for place, optimizer in enumerate(optimizers):
         prefix = f"optimizer {place}"
         owners = _owners(optimizer)
-        # those of the model have been met; an optimizer may have others: master copies, weights of a loss
+        # the model's own are there already; an optimizer may have others: master copies, weights of a loss
         live.add_weights((f"{prefix}/{label}", owner) for label, owner in owners.items() if isinstance(owner, Tensor))
         states = {label: optimizer.state[owner] for label, owner in owners.items() if owner in optimizer.state}
         groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
@@ -148,29 +149,29 @@ def walk(
     live.of_also.update((key, _taken_apart(key, tensor.detach())) for key, tensor in others.items())
     live.buffers.update(
         key for apart in live.of_also.values() for key in apart.parts
-    )  # the loop changes it at any time
+    )  # the loop may change it at any time
     return live
 
 
 def filled(state: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """A state of ``Live.also`` with tensors in their places."""
+    """A state of ``Live.also`` with its tensors filled in."""
     return _filled(state, tensors)
 
 
 def _plain_dicts(value: Any) -> Any:
-    """State dicts of modules are dicts of another kind."""
+    """The state with plain dicts in place of the modules' own kind."""
     if isinstance(value, Mapping):
         return {key: _plain_dicts(item) for key, item in value.items()}
     return value
 
 
 def _where(part: Tensor) -> tuple[object, ...]:
-    """A piece of memory, by whatever name and object."""
+    """Identifies a piece of memory, whatever its name and object."""
     return part.data_ptr(), part.shape, part.stride(), part.dtype, part.device
 
 
 def _owners(optimizer: Optimizer) -> dict[str, Any]:
-    """Who may have a state: parameters, by their place in all groups; what is no tensor, by its own name."""
+    """Everything that may have a state: parameters by their place in all groups, others by their own name."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     others = {f"state {owner}": owner for owner in optimizer.state if not isinstance(owner, Tensor)}
     return {str(place): parameter for place, parameter in enumerate(parameters)} | others
@@ -194,7 +195,7 @@ def _emptied(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse: a new value every time, but for its tensors."""
+    """The inverse of ``_emptied``: a new value every time, but for its tensors."""
     if isinstance(value, TensorAt):
         return tensors[value.key]
     if type(value) is dict:
@@ -224,7 +225,7 @@ def _taken_apart(key: str, tensor: Tensor) -> Apart:
 
 
 def _distinct(key: str, tensor: Tensor) -> Tensor:
-    """The elements that lie apart in memory: all, but for those of an expanded tensor, which has some many times."""
+    """The elements that lie apart in memory: all, except for an expanded tensor, which repeats some."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else f"a tensor of {tensor.layout}, {tensor.dtype}"
         raise ConfigError(f"{key} is {kind}: a snapshot holds dense tensors; memory=0 does without snapshots")

@@ -1,4 +1,5 @@
-"""Live objects in, a ``StoredState`` out, and back: all that decides what the next steps will compute."""
+"""The training state: all live objects that decide what the next steps compute, captured as a ``StoredState`` and
+restored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from sealegs.state.tensors import ALSO, walk
 
 
 class Positioned(Protocol):
-    """Data that can say where it is and go there."""
+    """Data that can tell its position and go to one."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as JSON values."""
@@ -35,7 +36,7 @@ class Positioned(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """What is being trained, and everything that has a state of its own beside it."""
+    """The model being trained, and everything beside it that has a state."""
 
     model: nn.Module
     """Plain, compiled, in DDP or sharded by FSDP2: its tensors have the same names in all of them."""
@@ -44,12 +45,12 @@ class TrainingState:
     scaler: GradScaler | None = None
     data: Positioned | None = None
     also: Mapping[str, Stateful] = field(default_factory=dict)
-    """What the loop keeps of its own. Of several ranks, the same on all of them, or sharded tensors."""
+    """The loop's own objects. With several ranks: the same on all, or sharded tensors."""
 
     def capture(self) -> StoredState:
         """The state as it is now. The tensors are the live ones: store or copy them before the next step.
 
-        An optimizer that has not stepped has no state, and is not made to have one.
+        An optimizer that has not stepped has no state, and gets none here.
         """
         rank, world = _rank_and_world()
         weights, names = self._weights(), self._names()
@@ -75,9 +76,10 @@ class TrainingState:
         return StoredState(tensors, plain, own={"data": position, "rng": host_rng()})
 
     def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> StoredState:
-        """The state as it was at a snapshot, of which the tensors are: as a checkpoint of that step would hold it.
+        """The state at a snapshot, as a checkpoint of that step would hold it; the tensors are the snapshot's.
 
-        But for the place in the data, which a snapshot keeps in its own way, and what goes along, which no step reads.
+        It lacks the data position, which a snapshot keeps in its own way, and the loop's own objects, which no step
+        reads.
         """
         rank, world = _rank_and_world()
         parts, moments, settings = snapshots.contents(snapshot)
@@ -118,14 +120,14 @@ class TrainingState:
         return StoredState(tensors, plain, own={"data": None, "rng": of_host}, step=snapshot.step)
 
     def restore(self, state: StoredState) -> list[str]:
-        """Make the live objects what they were. Gives sentences on what cannot be as it was.
+        """Restore the live objects. Gives sentences on what cannot be as it was.
 
-        A state of another model, optimizer or schedule is refused before anything is changed.
+        A state of another model, optimizer or schedule is refused before anything changes.
         """
         self._refuse_another(state)
         names, remarks = self._names(), list(self._remarks(state))
         if self.data is not None and (position := _position(state)) is not None:
-            self.data.load_state_dict(position)  # first: it may have reasons of its own to refuse
+            self.data.load_state_dict(position)  # first: it may refuse for its own reasons
         load_states(self.also, self.also_in(state))
         weights = _under("model/", state.tensors) | from_json(state.plain["extra"], state.tensors)
         dcp_state.set_model_state_dict(self.model, weights)
@@ -139,12 +141,12 @@ class TrainingState:
         return remarks
 
     def also_in(self, state: StoredState) -> dict[str, Any]:
-        """What a state has of what goes along."""
+        """The states of the loop's own objects in a stored state."""
         stored = state.plain.get("also") or {}  # older checkpoints have none
         return {name: from_json(stored[name], state.tensors) for name in self.also if name in stored}
 
     def _weights(self) -> dict[str, Any]:
-        """Parameters, buffers, and what modules keep besides."""
+        """Parameters, buffers, and the modules' extra state."""
         return dcp_state.get_model_state_dict(self.model)
 
     def _schedules(self, states: Sequence[Any], tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -177,7 +179,7 @@ class TrainingState:
         _refuse_unless_same("run", "the scheduler", [one["kind"] for one in stored], [*map(_kind, self.schedulers)])
 
     def _remarks(self, state: StoredState) -> Iterator[str]:
-        """What will not be as it was."""
+        """Sentences on what will not be as it was."""
         before, now = state.plain["ranks"], _rank_and_world()[1]
         if before < now:
             yield f"there were {before} ranks and are {now}: ranks from {before} on are seeded by seed, step and rank"
@@ -214,7 +216,7 @@ def scale_of(scaler: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def restore_scale(scaler: Any, scale: tuple[Tensor, Tensor] | None) -> None:
-    """The inverse."""
+    """Restore the loss scale."""
     if scale is not None:
         scaler._scale.copy_(scale[0])
         scaler._growth_tracker.copy_(scale[1])
@@ -229,7 +231,7 @@ def _scaler_at(scaler: GradScaler | None, scale: tuple[Tensor, Tensor] | None) -
 def _of_optimizer(
     optimizer: Any, names: Mapping[Tensor, str], prefix: str, tensors: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Settings by group and state by parameter, as JSON; its tensors are put aside."""
+    """Settings by group and state by parameter, as JSON; its tensors go to ``tensors``."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not all(parameter in names for parameter in trained):
         raise ConfigError(f"{prefix} trains a parameter that is not in the model: a checkpoint would lack it; add it")
@@ -251,13 +253,14 @@ def _of_optimizer(
 
 
 _NOT_STORED = frozenset({"params", "param_names", "fused", "foreach", "capturable", "differentiable"})
-"""Of a group: what has its own place, and how an update is computed, which is up to the machine."""
+"""Left out of a group's settings: what is stored elsewhere, and how an update is computed, which is up to the
+machine."""
 
 
 def _restore_optimizer(
     optimizer: Optimizer, names: Mapping[Tensor, str], stored: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Through the optimizer's own ``load_state_dict``; torch's ``set_optimizer_state_dict`` would step it first."""
+    """Restore through the optimizer's ``load_state_dict``; torch's ``set_optimizer_state_dict`` would step it first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_parameters = {
         place: from_json(stored["state"][names[parameter]], tensors)
@@ -321,7 +324,7 @@ def _rank_and_world() -> tuple[int, int]:
 
 
 def _position(state: StoredState) -> Mapping[str, Any] | None:
-    """Where this rank's data were; with another number of ranks, where those of rank 0 were."""
+    """The data position of this rank; with another number of ranks, that of rank 0."""
     is_same_world = state.plain["ranks"] == _rank_and_world()[1]
     position: Mapping[str, Any] | None = (state.own if is_same_world else state.plain)["data"]
     return position
