@@ -1,9 +1,9 @@
-"""A loader in, numbered batches out: how each kind of loader is gone through, and brought back to where it was.
+"""Goes through every kind of loader in numbered batches, and brings it back to where it was.
 
 A *sequence* has its batches by index. A *DataLoader* over a map-style dataset has an order, the index lists of its
-sampler: the same order is drawn again from what it was drawn from, and what was done is left out of it without being
-read. A *stateful* loader says where it is (``state_dict``) and goes there (``load_state_dict``). Of any other iterable
-nothing is known but its next batch.
+sampler: the same order is drawn again from the same random state, and earlier batches are left out without being read.
+A *stateful* loader says where it is (``state_dict``) and goes there (``load_state_dict``). Any other iterable only has
+a next batch.
 """
 
 import copy
@@ -42,9 +42,9 @@ from sealegs.errors import ConfigError
 
 
 def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, changes: DataChanges) -> Loader:
-    """The kind that a loader is of; refused where it has to be brought back and cannot be.
+    """Wrap a loader by its kind; one that must be repositioned and cannot be is refused.
 
-    ``defers`` if it is asked for batches ``again``; ``changes`` hold wherever it goes.
+    ``defers`` says that it will have to give batches ``again``; ``changes`` hold wherever it goes.
     """
     refusal = cannot_reposition(given)
     if refusal and must_reposition:
@@ -94,7 +94,7 @@ def _is_sequence(given: Any) -> bool:
 
 
 def _is_forgotten(sampler: Any) -> bool:
-    """Whether torchdata, which does not know this sampler, would count its way back in an order drawn anew."""
+    """Whether torchdata does not know this sampler, and would count its way back in a newly drawn order."""
     is_repeated = type(sampler) in (BatchSampler, SequentialSampler) or isinstance(sampler, Sequence)
     is_own = type(sampler).__module__.startswith("torchdata.")
     return not (is_repeated or is_own or has_epoch(sampler) or has_state(sampler))
@@ -108,7 +108,7 @@ class _Indexed:
         self.identity = {"kind": "sequence", "length": len(given)}
 
     def state(self) -> None:
-        """A place is a number."""
+        """None: a place is a number."""
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         epoch["start"] = {}
@@ -125,7 +125,7 @@ class _Indexed:
 
 
 class _Sampled:
-    """A DataLoader over a map-style dataset. What its workers draw at random by themselves is not drawn again."""
+    """A DataLoader over a map-style dataset. Random numbers that its workers draw themselves are not drawn again."""
 
     def __init__(self, given: DataLoader[Any], *, must_repeat: bool) -> None:
         self.identity = {"kind": "DataLoader", "length": length_of(given)}
@@ -135,14 +135,14 @@ class _Sampled:
         self._must_prove = must_repeat and not all(
             type(sampler).__module__.startswith("torch.") for sampler in samplers_of(given)
         )
-        # a copy, which shares everything with the user's loader but the order in which it reads
+        # the copy shares everything with the user's loader but the order in which it reads
         self._feed = _Feed()
         self._copy = copy.copy(given)
         place = "sampler" if given.batch_sampler is None else "batch_sampler"
         vars(self._copy).update({place: self._feed, "_iterator": None})
 
     def state(self) -> None:
-        """A place is a number."""
+        """None: a place is a number."""
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         asked_for: deque[int] = deque()
@@ -167,14 +167,14 @@ class _Sampled:
                 if wanted(number):  # still: workers read ahead
                     yield number, batch
         finally:
-            order.close()  # workers that stay hold on to it
+            order.close()  # persistent workers hold on to it
         return end
 
     def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
         return (yield from self.walk(epoch, at, wanted))
 
     def _ordered(self, epoch: Epoch) -> Iterator[Any]:
-        """The index lists of an epoch; those of an epoch that was begun before, in the order of then."""
+        """The index lists of an epoch; an epoch that was begun before has its former order."""
         if "start" in epoch:
             return self._drawn_again(epoch["start"])
         before = read([*self._origins, *self._states])
@@ -198,9 +198,9 @@ class _Sampled:
         return (indices for indices in chain([first], lists) if indices is not NOTHING)
 
     def _drawn_again(self, start: Mapping[str, Any]) -> Iterator[Any]:
-        """The order that was drawn at a start: from the same generators, and by the sampler's state if it takes that.
+        """Draw the order of a start again: from the same generators, or else with the samplers' states too.
 
-        The state comes second, since some say where their last epoch ended until they have begun the next.
+        The states come second, since some samplers report the end of their last epoch until they have begun the next.
         """
         for origins in (self._origins, [*self._origins, *self._states]):
             with as_at(start, origins):
@@ -215,7 +215,7 @@ class _Sampled:
 
 
 class _Feed:
-    """In the place of a sampler: hands on the index lists that are to be read next."""
+    """Stands in for a sampler, and gives the index lists that are to be read next."""
 
     order: Iterator[Any] = iter(())
 
@@ -224,19 +224,19 @@ class _Feed:
 
 
 def _check(indices: Any) -> str:
-    """Tells one order from another by its first list."""
+    """A digest of the first index list, which tells one order from another."""
     return hashlib.blake2b(repr(indices if indices is not NOTHING else None).encode(), digest_size=8).hexdigest()
 
 
 class _Blind:
-    """Any iterable: it is gone through as it comes."""
+    """Any iterable, taken as it comes."""
 
     def __init__(self, given: Iterable[Any]) -> None:
         self._given = given
         self.identity = UNKNOWN
 
     def state(self) -> None:
-        """Nobody knows."""
+        """None: its place is unknown."""
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
         epoch["start"] = {}

@@ -1,8 +1,10 @@
-"""A loader in, its batches out, once each: which of them a step saw, how to go back to one, which to leave out.
+"""Numbers the batches of a run, brings the data back to an earlier batch, and leaves batches out.
 
-Batches are numbered from 0, over all epochs. A *position* says where the next batch is, as JSON values that another
-process can go to. The iterator that ``over`` gives follows: when someone goes to a position between two batches, the
-next one comes from there, be it in an epoch before; what was begun after that is then gone through anew.
+Batches are numbered from 0, over all epochs; ``Ranges`` holds the numbers to leave out. A *position* says where the
+next batch is, as JSON values that another process can go to.
+
+The iterator that ``over`` gives follows a position that is set between two batches: the next batch comes from there,
+even in an earlier epoch, and later epochs are gone through again.
 """
 
 import bisect
@@ -16,7 +18,7 @@ from sealegs.errors import ConfigError, SourceError
 
 
 class Ranges:
-    """Whole numbers, as ranges ``[first, end)``: sorted, and none touching another.
+    """Whole numbers as ranges ``[first, end)``, sorted and merged where they touch.
 
     >>> ranges = Ranges([(5, 8), (0, 2)])
     >>> ranges.add(2, 3)
@@ -30,7 +32,7 @@ class Ranges:
             self.add(first, end)
 
     def add(self, first: int, end: int) -> None:
-        """Take a range in."""
+        """Add a range."""
         touched = [each for each in self._ranges if each[0] <= end and first <= each[1]]
         if touched:
             first, end = min(first, touched[0][0]), max(end, touched[-1][1])
@@ -49,11 +51,11 @@ Position: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
 KEPT_EPOCHS = 100
-"""Epochs before the newest whose order is remembered: one that was gone back behind can be gone through again."""
+"""Epochs before the newest whose order is remembered, so that a run that went back can repeat them."""
 
 
 class Batches:
-    """The data of a run: where it is, go there, leave out, hand out later."""
+    """The data of a run: tells its position, goes to one, leaves batches out, or defers them."""
 
     def __init__(
         self,
@@ -62,30 +64,30 @@ class Batches:
         deferred: bool = False,
         must_reposition: bool = False,
     ) -> None:
-        """``skipped`` are ranges ``(first, end)`` of numbers never to hand out.
+        """``skipped`` are ranges ``(first, end)`` of batch numbers to leave out.
 
-        With ``deferred`` they are handed out after all, once, at the end of their epoch. With ``must_reposition`` a
-        loader that cannot be brought back is refused at the start.
+        With ``deferred`` they are handed out once at the end of their epoch. With ``must_reposition`` a loader that
+        cannot be brought back is refused at the start.
         """
         self.number: int | None = None
         """The number of the batch that was handed out last."""
         self.is_probe = False
-        """Whether the batch under way is one that was asked for with ``repeat``."""
+        """Whether the current batch comes from ``repeat``."""
         self.deferred = deferred
         self.on_epoch: Callable[[int], object] = lambda number: None
-        """Who is told that an epoch is about to be begun, before its order is drawn."""
+        """Called with its number when an epoch is about to begin, before its order is drawn."""
         self.on_loader: Callable[[], object] = lambda: None
-        """Who is told that batches come from another loader now."""
+        """Called when batches come from another loader."""
         self.by_epoch = False
-        """Whether an iterator ends with the epoch that it is in, also where it went back from a later one, which the
-        next iterator then goes through once more: for loops that count epochs, and end each as they do."""
+        """Whether an iterator ends with its epoch even after going back from a later one, which the next iterator then
+        repeats. For loops that count epochs."""
         self.limit: int | None = None
-        """Batches after which such a loop ends an epoch, be there more."""
+        """Batches after which such a loop ends an epoch, even if there are more."""
         self._must_reposition = must_reposition or deferred
         self._skipped = Ranges()
         self._handed_out_again = Ranges()
         self._given_up = Ranges()
-        """Deferred, and skipped once more."""
+        """Deferred batches that were skipped once more."""
         self._changes = DataChanges()
         self._given: Any = None
         self._loader: Loader | None = None
@@ -94,10 +96,10 @@ class Batches:
         self._newest = -1
         self._next = 0
         self._begins = 0, 0
-        """The number of the first epoch, and how many batches of it come before the first one."""
+        """The number of the first epoch, and how many of its batches come before the first one here."""
         self._is_again = False
         self._target: Position | None = None
-        """Where the next batch is to come from, if not from where the loader is."""
+        """The position of the next batch, if it is not where the loader is."""
         self._probe: list[Any] = []
         self._iterators = 0
         self._walk: Generator[tuple[int, Any], None, None] | None = None
@@ -105,9 +107,9 @@ class Batches:
             self.skip(first, end - first)
 
     def over(self, loader: Iterable[T]) -> Iterator[T]:
-        """The batches of an epoch of a loader; what is left of one, after going to a position in it.
+        """The batches of an epoch of a loader, or the rest of it after going to a position.
 
-        After going back into an epoch before, an iterator hands out the rest of that one first.
+        After going back into an earlier epoch, an iterator hands out the rest of that one first.
         """
         if loader is not self._given:
             is_another = self._given is not None
@@ -119,7 +121,7 @@ class Batches:
         return self._hand_out(self._iterators)
 
     def position(self) -> Position:
-        """Where the next batch is. Empty before there is a loader; of some, no more than its number is known."""
+        """The position of the next batch. Empty before there is a loader; for some loaders only the number is known."""
         if self._target is not None:
             return copy.deepcopy(self._target)
         if self._loader is None:
@@ -141,7 +143,7 @@ class Batches:
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Let the next batch be the one of a position. That of another loader is refused, and nothing changed."""
+        """Go to a position. One of another loader is refused, and nothing changes."""
         is_first = self._epoch is None
         if not position and is_first:
             self._target = None
@@ -159,20 +161,20 @@ class Batches:
         self._probe.clear()
 
     def state_dict(self) -> Position:
-        """The position, as a checkpoint holds it."""
+        """The position, for a checkpoint."""
         return self.position()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go there."""
+        """Go to a position."""
         self.go_to(state)
 
     @property
     def skipped(self) -> list[list[int]]:
-        """The ranges ``[first, end)`` of numbers that are not handed out."""
+        """The ranges ``[first, end)`` of batch numbers that are left out."""
         return self._skipped.as_list()
 
     def skip(self, first: int, count: int) -> None:
-        """Do not hand out so many batches from a number on, now or later."""
+        """Leave out ``count`` batches from a number on, now and later."""
         if first < 0 or count < 1:
             raise ConfigError(
                 f"skip {first}:{first + count}: give the first batch, from 0, and one after it as the end"
@@ -183,60 +185,60 @@ class Batches:
         self._skipped.add(first, first + count)
 
     def repeat(self, batches: Sequence[Any]) -> None:
-        """Hand these very objects out next, once, and go on from where the data is."""
+        """Hand out these objects next, once, then go on from the current position."""
         self._probe[:] = reversed(batches)
 
     @property
     def will_repeat(self) -> bool:
-        """Whether the next batch is one that was asked for with ``repeat``."""
+        """Whether the next batch comes from ``repeat``."""
         return bool(self._probe)
 
     def swap(self, source: str, weight: float) -> None:
-        """Give a source of the data another weight, which holds after going back, too; 0 takes the source out."""
+        """Give a data source another weight; 0 takes it out. It holds after a rollback, too."""
         if refusal := self.cannot_swap(source):
             raise ConfigError(refusal)
         self._given.reweight(source, weight)
         self._changes.swaps[source] = weight
 
     def stratify(self) -> None:
-        """Let the loader spread rare tokens over its batches, which holds after going back, too."""
+        """Let the loader spread rare tokens over its batches. It holds after a rollback, too."""
         self._given.stratify()
         self._changes.is_stratified = True
 
     def cannot_stratify(self) -> str | None:
-        """Why not, in a sentence; None where it can."""
+        """Why the loader cannot stratify, in a sentence; None where it can."""
         if hasattr(self._given, "stratify"):
             return None
         return f"stratify: {_has_no(self._given, 'stratify()')}; give guard.batches a loader that can"
 
     def cannot_swap(self, source: str) -> str | None:
-        """Why a source can be given no other weight, in a sentence; None where it can."""
+        """Why a source cannot be given another weight, in a sentence; None where it can."""
         if hasattr(self._given, "reweight"):
             return None
         what = _has_no(self._given, "reweight(source, weight)")
         return f"swap source={source!r}: {what}; give guard.batches a loader that can change its mixture"
 
     def count_from(self, number: int, *, epoch: int = 0, into: int = 0) -> None:
-        """Number the first batch so: for a loader that someone else has brought to where it is.
+        """Set the number of the first batch, for a loader that someone else has brought to its place.
 
-        One that is still where its epoch begins leaves out so many batches, ``into`` it.
+        A loader that is still at the beginning of its epoch leaves out the first ``into`` batches.
         """
         assert self._epoch is None, "the first batch has its number"
         self._next, self._begins = number, (epoch, into)
 
     @property
     def following(self) -> int:
-        """The number of the batch that comes next, if it is not left out."""
+        """The number of the next batch, if it is not left out."""
         return self._next if self._target is None else int(self._target["next"])
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the last batch was of."""
+        """The number of the last batch's epoch."""
         return 0 if self._epoch is None else self._epoch["number"]
 
     @property
     def is_last(self) -> bool:
-        """Whether no batch of its epoch comes after the one under way, as far as the loader says how many it has."""
+        """Whether the current batch is the last of its epoch, as far as the loader tells its length."""
         length = None if self._loader is None else self._loader.identity.get("length")
         if length is None or self._epoch is None or self.number is None or self._is_again or self._probe:
             return False
@@ -244,7 +246,7 @@ class Batches:
         return not self._epoch.get("dropped") and not any(map(self._is_wanted, rest))
 
     def is_at_end(self, position: Mapping[str, Any]) -> bool | None:
-        """Whether no batch of its epoch comes after a position; None where that is not known yet."""
+        """Whether a position is at the end of its epoch; None where that is not known yet."""
         epoch: Epoch = position["epoch"]
         known = self._epochs.get(epoch["number"])
         end = epoch.get("end", None if known is None or known["first"] != epoch["first"] else known.get("end"))
@@ -253,7 +255,7 @@ class Batches:
         return None if end is None else position["next"] >= end and not epoch.get("dropped")
 
     def bookkeeping(self) -> dict[str, Any]:
-        """What going back does not undo, as JSON values."""
+        """What a rollback does not undo, as JSON values for the ledger."""
         return {
             "skipped": self._skipped.as_list(),
             "handed_out_again": self._handed_out_again.as_list(),
@@ -268,7 +270,7 @@ class Batches:
         self._given_up = Ranges(bookkeeping["given_up"])
 
     def take_over(self, bookkeeping: Mapping[str, Any]) -> None:
-        """Go on with the books of a process before this one; what was given by hand stays."""
+        """Continue the ledger of the process before; ranges given by hand stay."""
         for mine, name in (
             (self._skipped, "skipped"),
             (self._handed_out_again, "handed_out_again"),
@@ -280,7 +282,7 @@ class Batches:
         self._changes.is_stratified |= bookkeeping["stratified"]
 
     def _take(self, given: Iterable[Any]) -> None:
-        """Look at a loader that was not seen before."""
+        """Wrap a loader that was not seen before."""
         changes = self._changes
         loader = loader_of(given, must_reposition=self._must_reposition, defers=self.deferred, changes=changes)
         if self._target is not None:
@@ -295,7 +297,7 @@ class Batches:
         self._loader = loader
 
     def _hand_out(self, iterator: int) -> Iterator[Any]:
-        # where no batch of its epoch comes any more, it goes on with the next, as if nothing had been saved
+        # with no batch left in its epoch it goes on with the next, as if nothing had been saved
         is_resumed = self._epoch is None and self._begins[1] > 0
         if self._target is not None:
             is_resumed = not self.by_epoch or self.is_at_end(self._target) is not False
@@ -327,7 +329,7 @@ class Batches:
                 self._stop_walk()
 
     def _stop_walk(self) -> None:
-        """Let go of the loader's iterator, and so of its workers, before another one is made."""
+        """Close the loader's iterator, and so its workers, before another one is made."""
         if self._walk is not None:
             self._walk.close()
         self._walk = None
@@ -346,11 +348,11 @@ class Batches:
         self._next = number
 
     def _walk_from(self, position: Position | None) -> Generator[tuple[int, Any], None, None]:
-        """Numbered batches from a position, or from the beginning of a new epoch, to the end of the newest one."""
+        """Numbered batches from a position, or from the start of a new epoch, to the end of the newest epoch."""
         assert self._loader is not None
         state = None
         if position is None:
-            if self._epoch is not None and self._is_again:  # left by the loop where it was not to stay
+            if self._epoch is not None and self._is_again:  # the loop left the epoch among its deferred batches
                 state = self._epoch.get("end_state")
             epoch = self._following_epoch() if self.by_epoch else self._new_epoch()
             self._newest = epoch["number"]
@@ -365,7 +367,7 @@ class Batches:
             self._epochs.pop(self._newest - KEPT_EPOCHS, None)
             later = self._epochs.get(number + 1) if number < self._newest else None
             if later and ("start" not in later or later["first"] < epoch.get("end", self._next)):
-                later = None  # failed before its first batch, or comes from a way that was not taken in the end
+                later = None  # failed before its first batch, or belongs to steps that a rollback undid
             cut = later["first"] if later and not later["is_after_end"] else None
             if later and cut == self._next:
                 state = later["start"].get("state")  # the loop had left this epoch here
@@ -394,7 +396,7 @@ class Batches:
                 self.on_epoch(epoch["number"])
 
     def _walk_again(self, epoch: Epoch, state: Any) -> Generator[tuple[int, Any], None, None]:
-        """What was left out of an epoch, at its end."""
+        """The deferred batches of an epoch, at its end."""
         assert self._loader is not None
         if dropped := epoch.get("dropped"):
             at = self._next if self._is_again else epoch["first"]
@@ -412,8 +414,8 @@ class Batches:
         return {"number": self._epoch["number"] + 1, "first": self._next, "is_after_end": "end" in self._epoch}
 
     def _following_epoch(self) -> Epoch:
-        """The next one; in the order that it had, where it was begun before the loop went back behind it: the numbers
-        of what is to be left out mean that."""
+        """The next epoch. If it was begun before the loop went back behind it, it keeps its order, to which the numbers
+        of skipped batches refer."""
         epoch = self._new_epoch()
         known = self._epochs.get(epoch["number"])
         if known is not None and "start" in known and known["first"] == epoch["first"]:
@@ -421,7 +423,7 @@ class Batches:
         return epoch
 
     def _orders_of_later_epochs(self) -> dict[str, Any]:
-        """For another process, where the loop went back behind them: what they are begun in as then."""
+        """The orders of epochs that the loop went back behind, for another process to repeat."""
         here = -1 if self._epoch is None else self._epoch["number"]
         later = [epoch for number, epoch in sorted(self._epochs.items()) if number > here and "start" in epoch]
         known = [{name: epoch[name] for name in ("number", "first", "is_after_end", "start")} for epoch in later]
@@ -432,7 +434,7 @@ class Batches:
 
 
 def _refuse_other(given: Any, loader: Loader, position: Mapping[str, Any]) -> None:
-    """Positions of one loader mean nothing to another."""
+    """Refuse a position of another loader."""
     if refusal := cannot_reposition(given):
         raise ConfigError(refusal)
     there = position["loader"]

@@ -1,6 +1,6 @@
-"""A loader in, out of it what the order of its batches is drawn from: generators, epochs, states of samplers.
+"""Reads and restores what the order of a loader's batches is drawn from: generators, epochs, sampler states.
 
-At the beginning of an epoch they are read; written back, they give that order again.
+They are read at the beginning of an epoch; written back, they give the same order again.
 """
 
 import random
@@ -23,13 +23,13 @@ class Origin:
     read: Callable[[], Any]
     write: Callable[[Any], object]
     is_lent: bool = False
-    """Not the sampler's own: is put back once the order has been drawn."""
+    """Whether it is shared, and so put back once the order has been drawn."""
     is_kept: bool = False
-    """Told even if drawing an order does not change it."""
+    """Whether it is recorded even if drawing an order does not change it."""
 
 
 def global_origins() -> list[Origin]:
-    """The generators that everyone draws from."""
+    """The process's global generators."""
     return [
         Origin("torch", torch.get_rng_state, torch.set_rng_state, is_lent=True),
         Origin("python", random.getstate, random.setstate, is_lent=True),
@@ -38,7 +38,7 @@ def global_origins() -> list[Origin]:
 
 
 def own_origins(given: Any) -> list[Origin]:
-    """The generators of a loader and of its samplers, and the epochs that its samplers were told."""
+    """The generators of a loader and of its samplers, and the epoch numbers of its samplers."""
     samplers = samplers_of(given)
     held = [getattr(given, "generator", None)]
     held += [value for sampler in samplers for value in getattr(sampler, "__dict__", {}).values()]
@@ -64,13 +64,13 @@ def _generator(name: str, held: Any) -> Origin:
 
 
 def _epoch(name: str, sampler: Any) -> Origin:
-    if hasattr(sampler, "set_epoch"):  # the loop tells it
+    if hasattr(sampler, "set_epoch"):  # the loop sets it
         return Origin(name, lambda: sampler.epoch, sampler.set_epoch, is_lent=True, is_kept=True)
     return Origin(name, lambda: sampler.epoch, lambda epoch: setattr(sampler, "epoch", epoch), is_kept=True)
 
 
 def sampler_states(given: Any) -> list[Origin]:
-    """The states that the samplers of a loader tell."""
+    """The states of a loader's samplers."""
     return [
         Origin(f"state {i}", sampler.state_dict, sampler.load_state_dict, is_kept=True)
         for i, sampler in enumerate(filter(has_state, samplers_of(given)))
@@ -78,12 +78,12 @@ def sampler_states(given: Any) -> list[Origin]:
 
 
 def read(origins: Iterable[Origin]) -> dict[str, Any]:
-    """What the origins are now, as JSON values."""
+    """The current values of the origins, as JSON values."""
     return {origin.name: plain(origin.read(), f"sampler's {origin.name}") for origin in origins}
 
 
 def drawn_from(origins: Sequence[Origin], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What has changed while an order was drawn, as it was before, and what is kept in any case."""
+    """The former values of what drawing an order has changed, and of what is always kept."""
     after = read(origins)
     kept = {origin.name for origin in origins if origin.is_kept}
     return {name: value for name, value in before.items() if name in kept or value != after[name]}
@@ -91,7 +91,7 @@ def drawn_from(origins: Sequence[Origin], before: Mapping[str, Any]) -> dict[str
 
 @contextmanager
 def as_at(start: Mapping[str, Any], origins: Iterable[Origin]) -> Iterator[None]:
-    """Draw as it was drawn at the start of an epoch."""
+    """Draw as at the start of an epoch."""
     here = [origin for origin in origins if origin.name in start]
     lent = [(origin, origin.read()) for origin in here if origin.is_lent]
     for origin in here:
@@ -104,7 +104,7 @@ def as_at(start: Mapping[str, Any], origins: Iterable[Origin]) -> Iterator[None]
 
 
 def samplers_of(given: Any) -> list[Any]:
-    """Whatever decides the order of a loader's batches: its samplers, and those that they are made of."""
+    """Everything that decides the order of a loader's batches: its samplers, and the samplers inside them."""
     found: list[Any] = []
 
     def follow(holder: Any, *names: str) -> None:
@@ -119,10 +119,10 @@ def samplers_of(given: Any) -> list[Any]:
 
 
 def has_epoch(sampler: Any) -> bool:
-    """Whether a sampler counts epochs, or is told them."""
+    """Whether a sampler has an epoch number."""
     return type(getattr(sampler, "epoch", None)) is int
 
 
 def has_state(given: Any) -> bool:
-    """Whether something says where it is and goes there."""
+    """Whether an object has ``state_dict`` and ``load_state_dict``."""
     return hasattr(given, "state_dict") and hasattr(given, "load_state_dict")

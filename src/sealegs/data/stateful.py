@@ -1,4 +1,8 @@
-"""A loader that says where it is in, numbered batches out: torchdata's, the lab's stream, the user's own."""
+"""What every kind of loader has to offer, and the loaders that report their own state.
+
+``Loader`` is the protocol that ``data/position.py`` works with, and ``Epoch`` what it remembers of an epoch.
+``StatefulLoader`` wraps torchdata's loader, the lab's stream, or the user's own.
+"""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -13,49 +17,49 @@ from sealegs.state.serialization import live, plain
 
 
 class Epoch(TypedDict):
-    """What an epoch is gone through again from, as JSON values."""
+    """What an epoch can be repeated from, as JSON values."""
 
     number: int
     first: int
     """The number of its first batch, over all epochs."""
     is_after_end: bool
-    """Whether the epoch before it had been gone through; else the loop had left that."""
+    """Whether the epoch before it ran to its end; otherwise the loop left that one early."""
     start: NotRequired[dict[str, Any]]
-    """What its order was drawn from; since it was begun."""
+    """What its order was drawn from; present once it has begun."""
     as_then: NotRequired[dict[str, Any]]
-    """The start that it had on a line that was given up: begun anew, it draws as a new one does, and has that order."""
+    """The start that it had before a rollback: begun again, it draws as a new epoch does, but has that order."""
     end: NotRequired[int]
-    """The number after its last batch; since that was seen."""
+    """The number after its last batch; present once that was seen."""
     dropped: NotRequired[list[list[int]]]
-    """Ranges that were left out of it, and are to be handed out at its end."""
+    """Ranges that were left out, to be handed out at its end."""
     marks: NotRequired[dict[str, Any]]
-    """The state of a stateful loader before each of those, by its first number."""
+    """The state of a stateful loader before each of those ranges, by the first number."""
     end_state: NotRequired[Any]
-    """The state of such a loader at the end."""
+    """The state of a stateful loader at the end."""
 
 
 Wanted: TypeAlias = Callable[[int], bool]
-"""Whether the batch of a number is to be handed out; asked as late as can be, since it may change."""
+"""Whether a batch is to be handed out; called as late as possible, since the answer may change."""
 Numbered: TypeAlias = Generator[tuple[int, Any], None, int]
-"""Batches with their numbers; at the end, the number after the last."""
+"""Batches with their numbers; returns the number after the last."""
 
 UNKNOWN: dict[str, Any] = {"kind": "any"}
-"""The identity of a loader whose places nobody can tell."""
+"""The identity of a loader whose position is unknown."""
 
 NOTHING: Any = object()
-"""What comes after the last batch."""
+"""Stands for the end of the batches."""
 
 
 @dataclass(slots=True)
 class DataChanges:
-    """What was changed about the data of a run."""
+    """What recovery has changed about the data of a run."""
 
     swaps: dict[str, float] = field(default_factory=dict)
     """Sources and their new weights."""
     is_stratified: bool = False
 
     def apply(self, given: Any) -> None:
-        """To a loader that may not know of it."""
+        """Apply the changes to a loader that may not have them."""
         for source, weight in self.swaps.items():
             given.reweight(source, weight)
         if self.is_stratified:
@@ -67,29 +71,29 @@ class Loader(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a loader must have in common with another to be gone to a position of that."""
+        """What two loaders must have in common to share positions."""
 
     def state(self) -> Any:
-        """Where it is, for a kind whose places are more than numbers; else None."""
+        """Its state, for kinds whose position is more than a number; else None."""
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None, state: Any) -> Numbered:
         """The batches of an epoch from number ``at`` on, where the loader's state was ``state``.
 
-        They end at number ``until``: the end of the epoch if it is known, or where the loop over it was left. An epoch
-        that has not been begun yet is begun, and what it can be repeated from is put into ``epoch``.
+        They end at number ``until``: the end of the epoch if it is known, or where the loop left it. A new epoch begins
+        here, and ``epoch`` gets what it can be repeated from.
         """
 
     def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
         """Batches that ``walk`` has left out (``epoch["dropped"]``), from number ``at`` on, after the end of an epoch.
 
-        Leaves the loader where it was at that end.
+        It leaves the loader where it was at that end.
         """
 
 
 def length_of(given: Any) -> int | None:
-    """How many batches it has, where it says so."""
+    """How many batches a loader has, where it says so."""
     if isinstance(getattr(given, "dataset", None), IterableDataset):
-        return None  # torch takes having been asked for a promise, and warns when it is broken
+        return None  # to torch, asking for the length is a promise; it warns when that is broken
     try:
         return len(given)
     except (TypeError, NotImplementedError):
@@ -97,14 +101,15 @@ def length_of(given: Any) -> int | None:
 
 
 def without_trace(is_begun: bool) -> AbstractContextManager[None]:
-    """Whenever a loader begins it draws a seed for its workers: of the numbers of the run, only for a new epoch."""
+    """Keep the run's random state when a loader that was begun before begins again: each start draws a seed for the
+    workers."""
     return torch.random.fork_rng(devices=[]) if is_begun else nullcontext()
 
 
 class StatefulLoader:
     """A loader that says where it is and goes there: torchdata's, the lab's stream, the user's own.
 
-    A new epoch begins with ``iter``, after the end of the one before; the same holds when that is gone through again.
+    A new epoch begins with ``iter``, after the end of the one before; so it does when that is gone through again.
     """
 
     def __init__(self, given: Any, *, must_tell: bool, defers: bool, changes: DataChanges) -> None:
@@ -116,21 +121,21 @@ class StatefulLoader:
         self._is_loaded = False
         """Whether no batch has come since a state was loaded."""
         self._has_moved = False
-        """Whether a batch has come, or a state was loaded: else the loader is where the user has brought it."""
+        """Whether a batch has come or a state was loaded; otherwise the loader is where the user has brought it."""
         self.identity = {"kind": "stateful", "length": length_of(given), "workers": getattr(given, "num_workers", None)}
 
     def state(self) -> Any:
-        """Where it is, as JSON values."""
-        with without_trace(True):  # torchdata's loader may begin, to find out
+        """Its state, as JSON values."""
+        with without_trace(True):  # torchdata's loader may begin in order to tell
             return plain(self._given.state_dict(), f"loader={type(self._given).__name__}")
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
-        """With a mark for each range that is left out, where it may be asked for again."""
+        """Also keeps the state before each range that is left out, where it may be needed again."""
         marks = epoch.setdefault("marks", {}) if self._defers else None
         return (yield from self._walk(epoch, at, wanted, until, state, marks))
 
     def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
-        """From the state before each of the ranges that were left out."""
+        """Goes on from the state before each range that was left out."""
         if "end_state" not in epoch:
             epoch["end_state"] = self.state()
         for first, end in epoch["dropped"]:
@@ -174,15 +179,15 @@ class StatefulLoader:
         return number
 
     def _opened(self, epoch: Epoch, state: Any, lent: ExitStack) -> tuple[Iterator[Any], Callable[[], dict[str, Any]]]:
-        """An iterator over an epoch from a state, or from the start; what it began from is known after a batch.
+        """An iterator over an epoch from a state or from its start, and a function for what it began from.
 
-        ``lent`` is to be closed then.
+        Call the function after the first batch, and close ``lent`` then.
         """
         is_new = "start" not in epoch
         if state is not None and is_new:
             self._load(state)
         if self._is_loaded:
-            self.state()  # else torchdata's loader takes that up when it begins, and nobody knows what from
+            self.state()  # otherwise torchdata's loader uses it up at its start, and what it began from is lost
         lent.enter_context(as_at(epoch.get("start", epoch.pop("as_then", {})), self._origins))
         if state is not None and not is_new:
             self._load(state)
@@ -195,9 +200,10 @@ class StatefulLoader:
         return batches, lambda: drawn_from(self._origins, before) | ({} if epoch["is_after_end"] else told)
 
     def _forget_last_epoch(self) -> None:
-        """Until it has begun an epoch, torchdata's StatefulDistributedSampler tells where the last one ended.
+        """Reset torchdata's StatefulDistributedSampler, which reports the end of its last epoch until it begins the
+        next.
 
-        It even takes that up, if it was loaded.
+        It even resumes there, if that state was loaded.
         """
         for sampler in samplers_of(self._given):
             if hasattr(sampler, "yielded") and hasattr(sampler, "next_yielded"):
