@@ -1,4 +1,4 @@
-"""The folder of an incident in, everything that is needed to run it again out."""
+"""Reads a capsule: the folder of an incident in, everything that is needed to run it again out."""
 
 import json
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ class Recorded(NamedTuple):
 
     step: int
     number: int | None
-    """Of the batch in the data."""
+    """Number of the batch in the data."""
     batch: Any
-    """None, where the loop had changed it before it could be written down."""
+    """None if the loop had changed the batch before it was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capsule:
-    """An incident, as far as it was kept."""
+    """An incident with everything that was kept of it."""
 
     folder: Path
     incident: Incident
     description: Description
     rows: tuple[Row, ...]
-    """The last before it was found, by step; with ``applied``: whether the update was."""
+    """The last rows before the incident was found, by step; ``applied`` tells whether the update was."""
     batches: tuple[Recorded, ...]
 
     def state(self) -> StoredState:
-        """The state from before the onset, checked."""
+        """The state from before the onset, checked against its digests."""
         if self.description.state is None:
             raise SourceError(f"{self.folder}: it cannot be run again ({self.description.without_state})")
         if fault := checkpoint_files.fault_in(self.folder / STATE):
@@ -47,7 +47,7 @@ class Capsule:
         return read_state(self.folder / STATE, self.description.state)
 
     def steps(self) -> range:
-        """Those that can be run again: every one has its row and its batches."""
+        """The steps that can be run again: each has its row and its batches."""
         first = self.description.state
         if first is None:
             return range(0)
@@ -60,8 +60,10 @@ class Capsule:
 
 
 def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
-    """Read the capsule in the folder of an incident, with the batches of all ranks, or of one: DDP and FSDP2 take the
-    mean of their gradients, which is what several batches of a step come to."""
+    """Read the capsule of an incident, with the batches of all ranks or of one.
+
+    All of them make one step again: DDP and FSDP2 average gradients, and so does a step of several batches.
+    """
     folder = incident / CAPSULE
     try:
         described = _json(folder / f"{CAPSULE}.json")
@@ -90,7 +92,7 @@ def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
 
 
 def incident_folder(run: Path, number: int | None) -> Path:
-    """The folder of an incident of a run: the last, where none is named."""
+    """The folder of an incident of a run; without a number, that of the last."""
     if not run.is_dir():
         raise SourceError(f"{run}: no such run; give the folder of one, or its name in experiments/")
     folder = run / INCIDENTS

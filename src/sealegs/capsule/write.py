@@ -1,8 +1,8 @@
-"""Batches and judged rows in, capsules out: what is needed to run an incident again, written while the run goes on.
+"""The flight recorder: keeps the last batches and rows of a run, and writes a capsule when an incident opens.
 
-A flight recorder keeps the last batches that were handed out and the last rows. When an incident opens, it puts them
-into ``incidents/<n>/capsule``, with a state from before the onset: a snapshot in memory, or the newest checkpoint that
-is not suspect, of which links are made. Observing fails open: what cannot be kept is named in the capsule.
+``BatchHandle`` is a batch as it was handed out. ``FlightRecorder`` writes ``incidents/<n>/capsule`` beside the
+training: rows, batches, and a state from before the onset. The state is a snapshot in memory, or links to the newest
+checkpoint that is not suspect. Observing fails open: the capsule names what could not be kept.
 """
 
 import json
@@ -47,27 +47,27 @@ from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
 
 SCARCE = 4
-"""A byte on a device counts as so many: memory there is what runs are short of."""
+"""A byte on a device counts as this many, since device memory is what runs are short of."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHandle:
-    """A batch as it was handed out: the very object, which is not copied while nothing is wrong."""
+    """A batch as it was handed out: the very object, not a copy."""
 
     step: int
     index: int | None
     batch: Any
     size: int
     versions: tuple[int, ...]
-    """Torch counts what is done to a tensor in its place: a batch that the loop has changed is not the one it got."""
+    """torch's version counters of its tensors, which tell whether the loop has changed the batch in place."""
 
     @classmethod
     def of(cls, step: int, index: int | None, batch: Any) -> Self:
-        """A batch that is about to be trained on."""
+        """The handle of a batch that is about to be trained on."""
         return cls(step, index, batch, size_of(batch), versions_of(batch))
 
     def recorded(self) -> dict[str, Any]:
-        """A line of ``batches-<rank>.jsonl``; null for a batch that the loop has changed since it got it."""
+        """A line of ``batches-<rank>.jsonl``; the batch is null if the loop has changed it since."""
         recorded = self.batch.recorded() if hasattr(self.batch, "recorded") else _opened_up(self.batch)
         batch = plain(recorded, "a batch")
         is_same = versions_of(self.batch) == self.versions
@@ -75,7 +75,7 @@ class BatchHandle:
 
 
 def size_of(batch: Any) -> int:
-    """Bytes of the tensors and arrays in a batch, as they count.
+    """Bytes of the tensors and arrays in a batch, with device memory counted ``SCARCE`` times.
 
     >>> import torch
     >>> size_of({"ids": torch.zeros(2, 8, dtype=torch.long), "names": ["a", "b"]})
@@ -85,12 +85,12 @@ def size_of(batch: Any) -> int:
 
 
 def versions_of(batch: Any) -> tuple[int, ...]:
-    """How often each tensor of a batch has been changed in its place."""
+    """How often each tensor of a batch has been changed in place."""
     return tuple(part._version for part in _parts(batch) if isinstance(part, Tensor) and not part.is_inference())
 
 
 def _opened_up(batch: Any) -> Any:
-    """Data classes as the dicts of their fields."""
+    """The batch with data classes as dicts of their fields."""
     if is_dataclass(batch) and not isinstance(batch, type):
         return {field.name: _opened_up(getattr(batch, field.name)) for field in fields(batch)}
     if isinstance(batch, Mapping):
@@ -116,52 +116,52 @@ def _parts(batch: Any) -> Iterator[Any]:
 
 VERSION = 1
 AFTER = 16
-"""Steps after it was opened that a capsule holds as well."""
+"""Steps after its opening that a capsule holds as well."""
 STEPS = 512
-"""Rows and batches that are kept ..."""
+"""Rows and batches that are kept at most."""
 BATCH_BYTES = 256 * 2**20
-"""... as long as the batches are no larger than this together."""
+"""Bytes that the kept batches may have together."""
 TAIL = 4 * 2**20
-"""Bytes at the end of a record in which there are more rows than a capsule holds."""
+"""Bytes at the end of a record that hold more rows than a capsule needs."""
 BUDGET = 16 * 2**30
-"""Bytes that the states of all capsules of a run may take on disk, for each rank."""
+"""Bytes on disk that the states of all capsules of a run may take, per rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a capsule holds: ``capsule.json``."""
+    """The contents of a capsule: ``capsule.json``."""
 
     version: int
     run: str
     opened: int
     """The step at which the incident was found."""
     state: int | None
-    """The step that the state makes ready to run."""
+    """The step to run next from its state; None without a state."""
     without_state: str
-    """Why there is none."""
+    """Why there is no state."""
     clip: float | None
-    """The largest gradient norm that the guard let through."""
+    """The norm that the guard clipped gradients to."""
     loop_clips: bool
     """Whether the loop clipped, in a way that only the loop knows."""
     acts: bool
-    """Whether updates that were found bad were left out."""
+    """Whether rejected updates were skipped; False in shadow mode."""
     ranks: int
     batches: int
     without_batches: str
-    """Why some or all are missing."""
+    """Why some or all batches are missing."""
 
 
 class Unfinished(NamedTuple):
-    """A capsule to which the steps after it was opened are still to be added."""
+    """A capsule that still waits for the steps after its opening."""
 
     capsule: Path
     description: Description
     last_row: int
-    """The step of the last row that it has: some of those before it was opened may not have been judged."""
+    """The step of its last row; some steps before the opening may not have been judged yet."""
 
 
 class FlightRecorder:
-    """The flight recorder of one run. Owned by recovery, which tells it of steps, rows and incidents."""
+    """The flight recorder of one run. Recovery owns it and tells it of steps, rows and incidents."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class FlightRecorder:
         budget: float = BUDGET,
     ) -> None:
         self.clip: float | None = None
-        """That is in force."""
+        """The norm in force that gradients are clipped to."""
         self.loop_clips = False
         self._folder = None if watch.folder is None or not budget else watch.folder / INCIDENTS
         self._training = training
@@ -188,15 +188,15 @@ class FlightRecorder:
         self._handed: deque[BatchHandle] = deque(maxlen=STEPS)
         self._bytes = 0
         self._rows: deque[tuple[Row, bool]] = deque(maxlen=STEPS)
-        """What was judged, and whether the update was applied."""
+        """Judged rows, and whether the update was applied."""
         self._unfinished: Unfinished | None = None
         self._waiting: tuple[Incident, Snapshot] | None = None
-        """A state that could not be written yet, since a checkpoint was being written."""
+        """A state that waits while a checkpoint is being written."""
         self._writer: ThreadPoolExecutor | None = None
         self._failures: deque[str] = deque()
 
     def handed_out(self, step: int, index: int | None, batch: Any) -> None:
-        """A batch is about to be trained on."""
+        """Keep a batch that is about to be trained on."""
         if self._folder is None:
             return
         if len(self._handed) == STEPS:
@@ -207,12 +207,12 @@ class FlightRecorder:
             self._bytes -= self._handed.popleft().size
 
     def follow(self, row: Row, verdict: Verdict) -> None:
-        """A row was judged."""
+        """Keep a judged row."""
         if self._folder is not None:
             self._rows.append((row, verdict.go or not self._acts))
 
     def forget_from(self, step: int) -> None:
-        """The run went back to a step: what came after it is of another line."""
+        """Forget this step and later ones: the run has gone back and will do them again."""
         self._finish()
         kept = [handed for handed in self._handed if handed.step < step]
         self._handed = deque(kept, maxlen=STEPS)
@@ -220,12 +220,12 @@ class FlightRecorder:
         self._rows = deque((seen for seen in self._rows if int(seen[0]["step"]) < step), maxlen=STEPS)
 
     def open(self, incident: Incident, number: int) -> None:
-        """An incident was found before step ``number``: put down what is needed to run it again."""
+        """Write the capsule of an incident that was found before step ``number``."""
         if self._folder is None:
             return
         folder = self._folder / str(incident.number)
         if self._ranks.first(lambda: folder.exists()):
-            return  # opened once more, or by the process before
+            return  # reopened, or opened by the process before
         snapshot = self._snapshots.newest(before=incident.start)
         state, without = self._state(incident, snapshot, folder / CAPSULE)
         handed = tuple(each for each in self._handed if state is None or each.step >= state)
@@ -242,7 +242,7 @@ class FlightRecorder:
             batches=len(handed),
             without_batches=self._missing(handed, state, number),
         )
-        self._finish()  # the one before, which came close to this
+        self._finish()  # the one before, which may overlap
         rows = self._rows_after(-1)
         self._beside(lambda: self._write(folder, incident, description, rows, handed))
         self._unfinished = Unfinished(folder / CAPSULE, description, self._latest)
@@ -260,14 +260,14 @@ class FlightRecorder:
         )
 
     def follow_up(self, incident: Incident) -> None:
-        """What became of an incident, or how it stands at the end: with the draft of its post-mortem."""
+        """Write how an incident ended, or stands at the end of the run, with a draft of its post-mortem."""
         if self._folder is None or self._ranks.rank or not (folder := self._folder / str(incident.number)).exists():
             return
         rows = [row for row, _ in self._rows]
         self._beside(lambda: write_draft(folder, asdict(incident), rows))
 
     def after_step(self) -> None:
-        """Write what is still to be written, and say what went wrong."""
+        """Write what is still waiting, and report failures."""
         if self._unfinished is not None and self._latest >= self._unfinished.description.opened + AFTER:
             self._finish()
         if self._waiting is not None:
@@ -283,19 +283,19 @@ class FlightRecorder:
             self._writer = None
         if self._waiting is not None and self._checkpoints is not None:
             self._checkpoints.wait()
-            if self._ranks.world > 1:  # one of them may be gone already, and the others would wait for it
+            if self._ranks.world > 1:  # a rank may be gone already, and the others would wait for it
                 self._give_up_state(*self._waiting)
                 self._waiting = None
         self.after_step()
 
     def _write_state(self, incident: Incident, snapshot: Snapshot) -> None:
-        """Beside the training; at the next step, where a checkpoint is being written."""
+        """Write a state beside the training; while a checkpoint is being written, try again at the next step."""
         assert self._folder is not None
         assert self._checkpoints is not None
         target = self._folder / str(incident.number) / CAPSULE / STATE
         try:
             state = self._training.capture_past(self._snapshots, snapshot)
-        except SealegsError as error:  # the snapshot is gone meanwhile
+        except SealegsError as error:  # the snapshot is gone by now
             self._failures.append(str(error))
             self._waiting = None
             return
@@ -303,7 +303,7 @@ class FlightRecorder:
             self._waiting = None
 
     def _give_up_state(self, incident: Incident, snapshot: Snapshot) -> None:
-        """Say that there will be none, in the capsule too."""
+        """Report that there will be no state, in the capsule too."""
         reason = f"the run ended before the state of step {snapshot.step} was written"
         self._failures.append(reason)
         assert self._folder is not None
@@ -312,7 +312,7 @@ class FlightRecorder:
             _write_json(path, {**json.loads(path.read_bytes()), "state": None, "without_state": f"no state: {reason}"})
 
     def _state(self, incident: Incident, snapshot: Snapshot | None, capsule: Path) -> tuple[int | None, str]:
-        """The step of the state that the capsule will have; or why it will have none."""
+        """The step of the state that the capsule will have, or why it will have none."""
         if self._checkpoints is None:
             return None, "no state: the guard writes no checkpoints"
         if snapshot is not None:
@@ -371,11 +371,11 @@ class FlightRecorder:
         return int(self._rows[-1][0]["step"])
 
     def _rows_after(self, step: int) -> list[Row]:
-        """As a capsule has them."""
+        """Rows after a step, in the form that a capsule has."""
         return [{**row, "applied": float(done)} for row, done in self._rows if int(row["step"]) > step]
 
     def _finish(self) -> None:
-        """Add what came after a capsule was opened, which shows what the incident has done: as far as it has come."""
+        """Add the steps after the opening, as far as there are any: they show what the incident did."""
         if self._unfinished is None:
             return
         (capsule, description, last_row), self._unfinished = self._unfinished, None
@@ -394,7 +394,7 @@ class FlightRecorder:
             _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
     def _beside(self, write: Callable[[], None]) -> None:
-        """Let a thread do it: one after the other, since they may be about the same files."""
+        """Let a thread write, one task after the other, since they may share files."""
 
         def fail_open() -> None:
             try:
@@ -407,7 +407,7 @@ class FlightRecorder:
 
 
 def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """What is known without a diagnosis. A post-mortem that a diagnosis has been added to is not written over."""
+    """Write the draft of a post-mortem: what is known without a diagnosis. One with a diagnosis is not overwritten."""
     _write_json(folder / INCIDENT, incident)
     if (folder / REPLAY).exists() or (folder / POSTMORTEM).with_suffix(".html").exists():
         return
@@ -421,7 +421,7 @@ def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) 
 
 
 def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
-    """What a process before this one has written, where this one has not done as many steps as a capsule holds."""
+    """Rows of the process before, where this one has not done as many steps as a capsule holds."""
     if len(rows) >= STEPS:
         return []
     with metrics.open("rb") as file:
@@ -437,7 +437,7 @@ def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
 
 
 def link_folder(source: Path, target: Path) -> None:
-    """The files of a folder once more, under another name, at no cost."""
+    """Hard links to the files of a folder, in another one."""
     with folder_aside(target) as aside:
         for path in sorted(source.rglob("*")):
             place = aside / path.relative_to(source)
@@ -449,7 +449,7 @@ def link_folder(source: Path, target: Path) -> None:
 
 
 def _add_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """All of them or none."""
+    """Append all lines or none."""
     before = path.read_bytes()
     with whole_file(path) as file:
         file.write(before)
