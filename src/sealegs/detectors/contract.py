@@ -1,4 +1,4 @@
-"""What every detector is: a frozen value whose state is a plain value passed through it."""
+"""The protocol of all detectors: a frozen value whose state is a plain value passed through it."""
 
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,7 @@ class Detector(Protocol[S]):
 
     @property
     def name(self) -> str:
-        """What findings are signed with."""
+        """The name in its findings."""
 
     def init(self) -> S:
         """The state before the first step."""

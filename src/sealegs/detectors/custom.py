@@ -1,4 +1,4 @@
-"""Functions in, detectors out: a user's own rule is one function of a row."""
+"""Makes a detector of a user's own rule: one function of a row."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 Rule: TypeAlias = Callable[[Row], str | Finding | None]
-"""What is wrong with a step in a few words, or a Finding, or None."""
+"""Returns what is wrong with a step in a few words, or a Finding, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomDetector:
-    """A rule as a detector: what it says is an alarm, a Finding is passed on as it is.
+    """A rule as a detector: its text becomes an alarm, its Finding is passed on unchanged.
 
     >>> def hot(row):
     ...     return "too hot" if row.get("gpu_celsius", 0) > 90 else None
@@ -26,7 +26,7 @@ class CustomDetector:
 
     function: Rule
     name: str = ""
-    """By default the function's."""
+    """By default the function's name."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -35,11 +35,11 @@ class CustomDetector:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
 
     def init(self) -> tuple[()]:
-        """A function remembers nothing."""
+        """The empty state: a function remembers nothing."""
         return ()
 
     def look(self, state: tuple[()], now: Row) -> Finding | None:
-        """Ask the function. Observing fails open: one that breaks is a remark, never the end of the run."""
+        """Call the function. Observing fails open: a function that raises gives a notice, and never ends the run."""
         try:
             answer: object = self.function(MappingProxyType(now))
         except Exception as error:
@@ -53,7 +53,7 @@ class CustomDetector:
         return self._finding(now, Severity.WATCH, f"{self.name} gave a {kind}, not a text, a Finding or None")
 
     def learn(self, state: tuple[()], now: Row) -> tuple[()]:
-        """Nothing to learn."""
+        """The empty state."""
         return ()
 
     def _finding(self, now: Row, severity: Severity, note: str) -> Finding:
@@ -70,7 +70,7 @@ class CustomDetector:
 
 
 def as_detector(value: Any) -> Detector[Any]:
-    """A detector as it is, a function as one."""
+    """The detector itself, or a detector made of a function."""
     if isinstance(value, type):
         raise ConfigError(f"{value.__name__} is a class: give one of it, {value.__name__}(...)")
     if all(hasattr(value, part) for part in ("name", "init", "look", "learn")):

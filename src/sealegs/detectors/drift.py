@@ -1,11 +1,12 @@
-"""Rows in, Findings out: one signal at a new level, or rising slowly, against noise that hides it from step to step.
+"""Detects one signal at a new level, or rising slowly, under noise that hides it from step to step.
 
-The slow channel. Winsorised values are averaged in blocks of 16, so that no single batch counts for much, and each
-block is asked two questions: is it above the blocks before it (the streaming statistic of what it is above them), and
-have the last 200 values been rising (the rank test of Mann and Kendall: whatever the noise is, it has no order)?
-Between blocks, what values are above the expected is summed up (Page's test): a rise within a few dozen is found before
-two blocks are full. In the first thousand values, in which none of that can be answered, a coarse rule stands for all:
-a run that is well above what it had come down to does not learn.
+This is the slow channel. Winsorised values are averaged in blocks of 16, so that no single batch counts for much. Each
+block answers two questions. Is it above the blocks before it, by the streaming statistic of the difference? Have the
+last 200 values been rising, by the rank test of Mann and Kendall, which holds for any noise without order?
+
+Between blocks, the excess of values over the expected is summed up (Page's test): a rise within a few dozen values is
+found before two blocks are full. In the first thousand values none of that can be answered. There a coarse rule stands
+for all: a run that is well above its lowest does not learn.
 """
 
 import math
@@ -20,25 +21,26 @@ from sealegs.stats import streaming
 from sealegs.vocabulary import Finding, Row, Severity
 
 BLOCK = 16
-"""Values to a block."""
+"""Values per block."""
 BEFORE = 8
-"""Blocks whose median a block is compared with. The comparison, not the level, is what the statistic sees: a level that
-follows with 1/32 a block stays so far behind a falling loss that the lag drowns the noise."""
+"""Blocks whose median a block is compared with. The statistic sees the comparison, not the level: a level that follows
+with 1/32 per block stays so far behind a falling loss that the lag drowns the noise."""
 TREND = 13
 """Blocks in which a trend is looked for: 208 values."""
 FIRST_JUDGED = 64
 """Blocks before anything is judged: 1024 values. The scale of the first 32 comparisons is a guess: p < 1e-4 came 29
 times as often as it should in the eight after them, and not once in the eight after 16 more (300 runs, t5 noise)."""
 YOUNG_BLOCKS = 4
-"""Blocks before the coarse rule judges, which does until the statistic can. A block must be above the lowest ..."""
+"""Blocks from which the coarse rule judges, until the statistic can."""
 YOUNG_LEAPS = 8
-"""... by so many times what two blocks that follow each other differ by, too."""
+"""For the coarse rule, a block must also be above the lowest by this many times the usual difference of two
+neighbours."""
 ALLOWED = 1.0
-"""Scales that a value may be above the expected; what it is above that is summed up, until nothing is left."""
+"""Scales that a value may be above the expected; only the excess is summed up, until nothing is left of it."""
 CORRELATED = 3.0
-"""By chance a sum of healthy values gets beyond h with exp(-2 ALLOWED h / noise), where noise is by how much sums vary
-more than if their values knew nothing of each other. It is measured by the blocks, and never taken for less than this,
-which neighbours have that correlate by a half: real losses do not, but their values are not normal either."""
+"""By chance a sum of healthy values gets beyond h with exp(-2 ALLOWED h / noise). Noise is how much more sums vary than
+if their values were independent. It is measured by the blocks, and never below this, the value for neighbours that
+correlate by a half: real losses do not, but they are not normal either."""
 QUIET = TREND
 """Blocks without a surprise after which an episode is over: until then it is not reported again."""
 # The mean of sixteen winsorised values is nearly normal, so the slow channel begins with the quantiles and the tail of
@@ -52,50 +54,50 @@ class DriftState(NamedTuple):
     """What is remembered of a signal."""
 
     fast: streaming.StreamState = streaming.StreamState()
-    """Of single values: what they are winsorised by."""
+    """Statistic of single values, which winsorises them."""
     slow: streaming.StreamState = streaming.StreamState()
-    """Of blocks: how far each was above those before it."""
+    """Statistic of blocks: how far each was above those before it."""
     making: tuple[float, ...] = ()
-    """The block in the making ..."""
+    """Values of the block that is not full yet."""
     total: float = 0.0
-    """... and its sum, winsorised."""
+    """Their sum, winsorised."""
     blocks: tuple[float, ...] = ()
     """Means of the last blocks."""
     streak: int = 0
-    """Blocks in a row, up to the last, that were surprising."""
+    """Surprising blocks in a row, up to the last."""
     silence: int = 0
-    """Blocks for which nothing more is reported unless they surprise."""
+    """Blocks for which nothing more is reported, unless they surprise."""
     above: float = 0.0
-    """Sum of what values were above the expected, and above what is allowed, in scales ..."""
+    """Sum of the excess of values over the expected and the allowed, in scales."""
     above_for: int = 0
-    """... and of how many values."""
+    """Number of values in that sum."""
 
 
 class DriftChance(NamedTuple):
-    """The answer to a question, in logarithms."""
+    """The answer to one question; value and limit are logarithms."""
 
     p: float
     value: float
     limit: float
     note: str
     lasts: int
-    """Rows that it is about: what is reported is the second block at a new level, or the end of a rise."""
+    """Rows that it covers: the second block at a new level, or the end of a rise, is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A lasting rise of one positive signal: a surprising block is watched, a second in a row is an alarm, once, and so
-    is a surprising sum."""
+    """Detects a lasting rise of one positive signal. A surprising block gives a notice; a second in a row is an alarm,
+    once, and so is a surprising sum."""
 
     signal: str = "loss"
     chance: float = 1e-4
-    """Chance of a false watch on a healthy block, both questions together, and of a false alarm each time that a sum
+    """Chance of a false notice on a healthy block, both questions together, and of a false alarm each time that a sum
     begins."""
     gravest: Severity = Severity.ALARM
-    """What a second block or a sum is: ``Severity.WATCH`` for a signal that may rise in health."""
+    """Severity of a second block or a sum: ``Severity.WATCH`` for a signal that may rise in health."""
     young_factor: float = 1.15
-    """While the statistic has too little to go by: so many times its lowest block is a surprise. Of 16 healthy curves
-    none was more than 1.034 times above it for two blocks."""
+    """Until the statistic can judge, a block this many times the lowest one is a surprise. Of 16 healthy curves none
+    was more than 1.034 times above it for two blocks."""
 
     def __post_init__(self) -> None:
         if not 0 < self.chance <= streaming.LEVELS[-1]:
@@ -107,15 +109,15 @@ class Drift:
 
     @property
     def name(self) -> str:
-        """The signal it watches is part of its name."""
+        """The detector's name, which includes its signal."""
         return f"drift/{self.signal}"
 
     def init(self) -> DriftState:
-        """Nothing yet."""
+        """The state before the first value."""
         return DriftState()
 
     def look(self, state: DriftState, now: Row) -> Finding | None:
-        """Judge the sum that this value is added to, and the block that it completes, if it completes one."""
+        """Judge the sum with this value, and the block if this value completes one."""
         state = heeding(state, now)
         value = usable(now, self.signal)
         if value is None or state.silence:
@@ -141,7 +143,7 @@ class Drift:
         )
 
     def learn(self, state: DriftState, now: Row) -> DriftState:
-        """Take the value in, and the block that it completes."""
+        """Learn the value, and the block if this value completes one."""
         state = heeding(state, now)
         value = usable(now, self.signal)
         if value is None:
@@ -154,7 +156,8 @@ class Drift:
             state = self._learn_block(state)._replace(making=(), total=0.0)
         if is_told:
             above, above_for, state = 0.0, 0, state._replace(silence=QUIET)
-        # Nothing is condemned here: a fast level that holds still in a burst would take the blocks longer to a new one.
+        # No value is suspicious here: a fast level that holds still in a burst would take the blocks longer to a new
+        # one.
         return state._replace(fast=streaming.learn(state.fast, x), above=above, above_for=above_for)
 
     def _learn_block(self, state: DriftState) -> DriftState:
@@ -174,7 +177,7 @@ class Drift:
         )
 
     def _rise(self, state: DriftState, above: float, count: int) -> DriftChance | None:
-        """Of a sum that is surprising: value and limit are those of its mean."""
+        """The answer for a surprising sum; value and limit are those of its mean."""
         if not count:  # most steps by far
             return None
         fast, slow = state.fast, state.slow
@@ -190,7 +193,7 @@ class Drift:
         return DriftChance(p, mean, limit, note, count + BLOCK)
 
     def _surprise(self, state: DriftState) -> DriftChance:
-        """Two questions are asked, so the smaller p of the two counts double."""
+        """The answer for a full block. Two questions are asked, so the smaller p of the two counts double."""
         if not is_judged(state):
             limit, middle = self._young_limit(state.blocks), median(state.making)
             return DriftChance(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
@@ -204,7 +207,8 @@ class Drift:
         return DriftChance(min(2 * shift, 1.0), block, limit, "level shift", 2 * BLOCK)
 
     def _young_limit(self, blocks: tuple[float, ...]) -> float:
-        """For the middle of a block, not its winsorised mean: a scale that grows with a divergence cuts that off."""
+        """The coarse rule's limit. It is for the median of a block: a scale that grows with a divergence cuts off the
+        winsorised mean."""
         if len(blocks) < YOUNG_BLOCKS:
             return math.inf
         leaps = median(abs(after - before) for before, after in pairwise(blocks))
@@ -212,12 +216,12 @@ class Drift:
 
 
 def heeding(state: DriftState, now: Row) -> DriftState:
-    """After an announced change a new level is no news, for as many steps as the spike detector takes it easy."""
+    """After an announced change nothing is reported for as many steps as the spike detector does not judge."""
     return state._replace(silence=WIDENED_STEPS // BLOCK) if "announced" in now else state
 
 
 def _with(state: DriftState, x: float) -> DriftState:
-    """With one more value in the block in the making."""
+    """The state with one more value in the unfinished block."""
     return state._replace(making=(*state.making, x), total=state.total + winsorised(state.fast, x))
 
 
@@ -227,7 +231,7 @@ def is_judged(state: DriftState) -> bool:
 
 
 def summed(state: DriftState, x: float) -> tuple[float, int]:
-    """The sum after a value, and of how many it is: none if nothing is left of it, or nothing would be reported."""
+    """The sum after a value, and its number of values: zero if nothing is left of it, or nothing would be reported."""
     if state.silence or not is_judged(state):
         return 0.0, 0
     fast = state.fast
@@ -241,13 +245,13 @@ def summed(state: DriftState, x: float) -> tuple[float, int]:
 
 
 def as_normal(slow: streaming.StreamState) -> streaming.StreamState:
-    """A statistic that has just begun, with a normal tail."""
+    """A statistic that has just started, with a normal tail."""
     (q80, q90, q98), (excess, squared) = NORMAL_QUANTILES, NORMAL_EXCESS
     return slow._replace(q80=q80, q90=q90, q98=q98, excess=excess, excess_squared=squared)
 
 
 def winsorised(fast: streaming.StreamState, x: float) -> float:
-    """The value, no further from what was expected than three scales."""
+    """The value, bounded to three scales from what was expected."""
     if not fast.has_started:
         return x
     expected, reach = fast.level + fast.slope, streaming.WINSOR * fast.scale
@@ -255,7 +259,7 @@ def winsorised(fast: streaming.StreamState, x: float) -> float:
 
 
 def rising(blocks: tuple[float, ...]) -> tuple[float, float, float]:
-    """p of so many rising pairs among the last blocks, where the level is now, and where it was before them.
+    """p of so many rising pairs among the last blocks, the level now, and the level before them.
 
     Coming back from a dip is no rise: p is 1 unless the level is above the one before the window.
     """
@@ -267,7 +271,7 @@ def rising(blocks: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def chance_of_pairs(count: int) -> tuple[float, ...]:
-    """P(at least k rising pairs) of that many values in random order, for every k.
+    """P(at least k rising pairs) among ``count`` values in random order, for every k.
 
     >>> [round(6 * p) for p in chance_of_pairs(3)]
     [6, 5, 3, 1]

@@ -1,4 +1,4 @@
-"""Rows in, Findings out: numbers that are none, and how often."""
+"""Detects losses, gradients and weights that are NaN or infinite, and how often they are."""
 
 import math
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 State: TypeAlias = tuple[int, ...]
-"""How many rows ago it was not finite, as far back as is counted: rows, for steps may be logged by tens."""
+"""How many rows ago each non-finite one was, as far back as is counted; rows, since a log may have every tenth step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """A loss or gradient that is NaN or infinite spoils its step; often, it is the state that is spoilt."""
+    """A NaN or infinite loss or gradient spoils its step; if it is often, the training state is spoilt."""
 
     in_a_row: int = 3
-    """So many steps one after the other are an alarm."""
+    """This many in a row are an alarm."""
     window: int = 500
     share: float = 0.01
     """More than this share of the last ``window`` steps is an alarm too."""
@@ -30,11 +30,11 @@ class NonFinite:
             )
 
     def init(self) -> State:
-        """Nothing yet."""
+        """The state before the first row."""
         return ()
 
     def look(self, state: State, now: Row) -> Finding | None:
-        """A parameter that is not finite halts: every later step would start from it."""
+        """Judge a row. A parameter that is not finite halts the run: every later step would start from it."""
         signal = broken(now)
         if signal is None or overflows(now):
             return None
@@ -50,7 +50,7 @@ class NonFinite:
         return self._finding(step, severity, signal, value, note)
 
     def learn(self, state: State, now: Row) -> State:
-        """Remember the step, if it was one."""
+        """Count the row if it is not finite."""
         recent = tuple(ago + 1 for ago in state if ago + 1 < self.window) if state else ()
         return (*recent, 1) if broken(now) and not overflows(now) else recent
 
@@ -78,9 +78,10 @@ def broken(now: Row) -> str | None:
 
 
 def overflows(now: Row) -> bool:
-    """Whether only the gradients are not finite, under a loss scale that can be halved: a scaler looking for its scale.
+    """Whether only the gradients are not finite, under a loss scale that can be halved: a scaler in search of its
+    scale.
 
-    From 2**24 that takes six steps in a row and more, and is health; the overflow detector judges it.
+    From 2**24 that takes six steps in a row or more, and is healthy; the overflow detector judges it.
     """
     scale = float(now.get("loss_scale", 0.0))
     loss = float(now.get("loss", 0.0))

@@ -1,4 +1,4 @@
-"""Rows in, Findings out: whether the scaler of an fp16 run does what it should. Asked where there is a loss scale."""
+"""Detects a loss scaler of an fp16 run that does not do what it should; silent in rows without a loss scale."""
 
 import math
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ class OverflowState(NamedTuple):
     scale: float = 0.0
     """The last scale; 0 before there was one."""
     steady_since: int = 0
-    """The step since which the scale has been the same and nothing has overflowed."""
+    """The step since which the scale is unchanged and nothing has overflowed."""
     is_steady_told: bool = False
     owed_below: float = 0.0
-    """After an overflow: the scale that must be left; 0 when it has been."""
+    """After an overflow, the scale that the scaler must go below; 0 once it has."""
     owed_rows: int = 0
     """Rows since that overflow."""
     thin_samples: int = 0
-    """Samples in a row, up to the last, of which too large a share underflowed."""
+    """Samples in a row, up to the last, with too large a share of underflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """An overflow that halves the scale is health; a scale that collapses, stands still or is not halved is not."""
+    """An overflow that halves the scale is healthy; a scale that collapses, stands still or is not halved is not."""
 
     window: int = 500
     share: float = 0.05
@@ -37,11 +37,11 @@ class Overflow:
     patience: int = 2
     """Rows after an overflow by which the scale must be lower. A scaler with hysteresis needs more."""
     growth_interval: int = 2000
-    """Clean steps after which the scaler doubles; half as many again without a doubling are worth a look."""
+    """Clean steps after which the scaler doubles; half as many again without a doubling give a notice."""
     underflow: float = 0.5
-    """Share of the gradients that may be zero or subnormal ..."""
+    """Share of the gradients that may be zero or subnormal."""
     underflow_samples: int = 3
-    """... before so many samples in a row are worth a look."""
+    """Samples in a row above that share that give a notice."""
     name: str = "overflow"
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Overflow:
             raise ConfigError(f"Overflow(share={self.share}, underflow={self.underflow}): shares, above 0 and up to 1")
 
     def init(self) -> OverflowState:
-        """Nothing yet."""
+        """The state before the first row."""
         return OverflowState()
 
     def look(self, state: OverflowState, now: Row) -> Finding | None:
@@ -88,7 +88,7 @@ class Overflow:
         return None
 
     def learn(self, state: OverflowState, now: Row) -> OverflowState:
-        """Keep the books of the scaler."""
+        """Follow the scale, its overflows and its underflows."""
         if "loss_scale" not in now:
             return state
         step, scale = int(now["step"]), float(now["loss_scale"])

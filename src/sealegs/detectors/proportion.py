@@ -1,7 +1,6 @@
-"""Rows in, Findings out: weights, updates, gradients and logits out of proportion to what they were a while ago.
+"""Detects weights, updates, gradients and logits out of proportion to what they were a while ago.
 
-These signals come every few steps and change slowly, so what is remembered of each is one sample in twenty steps, for
-as long as the window is.
+These signals come every few steps and change slowly, so one sample in twenty steps is remembered, over a window.
 """
 
 import math
@@ -15,15 +14,16 @@ from sealegs.vocabulary import Finding, Row, Severity
 SAMPLES = 10
 """Samples of a signal that are kept in a window: 300 groups are some 30,000 numbers."""
 SMALLEST_SHARE = 0.01
-"""Of all weights: the norm of a group below it may do what it likes. One gate that passes through zero changes by any
-factor, and means nothing."""
+"""A group with less than this share of the weights' norm is not judged. A single gate that passes through zero changes
+by any factor, and means nothing."""
 USUAL_SHARE = 0.5
-"""A group with less of the gradient norm than this is not one that usually has nearly all of it."""
+"""A group with less than this share of the gradient norm is not one that usually has nearly all of it."""
 HARMLESS_UPDATE = 0.01
-"""Of the weights: an update below it does no harm in one step, whatever it was before."""
+"""An update below this share of the weights does no harm in one step, whatever it was before."""
 
 Track: TypeAlias = tuple[str, int, int, tuple[int, ...], tuple[float, ...]]
-"""A signal: its name, its first step, the step up to which nothing more is said of it; steps and values of samples."""
+"""One signal: its name, its first step, the step until which it is not reported again; steps and values of its
+samples."""
 State: TypeAlias = tuple[Track, ...]
 
 
@@ -41,7 +41,7 @@ class Excess(NamedTuple):
 
     severity: Severity
     factor: float
-    """By how much: what to name first."""
+    """How far out of proportion: the largest is named first."""
     signal: str
     value: float
     limit: float
@@ -50,21 +50,21 @@ class Excess(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proportion:
-    """What should change slowly and did not: nothing of it is a fault of this very step."""
+    """Finds what should change slowly and did not. None of it is a fault of this very step."""
 
     window: int = 200
     """Steps to look back."""
     young: int = 700
-    """Steps after a group is first seen in which its norm may change as it likes: one that grows from zero with the
-    square of the steps, as in a warm-up of the learning rate, doubles within 200 of them until step 683."""
+    """Steps after a group is first seen in which its norm is not judged. A norm that grows from zero with the square of
+    the steps, as in a warm-up of the learning rate, doubles within 200 steps until step 683."""
     norm_factor: float = 2.0
-    """A norm of weights changed by more than this, up or down, is an alarm."""
+    """A weight norm that changes by more than this factor, up or down, is an alarm."""
     update_factor: float = 5.0
-    """An update so many times the usual share of its weights is worth a look ..."""
+    """An update this many times its usual share of the weights gives a notice."""
     grad_share: float = 0.95
-    """... and a group with more than this of the gradient norm that usually has less than half ..."""
+    """A group with more than this share of the gradient norm, and usually less than half, gives a notice."""
     attention_logit: float = 50.0
-    """... and an attention logit above this that has doubled: attention is then on one token."""
+    """An attention logit above this that has doubled gives a notice: attention is then on one token."""
     name: str = "proportion"
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Proportion:
             raise ConfigError(f"Proportion.grad_share={self.grad_share}: a share of the norm above {USUAL_SHARE}")
 
     def init(self) -> State:
-        """Nothing yet."""
+        """The state before the first row."""
         return ()
 
     def look(self, state: State, now: Row) -> Finding | None:
@@ -104,22 +104,22 @@ class Proportion:
         )
 
     def learn(self, state: State, now: Row) -> State:
-        """Keep a sample now and then. What has been found is not repeated for a window: then it is the measure."""
+        """Keep a sample now and then. What was reported is not repeated for a window; by then it is the usual."""
         samples = sampled(now)
         if not samples:
             return state
         step, apart = int(now["step"]), self.window / SAMPLES
-        told = {excess.signal for excess in self._excesses(state, now)}
+        reported = {excess.signal for excess in self._excesses(state, now)}
         tracks = {track[0]: track for track in state}
         for signal, value, _ in samples:
             _, first, silent_until, steps, values = tracks.get(signal, (signal, step, 0, (), ()))
-            if steps and steps[-1] >= step:  # the run went back: begin anew
+            if steps and steps[-1] >= step:  # the run went back: start over
                 steps, values = (), ()
             if not steps or step - steps[-1] >= apart:
                 # by the time that the next sample is judged, the oldest one kept is as old as the window
                 old = bisect_left(steps, step - self.window + apart)
                 steps, values = (*steps[old:], step), (*values[old:], value)
-            tracks[signal] = (signal, first, step + self.window if signal in told else silent_until, steps, values)
+            tracks[signal] = (signal, first, step + self.window if signal in reported else silent_until, steps, values)
         return tuple(tracks.values())
 
     def _excesses(self, state: State, now: Row) -> list[Excess]:

@@ -1,4 +1,4 @@
-"""Rows in, Findings out: a learning rate far above any that the run has used, seen before the update that it scales."""
+"""Detects a learning rate far above any that the run has used, before the update that it scales."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ NAME = "rate/lr"
 FIRST_JUDGED = 5
 """Rates above 0 that must have been seen: a warm-up doubles at its second step, or begins with one tiny value."""
 TINY = 1e-6
-"""A run that has known one rate, and that no larger, has not begun: so do warm-ups start that go by epochs."""
+"""A run with one constant rate, no larger than this, has not begun: warm-ups that go by epochs start so."""
 
 
 class RateState(NamedTuple):
@@ -24,29 +24,29 @@ class RateState(NamedTuple):
     is_constant: bool = True
     """Whether all rates above 0 were the same."""
     before: float = 0.0
-    """The newest leap: from where ..."""
+    """The rate before the newest leap."""
     after: float = 0.0
-    """... to where; 0 where there was none ..."""
+    """The rate after the newest leap; 0 where there was none."""
     above: float = 0.0
-    """... above what, the largest until then ..."""
+    """The largest rate before that leap."""
     at: int = 0
-    """... and at which step."""
+    """The step of that leap."""
     rows: int = 0
-    """Rows since."""
+    """Rows since that leap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """A learning rate that leaps. It may be on purpose, so no batch is thrown away for it.
 
-    For a while after it, whatever else is found comes with it: the judge says so beside every graver finding. A fall,
-    and a return to a rate that was used before, are no news.
+    For a while after it, the judge names it beside every graver finding. A fall, and a return to a rate that was used
+    before, are no news.
     """
 
     factor: float = 5.0
-    """A rate so many times the largest before it, within one step, is a leap."""
+    """A rate this many times the largest before it, within one step, is a leap."""
     remembered: int = 300
-    """Rows for which it is named beside what else goes wrong."""
+    """Rows for which a leap is named beside other findings."""
     name: str = NAME
 
     def __post_init__(self) -> None:
@@ -56,11 +56,11 @@ class Rate:
             )
 
     def init(self) -> RateState:
-        """Nothing yet."""
+        """The state before the first row."""
         return RateState()
 
     def look(self, state: RateState, now: Row) -> Finding | None:
-        """A leap at this step; else one a while ago, with ``lasts`` above 1; or a rate that is none."""
+        """A leap at this step; else a recent one, with ``lasts`` above 1; or a rate that is no valid number."""
         rate = rate_in(now)
         if rate is not None and not 0 <= rate < math.inf:  # NaN too
             note = "the learning rate is negative" if rate < 0 else "the learning rate is not finite"
@@ -76,7 +76,7 @@ class Rate:
         return self._finding(now, after.after, self.factor * after.above, note, lasts=after.rows + 1)
 
     def learn(self, state: RateState, now: Row) -> RateState:
-        """Keep the largest. A leap is one once: from then on its rate is known."""
+        """Keep the largest rate. A leap happens once: from then on its rate is known."""
         step, rate = int(now["step"]), rate_in(now)
         if state.after and (step <= state.at or state.rows >= self.remembered):  # the run went back, or it is long ago
             state = state._replace(before=0.0, after=0.0, above=0.0, at=0, rows=0)
@@ -112,7 +112,7 @@ class Rate:
 
 
 def rate_in(now: Row) -> float | None:
-    """The learning rate of a row, if it has one: optimizers that choose it themselves have none."""
+    """The learning rate of a row, if it has one; optimizers that choose it themselves have none."""
     rate = now.get("lr")
     return float(rate) if isinstance(rate, int | float) else None
 

@@ -1,4 +1,4 @@
-"""Rows in, Findings out: ranks that no longer hold the same weights."""
+"""Detects ranks that no longer hold the same weights."""
 
 import math
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Replicas:
     name: str = "replicas"
 
     def init(self) -> tuple[()]:
-        """Nothing to remember."""
+        """The empty state."""
         return ()
 
     def look(self, state: tuple[()], now: Row) -> Finding | None:
-        """Asked where the ranks have compared their weights."""
+        """Judge a row in which the ranks have compared their weights."""
         differing = now.get("ranks_differ")
         if differing is None or float(differing) == 0.0:
             return None
@@ -39,5 +39,5 @@ class Replicas:
         )
 
     def learn(self, state: tuple[()], now: Row) -> tuple[()]:
-        """Nothing to learn."""
+        """The empty state."""
         return ()

@@ -1,9 +1,13 @@
-"""Rows in, Findings out: sudden rises of one signal against its own recent past, and which of them spoil an update.
+"""Detects sudden rises of one signal against its own recent past, and tells which of them spoil an update.
 
-A surprise is found by the streaming statistic, and is news: an alarm, or evidence for recovery. It is no reason to
-throw a batch away. A high loss says that there is something to learn, and a surprising gradient may be that of a rare
-class, of another task, of parameters that have just thawed: what is rare is taught by just these updates. An update is
-spoilt only by a gradient that is beyond anything the run has had, or one that explodes from step to step.
+The streaming statistic finds a surprise. A surprise is an alarm, or evidence for recovery; it is no reason to throw a
+batch away. A high loss says that there is something to learn, and a surprising gradient may be that of a rare class, of
+another task, of parameters that have just been unfrozen: such updates teach what is rare. Only two gradients spoil an
+update: one beyond anything the run has had, and one that explodes from step to step.
+
+This is the statistic of ``stats/streaming.py`` on the host. ``diagnosis/curve/live_statistic.py`` computes it over
+whole curves, ``step/gate.py`` in torch, and ``step/gate_triton.py`` in a Triton kernel. These tests hold them equal:
+``tests/stats/test_streaming.py``, ``tests/step/test_gate.py`` and ``tests/gpu/test_gate_on_cuda.py``.
 """
 
 import math
@@ -17,32 +21,33 @@ from sealegs.stats.calibration import CalibrationAudit
 from sealegs.vocabulary import Finding, Row, Severity
 
 FIRST_JUDGED = 8
-"""Values before any is said to be beyond the others."""
+"""Values before any can be gross."""
 YOUNG = streaming.START + streaming.SETTLED
 """Values from which the statistic judges: 150."""
 GROWN = 1000
-"""Values up to which the statistic knows its tail only roughly: until then one signal alone ..."""
+"""Values from which the statistic is calibrated; until then it knows its tail only roughly, and ``STRICTER``
+applies."""
 SUSPICIOUS = 1e-3
-"""Values of so small a p that follow each other are one event, condemned or not: they teach tail and scale once, and
-count once in the audit. Else the beginning of a rise teaches a young run that such things happen."""
+"""Values in a row with a p below this are one event, surprising or not: they teach tail and scale once, and count once
+in the audit. Otherwise the beginning of a rise teaches an uncalibrated statistic that such things happen."""
 MANY, OF = 8, 16
-"""So many high values, each among the highest 2 %, of so many are an alarm, though none of them be one."""
+"""Eight high values of sixteen, each among the highest 2 %, are an alarm, even if none is one alone."""
 STRICTER = 10.0
-"""... must be so many times more surprising than the gate asks for, or surprise twice in a row."""
+"""An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row."""
 AGAIN = 3e-4
-"""So small a p right after a suspicious one is an alarm, too, in a run that is grown. Where neighbours know nothing of
-each other that comes once in three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k
-steps of AR(0.5) noise of 4 %)."""
+"""A p below this right after a suspicious value is an alarm, too, once calibrated. Where neighbours are independent
+that comes once in three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k steps of
+AR(0.5) noise of 4 %)."""
 LARGEST = math.log(sys.float_info.max)
 WIDENED_STEPS = 500
-"""Steps after an announced change in which the statistic learns, and does not judge."""
+"""Steps after an announced change in which the statistic learns and does not judge."""
 CLIPPED = 10.0
-"""A gross value that is clipped to one that is not, or normalised, spoils the update from so many times the limit on.
-The first of something new is 10 to 20 times the largest of late in 3 of 138 healthy trainings (bench/harm.py), faults
-are thousands. At a hundred times the usual an Adam of beta2 0.999 divides by three times as much as before, and forgets
-it; at thousands it would stand still."""
+"""A gross value that is clipped to a known size, or normalised, spoils the update only from this many times the limit
+on. In 3 of 138 healthy trainings the first of something new is 10 to 20 times the recent largest (bench/harm.py);
+faults are thousands. At a hundred times the usual, an Adam of beta2 0.999 divides by three times as much as before, and
+forgets it; at thousands it would stand still."""
 FADING = 0.5 ** (1 / 1000)
-"""The largest value of late counts half as much after a thousand more: a run's first gradients are its largest."""
+"""Decay of the recent largest value, a half per thousand values: a run's first gradients are its largest."""
 
 
 class SpikeState(NamedTuple):
@@ -50,17 +55,18 @@ class SpikeState(NamedTuple):
 
     stream: streaming.StreamState = streaming.StreamState()
     audit: CalibrationAudit = CalibrationAudit()
-    """Whether the statistic keeps its promise on this stream."""
+    """Whether small p come as often as they should on this stream."""
     coarse_left: int = 0
     """Steps until the statistic judges again after an announced change."""
     high: int = 0
-    """Of the last 16 values, which were high: a bit each."""
+    """Which of the last 16 values were high, a bit each."""
     quiet: int = 0
-    """Values until it is said again that many are."""
+    """Values until "stays high" may be reported again."""
     largest: float = 0.0
-    """Of late; what was beyond the limit counts as the limit ..."""
+    """Largest recent value, fading; a value beyond the limit counts as the limit."""
     met: float = 0.0
-    """... and does not fade: what has been skipped once is known, however rare it is."""
+    """Largest gross value, as ``largest`` counts it, without fading: after one skip its size is known, however rare it
+    is."""
     is_signed: bool = False
     """Whether the signal has been negative: then it has no logarithm, and is not judged."""
 
@@ -72,7 +78,24 @@ class SpikeState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """A sudden rise of one positive signal, judged by the streaming statistic of its logarithm."""
+    """Detects a sudden rise of one positive signal, by the streaming statistic of its logarithm.
+
+    What the statistic does depends on the values that it has seen since the start or the last announced change:
+
+        learning ---150 values---> uncalibrated ---1000 values---> calibrated
+            |                         ^    |                           |
+            |           500 steps and |    | announced                 |
+            |              150 values |    v                           |
+            +-------announced-----> widened <--------announced---------+
+
+        learning, widened   learns and judges nothing
+        uncalibrated        judges; one signal alone needs a p ten times smaller, or two surprises in a row
+        calibrated          judges; right after a suspicious value, p < 3e-4 is an alarm too
+
+    A judged value with p < 1e-3 is suspicious and begins a burst. The burst ends at the first p from 0.02 on, or with
+    its 100th value, which is taken as the new level. A gross limit, where a signal has one, holds in every state from
+    the ninth value on. A negative value ends all judging for good.
+    """
 
     signal: str = "loss"
     gate: float = 1e-4
@@ -82,11 +105,11 @@ class Spike:
     smallest: float = 1.05
     """A rise by less than this factor is never a spike, however quiet the signal is otherwise."""
     must_fall: bool = True
-    """Whether it does not stay up in health: then many high values of a few are an alarm, too."""
+    """Whether a healthy signal does not stay up: then many high values among a few are an alarm, too."""
     gross: float = math.inf
-    """So many times the largest value of late spoils the update; infinite for a signal that spoils none ..."""
+    """A value this many times the recent largest spoils the update; infinite for a signal that spoils none."""
     growth: float = math.inf
-    """... and so does a surprise of so many times that, right after another surprise."""
+    """A second surprise in a row spoils the update from this many times the recent largest on."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alarm <= self.gate <= streaming.LEVELS[-1]:
@@ -101,15 +124,15 @@ class Spike:
 
     @property
     def name(self) -> str:
-        """The signal it watches is part of its name."""
+        """The detector's name, which includes its signal."""
         return f"spike/{self.signal}"
 
     def init(self) -> SpikeState:
-        """Nothing yet."""
+        """The state before the first value."""
         return SpikeState()
 
     def look(self, state: SpikeState, now: Row) -> Finding | None:
-        """Judge the signal of this step; a value that is not finite is the non-finite detector's."""
+        """Judge the signal of this step; a value that is not finite is left to the non-finite detector."""
         if not state.is_signed and is_negative(now, self.signal):
             return self._cannot_judge(now)
         state = heeding(state, now)
@@ -117,7 +140,7 @@ class Spike:
         if value is None:
             return None
         p = self.p(state, now, value)
-        is_condemned = self._condemns(state, p)
+        is_surprising = self._condemns(state, p)
         is_gross = not value <= self.gross_limit(state)
         spoils = self.spoils_update(state, value, p, clip=clip_of(now, self.signal))
         if not is_coarse(state) and self._are_many(state, p):
@@ -126,9 +149,9 @@ class Spike:
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
             found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
             return replace(found, spoils_update=spoils, lasts=2)
-        if not is_condemned and not is_gross:
+        if not is_surprising and not is_gross:
             return None
-        if not is_condemned:
+        if not is_surprising:
             found = self._finding(now, Severity.GATE, value, self.gross_limit(state), None)
             return replace(found, spoils_update=spoils)
         stream, correction = state.stream, state.audit.correction
@@ -143,7 +166,7 @@ class Spike:
         return replace(self._finding(now, severity, value, limit, p, note), spoils_update=spoils)
 
     def learn(self, state: SpikeState, now: Row) -> SpikeState:
-        """Take the value in, with bounded influence."""
+        """Learn from the value, with bounded influence."""
         state = heeding(state, now)
         judged_coarsely = is_coarse(state)
         state = state._replace(coarse_left=max(state.coarse_left - 1, 0)) if state.coarse_left else state
@@ -171,9 +194,9 @@ class Spike:
         )
 
     def p(self, state: SpikeState, now: Row, value: float, *, coarse: bool | None = None) -> float:
-        """The chance of such a value; 1 for a rise too small to matter, and where nobody can say yet.
+        """The chance of such a value; 1 for a rise too small to matter, and while the statistic does not judge.
 
-        The device has decided already where it has a gate: what it found is in the row, and is not judged again.
+        Where the device has a gate, the row holds its p, which is not computed again.
         """
         if (decided := now.get(f"{self.signal}_p")) is not None:
             return float(decided)
@@ -185,19 +208,19 @@ class Spike:
         return streaming.look(stream, x).p
 
     def spoils_update(self, state: SpikeState, value: float, p: float, *, clip: float = math.inf) -> bool:
-        """Whether an update is beyond anything the run has had, or explodes: the one before was surprising, too.
+        """Whether a value is beyond anything the run has had, or explodes: the one before was surprising, too.
 
-        What is clipped to a norm that the run knows, or divided by its own size as Adam does it, can do no more than
-        others did, and teaches what is new: a class, a count, a stage. Only what is beyond any of these, as a flipped
-        bit is, is left out all the same.
+        A gradient that is clipped to a known norm, or divided by its own size as Adam does, can do no more than others
+        did, and teaches what is new: a class, a count, a stage. Only one beyond any of these, as from a flipped bit, is
+        rejected all the same.
         """
-        # not against the one before: what it has come to of late, and was well, is no explosion
+        # compared with the recent largest, not the value before: a size that was well before is no explosion
         is_exploding = state.stream.burst > 0 and self._condemns(state, p) and value >= self.growth * state.largest
         limit = self.gross_limit(state)
         return is_exploding or not value <= (limit * CLIPPED if clip <= limit else limit)
 
     def gross_limit(self, state: SpikeState) -> float:
-        """What no value is to be beyond, whatever its chance."""
+        """The limit beyond which a value is gross, whatever its p."""
         if state.seen < FIRST_JUDGED or self.gross == math.inf:
             return math.inf
         return self.gross * max(state.largest, state.met)
@@ -210,7 +233,7 @@ class Spike:
         return self.must_fall and high & 1 == 1 and state.quiet == 0 and high.bit_count() >= MANY
 
     def _comes_again(self, state: SpikeState, p: float) -> bool:
-        """Whether a value that is no alarm by itself is one because of the value before."""
+        """Whether a value that is no alarm alone is one because the value before was suspicious."""
         return (
             self.must_fall
             and state.stream.burst == 1
@@ -220,7 +243,7 @@ class Spike:
         )
 
     def _stays_high(self, state: SpikeState, now: Row, value: float, *, spoils_update: bool) -> Finding:
-        """What they say together; of how many independent ones they consist, nobody knows."""
+        """The finding that many values are high; it has no p, since nobody knows how many of them are independent."""
         high = _high_after(state, 0.0)
         limit = _exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
         note = f"{self.signal} stays high, {high.bit_count()} times in {high.bit_length()} steps"
@@ -248,7 +271,7 @@ class Spike:
 
 
 def _exp(logarithm: float) -> float:
-    """What is beyond the largest float is infinite."""
+    """The exponential; infinite beyond the largest float."""
     return math.exp(logarithm) if logarithm < LARGEST else math.inf
 
 
@@ -258,24 +281,24 @@ def _high_after(state: SpikeState, p: float) -> int:
 
 
 def heeding(state: SpikeState, now: Row) -> SpikeState:
-    """An announced change begins the statistic anew; how large gradients have been is remembered."""
+    """Start the statistic over at an announced change; how large gradients have been is remembered."""
     if "announced" not in now:
         return state
     return state._replace(stream=streaming.StreamState(), coarse_left=WIDENED_STEPS)
 
 
 def is_coarse(state: SpikeState) -> bool:
-    """Whether the statistic does not judge: too little is known, or a change was announced."""
+    """Whether the statistic does not judge: it has seen too little, or a change was announced."""
     return state.seen < YOUNG or state.coarse_left > 0
 
 
 def is_negative(now: Row, signal: str) -> bool:
-    """Whether the signal is there, and is a number below zero."""
+    """Whether the signal is a number below zero."""
     return -math.inf < float(now.get(signal, math.nan)) < 0
 
 
 def clip_of(now: Row, signal: str) -> float:
-    """What the signal is clipped to before the update, where that is known; 0 where any size makes the same update."""
+    """What the signal is clipped to before the update, where it is known; 0 where any size makes the same update."""
     if signal != "grad_norm":
         return math.inf
     if now.get("normalised") == 1:
@@ -285,6 +308,6 @@ def clip_of(now: Row, signal: str) -> float:
 
 
 def usable(now: Row, signal: str) -> float | None:
-    """The signal's value where it has a logarithm."""
+    """The signal's value, if it has a logarithm."""
     value = float(now.get(signal, math.nan))
     return value if 0 < value < math.inf else None

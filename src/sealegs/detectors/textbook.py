@@ -1,6 +1,6 @@
-"""Rows in, Findings out: the rules as the textbooks have them, by name, to compare with and to teach.
+"""The textbook rules as detectors, to compare with and to teach.
 
-They are known to be wrong in known ways: a condemned value enters the window that judges the next one, three sigma are
+They are known to be wrong in known ways: a rejected value enters the window that judges the next one, three sigma are
 passed every few hundred healthy steps, and noise breaks a monotonic rise. ``tests/detectors`` says so with numbers.
 """
 
@@ -18,7 +18,7 @@ from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 Window: TypeAlias = tuple[float, ...]
-"""The last values, whatever was thought of them."""
+"""The last values, rejected or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +37,19 @@ class ThreeSigma:
 
     @property
     def name(self) -> str:
-        """The signal it watches is part of its name."""
+        """The detector's name, which includes its signal."""
         return f"three-sigma/{self.signal}"
 
     def init(self) -> Window:
-        """Nothing yet."""
+        """The state before the first value."""
         return ()
 
     def look(self, state: Window, now: Row) -> Finding | None:
-        """Judge the signal of this step; a value that is not finite is the non-finite detector's."""
+        """Judge the signal of this step; a value that is not finite is left to the non-finite detector."""
         value = finite(now, self.signal)
         if value is None or len(state) < self.window:
             return None
-        with np.errstate(over="ignore", invalid="ignore"):  # of values beyond all measure: no limit, or none to keep
+        with np.errstate(over="ignore", invalid="ignore"):  # huge values overflow: the limit is then infinite or NaN
             limit = float(np.mean(state) + self.sigmas * np.std(state))
         if value <= limit:
             return None
@@ -74,9 +74,9 @@ class Rise(NamedTuple):
 
     last: float = 0.0
     points: int = 0
-    """Values in it, so far."""
+    """Values in it so far."""
     began: int = 0
-    """Step of the first of them."""
+    """Step of its first value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ class MonotonicRise:
 
     @property
     def name(self) -> str:
-        """The signal it watches is part of its name."""
+        """The detector's name, which includes its signal."""
         return f"monotonic-rise/{self.signal}"
 
     def init(self) -> Rise:
-        """Nothing yet."""
+        """The state before the first value."""
         return Rise()
 
     def look(self, state: Rise, now: Row) -> Finding | None:
@@ -118,7 +118,7 @@ class MonotonicRise:
         )
 
     def learn(self, state: Rise, now: Row) -> Rise:
-        """Go on with the rise, or begin anew."""
+        """Continue the rise, or start over."""
         value = finite(now, self.signal)
         if value is None:
             return state
@@ -140,6 +140,6 @@ def textbook() -> tuple[Detector[Any], ...]:
 
 
 def finite(now: Row, signal: str) -> float | None:
-    """The signal's value where it is a number."""
+    """The signal's value, if it is a finite number."""
     value = float(now.get(signal, math.nan))
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Rows in, Findings out: steps that take longer than they did, for a while and not just once."""
+"""Detects steps that take longer than before, for a while and not just once."""
 
 from dataclasses import dataclass
 from statistics import median_low as median
@@ -22,11 +22,11 @@ class ThroughputState(NamedTuple):
     recent: tuple[float, ...] = ()
     """Seconds of the last steps."""
     medians: tuple[float, ...] = ()
-    """Of the last windows, side by side."""
+    """Medians of the last windows, which do not overlap."""
     filled: int = 0
-    """Steps in the window in the making."""
+    """Steps in the unfinished window."""
     is_told: bool = False
-    """Whether a slow episode is going on, and was reported."""
+    """Whether a slow episode is going on and was reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Throughput:
     """A loader that stalls, a link or a processor that throttles: the last 20 steps slower than the last 500."""
 
     share: float = 0.7
-    """Of the running speed; slower than this is worth a look."""
+    """Share of the running speed below which a notice is given."""
     name: str = "throughput"
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Throughput:
             raise ConfigError(f"Throughput.share={self.share}: a share of the running speed, between 0 and 1")
 
     def init(self) -> ThroughputState:
-        """Nothing yet."""
+        """The state before the first step."""
         return ThroughputState()
 
     def look(self, state: ThroughputState, now: Row) -> Finding | None:
@@ -63,7 +63,7 @@ class Throughput:
         )
 
     def learn(self, state: ThroughputState, now: Row) -> ThroughputState:
-        """Take the step in."""
+        """Learn the step's duration."""
         seconds = pace_in(now)
         if seconds is None:
             return state
@@ -85,8 +85,8 @@ class Throughput:
 
 
 def pace_in(now: Row) -> float | None:
-    """Seconds of a step that had the machine to itself: one beside which a checkpoint is written is slow by that.
+    """Seconds of a step; None while a checkpoint is being written, which slows the step.
 
-    A thread that writes for more than ten steps would move the median of twenty, at every checkpoint.
+    A thread that writes for more than ten steps would move the median of twenty at every checkpoint.
     """
     return None if now.get("saving") else usable(now, "step_s")
