@@ -1,8 +1,8 @@
-"""Chances in, a correction out: whether p comes out small as often as it says.
+"""Checks whether a statistic's p is small as often as it claims, and gives a correction where it is not.
 
-A statistic that claims one value in a hundred under p = 0.01 can be held to it while it runs. Where small p come more
-often than they should, on the evidence of a Poisson bound, thresholds are divided by how much more often: the stream
-has tails that the statistic does not know.
+A statistic that claims p < 0.01 for one value in a hundred can be checked while it runs. Where small p come more often
+than they should, by a Poisson bound, thresholds are divided by the excess: the stream has tails that the statistic does
+not know.
 """
 
 import math
@@ -11,21 +11,21 @@ from typing import NamedTuple
 CHECKED = (0.01, 0.001)
 """Probabilities whose frequency is counted."""
 MEMORY = 1 - 1 / 20_000
-"""Counts fade over about so many values: a run changes."""
+"""Counts fade over about 20,000 values, since a run changes."""
 TOLERANCE = 2.0
-"""Times the nominal frequency that are taken as they are."""
+"""Up to this many times the nominal frequency nothing is corrected."""
 LARGEST_CORRECTION = 100.0
 
 
 class CalibrationAudit(NamedTuple):
-    """How often p was small, among how many; all fading."""
+    """How often p was small, among how many values; all counts fade."""
 
     values: float = 0.0
     hundredths: float = 0.0
     thousandths: float = 0.0
 
     def after(self, p: float) -> "CalibrationAudit":
-        """After one more value that was judged."""
+        """The counts after one more judged value."""
         low, lower = CHECKED
         return CalibrationAudit(
             self.values * MEMORY + 1.0,
@@ -35,7 +35,7 @@ class CalibrationAudit(NamedTuple):
 
     @property
     def correction(self) -> float:
-        """What thresholds are to be divided by: 1 where p is honest.
+        """What thresholds are divided by: 1 where p is honest.
 
         >>> CalibrationAudit(1000.0, 12.0, 2.0).correction
         1.0
@@ -51,6 +51,6 @@ class CalibrationAudit(NamedTuple):
 
 
 def _excess(seen: float, expected: float) -> float:
-    """How many times too many, where that is beyond doubt: by the lower Poisson bound."""
+    """How many times too often, by the lower Poisson bound; 1 where that is not beyond doubt."""
     certain = max(math.sqrt(seen) - 1.0, 0.0) ** 2  # two standard deviations: that of sqrt(n) is a half
     return certain / expected if certain > TOLERANCE * expected else 1.0

@@ -1,14 +1,17 @@
-"""A stream of numbers in, how surprising each one is out: about twenty floats of state, every influence bounded.
+"""The streaming statistic: how surprising each value of a stream is, from about twenty floats of state.
 
-The signal is the logarithm of something positive: log loss, log gradient norm. A value is judged against the level,
-slope and scale of its own past first, and learned from after; what a single value can move is bounded, so an outlier
+The signal is the logarithm of something positive: log loss, log gradient norm. A value is first judged against the
+level, slope and scale of its own past, and learned from after. The influence of one value is bounded, so an outlier
 cannot hide the next one, and never zero, so a new level is accepted in the end.
 
     e = x - (level + slope)          what was not expected
     r = e / scale                    in units of the usual
     p = P(r or more)                 from tracked quantiles, and a generalised Pareto tail beyond the last of them
 
-The device gate (``step/gate.py``) computes the same formulas; ``tests/stats`` holds the two together.
+The statistic is written four times, and tests hold the four equal. Here: ``look`` and ``learn``, value by value, which
+``detectors/spike.py`` uses live; and ``scan``, over whole curves, which ``diagnosis/curve/live_statistic.py`` uses
+(``tests/stats/test_streaming.py``). On the device: ``step/gate.py`` in torch (``tests/step/test_gate.py``) and
+``step/gate_triton.py`` as a kernel (``tests/gpu/test_gate_on_cuda.py``).
 """
 
 import math
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 START = 32
 """Values that the first level and scale are taken from. Until then nothing is judged."""
 SETTLED = 118
-"""Values after the start from which quantiles and tail are learned: before, the level is still catching up with a loss
+"""Values after the start from which quantiles and tail are learned. Before, the level is still catching up with a loss
 that falls fast, and its residuals say nothing about noise (learned from them, a tail stayed ten times too wide)."""
 
 LEVEL_RATE = 1 / 32
@@ -35,16 +38,16 @@ TAIL_RATE = 1 / 64
 """Per value beyond the last quantile: 64 of them are about 3200 steps."""
 
 PATIENCE = 100
-"""How many values in a row may be suspicious: a burst. The last of them is taken as the new level."""
+"""Suspicious values in a row that make up a burst at most. The last of them is taken as the new level."""
 ACCEPTED_SPREAD = 0.1
 """Share of the way to a new level that counts as its scale at first: one value does not say where it will settle."""
 WINSOR = 3.0
-"""Residuals count for no more than this many scales in level and slope; in a burst, for no more than one."""
+"""Residuals count for at most this many scales in level and slope; in a burst, for at most one."""
 LARGEST_EXCESS = 8.0
-"""What one value can teach the tail. With 20 the first value of a burst taught a young one that such things happen: of
-40 shifts of +40 % at step 800 half were let through within 83 steps, the first at once."""
+"""The most that one value can teach the tail. With 20, the first value of a burst taught an uncalibrated tail that such
+things happen: of 40 shifts of +40 % at step 800 half were let through within 83 steps, the first at once."""
 SMALLEST_SCALE = 1e-3
-"""Noise of less than a thousandth counts as that much: a signal that hardly moves would make anything a surprise."""
+"""The least that counts as noise: a signal that hardly moves would make anything a surprise."""
 SMALLEST_SPREAD = 1e-6
 HEAVIEST_TAIL = 0.35
 """Largest shape of the Pareto tail."""
@@ -62,26 +65,26 @@ QUANTILE_GAP = 0.05
 
 
 GROWN_UP = SETTLED + 30
-"""Values after which every rate is at its final one."""
+"""Values after which every rate is at its final value."""
 
 
 def level_rate(age: int) -> float:
-    """Faster while young: from a quarter down to the final rate within 112 values."""
+    """Rate of the level: from a quarter down to the final rate within 112 values."""
     return max(LEVEL_RATE, 1 / (age / 4 + 4))
 
 
 def scale_rate(age: int) -> float:
-    """Faster while young, down to the final rate within 90 values."""
+    """Rate of the scale: down to the final rate within 90 values."""
     return max(SCALE_RATE, 1 / (age + 10))
 
 
 def quantile_rate(age: int) -> float:
-    """Faster when first learned, down to the final rate within 30 values."""
+    """Rate of the quantiles, once they are learned: down to the final rate within 30 values."""
     return max(QUANTILE_RATE, 1 / (age - SETTLED + 20))
 
 
 def tail_rate(beyond: int) -> float:
-    """By how many values beyond the last quantile there have been; the first tail counts as sixteen."""
+    """Rate of the tail, by the values beyond the last quantile so far; the first tail counts as sixteen."""
     return max(TAIL_RATE, 1 / (beyond + 17))
 
 
@@ -91,7 +94,7 @@ class StreamState(NamedTuple):
     age: int = 0
     """Values learned since the start."""
     early: tuple[float, ...] = ()
-    """The first values, until there are enough to begin with."""
+    """The first values, until there are enough to start with."""
     level: float = 0.0
     slope: float = 0.0
     scale: float = 1.0
@@ -103,7 +106,7 @@ class StreamState(NamedTuple):
     beyond: int = 0
     """How many values the tail has been learned from."""
     burst: int = 0
-    """How many values in a row were suspicious, up to the last: a burst teaches scale and tail once only."""
+    """Suspicious values in a row, up to the last. A burst teaches scale and tail only once."""
 
     @property
     def has_started(self) -> bool:
@@ -115,7 +118,7 @@ class Surprise(NamedTuple):
     """How surprising one value is."""
 
     r: float
-    """In scales above what was expected."""
+    """Scales above what was expected."""
     p: float
     """Probability of such a value or a higher one, if nothing is wrong. 1 while there is nothing to compare with."""
 
@@ -124,7 +127,7 @@ NOTHING_YET = Surprise(0.0, 1.0)
 
 
 def look(state: StreamState, x: float) -> Surprise:
-    """Judge a finite value against what is remembered; change nothing."""
+    """Judge a finite value against the state; change nothing."""
     if not state.has_started:
         return NOTHING_YET
     r = (x - (state.level + state.slope)) / state.scale
@@ -145,7 +148,7 @@ def probability(state: StreamState, r: float) -> float:
 
 
 def limit(state: StreamState, p: float) -> float:
-    """The value that is surprising by just ``p``, for p up to the last quantile's: what ``look`` is asked backwards.
+    """The value that has just this ``p``, for p up to the last quantile's: the inverse of ``look``.
 
     >>> state = StreamState(early=(0.0,) * START)
     >>> round(look(state, limit(state, 1e-5)).p, 9)
@@ -174,21 +177,21 @@ def _beyond(y: float, excess: float, excess_squared: float) -> float:
 
 
 def is_suspicious(state: StreamState, p: float, limit: float) -> bool:
-    """Whether a value joins a burst, or begins one: what goes on need not be as rare as what begins.
+    """Whether a value begins a burst or continues one; to continue, it need not be as rare.
 
-    Without the second half, a burst whose values lie about the limit ends at the first one above it, and the next one
+    Without the second half, a burst whose values lie around the limit ends at the first one above it, and the next one
     teaches scale and tail again.
     """
     return p < limit or (state.burst > 0 and p < LEVELS[2])
 
 
 def is_accepted_next(state: StreamState) -> bool:
-    """Whether one more suspicious value is taken for the new level."""
+    """Whether one more suspicious value is taken as the new level."""
     return state.burst + 1 >= PATIENCE
 
 
 def learn(state: StreamState, x: float, *, suspicious: bool = False) -> StreamState:
-    """What is remembered after a finite value."""
+    """The state after a finite value."""
     if not state.has_started:
         early = (*state.early, x)
         return begun(early) if len(early) == START else state._replace(early=early)
@@ -200,15 +203,15 @@ def learn(state: StreamState, x: float, *, suspicious: bool = False) -> StreamSt
         return StreamState(age + 1, early, x, 0.0, scale, q80, q90, q98, excess, squared, beyond, 0)
     in_burst = suspicious and burst > 0
     bounded = (1.0 if in_burst else -WINSOR if r < -WINSOR else WINSOR if r > WINSOR else r) * scale
-    is_young = age < GROWN_UP
-    by_level = level_rate(age) if is_young else LEVEL_RATE
+    is_early = age < GROWN_UP
+    by_level = level_rate(age) if is_early else LEVEL_RATE
     level, slope = level + slope + by_level * bounded, slope + SLOPE_RATE * bounded
     if not in_burst:
-        by_scale = scale_rate(age) if is_young else SCALE_RATE
+        by_scale = scale_rate(age) if is_early else SCALE_RATE
         scale *= math.exp(0.5 * by_scale if abs(e) > MEDIAN_OF_NORMAL * scale else -0.5 * by_scale)
         scale = max(scale, SMALLEST_SCALE)
     if age >= SETTLED and not in_burst:
-        rate = quantile_rate(age) if is_young else QUANTILE_RATE
+        rate = quantile_rate(age) if is_early else QUANTILE_RATE
         if r > q98:
             y = min(r - q98, LARGEST_EXCESS)
             speed = tail_rate(beyond)
@@ -223,7 +226,7 @@ def learn(state: StreamState, x: float, *, suspicious: bool = False) -> StreamSt
 
 
 def begun(early: Sequence[float]) -> StreamState:
-    """The first level and scale: medians, and the scale by differences, which neither trend nor outlier moves."""
+    """The first level and scale: medians, and the scale from differences, which neither trend nor outlier moves."""
     differences = [after - before for before, after in pairwise(early)]
     drift = median(differences)
     spread = median(abs(difference - drift) for difference in differences) / MEDIAN_OF_NORMAL
@@ -233,7 +236,7 @@ def begun(early: Sequence[float]) -> StreamState:
 def scan(values: NDArray[np.float64], *, limit: float) -> tuple[NDArray[np.float64], StreamState]:
     """p of each value of a finished stream, and the state after it: ``look`` and ``learn`` written out in one loop.
 
-    Values are suspicious by ``is_suspicious``; those that are not finite are left out, and have p = 0. More than
+    Values are suspicious by ``is_suspicious``; those that are not finite are left out and have p = 0. It is more than
     twice as fast as the fold, and equal to it (tests/stats/test_streaming.py).
     """
     p_of = np.ones(len(values))
