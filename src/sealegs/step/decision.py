@@ -1,4 +1,4 @@
-"""What a step shows in, an update or none out: decided on the device where it can be, else on the host."""
+"""Decides whether a step's update is applied: on the device where possible, otherwise on the host."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,7 +18,7 @@ LAG = 2
 
 
 class UpdateDecision:
-    """Lets updates through or not. Where it does not ``act``, all of them, and the decisions are written down."""
+    """Applies updates or skips them. In shadow mode it applies all of them, and only writes the decisions down."""
 
     def __init__(self, update: Update, watch: Watch, *, act: bool, world: int) -> None:
         self._update = update
@@ -31,13 +31,14 @@ class UpdateDecision:
         self._coarse_left = 0
 
     def decide(self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None) -> Callable[[], None]:
-        """Judge step ``number``. Gives its end: gradients are clipped at a norm, weights updated unless it is bad."""
+        """Judge step ``number``. Gives the rest of the step as a function: clip the gradients, and apply the update
+        unless rejected."""
         if self._can_be_decided_on_device(seen):
             return self._decided_on_device(number, seen, known, clip)
         return self._decided_on_host(number, seen, known, clip)
 
     def forget(self) -> None:
-        """The run is not where it was: the gate is made anew from what the host knows."""
+        """Drop the gate, to be made again from the host's state: the run is not where it was."""
         self._gate = self._saved_gate = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,12 +47,13 @@ class UpdateDecision:
         return {"gate": gate, "coarse_left": self._coarse_left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._gate, self._saved_gate = None, state["gate"]
         self._coarse_left = state["coarse_left"]
 
     def _can_be_decided_on_device(self, seen: StepSignals) -> bool:
-        """The gate knows the calibrated rules; in shadow mode nothing has to read its answer."""
+        """Whether the gate can decide. It knows the calibrated rules only; in shadow mode no optimizer has to read its
+        answer."""
         is_readable = not self._act or self._update.can_be_decided_on_the_device()
         return seen.loss.is_cuda and self._are_rules_known and is_readable
 
@@ -69,7 +71,7 @@ class UpdateDecision:
         )
         row = gate.decide(seen.loss, seen.norms, seen.worst, told)
         self._coarse_left = max(self._coarse_left - 1, 0)
-        lag = LAG if self._world > 1 else None  # all ranks must come to know a halt at the same step
+        lag = LAG if self._world > 1 else None  # all ranks must learn of a halt at the same step
         names = seen.gradients.names if seen.gradients is not None else ()
         self._watch.take(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
         return partial(self._end_on_device, gate, seen, clip)
@@ -87,8 +89,8 @@ class UpdateDecision:
     def _decided_on_host(
         self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
     ) -> Callable[[], None]:
-        """The host judges before the update: at once on the CPU, waiting for the device elsewhere."""
-        self.forget()  # if the device is ever to decide
+        """Let the host judge before the update: at once on the CPU, waiting for the device elsewhere."""
+        self.forget()  # the device may decide a later step
         grad_norm = seen.grad_norm()
         known = {"loss": seen.loss, "grad_norm": grad_norm} | known
         blocks = seen.blocks
@@ -107,9 +109,9 @@ class UpdateDecision:
             self._update.apply_as_ever()
 
     def _can_be_clipped_on_the_way(self, seen: StepSignals) -> bool:
-        """Fused optimizers can divide gradients as they read them, which saves a pass over all of them.
+        """Whether fused optimizers can divide gradients as they read them, which saves a pass over all of them.
 
-        They write back what they divided: not where a gradient is read twice, or a hook looks at it before.
+        They write the divided gradients back, so not where a gradient is read twice or a hook looks at it before.
         """
         if seen.gradients is None:
             return False
@@ -135,7 +137,7 @@ def _clip_all(seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
 
 
 def _gate_row(names: tuple[str, ...], numbers: list[float]) -> dict[str, Any]:
-    """What the gate found, with the name that a tensor had in that step."""
+    """The gate's row by name, with the name of the worst tensor of that step."""
     return dict(zip(ROW, numbers, strict=True)) | _worst_tensor(names, numbers[-1:])
 
 

@@ -1,8 +1,11 @@
-"""Loss and gradient norm in, on the device; whether to apply the update out, on the device.
+"""The gate: decides on the device, from loss and gradient norm, whether the update of a step is applied.
 
-The same test as ``detectors/spike.py`` on the same statistic as ``stats/streaming.py``, in float64, for both signals at
-once; ``tests/step/test_gate.py`` holds them together. The host is never asked: it reads afterwards what was decided,
-and with which p. On CUDA one kernel does it (``step/gate_triton.py``), or, where Triton is missing, one captured graph.
+It makes the same test as ``detectors/spike.py`` on the same statistic as ``stats/streaming.py`` (which
+``diagnosis/curve/live_statistic.py`` scans whole curves with), in float64, for both signals at once. The host never
+decides; it reads afterwards what was decided, and with which p.
+
+On CUDA one kernel does it (``step/gate_triton.py``) or, without Triton, one captured graph of this torch code.
+``tests/step/test_gate.py`` holds it equal to the host, ``tests/gpu/test_gate_on_cuda.py`` the kernel and the graph.
 """
 
 import math
@@ -20,40 +23,48 @@ SCALARS = (
     *("age", "early", "level", "slope", "scale", "q80", "q90", "q98", "excess", "excess_squared", "beyond", "burst"),
     *("values", "hundredths", "thousandths", "largest", "met", "is_signed"),
 )
-"""What is remembered of a signal besides its first values: streaming.State, Audit, and what else of spike.State an
-update is decided by."""
+"""The state of a signal besides its first values: ``StreamState``, ``CalibrationAudit``, and what else of
+``SpikeState`` an update is decided by."""
+STREAM = SCALARS.index("values")
+"""How many of the scalars an announced change resets: those of the stream."""
 FIRST_STATE = (
     *(0.0, 0.0, 0.0, 0.0, 1.0, *streaming.FIRST_QUANTILES, *streaming.FIRST_EXCESS, 0.0, 0.0),
-    *(0.0,) * (6 + streaming.START),
+    *(0.0,) * (len(SCALARS) - STREAM + streaming.START),
 )
-STREAM = 12
-"""How many of the scalars an announced change sets back."""
+LIMITS = ("chance", "smallest", "gross", "growth")
+"""What a signal is judged by, in this order: ``gate``, log ``smallest``, ``gross`` and ``growth`` of its ``Spike``."""
 ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p", "worst_tensor")
 """What ``decide`` gives, in this order."""
+GATE_CLOSED = ROW.index("gate_closed")
+"""Place of the decision in the row; the values of the two signals come before it."""
 
 Decide = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class HostFacts(NamedTuple):
-    """What the host knows of a step before the device has decided it."""
+    """What the host knows of a step before the device decides it."""
 
     announced: bool = False
     """Whether a change is announced at this step."""
     coarse: bool = False
-    """Whether the statistic does not judge because of one."""
+    """Whether the statistic does not judge because of an announced change."""
     held: bool = False
-    """Whether the update is not to be applied in any case: ``judge.Tally.is_held``."""
+    """Whether the update is skipped in any case: ``judge.Tally.is_held``."""
     restrained: bool = False
     """Whether only what is not finite closes the gate: ``judge.Tally.is_restrained``."""
     clip_norm: float = math.inf
-    """What gradients are clipped to, be it by the loop."""
+    """The norm that gradients are clipped to, also if the loop clips."""
+
+
+CLIP_NORM = HostFacts._fields.index("clip_norm")
+"""Place of the clip norm among the host's facts; the flags come before it."""
 
 
 class Gate:
     """The test of a step before its update. All tensors stay where they are: CUDA graphs and kernels keep addresses."""
 
     def __init__(self, device: torch.device, detectors: Sequence[Spike], clip: float | None = None) -> None:
-        """``detectors`` judge loss and gradient norm; ``clip`` is the norm that an update may have at most."""
+        """``detectors`` judge loss and gradient norm; ``clip`` is the largest norm that an update may have."""
         assert [detector.signal for detector in detectors] == ["loss", "grad_norm"]
         double: Any = {"dtype": torch.float64, "device": device}
         limits = [(d.gate, math.log(d.smallest), d.gross, d.growth) for d in detectors]
@@ -61,20 +72,20 @@ class Gate:
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
         self.first = self.state[:, :STREAM].clone()
         self.told = torch.tensor(HostFacts(), **double)
-        """What the host knows of the step."""
+        """The host's facts of the step, in the order of ``HostFacts``."""
         self.row = torch.zeros(len(ROW), **double)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
-        """What fused optimizers read: 1 where the update is not to be applied."""
+        """Read by fused optimizers: 1 where the update is to be skipped."""
         self.grad_scale = torch.ones((), dtype=torch.float32, device=device)
-        """What they divide gradients by, as if these had been clipped."""
+        """What fused optimizers divide gradients by, which clips them."""
         self.clip = torch.full((), math.inf, **double)
         self._clipped_at: float | None = None
         self.grad_norm = self.row[ROW.index("grad_norm")]
         """The norm of all gradients of the step."""
         self.without_kernel = ""
-        """Why a captured graph does the kernel's work, where one does."""
+        """Why a captured graph replaces the kernel, where it does."""
         self.kernels: dict[Any, Any] = {}
-        """Compiled for what they are given."""
+        """Compiled kernels, by the types and addresses of their arguments."""
         self._nowhere = torch.full((), -1.0, **double)
         self._told_before = HostFacts()
         self._decide: Decide = _quickest(self)
@@ -87,10 +98,10 @@ class Gate:
         worst: Tensor | None = None,
         told: "HostFacts | None" = None,
     ) -> Tensor:
-        """Judge a step and learn from it. The row that is given is the same tensor every time.
+        """Judge a step and learn from it. Gives the row, the same tensor every time.
 
-        ``norms`` is a vector with the norm of each gradient, or one number, that of all; then ``worst`` is the number
-        of the tensor with the largest. It travels in the row.
+        ``norms`` is a vector with the norm of each gradient, or one number for all; then ``worst`` is the index of the
+        tensor with the largest norm. The row passes it on.
         """
         told = told or HostFacts()
         if told != self._told_before:
@@ -101,24 +112,26 @@ class Gate:
         return self.row
 
     def clip_at(self, limit: float | None) -> None:
-        """From here on ``grad_scale`` brings gradients down to this norm."""
+        """Let ``grad_scale`` bring gradients down to this norm from here on."""
         if limit != self._clipped_at:
             self._clipped_at = limit
             self.clip.fill_(math.inf if limit is None else limit)
 
     def begin_from(self, states: Sequence[SpikeState], skipped: Sequence[float] = ()) -> None:
-        """Go on from what the host has learned; ``skipped``: loss and gradient norm of the step before, if it was."""
+        """Continue from the host's states; ``skipped`` holds loss and gradient norm of the step before, if it was
+        skipped."""
+        # gate_closed, no surprise in either signal, no worst tensor
         self.load([flat(state) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
 
     def load(self, state: Sequence[Sequence[float]], row: Sequence[float] | None = None) -> None:
-        """Go on from ``state.tolist()`` and ``row.tolist()`` of another time."""
+        """Continue from ``state.tolist()`` and ``row.tolist()`` of another gate."""
         self.state.copy_(torch.tensor(state, dtype=torch.float64))
         if row is not None:
             self.row.copy_(torch.tensor(row, dtype=torch.float64))
 
 
 def flat(state: SpikeState) -> list[float]:
-    """What the gate remembers of a signal, of what the host does."""
+    """The part of a host state that the gate remembers, as numbers in the order of ``SCALARS``."""
     stream = state.stream
     decides = (state.largest, state.met, state.is_signed)
     scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, *decides)
@@ -143,12 +156,12 @@ def _quickest(gate: Gate) -> Decide:
 
 
 def _all_together(norms: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of all gradients, and which of them is the largest; NaN is larger than anything."""
+    """The norm of all gradients, and the index of the largest; NaN is larger than anything."""
     return (torch.linalg.vector_norm(norms), norms.argmax()) if norms.dim() else (norms, worst)
 
 
 def _captured(gate: Gate) -> Decide:
-    """The operations below as one launch. They run once before, on copies: capturing needs them loaded."""
+    """Capture the operations below as one launch. They run once before, on copies: capturing needs them loaded."""
     loss = torch.ones((), dtype=torch.float64, device=gate.state.device)
     grad_norm, worst = loss.clone(), loss.clone()
     kept = gate.state.clone()
@@ -174,9 +187,9 @@ def _captured(gate: Gate) -> Decide:
 
 @torch.no_grad()
 def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) -> None:
-    """One step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
-    announced, widened, held, restrained = (gate.told[:4] > 0).unbind()
-    clip_norm = gate.told[4]
+    """Decide one step, both signals side by side: detectors/spike.py and stats/streaming.py line for line."""
+    announced, widened, held, restrained = (gate.told[:CLIP_NORM] > 0).unbind()
+    clip_norm = gate.told[CLIP_NORM]
     state, early_values = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
     state[:, :STREAM] = torch.where(announced, gate.first, state[:, :STREAM])
     age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *more = state.unbind(1)
@@ -218,9 +231,9 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_more), 1)
     next_early = torch.where((usable & (early < streaming.START))[:, None], shifted, early_values)
 
-    last = gate.row[:2]
+    last = gate.row[:GATE_CLOSED]
     is_same = (value - last).abs() <= SAME * torch.maximum(value.abs(), last.abs())
-    is_repeated = (gate.row[2] > 0) & is_same.all()
+    is_repeated = (gate.row[GATE_CLOSED] > 0) & is_same.all()
     is_beyond = ~(value_or_one <= torch.where(clip_norm <= limit, limit * CLIPPED, limit))
     spoilt = (usable & (is_beyond | is_exploding)).any() | held
     closed = ((spoilt & ~restrained & ~is_repeated) | ~finite.all()).double()
@@ -234,7 +247,7 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
 def _learned(
     state: Tensor, x: Tensor, suspicious: Tensor, in_burst: Tensor, shifted: Tensor
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """streaming.learn: each scalar of the stream after the value, and before."""
+    """``streaming.learn``: each scalar of the stream after the value, and before."""
     age, early, level, slope, scale, q80, q90, q98, excess, squared, beyond, burst, *_ = state.unbind(1)
     started = early >= streaming.START
     begins = early == streaming.START - 1
@@ -283,7 +296,7 @@ def _learned(
 
 
 def _probability(r: Tensor, q80: Tensor, q90: Tensor, q98: Tensor, excess: Tensor, squared: Tensor) -> Tensor:
-    """streaming.probability."""
+    """``streaming.probability``."""
     low, middle, high = streaming.LOG_LEVELS
     variance = squared - excess * excess
     shape = torch.where(variance > 0, 0.5 * (1 - excess * excess / torch.where(variance > 0, variance, 1.0)), 0.0)
@@ -300,7 +313,7 @@ def _probability(r: Tensor, q80: Tensor, q90: Tensor, q98: Tensor, excess: Tenso
 
 
 def _correction(values: Tensor, hundredths: Tensor, thousandths: Tensor) -> Tensor:
-    """Audit.correction."""
+    """``CalibrationAudit.correction``."""
 
     def excess(seen: Tensor, expected: Tensor) -> Tensor:
         certain = torch.clamp(torch.sqrt(seen) - 1.0, min=0.0) ** 2
@@ -314,7 +327,7 @@ def _correction(values: Tensor, hundredths: Tensor, thousandths: Tensor) -> Tens
 
 
 def _begun(early: Tensor) -> tuple[Tensor, Tensor]:
-    """streaming.begun: level and scale of the first values."""
+    """``streaming.begun``: level and scale of the first values."""
     differences = early[:, 1:] - early[:, :-1]
     drift = differences.median(1).values
     spread = (differences - drift[:, None]).abs().median(1).values / streaming.MEDIAN_OF_NORMAL

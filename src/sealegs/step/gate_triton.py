@@ -1,10 +1,12 @@
-"""The gate as one kernel: ``gate.decide_in_torch`` written for Triton, a few microseconds for what is ninety launches.
+"""The gate as one Triton kernel: ``decide_in_torch`` of ``step/gate.py`` in a few microseconds instead of ninety
+launches.
 
-Imported only where there is a CUDA device and Triton. One program of one warp does both signals; everything is float64.
-``tests/gpu/test_gate_on_cuda.py`` holds it to the detectors on the host.
+It is imported only where there are a CUDA device and Triton. One program of one warp does both signals, all in float64.
+
+The statistic is that of ``stats/streaming.py``, which ``detectors/spike.py`` uses on the host and
+``diagnosis/curve/live_statistic.py`` over whole curves. ``tests/gpu/test_gate_on_cuda.py`` holds this kernel equal to
+the detectors on the host.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,9 +16,7 @@ from torch import Tensor
 from sealegs import judge
 from sealegs.detectors import spike
 from sealegs.stats import calibration, streaming
-
-if TYPE_CHECKING:
-    from sealegs.step.gate import Gate
+from sealegs.step.gate import LIMITS, ROW, SCALARS, Gate, HostFacts
 
 # Triton reads globals only as its own constants.
 _START = tl.constexpr(streaming.START)
@@ -49,26 +49,59 @@ _FADING = tl.constexpr(spike.FADING)
 _SUSPICIOUS = tl.constexpr(spike.SUSPICIOUS)
 _ACCEPTED_SPREAD = tl.constexpr(streaming.ACCEPTED_SPREAD)
 _FIRST_JUDGED = tl.constexpr(spike.FIRST_JUDGED)
-_SCALARS = tl.constexpr(18)
+_SCALARS = tl.constexpr(len(SCALARS))
 _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
 _CHUNK = tl.constexpr(512)
 _SQRT2 = tl.constexpr(2.0**0.5)
 
+# Places in the state of a signal, in the row, in the limits of a signal and among the host's facts.
+_AT_AGE = tl.constexpr(SCALARS.index("age"))
+_AT_EARLY = tl.constexpr(SCALARS.index("early"))
+_AT_LEVEL = tl.constexpr(SCALARS.index("level"))
+_AT_SLOPE = tl.constexpr(SCALARS.index("slope"))
+_AT_SCALE = tl.constexpr(SCALARS.index("scale"))
+_AT_Q80 = tl.constexpr(SCALARS.index("q80"))
+_AT_Q90 = tl.constexpr(SCALARS.index("q90"))
+_AT_Q98 = tl.constexpr(SCALARS.index("q98"))
+_AT_EXCESS = tl.constexpr(SCALARS.index("excess"))
+_AT_SQUARED = tl.constexpr(SCALARS.index("excess_squared"))
+_AT_BEYOND = tl.constexpr(SCALARS.index("beyond"))
+_AT_BURST = tl.constexpr(SCALARS.index("burst"))
+_AT_VALUES = tl.constexpr(SCALARS.index("values"))
+_AT_HUNDREDTHS = tl.constexpr(SCALARS.index("hundredths"))
+_AT_THOUSANDTHS = tl.constexpr(SCALARS.index("thousandths"))
+_AT_LARGEST = tl.constexpr(SCALARS.index("largest"))
+_AT_MET = tl.constexpr(SCALARS.index("met"))
+_AT_IS_SIGNED = tl.constexpr(SCALARS.index("is_signed"))
+_ROW_CLOSED = tl.constexpr(ROW.index("gate_closed"))
+_ROW_P = tl.constexpr(ROW.index("loss_p"))
+_ROW_WORST = tl.constexpr(ROW.index("worst_tensor"))
+_LIMITS = tl.constexpr(len(LIMITS))
+_LIMIT_CHANCE = tl.constexpr(LIMITS.index("chance"))
+_LIMIT_SMALLEST = tl.constexpr(LIMITS.index("smallest"))
+_LIMIT_GROSS = tl.constexpr(LIMITS.index("gross"))
+_LIMIT_GROWTH = tl.constexpr(LIMITS.index("growth"))
+_FACT_ANNOUNCED = tl.constexpr(HostFacts._fields.index("announced"))
+_FACT_COARSE = tl.constexpr(HostFacts._fields.index("coarse"))
+_FACT_HELD = tl.constexpr(HostFacts._fields.index("held"))
+_FACT_RESTRAINED = tl.constexpr(HostFacts._fields.index("restrained"))
+_FACT_CLIP_NORM = tl.constexpr(HostFacts._fields.index("clip_norm"))
 
-def launch(gate: "Gate", loss: Tensor, norms: Tensor, worst: Tensor) -> None:
-    """Judge a step. Nothing is waited for."""
+
+def launch(gate: Gate, loss: Tensor, norms: Tensor, worst: Tensor) -> None:
+    """Judge a step, without waiting for the device."""
     given = (loss, norms, worst)
     count = norms.numel() if norms.dim() else 0
     arguments = (
         *(*given, count, gate.state, gate.limits, gate.told, gate.clip),
         *(gate.row, gate.found_inf, gate.grad_scale),
     )
-    # Triton looks at every argument of every launch; what can differ here are the types and addresses of three.
+    # Triton checks every argument at every launch; only the types and addresses of these three can differ here.
     key = tuple((tensor.dtype, tensor.device, tensor.data_ptr() % 16) for tensor in given)
     compiled = gate.kernels.get(key)
     if compiled is None:
-        # the host fuses no multiplications with additions, so neither does the kernel
+        # the host does not fuse multiplications with additions, so neither does the kernel
         gate.kernels[key] = _decide[(1,)](*arguments, num_warps=1, enable_fp_fusion=False)
     elif torch.cuda.current_device() == gate.state.device.index:
         compiled[(1, 1, 1)](*arguments)
@@ -91,32 +124,32 @@ def _decide(  # type: ignore[no-untyped-def]
     found_inf_at,
     grad_scale_at,
 ):
-    announced = tl.load(told_at) > 0
-    widened = tl.load(told_at + 1) > 0
-    held = tl.load(told_at + 2) > 0
-    restrained = tl.load(told_at + 3) > 0
-    clip_norm = tl.load(told_at + 4)
+    announced = tl.load(told_at + _FACT_ANNOUNCED) > 0
+    widened = tl.load(told_at + _FACT_COARSE) > 0
+    held = tl.load(told_at + _FACT_HELD) > 0
+    restrained = tl.load(told_at + _FACT_RESTRAINED) > 0
+    clip_norm = tl.load(told_at + _FACT_CLIP_NORM)
     closed = tl.where(held, _f64(1.0), 0.0)
     broken = tl.zeros([], tl.float64)
     same = tl.zeros([], tl.float64)
-    was_closed = tl.load(row_at + 2) > 0
+    was_closed = tl.load(row_at + _ROW_CLOSED) > 0
     grad_norm, worst = _all_together(norms_at, worst_at, count)
     for signal in tl.static_range(2):
         value = tl.load(loss_at).to(tl.float64) if signal == 0 else grad_norm
         is_finite = tl.abs(value) < _INF  # false for NaN
         at = state_at + signal * (_SCALARS + _START)
-        spoilt, p = _judge(value, at, limits_at + signal * 4, announced, widened, clip_norm)
+        spoilt, p = _judge(value, at, limits_at + signal * _LIMITS, announced, widened, clip_norm)
         closed = tl.where(spoilt, 1.0, closed)
         broken = tl.where(is_finite, broken, 1.0)
         before = tl.load(row_at + signal)
         is_same = tl.abs(value - before) <= _SAME * tl.maximum(tl.abs(value), tl.abs(before))
         same = tl.where(is_same, same + 1.0, same)
         tl.store(row_at + signal, value)
-        tl.store(row_at + 3 + signal, p)
+        tl.store(row_at + _ROW_P + signal, p)
     closed = tl.where(restrained | (was_closed & (same == 2.0)), 0.0, closed)
     closed = tl.where(broken > 0.0, 1.0, closed)
-    tl.store(row_at + 2, closed)
-    tl.store(row_at + 5, worst)
+    tl.store(row_at + _ROW_CLOSED, closed)
+    tl.store(row_at + _ROW_WORST, worst)
     tl.store(found_inf_at, closed.to(tl.float32))
     scale = (grad_norm + _f64(1e-6)) / tl.load(clip_at)
     scale = tl.where((scale > 1.0) & (scale < _INF), scale, 1.0)
@@ -125,7 +158,7 @@ def _decide(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _all_together(norms_at, worst_at, count):  # type: ignore[no-untyped-def]
-    """The norm of all gradients and which is the largest, NaN before infinity; given as they are where count is 0."""
+    """The norm of all gradients and the index of the largest, NaN before infinity; as given where count is 0."""
     total = tl.zeros([], tl.float64)
     largest = tl.full([], -1.0, tl.float64)
     worst = tl.zeros([], tl.float64)
@@ -149,33 +182,33 @@ def _all_together(norms_at, worst_at, count):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: ignore[no-untyped-def]
-    """Look at one signal, then learn from it: whether it spoils the update, and its p."""
-    chance = tl.load(limits_at)
-    smallest = tl.load(limits_at + 1)
-    gross = tl.load(limits_at + 2)
-    growth = tl.load(limits_at + 3)
-    age = tl.where(announced, 0.0, tl.load(state_at))
-    early = tl.where(announced, 0.0, tl.load(state_at + 1))
-    level = tl.where(announced, 0.0, tl.load(state_at + 2))
-    slope = tl.where(announced, 0.0, tl.load(state_at + 3))
-    scale = tl.where(announced, 1.0, tl.load(state_at + 4))
-    q80 = tl.where(announced, _f64(_FIRST_Q80), tl.load(state_at + 5))
-    q90 = tl.where(announced, _f64(_FIRST_Q90), tl.load(state_at + 6))
-    q98 = tl.where(announced, _f64(_FIRST_Q98), tl.load(state_at + 7))
-    excess = tl.where(announced, _f64(_FIRST_EXCESS), tl.load(state_at + 8))
-    squared = tl.where(announced, _f64(_FIRST_SQUARED), tl.load(state_at + 9))
-    beyond = tl.where(announced, 0.0, tl.load(state_at + 10))
-    burst = tl.where(announced, 0.0, tl.load(state_at + 11))
-    values = tl.load(state_at + 12)
-    hundredths = tl.load(state_at + 13)
-    thousandths = tl.load(state_at + 14)
-    largest = tl.load(state_at + 15)
-    met = tl.load(state_at + 16)
+    """Look at one signal, then learn from it. Gives whether it spoils the update, and its p."""
+    chance = tl.load(limits_at + _LIMIT_CHANCE)
+    smallest = tl.load(limits_at + _LIMIT_SMALLEST)
+    gross = tl.load(limits_at + _LIMIT_GROSS)
+    growth = tl.load(limits_at + _LIMIT_GROWTH)
+    age = tl.where(announced, 0.0, tl.load(state_at + _AT_AGE))
+    early = tl.where(announced, 0.0, tl.load(state_at + _AT_EARLY))
+    level = tl.where(announced, 0.0, tl.load(state_at + _AT_LEVEL))
+    slope = tl.where(announced, 0.0, tl.load(state_at + _AT_SLOPE))
+    scale = tl.where(announced, 1.0, tl.load(state_at + _AT_SCALE))
+    q80 = tl.where(announced, _f64(_FIRST_Q80), tl.load(state_at + _AT_Q80))
+    q90 = tl.where(announced, _f64(_FIRST_Q90), tl.load(state_at + _AT_Q90))
+    q98 = tl.where(announced, _f64(_FIRST_Q98), tl.load(state_at + _AT_Q98))
+    excess = tl.where(announced, _f64(_FIRST_EXCESS), tl.load(state_at + _AT_EXCESS))
+    squared = tl.where(announced, _f64(_FIRST_SQUARED), tl.load(state_at + _AT_SQUARED))
+    beyond = tl.where(announced, 0.0, tl.load(state_at + _AT_BEYOND))
+    burst = tl.where(announced, 0.0, tl.load(state_at + _AT_BURST))
+    values = tl.load(state_at + _AT_VALUES)
+    hundredths = tl.load(state_at + _AT_HUNDREDTHS)
+    thousandths = tl.load(state_at + _AT_THOUSANDTHS)
+    largest = tl.load(state_at + _AT_LARGEST)
+    met = tl.load(state_at + _AT_MET)
     place = tl.arange(0, _START)
     after = tl.load(state_at + _SCALARS + place + 1, mask=place < _START - 1, other=0.0)
     after_next = tl.load(state_at + _SCALARS + place + 2, mask=place < _START - 2, other=0.0)
 
-    is_signed = (tl.load(state_at + 17) > 0) | ((value < 0) & (value > -_f64(_INF)))
+    is_signed = (tl.load(state_at + _AT_IS_SIGNED) > 0) | ((value < 0) & (value > -_f64(_INF)))
     usable = (value > 0) & (value < _INF) & (is_signed == 0)
     safe = tl.where(usable, value, 1.0)
     seen = age + early
@@ -195,24 +228,24 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
     joins = (burst > 0) & (p < _f64(_P98))
     suspicious = usable & ((p < _f64(_SUSPICIOUS) / correction) | joins) & (coarse == 0)
     in_burst = suspicious & (burst > 0)
-    tl.store(state_at + 17, tl.where(is_signed, _f64(1.0), 0.0))
+    tl.store(state_at + _AT_IS_SIGNED, tl.where(is_signed, _f64(1.0), 0.0))
 
     if usable:
         if early >= _START:
             r = rise / scale
             accepted = suspicious & (burst + 1 >= _PATIENCE)
             moved = tl.where(in_burst, 1.0, tl.minimum(tl.maximum(r, -_f64(_WINSOR)), _f64(_WINSOR))) * scale
-            tl.store(state_at, age + 1)
-            tl.store(state_at + 1, early)
+            tl.store(state_at + _AT_AGE, age + 1)
+            tl.store(state_at + _AT_EARLY, early)
             followed = level + slope + tl.maximum(1 / (age / 4 + 4), _f64(_LEVEL_RATE)) * moved
-            tl.store(state_at + 2, tl.where(accepted, x, followed))
-            tl.store(state_at + 3, tl.where(accepted, 0.0, slope + _SLOPE_RATE * moved))
+            tl.store(state_at + _AT_LEVEL, tl.where(accepted, x, followed))
+            tl.store(state_at + _AT_SLOPE, tl.where(accepted, 0.0, slope + _SLOPE_RATE * moved))
             surprised = tl.where(tl.abs(rise) > _MEDIAN_OF_NORMAL * scale, 0.5, -0.5)
             scaled = scale * tl.exp(tl.maximum(1 / (age + 10), _f64(_SCALE_RATE)) * surprised)
             next_scale = tl.where(in_burst, scale, tl.maximum(scaled, _f64(_SMALLEST_SCALE)))
             new_scale = tl.maximum(scale, _ACCEPTED_SPREAD * tl.abs(rise))
-            tl.store(state_at + 4, tl.where(accepted, new_scale, next_scale))
-            tl.store(state_at + 11, tl.where(suspicious & (accepted == 0), burst + 1, 0.0))
+            tl.store(state_at + _AT_SCALE, tl.where(accepted, new_scale, next_scale))
+            tl.store(state_at + _AT_BURST, tl.where(suspicious & (accepted == 0), burst + 1, 0.0))
             learns_tail = (age >= _SETTLED) & (in_burst == 0) & (accepted == 0)
             is_beyond = learns_tail & (r > q98)
             y = tl.minimum(r - q98, _f64(_LARGEST_EXCESS))
@@ -221,12 +254,12 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
             next_q80 = tl.maximum(q80 + rate * (tl.where(r > q80, _f64(1), 0.0) - _P80), _f64(_QUANTILE_GAP))
             next_q90 = tl.maximum(q90 + rate * (tl.where(r > q90, _f64(1), 0.0) - _P90), next_q80 + _QUANTILE_GAP)
             next_q98 = tl.maximum(q98 + rate * (tl.where(r > q98, _f64(1), 0.0) - _P98), next_q90 + _QUANTILE_GAP)
-            tl.store(state_at + 5, tl.where(learns_tail, next_q80, q80))
-            tl.store(state_at + 6, tl.where(learns_tail, next_q90, q90))
-            tl.store(state_at + 7, tl.where(learns_tail, next_q98, q98))
-            tl.store(state_at + 8, tl.where(is_beyond, excess + speed * (y - excess), excess))
-            tl.store(state_at + 9, tl.where(is_beyond, squared + speed * (y * y - squared), squared))
-            tl.store(state_at + 10, tl.where(is_beyond, beyond + 1, beyond))
+            tl.store(state_at + _AT_Q80, tl.where(learns_tail, next_q80, q80))
+            tl.store(state_at + _AT_Q90, tl.where(learns_tail, next_q90, q90))
+            tl.store(state_at + _AT_Q98, tl.where(learns_tail, next_q98, q98))
+            tl.store(state_at + _AT_EXCESS, tl.where(is_beyond, excess + speed * (y - excess), excess))
+            tl.store(state_at + _AT_SQUARED, tl.where(is_beyond, squared + speed * (y * y - squared), squared))
+            tl.store(state_at + _AT_BEYOND, tl.where(is_beyond, beyond + 1, beyond))
         else:
             logs = tl.where(place == _START - 1, x, after)
             if early == _START - 1:
@@ -236,45 +269,45 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
                 spread = _median(tl.abs(differences - drift), is_pair, _f64(_START - 1)) / _MEDIAN_OF_NORMAL
                 level = _median(logs, place >= _START - 9, _f64(9))
                 scale = tl.maximum(spread / _SQRT2, _f64(_SMALLEST_SCALE))
-            tl.store(state_at, age)
-            tl.store(state_at + 1, early + 1)
-            tl.store(state_at + 2, level)
-            tl.store(state_at + 3, slope)
-            tl.store(state_at + 4, scale)
-            tl.store(state_at + 5, q80)
-            tl.store(state_at + 6, q90)
-            tl.store(state_at + 7, q98)
-            tl.store(state_at + 8, excess)
-            tl.store(state_at + 9, squared)
-            tl.store(state_at + 10, beyond)
-            tl.store(state_at + 11, burst)
+            tl.store(state_at + _AT_AGE, age)
+            tl.store(state_at + _AT_EARLY, early + 1)
+            tl.store(state_at + _AT_LEVEL, level)
+            tl.store(state_at + _AT_SLOPE, slope)
+            tl.store(state_at + _AT_SCALE, scale)
+            tl.store(state_at + _AT_Q80, q80)
+            tl.store(state_at + _AT_Q90, q90)
+            tl.store(state_at + _AT_Q98, q98)
+            tl.store(state_at + _AT_EXCESS, excess)
+            tl.store(state_at + _AT_SQUARED, squared)
+            tl.store(state_at + _AT_BEYOND, beyond)
+            tl.store(state_at + _AT_BURST, burst)
             tl.store(state_at + _SCALARS + place, logs)
         if (coarse == 0) & (in_burst == 0):
-            tl.store(state_at + 12, values * _MEMORY + 1.0)
-            tl.store(state_at + 13, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
-            tl.store(state_at + 14, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
+            tl.store(state_at + _AT_VALUES, values * _MEMORY + 1.0)
+            tl.store(state_at + _AT_HUNDREDTHS, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
+            tl.store(state_at + _AT_THOUSANDTHS, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
         taken = tl.minimum(safe, limit)
-        tl.store(state_at + 15, tl.maximum(largest * _f64(_FADING), taken))
-        tl.store(state_at + 16, tl.where(is_gross, tl.maximum(met, taken), met))
+        tl.store(state_at + _AT_LARGEST, tl.maximum(largest * _f64(_FADING), taken))
+        tl.store(state_at + _AT_MET, tl.where(is_gross, tl.maximum(met, taken), met))
     elif announced:  # the statistic begins anew, whatever this value is
-        tl.store(state_at, age)
-        tl.store(state_at + 1, early)
-        tl.store(state_at + 2, level)
-        tl.store(state_at + 3, slope)
-        tl.store(state_at + 4, scale)
-        tl.store(state_at + 5, q80)
-        tl.store(state_at + 6, q90)
-        tl.store(state_at + 7, q98)
-        tl.store(state_at + 8, excess)
-        tl.store(state_at + 9, squared)
-        tl.store(state_at + 10, beyond)
-        tl.store(state_at + 11, burst)
+        tl.store(state_at + _AT_AGE, age)
+        tl.store(state_at + _AT_EARLY, early)
+        tl.store(state_at + _AT_LEVEL, level)
+        tl.store(state_at + _AT_SLOPE, slope)
+        tl.store(state_at + _AT_SCALE, scale)
+        tl.store(state_at + _AT_Q80, q80)
+        tl.store(state_at + _AT_Q90, q90)
+        tl.store(state_at + _AT_Q98, q98)
+        tl.store(state_at + _AT_EXCESS, excess)
+        tl.store(state_at + _AT_SQUARED, squared)
+        tl.store(state_at + _AT_BEYOND, beyond)
+        tl.store(state_at + _AT_BURST, burst)
     return spoilt, tl.where(usable, p, 1.0)
 
 
 @triton.jit
 def _f64(number):  # type: ignore[no-untyped-def]
-    """A constant as it is: beside another tensor Triton would round it to float32 first."""
+    """A constant in full precision: beside another tensor Triton would round it to float32 first."""
     return tl.full([], number, tl.float64)
 
 
@@ -302,7 +335,7 @@ def _too_often(seen, expected):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _median(numbers, is_held, held):  # type: ignore[no-untyped-def]
-    """By rank: each number is compared with each, which a warp does faster than it sorts."""
+    """The median by rank: each number is compared with each, which a warp does faster than it sorts."""
     place = tl.arange(0, _START)
     known = tl.where(is_held, numbers, _INF)
     mine, other = tl.expand_dims(known, 1), tl.expand_dims(known, 0)

@@ -1,4 +1,4 @@
-"""What the loop gives of a step in, what is seen and known of it out: its loss, norms, learning rate and pace."""
+"""Measures a step: the loop's loss and gradients in, its signals out, with learning rate and pace."""
 
 import time
 from typing import Any
@@ -13,11 +13,11 @@ from sealegs.signals.norms import Gradients
 from sealegs.step.update import Update
 
 NO_STEP = -1
-"""The number of what is measured between two steps."""
+"""The step number of a measurement between two steps."""
 
 
 class Measurement:
-    """Reads steps. Nobody waits for a device, but for a batch that is tried again."""
+    """Measures steps. It waits for a device only in a probe."""
 
     def __init__(self, meter: Meter, update: Update) -> None:
         self.pace = StepTimer()
@@ -25,7 +25,7 @@ class Measurement:
         self._update = update
 
     def known(self, number: int, tokens: int | None) -> dict[str, Signal]:
-        """What the host knows of a step without asking anyone."""
+        """What the host knows of a step without waiting for a device."""
         lr = self._update.optimizers[0].param_groups[0]["lr"]
         known: dict[str, Any] = {"lr": lr * self._update.factors["lr"] if "lr" in self._update.factors else lr}
         if self._update.scaler is not None:
@@ -45,14 +45,14 @@ class Measurement:
         known: dict[str, Signal],
         before: Gradients | None = None,
     ) -> StepSignals:
-        """What is measured of a step; how long it took is then known, too.
+        """The signals of a step; adds its duration to ``known``.
 
-        ``before`` are the gradients as they were before the loop clipped them.
+        ``before`` holds the gradients as they were before the loop clipped them.
         """
         step_s = self.pace.step_s()
-        if step_s is not None and self._meter.ranks.world == 1:  # else the slowest rank's
+        if step_s is not None and self._meter.ranks.world == 1:  # with several ranks, that of the slowest one
             known["step_s"] = step_s
-        # what underflows is not to be told from gradients that were scaled down since
+        # gradients that were scaled down look like underflow
         scale: Any = known.get("loss_scale") if before is None else None
         seen = self._meter.see(
             number,
@@ -70,8 +70,8 @@ class Measurement:
     def probed(
         self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None
     ) -> tuple[float, float | None, list[float]]:
-        """Loss and gradient norm of a batch that is tried again, and the norm of each gradient where it is known."""
-        # to unscale is to count as a step for the scaler; gradients that are scaled have no norm to compare
+        """Loss and gradient norm of a probe batch, and the norm of each gradient where it is known."""
+        # unscaling would count as a step for the scaler, and scaled gradients have no norm to compare
         is_scaled = grad_norm is None and before is None and self._update.scaler is not None
         given = 0.0 if is_scaled else grad_norm
         number = self._number(loss, "loss")
@@ -91,32 +91,32 @@ class Measurement:
 
 
 class StepTimer:
-    """How fast steps and tokens go by, pauses apart."""
+    """Measures how fast steps and tokens go by, without pauses."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        """Since it was last asked how fast they go."""
+        """Tokens since the last call of ``tokens_per_s``."""
         self._tokens_since = time.perf_counter()
         self._last_step_at: float | None = None
 
     def step_s(self) -> float | None:
-        """How long ago the last step was, if there was one; this is one."""
+        """Seconds since the last step, if there was one; call it once a step."""
         before, self._last_step_at = self._last_step_at, time.perf_counter()
         return None if before is None else self._last_step_at - before
 
     def tokens_per_s(self) -> float:
-        """How fast they went since this was last asked."""
+        """Tokens per second since the last call."""
         now = time.perf_counter()
         speed = self.tokens / (now - self._tokens_since)
         self.tokens, self._tokens_since = 0, now
         return speed
 
     def paused(self, seconds: float) -> None:
-        """So long, which was no training."""
+        """Leave out so many seconds that were no training."""
         self._tokens_since += seconds
         if self._last_step_at is not None:
             self._last_step_at += seconds
 
     def forget_step(self) -> None:
-        """What comes next does not come after the last step."""
+        """Forget the last step: the next one does not follow it directly."""
         self._last_step_at = None

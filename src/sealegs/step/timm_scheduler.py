@@ -1,7 +1,7 @@
-"""A scheduler that is told its step in, one that counts by itself out: timm's, whose steps need a number.
+"""Adapts timm's schedulers, whose steps need a number, to the guard, which calls ``step()`` without one.
 
-timm's schedulers have ``step(epoch)`` and ``step_update(num_updates)``; each acts only on schedules that are made in
-its unit. The guard calls ``step_update`` after every step; ``step(epoch)`` stays the loop's, and does no harm to it.
+timm's schedulers have ``step(epoch)`` and ``step_update(num_updates)``; each acts only on schedules made in its unit.
+The guard calls ``step_update`` after every step. The loop may go on calling ``step(epoch)``; it does no harm.
 """
 
 import inspect
@@ -17,29 +17,30 @@ class TimmScheduler:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self.last_epoch = 0
-        """Steps made, under the name that torch has for it."""
+        """Steps made, under torch's name for it."""
 
     def step(self) -> None:
-        """One step more."""
+        """Count one step more."""
         self.last_epoch += 1
         self._scheduler.step_update(num_updates=self.last_epoch)
 
     def begin_at(self, number: int) -> None:
-        """The run goes on at a step, and this was not brought back with it: timm leaves the count to the loop."""
+        """Set the count for a run that resumes at a step without this scheduler's state: timm leaves the count to the
+        loop."""
         self.last_epoch = min(self.last_epoch, number) or number
 
     def state_dict(self) -> dict[str, Any]:
-        """The count, and the scheduler's own."""
+        """The count, and the scheduler's own state."""
         return {"updates": self.last_epoch, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self.last_epoch = state["updates"]
         self._scheduler.load_state_dict(state["scheduler"])
 
 
 def counting(scheduler: Any, *, is_stepped: bool) -> Any:
-    """A scheduler whose ``step`` can be called without an argument, or a sentence that says what to do instead."""
+    """A scheduler whose ``step`` takes no argument, or a ConfigError that says what to do instead."""
     if not _needs_argument(scheduler):
         return scheduler
     if callable(getattr(scheduler, "step_update", None)):
@@ -57,6 +58,6 @@ def _needs_argument(scheduler: Any) -> bool:
         inspect.signature(scheduler.step).bind()
     except TypeError:
         return True
-    except ValueError:  # one that cannot be looked into
+    except ValueError:  # its signature cannot be read
         return False
     return False
