@@ -1,4 +1,4 @@
-"""Forward passes, gradients and token losses in, small device tensors out: what sampled steps look at."""
+"""Samples activations, attention logits, underflow and token losses on some steps, as small device tensors."""
 
 import inspect
 import math
@@ -25,11 +25,11 @@ class QueryKey(NamedTuple):
     mask: Tensor | None = None
     """-inf where a query does not see a key, else what is added; broadcasts to (rows, heads, queries, keys)."""
     causal: bool = False
-    """A query sees no later key."""
+    """Whether a query sees no later key."""
 
 
 Reader: TypeAlias = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], QueryKey]
-"""An attention module and the arguments of a call in, what it multiplies out."""
+"""Gives what an attention module multiplies, from the module and the arguments of a call."""
 
 
 class ActivationSampler:
@@ -43,18 +43,18 @@ class ActivationSampler:
       torch's own): the largest logit of up to 16 evenly spaced queries of each row that the reader gives. Logits live
       inside fused kernels, so queries and keys are computed a second time.
 
-    Layers are the members of the outermost numbered containers (``blocks.0``, ``transformer.h.11``); of a model without
-    any, its children. Hooks are there from ``arm`` to ``disarm`` only. They pass over evaluations (gradients off) and
-    over the second run of checkpointed layers, change nothing and keep no activation. Inside selective checkpointing,
-    or under any other dispatch mode, they look away: there one operation more could go into the mode's books. So they
-    do inside ``torch.func`` (gradients of single rows), whose tensors must not leave it.
+    Layers are the members of the outermost numbered containers (``blocks.0``, ``transformer.h.11``); in a model without
+    any, its children. Hooks exist from ``arm`` to ``disarm`` only. They pass over evaluations (gradients off) and over
+    the second run of checkpointed layers, change nothing and keep no activation. Inside selective checkpointing, or
+    under any other dispatch mode, they do nothing, since the mode could record their operation. Nor do they inside
+    ``torch.func`` (gradients of single rows), whose tensors must not leave it.
 
-    **torch.compile** (seen with 2.13). What was compiled without hooks ignores those that come later: nothing is
-    compiled again, nothing is seen. What is compiled while hooks are there is compiled once more when they have gone.
-    So layers inside compiled modules get none (``left_out`` names them), and hooks do nothing while they are traced.
-    A compiled *function* cannot be known from here: arm from the second step on, and it costs nothing. Blocks that were
-    each replaced by ``torch.compile(block)`` are seen, from outside. ``force_eager`` sees all: armed steps then
-    run without compiled code. Nothing is compiled again, but such a step is slow and may need more memory.
+    **torch.compile** (seen with 2.13). Code compiled without hooks ignores hooks that come later: nothing is compiled
+    again, nothing is sampled. Code compiled with hooks is compiled once more when they have gone. So layers inside
+    compiled modules get none (``left_out`` names them), and hooks do nothing while they are traced. A compiled
+    *function* cannot be recognised from here: arm from the second step on, and it costs nothing. Blocks that were each
+    replaced by ``torch.compile(block)`` are sampled from outside. ``force_eager`` samples all: armed steps then run
+    without compiled code. Nothing is compiled again, but such a step is slow and may need more memory.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class ActivationSampler:
         self._logits: dict[str, list[Tensor]] = {}
         self._run_forward: set[nn.Module] = set()
         self.left_out: dict[str, str] = {}
-        """Modules that were not looked at since last armed, and why."""
+        """Modules that were not sampled since the last ``arm``, and why."""
 
     @property
     def names(self) -> list[str]:
-        """All that ``take`` may ever give, norms first."""
+        """All names that ``take`` may ever give, norms first."""
         attention = [group_of(name) for _, modules in self._attention_modules() for name, _ in modules]
         norms = [f"activation_norm/{plain_name(name)}" for name in find_layers(self._model)]
         return norms + [f"attention_logit_max/{layer}" for layer in dict.fromkeys(attention)]
 
     def arm(self) -> None:
-        """Look at the forward passes from here on, and forget what was seen before."""
+        """Sample the forward passes from here on, and forget earlier values."""
         self.disarm()
         self.take()
         self.left_out = {}
@@ -94,7 +94,7 @@ class ActivationSampler:
             self._stance = torch.compiler.set_stance("force_eager")
 
     def disarm(self) -> None:
-        """Take the hooks away. What they saw stays until it is taken."""
+        """Remove the hooks. Their values stay until they are taken."""
         while self._handles:
             self._handles.pop().remove()
         if self._stance is not None:
@@ -103,7 +103,7 @@ class ActivationSampler:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Armed inside."""
+        """Armed inside the ``with`` block."""
         self.arm()
         try:
             yield
@@ -112,7 +112,7 @@ class ActivationSampler:
 
     @torch.no_grad()
     def take(self) -> tuple[tuple[str, ...], Tensor]:
-        """Names and values, in float32, of what was seen since ``arm``; none where nothing was. Forgets it."""
+        """Names and float32 values of everything since ``arm``, and forget them; empty where there was nothing."""
         norms, vectors, logits = self._norms, self._vectors, self._logits
         self._norms, self._vectors, self._logits, self._run_forward = {}, {}, {}, set()
         values = []
@@ -145,7 +145,8 @@ class ActivationSampler:
                 return
             tensor = _first_tensor(output)
             if tensor is not None:
-                with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):  # which would copy it to fp32
+                # autocast would copy it to fp32
+                with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
                     norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
                 width = tensor.shape[1] if tensor.ndim in (4, 5) else tensor.shape[-1]
                 if self._keep(self._norms, layer, norm):
@@ -163,7 +164,7 @@ class ActivationSampler:
         return hook
 
     def _counts(self, module: nn.Module, layer: str) -> bool:
-        """Whether this run of a module is one to look at.
+        """Whether to sample this run of a module.
 
         A checkpointed module runs twice: reentrant, first without gradients and then inside backward; not reentrant,
         first with gradients and then inside backward once more.
@@ -174,7 +175,7 @@ class ActivationSampler:
             self.left_out[layer] = "under a dispatch mode (selective checkpointing, for one)"
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            self.left_out[layer] = "inside a function transform (vmap, grad)"  # whose tensors must not leave it
+            self.left_out[layer] = "inside a function transform (vmap, grad)"  # its tensors must not leave it
             return False
         if torch._C._current_graph_task_id() >= 0:  # inside backward
             return module not in self._run_forward
@@ -191,7 +192,7 @@ class ActivationSampler:
 
 
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The members of the outermost numbered containers, by name; of a model without any, its children."""
+    """The members of the outermost numbered containers, by name; in a model without any, its children."""
     layers = dict(_numbered(model, ""))
     prefix = ""
     while not layers:
@@ -221,7 +222,7 @@ def _is_inside_compiled(model: nn.Module, name: str) -> bool:
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    """The first tensor of activations in what a module returned."""
+    """The first tensor of activations in a module's output."""
     if isinstance(output, Mapping):
         output = tuple(output.values())
     for value in output if isinstance(output, tuple | list) else (output,):
@@ -241,7 +242,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _rectangle(rows: list[list[Tensor]], filler: Tensor) -> Tensor:
-    """Rows of scalars as a matrix, short rows filled up. Stacked, for an index would have to be sent to the device."""
+    """Rows of scalars as a matrix, short rows filled up. Stacked, since an index would have to be sent to the
+    device."""
     longest = max(map(len, rows))
     filled = [scalar for row in rows for scalar in (*row, *[filler] * (longest - len(row)))]
     return torch.stack(filled).view(len(rows), longest)
@@ -254,7 +256,8 @@ _QUERIES = 16
 
 
 def largest_logit(multiplied: QueryKey) -> Tensor:
-    """The largest attention logit of up to 16 evenly spaced queries, the last among them, which sees the most keys."""
+    """The largest attention logit of up to 16 evenly spaced queries; the last query, which sees the most keys, is among
+    them."""
     query, key, mask, causal = multiplied
     queries, keys = query.shape[-2], key.shape[-2]
     step = math.ceil(queries / _QUERIES)
@@ -316,12 +319,12 @@ _BINS = 32
 def underflow_share(grads: Iterable[Tensor], scale: Tensor | float = 1.0) -> Tensor:
     """Share of gradient elements that fp16 loses: ``|grad| * scale`` of at most 2**-25 becomes 0.
 
-    ``grads`` are as the optimizer will see them, after the loss scale has been divided out; ``scale`` is that scale.
-    A gradient that is exactly 0 counts as lost where it was to be expected otherwise: rows of zeros (tokens that the
-    batch has none of, dead units) say nothing. So the sample of each tensor is up to 512 evenly spaced runs of 32
-    neighbours, and runs of nothing but zeros are left out - unless all are, which is 1.0. Beyond a share of about 0.9,
-    where whole runs begin to be lost, the value bends towards 31/32. Tensors of fewer than 32 elements are passed over;
-    without any other the share is 0.
+    ``grads`` are as the optimizer will see them, after the loss scale has been divided out; ``scale`` is that scale. An
+    exact 0 counts as lost only among neighbours that are not 0: rows of zeros (tokens that the batch has none of, dead
+    units) say nothing. So the sample of each tensor is up to 512 evenly spaced runs of 32 neighbours, and runs of
+    nothing but zeros are left out - unless all are, which is 1.0. Beyond a share of about 0.9, where whole runs begin
+    to be lost, the value bends towards 31/32. Tensors of fewer than 32 elements are passed over; without any other the
+    share is 0.
     """
     runs = []
     for grad in grads:
@@ -343,7 +346,7 @@ def token_loss_histogram(token_losses: Tensor, counted: Tensor | None = None) ->
     """How many tokens have which loss: 33 counts in float32.
 
     Bins of half a nat from 0 to 16, of which the last takes everything above; then the count of NaN and Inf.
-    ``counted`` is False where a position has no target. Not ``bincount``, whose size waits for the device.
+    ``counted`` is False where a position has no target. ``bincount`` would wait for the device to learn its size.
     """
     losses = token_losses.flatten().float()
     bins = (losses / _NATS_A_BIN).clamp(0, _BINS - 1).masked_fill(~losses.isfinite(), _BINS).long()

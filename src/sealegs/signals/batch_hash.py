@@ -1,4 +1,4 @@
-"""A batch in, a few digits that tell it from others out."""
+"""Hashes a batch: a few digits that tell it from others."""
 
 import hashlib
 import math
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 ELEMENTS = 4096
-"""Of each tensor, evenly spaced: a batch is hashed at every step."""
+"""Evenly spaced elements of each tensor that are hashed; a batch is hashed at every step."""
 
 
 def digest_of(batch: object) -> str:
-    """A few digits that tell batches apart, from evenly spaced elements of their tensors; empty for what has none.
+    """A few digits that tell batches apart, from evenly spaced elements of their tensors; empty without tensors.
 
-    Tensors on a device are left out: to read them would be to wait.
+    Tensors on a device are left out: reading them would mean waiting.
     """
     digest = hashlib.blake2b(digest_size=8)
     found = False

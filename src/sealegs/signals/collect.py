@@ -1,7 +1,7 @@
-"""Device scalars in, host rows out, late: the one door from device to host.
+"""Brings device scalars to the host as rows, late and without waiting: the one door from device to host.
 
 Nothing else on the training path may call ``.item()``, ``.cpu()`` or ``.tolist()``. On CUDA the scalars of a step are
-packed into one tensor and copied to pinned memory behind the kernels that make them; the host reads a copy only after
+packed into one tensor and copied to pinned memory behind the kernels that make them. The host reads a copy only after
 its event has passed, so it never waits for the device. On the CPU there is nothing to wait for.
 """
 
@@ -17,20 +17,20 @@ from torch import Tensor
 from sealegs.vocabulary import Number, Row
 
 Signal: TypeAlias = Tensor | Number | str | None
-"""A tensor holds one number, or several that belong together, which are written as text; None was not measured."""
+"""A tensor holds one number, or several that belong together and are written as text. None was not measured."""
 Names: TypeAlias = tuple[str, ...] | Callable[[list[float]], Mapping[str, Number | str]]
-"""A name for each number; or what makes signals of the numbers on the host, where that costs no launch."""
+"""A name for each number, or a function that makes signals of the numbers on the host, where that costs no launch."""
 Block: TypeAlias = tuple[Names, Tensor]
 """Numbers that come in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step in line. Without device tensors there is nothing to wait for, but its turn."""
+    """A step in line. Without device tensors it waits only for its turn."""
 
     row: dict[str, Number | str]
     layout: tuple[tuple[Names, int], ...] = ()
-    """What the numbers of ``host`` are: names, and how many numbers there are for them. Their entries hold places."""
+    """For each part of ``host``, its names and how many numbers it has. The row holds their places."""
     host: Tensor | None = None
     arrived: torch.cuda.Event | None = None
 
@@ -39,7 +39,7 @@ class _Pending:
 
 
 class Collector:
-    """Takes the signals of a step, whatever they live on; gives rows in the order of their steps."""
+    """Takes the signals of a step, wherever they live, and gives rows in the order of their steps."""
 
     def __init__(self) -> None:
         self._pending: deque[_Pending] = deque()
@@ -52,7 +52,7 @@ class Collector:
         on_device: list[Block] = []
         named: list[tuple[Names, Signal]] = [((name,), signal) for name, signal in signals.items()]
         for names, signal in (*named, *blocks):
-            if signal is None:  # the rate of an optimizer that chooses it itself: what is not known has no key
+            if signal is None:  # what is not known has no key, such as the rate of an optimizer that chooses it itself
                 continue
             if isinstance(signal, Tensor) and signal.is_cuda:
                 if not callable(names):
@@ -83,7 +83,8 @@ class Collector:
         return rows
 
     def older_than(self, newest: int) -> list[Row]:
-        """All rows but the ``newest``, whether or not these are there: the same on all ranks, whatever their pace."""
+        """All rows but the ``newest``, waiting where they have not arrived: the same on all ranks, whatever their
+        pace."""
         rows: list[Row] = []
         while len(self._pending) > newest:
             pending = self._pending.popleft()
@@ -93,7 +94,7 @@ class Collector:
         return rows
 
     def drain(self) -> list[Row]:
-        """All rows, waiting for the device where one is still under way: at checkpoints and at the end."""
+        """All rows, waiting for the device if necessary: at checkpoints and at the end."""
         for pending in self._pending:
             if pending.arrived is not None:
                 pending.arrived.synchronize()
@@ -117,7 +118,7 @@ class Collector:
 
 
 def waited_for(tensor: Tensor) -> list[float]:
-    """The numbers of a tensor, at once: on a CPU, or where something is wrong and waiting is the least of it."""
+    """The numbers of a tensor, at once: on a CPU, or where something is wrong and waiting does not matter."""
     numbers: list[float] = tensor.detach().reshape(-1).double().tolist()
     return numbers
 
@@ -132,13 +133,13 @@ def _fill(row: dict[str, Number | str], names: Names, numbers: list[float]) -> N
 
 
 def _plain(signal: Number | str) -> Number | str:
-    """A number of Python's own, also from numpy; a flag as 0.0 or 1.0."""
+    """A plain Python number, also from numpy; a flag as 0.0 or 1.0."""
     value: Number | str = signal.item() if hasattr(signal, "item") else signal
     return float(value) if isinstance(value, bool) else value
 
 
 def _packed(parts: list[Tensor]) -> Tensor:
-    """One tensor of all: float32 where that holds them exactly, else float64."""
+    """All parts in one tensor: float32 where that holds them exactly, else float64."""
     if len(parts) == 1 and parts[0].dtype in (torch.float32, torch.float64):
         return parts[0]
     exact = all(part.dtype in _FIT_FLOAT32 for part in parts)

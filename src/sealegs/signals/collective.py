@@ -1,4 +1,4 @@
-"""A part of each rank in, one outcome out: what several ranks do together is done on all of them or on none."""
+"""Lets the ranks of a job do something together: on all of them or on none."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Collective:
     """The ranks of a job, in a process group of their own; one rank, where there is no process group.
 
-    On the group of the training, a thread's messages would meet those of the model in an order that nobody decided.
-    Make it on every rank, in the same order.
+    On the training's own group, a thread's messages would mix with the model's in no fixed order. Make it on every
+    rank, in the same order.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Collective:
         self.group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
 
     def gather(self, mine: T) -> list[T]:
-        """What each rank gave, by rank."""
+        """The values of all ranks, by rank."""
         if self.group is None:
             return [mine]
         of_all: list[Any] = [None] * self.world
@@ -31,7 +31,7 @@ class Collective:
         return of_all
 
     def agree(self, part: Callable[[], T]) -> T:
-        """Do this rank's part, and give its result once all ranks have done theirs; an error of one is one of all."""
+        """Do this rank's part; return once all ranks have done theirs. An error on one rank is raised on all."""
         if self.group is None:
             return part()
         try:
@@ -45,5 +45,5 @@ class Collective:
         return result
 
     def first(self, part: Callable[[], T]) -> T:
-        """What rank 0 gives, on all ranks."""
+        """Rank 0's result, on all ranks."""
         return self.gather(self.agree(lambda: part() if self.rank == 0 else None))[0]  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""A function of tensors that stay where they are in, the same function as one launch out: a captured CUDA graph.
+"""Runs a function of tensors that stay in place as one launch: a captured CUDA graph.
 
-Where many small operations take the host longer than the device, one launch for all of them is what is left to win. A
-graph keeps the addresses it was captured with, so every use says which tensors are read, and they are compared.
+Where many small operations take the host longer than the device, one launch for all of them saves that time. A graph
+keeps the addresses it was captured with, so every use says which tensors are read, and they are compared.
 """
 
 import gc
@@ -14,45 +14,45 @@ import torch
 from torch import Tensor
 
 EAGER_USES = 2
-"""So often in a row the same tensors are used before a capture: by then kernels are loaded and tables sent."""
+"""Uses of the same tensors in a row before a capture: by then kernels are loaded and tables are sent."""
 MOST_MOVES = 64
-"""So often tensors may move before nobody looks where they are any more: gradients do in some loops, at every step."""
+"""Moves of the tensors after which no capture is tried again: in some loops gradients move at every step."""
 
 Result = TypeVar("Result")
 Layout: TypeAlias = tuple[list[int], object]
 """Addresses, and what else decides which numbers lie there."""
 
 _invalidated: list[torch.cuda.CUDAGraph] = []
-"""Captures that came to no good end. Held for ever: torch's allocators may still ask them which stream they capture."""
+"""Captures that failed. Kept for ever: torch's allocators may still ask them which stream they capture."""
 
 
 def layout(tensors: Sequence[Tensor]) -> Layout:
-    """Where tensors lie, and how many elements of which kind: ``tensor.data = ...`` shows in nothing else.
+    """Where tensors lie, and how many elements of which type: ``tensor.data = ...`` shows in nothing else.
 
-    Without strides, which would cost half as much again: where all this is equal, they can differ in the order of the
-    same elements, which does not matter, or between two views with gaps of one memory, which nobody trains in turn.
+    Strides are left out, since they would cost half as much again. Where all else is equal, they can only reorder the
+    same elements, which does not matter, or tell apart two views with gaps of one memory, which nobody trains in turn.
     """
     return addresses(tensors), (list(map(Tensor.numel, tensors)), [tensor.dtype for tensor in tensors])
 
 
 def addresses(tensors: Iterable[Tensor]) -> list[int]:
-    """Where tensors lie; 0 for one that wraps others (a quantized moment, say), but not for one of no elements."""
+    """Addresses of tensors; 0 for one that wraps others (a quantized moment, say), but not for one without elements."""
     return [tensor.data_ptr() or not tensor.numel() for tensor in tensors]
 
 
 class GraphCapturer:
-    """Captures functions, which then share one pool of memory. Where it fails once it does not try again."""
+    """Captures functions into graphs that share one memory pool. After one failure it does not try again."""
 
     def __init__(self) -> None:
         self.failure = ""
-        """Why nothing is captured, where nothing is."""
+        """Why nothing is captured; empty where captures work."""
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._newest: torch.cuda.CUDAGraph | None = None
-        """Keeps the pool: the next capture is to find the memory of those that are gone, instead of asking for more."""
+        """Kept so that the pool lives: the next capture reuses the memory of graphs that are gone."""
 
     def record(self, function: Callable[[], Result], device: torch.device) -> Callable[[], Result] | None:
-        """The function as one launch; None where that cannot be had. Its result is the same object every time."""
+        """The function as one launch; None where that is not possible. Its result is the same object every time."""
         if self.failure:
             return None
         try:
@@ -65,7 +65,7 @@ class GraphCapturer:
         try:
             result = _captured(function, graph, self._stream, self._pool)
         except Exception as error:
-            self.failure = _said(error.__context__ or error)  # what ends a capture badly comes before its end
+            self.failure = _said(error.__context__ or error)  # the cause of a bad end comes before it
             _set_right(graph, self._stream, self._pool)
             return None
         self._newest = graph
@@ -78,7 +78,7 @@ class GraphCapturer:
 
 
 class GraphedFunction(Generic[Result]):
-    """A function, run eagerly until its tensors have stayed where they are for a while, and replayed from then on."""
+    """Runs a function eagerly until its tensors have stayed in place for a while, and replays it from then on."""
 
     def __init__(self, recorder: GraphCapturer) -> None:
         self._recorder = recorder
@@ -88,10 +88,10 @@ class GraphedFunction(Generic[Result]):
         self._replay: Callable[[], Result] | None = None
 
     def __call__(self, function: Callable[[], Result], now: Layout, device: torch.device) -> Result:
-        """Its result. That of a replay is written over by the next: clone what is to be kept.
+        """The function's result. The next replay overwrites it: clone what is to be kept.
 
-        ``now`` is the layout of all tensors on that device that it reads and that may move, and whatever else it
-        depends on. What lies at no address cannot be seen to move, and is not captured.
+        ``now`` is the layout of all tensors on that device that the function reads and that may move, and whatever else
+        it depends on. A tensor without an address cannot be seen to move, so it is not captured.
         """
         if self._moves > MOST_MOVES:
             return function()
@@ -111,12 +111,12 @@ def _said(error: BaseException) -> str:
 def _captured(
     function: Callable[[], Result], graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
 ) -> Result:
-    """By hand, as ``torch.cuda.graph`` would wait for the device and give the cached memory of the user's back.
+    """Capture by hand: ``torch.cuda.graph`` would wait for the device and free the user's cached memory.
 
     Other threads (loaders that pin memory, NCCL's watchdog) may go on calling CUDA: ``global`` would not let them.
     """
     current = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(current)  # nothing runs in a capture, but before it torch sets its generator back
+    stream.wait_stream(current)  # nothing runs in a capture, but torch resets its generator before it
     is_collecting = gc.isenabled()
     gc.disable()  # garbage may hold graphs and events, which must not be destroyed during a capture
     try:
@@ -133,10 +133,10 @@ def _captured(
 
 
 def _set_right(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> None:
-    """Where CUDA invalidated a capture, torch stops half way through its end, and goes on as if it were capturing.
+    """Clean up after a capture that CUDA invalidated, where torch stops half way and believes it is still capturing.
 
-    Its allocator would not free what several streams have used, and its generator refuse the next dropout. The one is
-    told, the other comes to itself at the end of a capture that goes well.
+    Its allocator would not free what several streams have used, and its generator would refuse the next dropout. The
+    allocator has a call for it; the generator recovers at the end of a capture that succeeds.
     """
     allocator: Any = torch._C
     with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Names of parameters in, groups of them out, and sums by group on the device."""
+"""Groups parameters by name, and sums values by group on the device."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ def plain_name(name: str) -> str:
 
 
 def group_of(parameter_name: str) -> str:
-    """The name up to and including its first number; the first word of a name that has none.
+    """The name up to and including its first number; without a number, its first word.
 
     >>> group_of("transformer.h.11.mlp.c_fc.weight"), group_of("embedding.weight")
     ('transformer.h.11', 'embedding')
@@ -34,8 +34,8 @@ def group_of(parameter_name: str) -> str:
 class Sums:
     """Sums of chosen entries of a vector, the same bits every time.
 
-    A gather into a rectangle and a plain sum. ``index_add_`` would add in the order in which CUDA's threads arrive, and
-    a product with a matrix of zeros and ones would carry a NaN into every sum.
+    It gathers into a rectangle and sums. ``index_add_`` would add in the order in which CUDA's threads arrive, and a
+    product with a matrix of zeros and ones would carry a NaN into every sum.
     """
 
     def __init__(self, members: Iterable[Sequence[int]]) -> None:
@@ -56,7 +56,7 @@ class Sums:
 
 
 class Groups:
-    """Which entry of a vector belongs to which group of parameters, in the order in which the groups first come."""
+    """Which entry of a vector belongs to which group of parameters; groups are in the order of first appearance."""
 
     def __init__(self, parameter_names: Iterable[str]) -> None:
         members: dict[str, list[int]] = {}
@@ -69,5 +69,5 @@ class Groups:
 
 
 def sent(table: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, which a CUDA device takes when it comes to it."""
+    """A copy on the device; on CUDA the host does not wait for it."""
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)

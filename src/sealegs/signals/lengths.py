@@ -1,7 +1,7 @@
-"""Tensors in, the L2 norm of each of them out: in one pass, on their device, exact enough to be compared.
+"""Computes the L2 norm of each of many tensors in one pass, on their device, exactly enough to compare.
 
-In float64, in which no finite float32 has an infinite norm. That is three times the work of float32 on a CPU, which
-takes float32 for tensors that it adds well enough.
+It uses float64, in which no finite float32 has an infinite norm. On a CPU that is three times the work of float32, so
+there float32 is used for tensors that it adds well enough.
 """
 
 import math
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from sealegs.signals.collect import waited_for
 
 MOST_ADDED = 2**18
-"""Numbers whose norm torch has to within 2.5e-5 on a CPU in float32 if they are drawn at random, and to within 4.3e-4
+"""The most numbers that a CPU adds in float32. torch's norm is then within 2.5e-5 if they are random, and within 4.3e-4
 if they are equal, and so rounded alike; the error grows with their number, to 3 % of a hundred million."""
 LEAST_NORM = 1e-15
-"""Below which float32 does not hold the squares, nor ..."""
+"""Below this norm float32 does not hold the squares."""
 MOST_NORM = 1e19
-"""... above this."""
+"""Above this norm float32 does not hold the squares."""
 
 
 def lengths(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -38,9 +38,9 @@ def lengths(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def total_of_torch(tensors: Sequence[Tensor], norms: Tensor) -> Tensor:
-    """What ``clip_grad_norm_`` finds as the norm of all tensors together, to the last bit; ``norms`` are their lengths.
+    """The total norm that ``clip_grad_norm_`` finds, to the last bit; ``norms`` are the tensors' lengths.
 
-    On a CPU most of these are torch's own, and nothing is added a second time but what was added in float64.
+    On a CPU most of these are torch's own, so only those from float64 are computed again.
     """
     if not all(map(_is_rough, tensors)):
         return nn.utils.get_total_norm(tensors)
@@ -57,7 +57,7 @@ def total_of_torch(tensors: Sequence[Tensor], norms: Tensor) -> Tensor:
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """For sums that must not overflow."""
+    """The type for sums that must not overflow."""
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
@@ -78,7 +78,7 @@ def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _rough_norms(tensors: list[Tensor]) -> Tensor:
-    """In float32, a third of the work on a CPU; in float64 those which that does not hold, or adds too many of."""
+    """Norms in float32, a third of the work on a CPU; in float64 where that overflows, underflows or adds too many."""
     added = [tensor if tensor.numel() <= MOST_ADDED else tensor[:0] for tensor in tensors]
     norms = _norms(added, torch.float32).double()
     unsure = [place for place, norm in enumerate(waited_for(norms)) if not LEAST_NORM < norm < math.inf]

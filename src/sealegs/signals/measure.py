@@ -1,7 +1,8 @@
-"""A step that was backpropagated in, everything that is known of it out: on the device, the same on all ranks.
+"""Measures a step after backward: all its signals, on the device, the same on all ranks.
 
-Every step: norms of all gradients, before anything clips them. Every few steps also weights, moments, the last update,
-activations. What ranks see differently goes through one collective, so that they judge equal numbers.
+At every step: the norms of all gradients, before anything clips them. Every few steps also weights, moments, the last
+update and activations. Signals that differ between ranks go through one collective, so that all ranks judge equal
+numbers.
 """
 
 import math
@@ -24,15 +25,15 @@ from sealegs.signals.weights import WeightSampler, local, replicas
 from sealegs.vocabulary import Row
 
 CHECKSUM_STEPS = 100
-"""How often the ranks compare their weights."""
+"""How often, in steps, the ranks compare their weights."""
 HISTOGRAM_STEPS = 100
-"""How often the histogram of token losses is kept; that of a step that is not plain GO always is."""
+"""How often, in steps, the histogram of token losses is kept; steps that are not plain GO always keep it."""
 ABSENT = -1.0
-"""What a rank sends where it has nothing to say: no norm, count or time is negative."""
+"""What a rank sends for a missing value: no norm, count or time is negative."""
 BLIND = 3
-"""After so many steps in a row that showed no activation nobody looks again: the loop runs compiled code."""
+"""Sampled steps in a row without an activation after which sampling stops: the loop runs compiled code."""
 CULPRIT_EXCESS = 3.0
-"""How many times the median of the ranks a rank's own gradient norm must be for it to be named."""
+"""How many times the median a rank's own gradient norm must be for the rank to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +42,21 @@ class StepSignals:
 
     loss: Tensor
     norms: Tensor
-    """The norm of each gradient; or one number, that of all, where it is known already."""
+    """The norm of each gradient; or one number for all, where it is known already."""
     worst: Tensor | None
-    """Which tensor has the largest gradient, where ranks have agreed on one."""
+    """Index of the tensor with the largest gradient, where ranks have agreed on one."""
     gradients: Gradients | None
     """None where the user clips, and gave the norm."""
     blocks: tuple[Block, ...]
     squares: Tensor | None = None
-    """Of the norms of several ranks: of what each holds, as a share of all."""
+    """For several ranks, the square of the norm that each holds, as a share of all."""
 
     def grad_norm(self) -> Tensor:
         """The norm of all gradients."""
         return self.norms if self.gradients is None or not self.norms.dim() else self.gradients.total()
 
     def are_replicated(self) -> Tensor | None:
-        """Of several ranks: whether all hold the same gradients, as far as their norms tell."""
+        """For several ranks, whether all hold the same gradients, as far as their norms tell."""
         return None if self.squares is None else (self.squares == self.squares[0]).all()
 
 
@@ -64,10 +65,10 @@ class _Sample:
     """Numbers of a rank that are to become the same on all."""
 
     slot: str
-    """What kind of numbers they are."""
+    """Which kind of numbers they are."""
     numbers: Tensor
     together: Callable[[Tensor], Tensor]
-    """The numbers of all ranks, by rank, to those of the run."""
+    """Makes the run's numbers from those of all ranks."""
     named: Callable[[Tensor], Block]
 
 
@@ -91,7 +92,7 @@ class Meter:
         self._activations = activations or ActivationSampler(model)
         self._is_armed = False
         self._blind = 0
-        """How often in a row the activations were not seen."""
+        """Sampled steps in a row without activations."""
         self._sample_every = sample_every
         self._groups = Groups(())
         self._groups_of: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ class Meter:
         self._last_change: Tensor | None = None
 
     def is_sampled(self, number: int) -> bool:
-        """Whether a step is one of those that are looked at closely."""
+        """Whether a step is sampled: weights, moments and activations too."""
         return self._sample_every > 0 and number % self._sample_every == 0
 
     @property
@@ -113,7 +114,7 @@ class Meter:
         return self._reader.read()
 
     def holds(self, gradients: Gradients) -> bool:
-        """Whether the parameters still have these, be they clipped since."""
+        """Whether the parameters still have these gradients, clipped or not."""
         return self._reader.holds(gradients)
 
     def see(
@@ -127,7 +128,7 @@ class Meter:
         token_losses: Tensor | None,
         loss_scale: Tensor | None,
     ) -> StepSignals:
-        """Measure a step before its update: by its ``gradients`` if they were read before, else as they are now."""
+        """Measure a step before its update: by ``gradients`` if they were read before, else by those of now."""
         if gradients is None and grad_norm is None:
             gradients = self.read()
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
@@ -149,12 +150,12 @@ class Meter:
         return StepSignals(merged[0], merged[1], worst, gradients, (agreed, *blocks), rows[:, FIELDS.index("square")])
 
     def updated(self, number: int) -> None:
-        """Measure what the update of a step did, for the row of the next; get ready for that."""
+        """Measure what the update of a step did, for the next row; prepare the next step."""
         self._last_change = self._weights.after_update() if self.is_sampled(number) else None
         self.get_ready(number + 1)
 
     def get_ready(self, number: int) -> None:
-        """Look at the forward pass of a step, if it is to be sampled."""
+        """Sample the forward pass of a step, if it is to be sampled."""
         if self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
@@ -167,7 +168,7 @@ class Meter:
             self.norms_before.close()
 
     def named(self, row: Row) -> Row:
-        """A row that has arrived, its numbers of ranks as names."""
+        """A row that has arrived, with names in place of tensor and rank numbers."""
         named = dict(row)
         culprit = [str(tensor)] if (tensor := named.pop("worst_tensor", "")) else []
         if (rank := named.pop("culprit_rank", None)) is not None:
@@ -179,12 +180,13 @@ class Meter:
         return named
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next row will say of the last update. Of several ranks each knows only its part: nothing then."""
+        """The change by the last update, which the next row will report. With several ranks each knows only its part:
+        None."""
         change = self._last_change if self.ranks.world == 1 else None
         return {"last_change": None if change is None else change.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as if the update had just been made; weights and optimizers must be what they were."""
+        """Continue as if the update had just been made; weights and optimizers must be what they were."""
         saved = state["last_change"]
         self._last_change = None if saved is None else torch.tensor(saved, dtype=torch.float64, device=self.device)
 
@@ -236,9 +238,9 @@ class Meter:
         return [_Sample(slot, part, together, partial(_block, some)) for slot, some, part, together in kinds if some]
 
     def _sized_slots(self, model: nn.Module) -> dict[str, int]:
-        """Places for everything that a rank may have to say: every row has the same length on every rank and step.
+        """Number of places for each kind of signal: every row has the same length on every rank and step.
 
-        What a rank has seen may differ; how much it sends must not, or the exchange fails.
+        Ranks may see different signals, but they must send equally many numbers, or the exchange fails.
         """
         groups = len(Groups(name for name, _ in model.named_parameters()).names)
         norms = sum(name.startswith("activation_norm/") for name in self._activations.names)
@@ -254,7 +256,7 @@ class Meter:
         }
 
     def _padded(self, mine: Tensor, samples: Sequence[_Sample]) -> Tensor:
-        """A rank's row: what it has to say in its places."""
+        """A rank's row: its numbers in their places."""
         said = {sample.slot: sample.numbers.to(mine) for sample in samples}
         parts = [mine]
         for slot, size in self._slots.items():
@@ -303,7 +305,8 @@ def _square_roots(names: tuple[str, ...], squares: list[float]) -> dict[str, flo
 
 
 def _agreed(step: int, names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
-    """What the ranks found together; the first to be read of a row, as the rest means nothing if their steps differ."""
+    """Signals that the ranks found together. A row's first block, since the rest means nothing if their steps
+    differ."""
     found = dict(zip(names, numbers, strict=True))
     if apart := found.pop("steps_apart"):
         raise ConfigError(
@@ -318,7 +321,7 @@ def _block(names: tuple[str, ...], numbers: Tensor) -> Block:
 
 
 def _present(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
-    """What some rank has seen; NaN is seen."""
+    """Signals that some rank has seen; NaN counts as seen."""
     return {name: number for name, number in zip(names, numbers, strict=True) if number != ABSENT}
 
 
@@ -327,7 +330,7 @@ def _sum(rows: Tensor) -> Tensor:
 
 
 def _mean(rows: Tensor) -> Tensor:
-    """Over those ranks that have something to say."""
+    """The mean over ranks that have a value."""
     is_there = rows != ABSENT
     count = is_there.sum(0)
     return torch.where(count > 0, torch.where(is_there, rows, 0.0).sum(0) / count, ABSENT)

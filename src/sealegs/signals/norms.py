@@ -1,4 +1,4 @@
-"""Gradients in, the norm of each of them out, before anything clips or mixes them: one pass, on the device."""
+"""Reads the gradients of a step and their norms, before anything clips or reduces them: one pass, on the device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from sealegs.signals.weights import local
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The gradients of one step, where they are, and their L2 norms.
+    """The gradients of one step, in place, and their L2 norms.
 
     A finite gradient of 1e25 has a finite norm, so a norm that is not finite means a gradient that is not. To
     ``argmax`` NaN is the largest of all, then infinity: the worst is the culprit.
@@ -26,26 +26,26 @@ class Gradients:
     owners: list[Tensor]
     """The parameters that have them."""
     tensors: list[Tensor]
-    """What this rank holds of them; changed in place by ``clip``."""
+    """This rank's part of them; ``clip`` changes them in place."""
     norms: Tensor
-    """Of each tensor, float64; of this rank's shard where it is sharded."""
+    """Norm of each tensor in float64; of this rank's shard where it is sharded."""
     are_used_once: bool
-    """Whether no gradient is that of two parameters, or of one in two optimizers."""
+    """Whether no gradient belongs to two parameters, or to one parameter in two optimizers."""
 
     def total(self) -> Tensor:
-        """The norm of them all together."""
+        """The norm of all gradients."""
         total: Tensor = torch.linalg.vector_norm(self.norms)
         return total
 
     def worst(self) -> Tensor:
-        """Which tensor has the largest norm."""
+        """Index of the tensor with the largest norm."""
         return self.norms.argmax() if len(self.names) else torch.zeros((), dtype=torch.long, device=self.norms.device)
 
     def clip(self, largest: float, total: Tensor, are_replicated: Tensor | None = None) -> None:
         """Scale them so that their norm is at most ``largest``, as ``clip_grad_norm_`` does, to the last bit.
 
-        Where that cannot be, ``total`` is taken for their norm: of sparse ones, of shards, and on several ranks unless
-        ``are_replicated``, or each would scale by a norm of its own.
+        Where that is not possible, ``total`` counts as their norm: for sparse gradients, for shards, and on several
+        ranks unless ``are_replicated``, since each would scale by a norm of its own.
         """
         gradients = [owner.grad for owner in self.owners if owner.grad is not None]
         if all(map(_is_plain, gradients)):
@@ -68,15 +68,15 @@ class GradientReader:
         self._names = {id(parameter): name for name, parameter in self.by_name.items()}
         self._places = {owner: place for place, owner in enumerate(self._names)}
         self._owners: list[int] = []
-        """Whose gradients were read last, by identity, and ..."""
+        """Identities of the parameters whose gradients were read last."""
         self._names_of_owners: tuple[str, ...] = ()
         self._order: list[int] = []
-        """... their places in the order of the model, in which loops clip: sums depend on it."""
+        """Their places in the order of the model, in which loops clip: sums depend on it."""
         self._norms = GraphedFunction[Tensor](GraphCapturer())
 
     @torch.no_grad()
     def read(self) -> Gradients:
-        """The gradients as they are now. At every step: no more than it needs."""
+        """The gradients as they are now. It runs at every step, so it does no more than it must."""
         owners: dict[int, Tensor] = {}
         met = 0
         for parameter in self.parameters():
@@ -94,12 +94,13 @@ class GradientReader:
         return Gradients(self._names_of_owners, ordered, tensors, self._norms_of(tensors), met == len(ids))
 
     def holds(self, gradients: Gradients) -> bool:
-        """Whether the parameters still have these, and no others."""
+        """Whether the parameters still have these gradients, and no others."""
         held = {id(parameter.grad) for parameter in self.parameters() if parameter.grad is not None}
         return bool(held) and held == set(map(id, gradients.tensors))
 
     def _norms_of(self, tensors: list[Tensor]) -> Tensor:
-        """On CUDA one launch, for as long as gradients lie where they lay; their sizes are those of their owners."""
+        """The norms; on CUDA in one launch, as long as gradients stay in place. Their sizes are those of their
+        owners."""
         device = self.device
         measure = partial(lengths, tensors, device)
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -113,18 +114,18 @@ class GradientReader:
         return first.device if first is not None else torch.device("cpu")
 
     def parameters(self) -> Iterable[Tensor]:
-        """All that the optimizers hold."""
+        """All parameters that the optimizers hold."""
         return (p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"])
 
 
 def _elements(parameter: Tensor) -> Tensor:
-    """The numbers of a gradient that this rank holds: of a sparse one, those that are there."""
+    """The elements of a gradient that this rank holds; of a sparse one, those that are present."""
     gradient = parameter.grad
     assert gradient is not None
     if _is_plain(gradient) and not gradient.is_complex():  # nearly all
         return gradient
     if gradient.is_sparse:
-        parameter.grad = gradient.coalesce()  # parts that meet in one element add up: only then has it a norm
+        parameter.grad = gradient.coalesce()  # parts of one element must be added up before it has a norm
         return parameter.grad.values()
     held = local(gradient)
     return torch.view_as_real(held) if held.is_complex() else held

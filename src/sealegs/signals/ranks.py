@@ -1,8 +1,8 @@
-"""What each rank saw in, what all of them saw out: one small collective a step, the same on every path.
+"""Merges the signals of all ranks: one small collective per step, the same on every path.
 
-Signals are gathered, not verdicts: equal numbers give equal verdicts on all ranks, and the row of each rank says which
-one the trouble came from. The group is Sealegs' own and has a timeout: a rank that does not come becomes an error that
-names it, never a hang.
+Signals are gathered, not verdicts: equal numbers give equal verdicts on all ranks, and each rank's row tells where an
+anomaly came from. The group is Sealegs' own and has a timeout: a missing rank becomes an error that names it, never a
+hang.
 """
 
 import time
@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from sealegs.errors import RankMissing
 from sealegs.signals.groups import plain_name
 
-# Under their new names where torch has them: the old ones warn at every call.
+# newer torch has new names: the old ones warn at every call
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 ROLL_CALL_S = 5.0
-"""How long the ranks that noticed wait for each other before they name those that did not answer."""
+"""How long the ranks that noticed wait for each other before they name the missing ones."""
 FIELDS = ("loss", "square", "worst_norm", "worst_tensor", "norm_before", "step", "checksum_high", "checksum_low")
-"""What a rank contributes. ``norm_before`` is that of its own gradients before they were mixed; -1 is unknown."""
+"""What a rank contributes. ``norm_before`` is the norm of its own gradients before the reduction; -1 is unknown."""
 MERGED = (
     *("loss", "grad_norm", "worst_tensor", "culprit_rank", "culprit_excess", "steps_apart"),
     *("ranks_differ", "differing_rank"),
 )
-"""What ``merge`` makes of it."""
+"""What ``merge`` gives, in this order."""
 
 
 class Ranks:
@@ -53,7 +53,7 @@ class Ranks:
         return rows.view(self.world, -1)
 
     def _roll_call(self, step: int, error: RuntimeError) -> str:
-        """Who is still here. The store is the one that the ranks found each other through."""
+        """Find out which ranks are still here, through the store in which the ranks found each other."""
         began = f"step {step}: the ranks could not exchange their signals within {self.timeout_s:g} s"
         try:
             store: Any = dist.distributed_c10d._get_default_store()
@@ -84,7 +84,7 @@ def contribution(
     step: int,
     checksum: Tensor,
 ) -> Tensor:
-    """A rank's row, in the order of FIELDS, where the loss is."""
+    """A rank's row in the order of FIELDS, on the loss's device."""
     before = torch.full_like(square, -1.0) if norm_before is None else norm_before
     numbers = (loss, square, worst_norm, worst_tensor, before, torch.full_like(square, float(step)), *checksum)
     return torch.stack([number.detach().reshape(()).to(loss.device, torch.float64) for number in numbers])
@@ -94,7 +94,7 @@ def contribution(
 def merge(rows: Tensor) -> Tensor:
     """What the ranks saw together, in the order of MERGED.
 
-    The culprit is the rank whose gradients were the largest before they were mixed, or whose loss is not finite; its
+    The culprit is the rank whose gradients were the largest before the reduction, or whose loss is not finite. Its
     excess is how many times the median of all ranks that is.
     """
     loss, square, worst_norm, worst_tensor, norm_before, step = rows[:, :6].unbind(1)
@@ -104,7 +104,7 @@ def merge(rows: Tensor) -> Tensor:
     excess = suspicion.max() / usual
     excess = torch.where(excess.isnan(), torch.inf, excess)
     differs = (rows[:, 6:] != rows[0, 6:]).any(1)
-    # The minority is wrong; of two, who knows.
+    # The minority is wrong; of two ranks nobody can say.
     first_is_odd = differs.sum() > len(rows) / 2
     return torch.stack(
         (
@@ -122,7 +122,8 @@ def merge(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def checksum_of(parameters: list[Tensor], device: torch.device) -> Tensor:
-    """Two numbers that change with any single bit of the weights: their sum as integers, in halves for float64."""
+    """Two numbers that change with any single bit of the weights: their sum as integers, in two halves that float64
+    holds."""
     total = torch.zeros((), dtype=torch.int64, device=device)
     for place, parameter in enumerate(parameters):
         real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
@@ -135,34 +136,34 @@ _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class NormsBefore:
-    """The norm of this rank's own gradients, taken as they leave for the reduction that mixes them with others'.
+    """Measures the norm of this rank's own gradients before the reduction mixes them with others'.
 
-    DDP lets one communication hook in: where the user has one, there are no such norms. FSDP2 hands its reduce-scatter
-    over, unit by unit.
+    DDP allows one communication hook: where the user has one, there are no such norms. FSDP2 lets its reduce-scatter be
+    replaced, unit by unit.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._squares: list[Tensor] = []
         self.group: Any = None
-        """Whom DDP exchanges gradients with."""
+        """The process group in which DDP exchanges gradients."""
         self.units: list[str] = []
         self._is_closed = False
         self.attached_to = _attach(self, model)
 
     def note(self, gradients: Tensor) -> None:
-        """A bucket of gradients that is about to be reduced."""
+        """Add a bucket of gradients that is about to be reduced."""
         if self._is_closed:
             return
         numbers = gradients.coalesce().values() if gradients.is_sparse else gradients
         self._squares.append(torch.linalg.vector_norm(numbers, dtype=torch.float64).square())
 
     def close(self) -> None:
-        """Look no more: torch keeps a hook for as long as the model lives."""
+        """Stop measuring: torch keeps a hook for as long as the model lives."""
         self._is_closed = True
         self._squares.clear()
 
     def take(self) -> Tensor | None:
-        """The norm since the last call, or None where nothing was reduced or nothing could be seen."""
+        """The norm since the last call; None where nothing was reduced or seen."""
         if not self._squares:
             return None
         squares, self._squares = self._squares, []
@@ -190,10 +191,10 @@ def _reduce_noting(
     norms: NormsBefore,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP insists on the annotation
 ) -> torch.futures.Future[Tensor]:
-    """What DDP does without a hook, after a look.
+    """Do what DDP does without a hook, after noting the norm.
 
-    To the last bit: where torch's own hook divides, DDP multiplies by a share, which differs on three ranks, or five;
-    sparse gradients it divides.
+    It is equal to the last bit. Where torch's own hook divides, DDP multiplies by a share, which differs on three
+    ranks, or five; sparse gradients it divides.
     """
     gradients, world = bucket.buffer(), norms.group.size()
     norms.note(gradients)
@@ -207,7 +208,7 @@ def _reduce_noting(
 
 
 class _ScatterNoting:
-    """FSDP2's own reduce-scatter, after a look."""
+    """FSDP2's own reduce-scatter, after noting the norm."""
 
     def __init__(self, norms: NormsBefore) -> None:
         self._norms = norms

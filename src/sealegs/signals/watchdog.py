@@ -1,4 +1,4 @@
-"""Beats in, a call out when they stop: a thread that notices a run that stands still, and where."""
+"""A thread that notices when a run stands still, and reports where."""
 
 import sys
 import threading
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 class Watchdog:
-    """Calls ``tell(seconds, where)`` once when no beat has come for ``after_s``, and again only after the next one.
+    """Calls ``tell(seconds, where)`` once when no beat has come for ``after_s``, and again only after the next beat.
 
-    A stalled loop cannot say so itself: it waits in a data loader, in a collective, for a device. ``where`` is the line
-    of the loop's thread that it waits in. What ``tell`` raises is lost, as whoever could hear it is waiting.
+    A stalled loop cannot report itself: it waits in a data loader, in a collective, for a device. ``where`` is the line
+    in which the loop's thread waits. An exception from ``tell`` is lost, since nobody is there to catch it.
     """
 
     def __init__(self, after_s: float, tell: Callable[[float, str], None]) -> None:
@@ -25,17 +25,17 @@ class Watchdog:
         self._thread.start()
 
     def beat(self) -> None:
-        """The loop goes on."""
+        """Note that the loop goes on."""
         self._last = time.monotonic()
         self._thread_of_loop = threading.get_ident()
         self._told = False
 
     def rest(self) -> None:
-        """Nothing is expected until the next beat: an evaluation, a checkpoint."""
+        """Expect nothing until the next beat: an evaluation, a checkpoint."""
         self._told = True
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop the thread."""
         self._closed.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)

@@ -1,6 +1,7 @@
-"""A model and its optimizers in, sizes of weights, moments and updates out: on the device, without waiting for it.
+"""Measures sizes of weights, moments and updates, on the device and without waiting for it.
 
-Meant for every tenth step or so: one pass over weights and moments, and a sample of the weights around the update.
+It is meant for every tenth step or so: one pass over weights and moments, and a sample of the weights around the
+update.
 """
 
 import math
@@ -21,11 +22,11 @@ from sealegs.signals.groups import Groups, Sums, sent
 from sealegs.signals.lengths import alike, exact_dtype, lengths
 
 MOST_SAMPLED = 16_384
-"""Elements of one tensor that are looked at where a sample is enough."""
+"""Elements of one tensor that a sample has at most."""
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
-"""What the optimizers of torch call them; ``sum`` is Adagrad's."""
+"""torch's names for them; ``sum`` is Adagrad's."""
 
 _MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -38,13 +39,13 @@ class _Plan:
     """What follows from the set of parameters."""
 
     parameters: tuple[nn.Parameter, ...]
-    """Those that are measured; the trained ones come first."""
+    """The measured parameters; the trained ones come first."""
     groups: Groups
     trained: int
     """How many of them updates change."""
     trained_groups: Groups
     trained_elements: int
-    """On all ranks together."""
+    """Trained elements on all ranks together."""
     spaced: "_SpacedElements"
     device: torch.device
     left_out: Mapping[str, str]
@@ -53,7 +54,7 @@ class _Plan:
     fingerprint: tuple[object, ...]
     change_sums: Sums
     norm_sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
-    """By how many moments of each kind there are."""
+    """By the number of moments of each kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,11 +65,11 @@ class _Before:
     sums: Tensor
     """Squares for ``norms``."""
     trained_squares: Tensor
-    """Of each trained parameter."""
+    """Square of each trained parameter's norm."""
     moments: tuple[int, int]
     """How many tensors of each kind there were."""
     sample: list[Tensor]
-    """Elements of the trained parameters."""
+    """Sampled elements of the trained parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,15 @@ class _Moments:
     first: _Owned
     second: _Owned
     tensors: list[Tensor]
-    """Of both kinds."""
+    """The moments of both kinds."""
     places: list[tuple[Mapping[str, Any], str, Any]]
     """Every entry of every state."""
     states: list[object]
-    """All that the optimizers have."""
+    """All states of the optimizers."""
 
     def are_still_there(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Loading a checkpoint puts others in their place, and so may an optimizer; a first step makes them."""
+        """Whether these are still the optimizers' moments. A first step, a loaded checkpoint or an optimizer may
+        replace them."""
         states = _states_of(optimizers)
         return (
             len(states) == len(self.states)
@@ -123,7 +125,7 @@ class WeightSampler:
     what this rank holds. The shards of DTensors (FSDP2) are measured where they lie.
 
     Parameters are those of the model. What an optimizer alone knows (master copies of the weights, weights of a loss)
-    counts in the moments only. ``add_param_group``, freezing and thawing are noticed at the next ``before_update``.
+    counts in the moments only. ``add_param_group``, freezing and unfreezing are noticed at the next ``before_update``.
 
     On CUDA each of the two is one launch (``signals/cuda_graphs.py``) once weights and moments have stayed in their
     places for a few samples, and again after they have moved.
@@ -148,7 +150,7 @@ class WeightSampler:
 
     @torch.no_grad()
     def before_update(self) -> Tensor:
-        """Keep a sample of the weights, and measure what the step begins with: squares for ``norms``."""
+        """Keep a sample of the weights, and measure the weights before the update: squares for ``norms``."""
         plan = self._current_plan()
         moments = self._moments(plan)
         measure = partial(_measured, plan, moments, self._world)
@@ -186,7 +188,7 @@ class WeightSampler:
         return self._compare(compare, (where, (what, before)), plan.device).clone()
 
     def changes(self, squares: Tensor) -> Block:
-        """The signals from the squares of the last ``after_update``, be it of an earlier process."""
+        """The signals from the squares of the last ``after_update``, even of an earlier process."""
         plan = self._changed or self._current_plan()
         groups = plan.trained_groups.names
 
@@ -205,7 +207,7 @@ class WeightSampler:
         return self._before
 
     def _moments(self, plan: _Plan) -> _Moments:
-        """As they are now: found again only where they are others."""
+        """The moments as they are now; looked for again only where they were replaced."""
         found = self._found_moments
         if found is None or found.plan is not plan or not found.are_still_there(self._optimizers):
             found = self._found_moments = self._find_moments(plan)
@@ -229,7 +231,7 @@ class WeightSampler:
         return _Moments(plan, first, second, tensors, places, _states_of(self._optimizers))
 
     def _current_plan(self) -> _Plan:
-        """Looks for changes where they show without a walk through the model."""
+        """The plan, made again after a change that shows without a walk through the model."""
         held = [parameter for optimizer in self._optimizers for parameter in _parameters_of(optimizer)]
         if self._plan is None or _fingerprint(held, self._plan.everything) != self._plan.fingerprint:
             self._plan = _plan(dict(self._model.named_parameters()), held, self._world)
@@ -237,7 +239,7 @@ class WeightSampler:
 
 
 class _SpacedElements:
-    """Evenly spaced elements of some parameters, copied at will: one concatenation a dtype."""
+    """Evenly spaced elements of some parameters, to be copied: one concatenation per dtype."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: int, device: torch.device) -> None:
         self._parameters = tuple(parameters)
@@ -246,16 +248,16 @@ class _SpacedElements:
         shares = zip(parameters, elements, self._counts, strict=True)
         scales = [math.sqrt(all_ / (count or 1) / replicas(parameter, world)) for parameter, all_, count in shares]
         self.scales = sent(torch.tensor(scales, dtype=exact_dtype(device)), device)
-        """Norm of a whole over that of its sample, shared among those that hold it."""
+        """Norm of the whole over that of its sample, shared among the ranks that hold it."""
         self._places: list[list[int]] = []
         self._views: list[Tensor | None] = []
         self._pointers: list[int] = []
 
     def copied(self) -> list[Tensor]:
-        """As they are now: a tensor a dtype, of float32 or wider."""
+        """The elements as they are now: one tensor per dtype, in float32 or wider."""
         tensors = [local(parameter) for parameter in self._parameters]
         pointers = [tensor.data_ptr() for tensor in tensors]
-        if pointers != self._pointers:  # made, or moved
+        if pointers != self._pointers:  # first use, or moved
             self._places, self._pointers = alike(tensors), pointers
             self._views = [view if _is_view(view := _spaced(tensor), tensor) else None for tensor in tensors]
         samples = []
@@ -266,7 +268,7 @@ class _SpacedElements:
         return samples
 
     def split(self, samples: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors like those of ``copied``, cut up: one for each parameter."""
+        """Tensors like those of ``copied``, split into one per parameter."""
         pieces: dict[int, Tensor] = {}
         for places, sample in zip(self._places, samples, strict=True):
             pieces.update(zip(places, sample.split([self._counts[place] for place in places]), strict=True))
@@ -274,12 +276,13 @@ class _SpacedElements:
 
 
 def _can_be_replayed(plan: _Plan) -> bool:
-    """On CUDA; not while the user captures, as then it is to become part of that graph."""
+    """Whether to replay a graph: on CUDA, but not while the user captures, since it then becomes part of the user's
+    graph."""
     return plan.device.type == "cuda" and plan.trained > 0 and not torch.cuda.is_current_stream_capturing()
 
 
 def _measured(plan: _Plan, moments: _Moments, world: int) -> _Before:
-    """What the step begins with."""
+    """Measure what the step begins with."""
     weights = ((parameter, local(parameter)) for parameter in plan.parameters)
     owned = [*weights, *moments.first, *moments.second]
     norms = lengths([tensor for _, tensor in owned], plan.device)
@@ -295,7 +298,7 @@ def _measured(plan: _Plan, moments: _Moments, world: int) -> _Before:
 
 
 def _compared(before: _Before) -> Tensor:
-    """Squares of the trained weights and of what has become of them since."""
+    """Squares of the trained weights, and of their changes since."""
     plan = before.plan
     changes = [now - earlier for now, earlier in zip(plan.spaced.copied(), before.sample, strict=True)]
     norms = lengths(plan.spaced.split(changes), plan.device) * plan.spaced.scales
@@ -303,13 +306,13 @@ def _compared(before: _Before) -> Tensor:
 
 
 def _ratio(change: float, weight: float) -> float:
-    """Of two squares. Where all weights are 0, a change of 0 is 0 and any other infinite."""
+    """Square root of a ratio of squares. Where all weights are 0, no change gives 0 and any other infinity."""
     return math.sqrt(change / weight) if weight else math.sqrt(change) * math.inf if change else 0.0
 
 
 def replicas(parameter: Tensor, world: int) -> int:
-    """On how many of ``world`` ranks the same elements lie: all for a plain tensor, those without a shard of their own
-    for a DTensor."""
+    """On how many of ``world`` ranks the same elements lie: all for a plain tensor, ``world`` over the shards for a
+    DTensor."""
     mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
     shards = (
         math.prod(mesh.size(axis) for axis, kind in enumerate(placements) if not kind.is_replicate()) if mesh else 1
@@ -318,12 +321,12 @@ def replicas(parameter: Tensor, world: int) -> int:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: the shard of a DTensor, else all of it."""
+    """This rank's part of a tensor: the shard of a DTensor, else all of it."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The elements in the order in which they lie in memory: a view, except where memory has gaps between them."""
+    """The elements in the order in which they lie in memory: a view, unless memory has gaps between them."""
     outermost_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return tensor.permute(outermost_first).reshape(-1)
 
@@ -348,7 +351,7 @@ def _plan(named: Mapping[str, nn.Parameter], held: Sequence[Tensor], world: int)
     device = where.most_common(1)[0][0] if where else torch.device("cpu")
     left_out = {name: reason for name, parameter in named.items() if (reason := _why_not(parameter, device))}
     in_optimizers = set(map(id, held))
-    if in_optimizers.isdisjoint(map(id, named.values())):  # they hold master copies of the weights
+    if in_optimizers.isdisjoint(map(id, named.values())):  # the optimizers hold master copies of the weights
         in_optimizers = set(map(id, named.values()))
 
     def is_trained(name: str) -> bool:
@@ -396,7 +399,8 @@ def _norm_members(plan: _Plan, moments: tuple[int, int]) -> Iterator[Sequence[in
 
 
 def _change_members(trained: int, groups: Groups) -> Iterator[Sequence[int]]:
-    """Of the squares of trained weights and then of their changes: all changes, those of each group, its weights."""
+    """Which squares make up which sum, of trained weights and then their changes: all changes, each group's, its
+    weights."""
     if trained:
         yield range(trained, 2 * trained)
     yield from ([trained + place for place in places] for places in groups.members)
