@@ -1,4 +1,4 @@
-"""The errors that Sealegs raises, all of them the user's to mend.
+"""The errors that Sealegs raises, each one for the user to fix.
 
     SealegsError
     ├── ConfigError         a setting: names the field, the value and the cure
@@ -7,14 +7,14 @@
     │   └── RunBusy         another process is writing that run
     ├── StorageError        something to write: full disk, read-only folder
     ├── RunHalted           the run is stopped rather than trained on garbage: carries the verdict
-    ├── RankMissing         a rank did not come to a step: names it
-    ├── SinkFailed          a tracker that did not take everything; the run goes on without it
+    ├── RankMissing         a rank is missing at a step: names it
+    ├── SinkFailed          a tracker did not take everything; the run goes on without it
     └── MissingExtra        a library that an extra installs: carries the install line
 
     UserWarning
-    └── RunEndedBadly       the loop is over and the run is not well; an error where a filter of warnings says so
+    └── RunEndedBadly       the loop is over in the middle of an incident; a warnings filter makes it an error
 
-A mistake of ours is an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
+Our own mistakes are an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
 """
 
 from sealegs.vocabulary import Verdict
@@ -29,23 +29,24 @@ class ConfigError(SealegsError):
 
 
 class SourceError(SealegsError):
-    """Something that was to be read is missing, damaged or from the future."""
+    """Something to read is missing, damaged or from a newer version."""
 
 
 class RunExists(SourceError):
-    """A new run was asked for under a name that is taken."""
+    """A new run has a name that is taken."""
 
 
 class RunBusy(SourceError):
-    """Two processes must not write one run folder."""
+    """Another process is writing this run folder."""
 
 
 class StorageError(SealegsError):
-    """Something could not be written; what was half-written has been taken back."""
+    """Something could not be written; half-written files were removed."""
 
 
 class RunHalted(SealegsError):
-    """Going on would train on nothing, or on garbage. ``verdict`` is the last one, ``incident`` what led to it."""
+    """The run is stopped: going on would train on nothing, or on garbage. ``verdict`` is the last one, ``incident``
+    what led to it."""
 
     def __init__(self, message: str, verdict: Verdict, incident: tuple[Verdict, ...] = ()) -> None:
         super().__init__(message)
@@ -54,21 +55,21 @@ class RunHalted(SealegsError):
 
 
 class RunEndedBadly(UserWarning):
-    """A run ended, without an error, in the middle of trouble: its weights are not to be trusted.
+    """A run ended, without an error, in the middle of an incident: its weights are not to be trusted.
 
-    A warning and no error: what comes after the loop, saving the results, is still to be done. Whoever wants it to end
-    the process says ``warnings.simplefilter("error", sealegs.RunEndedBadly)``.
+    It is a warning and no error, so that what comes after the loop, saving the results, can still be done. To end the
+    process instead, say ``warnings.simplefilter("error", sealegs.RunEndedBadly)``.
     """
 
 
 class RankMissing(SealegsError):
-    """The ranks of a run could not exchange their signals in time: who did not come, and to which step."""
+    """The ranks of a run could not exchange their signals in time: which rank is missing, and at which step."""
 
 
 class SinkFailed(SealegsError):
     """A sink did not take everything it was given: which one, why, and how much arrived.
 
-    One that ``goes_on`` keeps its place: it has said what it lost, and tries again with what comes.
+    One that ``goes_on`` keeps its place: it has reported what it lost, and tries again with what comes.
     """
 
     def __init__(self, message: str, *, goes_on: bool = False) -> None:
@@ -77,7 +78,7 @@ class SinkFailed(SealegsError):
 
 
 class MissingExtra(SealegsError):
-    """A library is missing that one of the extras brings."""
+    """A library is missing that one of the extras installs."""
 
     def __init__(self, what: str, library: str, extra: str) -> None:
         super().__init__(f"{what} needs {library}, which is not installed: pip install 'sealegs[{extra}]'")

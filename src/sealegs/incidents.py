@@ -2,8 +2,8 @@
 
     state, news = follow(state, row, verdict)
 
-A fold like the judge's, and the same live and offline. An alarm opens an incident; it is closed when the mean loss of
-ten rows is back where the healthy steps before it were. At most one is open: what happens meanwhile belongs to it.
+It is a fold like the judge's, and the same live and offline. An alarm opens an incident. It closes when the mean loss
+of ten rows is back where the healthy steps before it were. At most one is open: what happens meanwhile belongs to it.
 """
 
 import math
@@ -16,19 +16,19 @@ from sealegs.vocabulary import Row, Severity, Verdict
 AVERAGED = 10
 """Rows whose mean loss is compared with the limit. One row proves nothing: 31 % of healthy ones are above it."""
 USUAL = 100
-"""Healthy steps before the onset that say what is usual: the limit is their mean and half a standard deviation ..."""
+"""Healthy steps before the onset that say what is usual: the limit is their mean plus half a standard deviation."""
 FEWEST = 10
-"""... if there are so many; else there is no limit, and so many calm rows as are `fast` close the incident."""
+"""Healthy steps from which there is a limit. Without one, ``FAST`` calm rows close the incident."""
 BEFORE = 50
 """Healthy steps before the onset whose mean is the loss before."""
 FAST, SLOW = 50, 500
-"""Rows after the onset within which a loss is back."""
+"""Rows after the onset within which a recovery is fast, or slow."""
 LOOKS = (50, 200, 500)
-"""Rows after which an incident is looked at again."""
+"""Rows after which an open incident is checked again."""
 GRACE = 10
-"""Rows after the last look in which it stays open: whoever rolls back because of that look finds it so."""
+"""Rows after the last check in which it stays open, so that a rollback because of that check finds it open."""
 ENOUGH = 0.1
-"""Share of what is left to the limit that a loss must have come down by, from look to look, to be decaying."""
+"""Share of what is left to the limit that a loss must fall by, from check to check, to be decaying."""
 KINDS = {
     "nonfinite": "nonfinite",
     "overflow": "overflow",
@@ -37,15 +37,15 @@ KINDS = {
     "proportion": "drift",
     "spike": "spike",
 }
-"""What an incident is called, by the detector that found it; others are spikes."""
+"""Kind of an incident, by the detector that found it; others are spikes."""
 LATEST = 224
-"""Rows after which what is wrong is found at the latest: the slow channel's rise through 14 blocks of 16. What began so
-long ago must neither be rolled back to nor count as what was usual."""
+"""Rows after which a finding comes at the latest: the slow channel's rise through 14 blocks of 16. Such an early onset
+must be no restore point, and must not count as usual."""
 BLOCK = 32
-"""Losses that are set aside at once: to copy all that are remembered at every step would cost three microseconds."""
+"""Losses that are moved at once: copying all that are remembered at every step would cost three microseconds."""
 MEMORY = USUAL + LATEST
 BEYOND = 1e150
-"""What stands for a loss that is not finite, and for any beyond it: states hold nothing that JSON cannot spell."""
+"""Stands for a loss that is not finite, and for any larger one: states hold nothing that JSON cannot spell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Incident:
     """A stretch of a run in which something was wrong."""
 
     number: int
-    """From 1, each once: the judge's, where that has not gone back in a rollback."""
+    """From 1, each once: the judge's number, unless that has gone back in a rollback."""
     start: int
     """The onset: the first of the skips that led to the alarm, or where the slow channel must have begun to see it."""
     kind: str
@@ -91,11 +91,11 @@ class News(NamedTuple):
     """What a row brought."""
 
     kind: Literal["opened", "look", "closed"]
-    """``opened`` comes again, with the same number, for one that was closed too soon: the judge says that a new alarm
-    belongs to it."""
+    """``opened`` comes again, with the same number, for an incident that closed too soon: the judge says that a new
+    alarm belongs to it."""
     incident: Incident
     is_decaying: bool | None = None
-    """At a look: whether the loss is coming down, so that waiting is worth it."""
+    """At a check: whether the loss is coming down, so that waiting is worth it."""
 
 
 class Memory(NamedTuple):
@@ -104,7 +104,7 @@ class Memory(NamedTuple):
     older: tuple[float, ...] = ()
     newest: tuple[float, ...] = ()
     step: int = -1
-    """Of the last of them."""
+    """The step of the last of them."""
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -112,19 +112,19 @@ class Memory(NamedTuple):
         return self.older + self.newest
 
     def after(self, step: int, loss: float) -> "Memory":
-        """With one more."""
+        """The memory with one more loss."""
         if len(self.newest) < BLOCK:
             return Memory(self.older, (*self.newest, loss), step)
         return Memory(self.losses[-MEMORY:], (loss,), step)
 
     def before(self, step: int, rows: int) -> "Memory":
-        """Without the last so many, which were at that step or after it."""
+        """The memory without the last ``rows``, which were at that step or later."""
         losses = self.losses
         return Memory(losses[: max(len(losses) - rows, 0)], (), min(self.step, step - 1))
 
 
 class RowSummary(NamedTuple):
-    """What counts of a row."""
+    """The part of a row that counts here."""
 
     step: int
     loss: float
@@ -133,14 +133,14 @@ class RowSummary(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The worst so far."""
+    """The highest loss and gradient norm so far."""
 
     step: int = -1
     loss: float = -BEYOND
     grad_norm: float = -1.0
 
     def after(self, seen: RowSummary) -> "Peak":
-        """With one more row; of equal losses the first is the peak."""
+        """The peak after one more row; of equal losses the first is the peak."""
         grad_norm = max(self.grad_norm, seen.grad_norm)
         is_higher = self.step < 0 or seen.loss > self.loss
         return Peak(seen.step, seen.loss, grad_norm) if is_higher else Peak(self.step, self.loss, grad_norm)
@@ -154,7 +154,7 @@ class SkipRow(NamedTuple):
     peak: Peak = Peak()
 
     def after(self, seen: RowSummary) -> "SkipRow":
-        """With one more."""
+        """The row with one more skip."""
         return SkipRow(self.start if self.rows else seen.step, self.rows + 1, self.peak.after(seen))
 
 
@@ -171,23 +171,23 @@ class OpenIncident(NamedTuple):
     onset_row: int = 0
     """The row of its onset, in this attempt."""
     followed_from: int = 0
-    """The row that looks are counted from: the alarm; in a later attempt, the onset."""
+    """The row that checks are counted from: the alarm; in a later attempt, the onset."""
     is_treated: bool = False
-    """Whether the run has gone back to its onset, or behind it, since."""
+    """Whether the run has gone back to its onset, or further, since."""
     recent: tuple[float, ...] = ()
     """The last losses, as many as are averaged."""
     calm: int = 0
     """Rows in a row, up to the last, that were neither skipped nor an alarm."""
     highest: float = -BEYOND
-    """Of all mean losses in this attempt."""
+    """The highest mean loss in this attempt."""
     at_look: float | None = None
-    """The mean loss at the last look; before the first one, that of the first ten rows."""
+    """The mean loss at the last check; before the first one, that of the first ten rows."""
     is_climbing: bool = False
-    """Whether it had risen at the last look."""
+    """Whether it had risen at the last check."""
 
     @property
     def mean(self) -> float:
-        """Of the last losses."""
+        """Mean of the last losses."""
         return math.fsum(self.recent) / max(len(self.recent), 1)
 
     @property
@@ -199,7 +199,7 @@ class OpenIncident(NamedTuple):
 
     @property
     def incident(self) -> Incident:
-        """As it stands."""
+        """The incident as it stands."""
         loss, norm = self.peak.loss, self.peak.grad_norm
         return Incident(
             number=self.number,
@@ -214,11 +214,11 @@ class OpenIncident(NamedTuple):
         )
 
     def followed_anew(self, row: int) -> "OpenIncident":
-        """Looks and means begin with the next row, which has that number."""
+        """Start checks and means over with the next row, which has that number."""
         return self._replace(followed_from=row, recent=(), calm=0, highest=-BEYOND, at_look=None, is_climbing=False)
 
     def after(self, seen: RowSummary, is_healthy: bool) -> "OpenIncident":
-        """With one more row."""
+        """The incident after one more row."""
         recent = (*self.recent, seen.loss)[-AVERAGED:]
         course = self._replace(recent=recent, calm=self.calm + 1 if is_healthy else 0, peak=self.peak.after(seen))
         if len(recent) < AVERAGED:
@@ -231,9 +231,9 @@ class IncidentState(NamedTuple):
     """Everything that the next news depends on: plain values, which ``judge.thaw`` brings back from JSON."""
 
     rows: int = 0
-    """Rows with a loss so far. Time is counted in them: numbers of steps may go back, or go by tens."""
+    """Rows with a loss so far. They are the clock: step numbers may go back, or go by tens."""
     step: int = -1
-    """Of the last of them."""
+    """The step of the last of them."""
     memory: Memory = Memory()
     skips: SkipRow = SkipRow()
     is_open: bool = False
@@ -241,7 +241,7 @@ class IncidentState(NamedTuple):
 
     @property
     def open(self) -> Incident | None:
-        """The incident that is open, as it stands."""
+        """The open incident, as it stands."""
         return self.course.incident if self.is_open else None
 
 
@@ -256,10 +256,10 @@ def begin() -> IncidentState:
 def follow(
     state: IncidentState, row: Row, verdict: Verdict, looks: Sequence[int] = LOOKS
 ) -> tuple[IncidentState, tuple[News, ...]]:
-    """One step. A row without a loss is none. ``looks`` are numbers of rows, rising from 10 on.
+    """Follow one step; a row without a loss is ignored. ``looks`` are numbers of rows, rising from 10 on.
 
-    A step that goes back is a new attempt: an open incident stays open, and its time begins when the run is at the
-    onset again. It is closed when it is 50 rows past that, and the loss is back.
+    A step that goes back is a new attempt: an open incident stays open, and its time starts when the run is at the
+    onset again. It closes 50 rows after that, if the loss is back.
     """
     if "loss" not in row:
         return state, ()
@@ -276,7 +276,7 @@ def follow(
     if not state.is_open:
         state = opened(state, seen, verdict)
         return state, (News("opened", state.course.incident),)
-    if is_alarm and step < state.course.start:  # in a later attempt it comes sooner: that is the onset now
+    if is_alarm and step < state.course.start:  # it came sooner in a later attempt: that is the onset now
         return begun(state, seen, verdict, state.course.number), ()
     if is_healthy and step < state.course.start:
         state = state._replace(memory=state.memory.after(step, loss))
@@ -284,7 +284,8 @@ def follow(
 
 
 def incidents_of(rows: Iterable[Row], verdicts: Iterable[Verdict], looks: Sequence[int] = LOOKS) -> list[Incident]:
-    """The incidents of a recorded run, in order: a verdict for each row that has a loss, as ``judge.replay`` gives."""
+    """The incidents of a recorded run, in order; needs a verdict for each row with a loss, as ``judge.replay``
+    gives."""
     state = begin()
     found: dict[int, Incident] = {}
     for row, verdict in zip((row for row in rows if "loss" in row), verdicts, strict=True):
@@ -303,7 +304,7 @@ def ended(state: IncidentState) -> Incident | None:
 
 
 def gone_back(state: IncidentState, step: int) -> IncidentState:
-    """Before a row of an earlier step: what came after it never was."""
+    """The state before a row of an earlier step, without what came after it."""
     course, late = state.course, state.memory.step - step + 1
     if state.is_open:
         course = course.followed_anew(state.rows + 1)._replace(is_treated=course.is_treated or step <= course.start)
@@ -312,7 +313,7 @@ def gone_back(state: IncidentState, step: int) -> IncidentState:
 
 
 def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> IncidentState:
-    """An alarm while none is open: a new incident, or the last one where the judge says that it is still that one."""
+    """Open an incident at an alarm: a new one, or the last one where the judge says that it is still that one."""
     row, last = state.rows + 1, state.course
     if verdict.opens_incident or not last.number:
         return begun(state, seen, verdict, max(last.number + 1, verdict.incident or 1))
@@ -321,7 +322,7 @@ def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> Incident
 
 
 def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int) -> IncidentState:
-    """The onset of an incident: where it was, and what was usual before it."""
+    """Begin an incident at its onset, with what was usual before it."""
     row, kind, memory = state.rows + 1, kind_of(verdict), state.memory
     skips = (NO_SKIPS if verdict.go else state.skips).after(seen)
     start, rows = skips.start, skips.rows
@@ -350,7 +351,7 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
 def gone_on(
     state: IncidentState, seen: RowSummary, is_healthy: bool, looks: Sequence[int]
 ) -> tuple[IncidentState, tuple[News, ...]]:
-    """One more row of an open incident."""
+    """Follow one more row of an open incident."""
     row, course = state.rows + 1, state.course
     if course.is_treated and seen.step <= course.start:
         course = course.followed_anew(row)._replace(onset_row=row)
@@ -368,7 +369,7 @@ def gone_on(
 
 
 def closed(course: OpenIncident, step: int, age: int) -> Incident:
-    """An incident that is back, or has been waited for long enough."""
+    """An incident that is back, or has run out of time."""
     if course.is_back:
         trajectory = "fast" if age <= FAST else "slow" if age <= SLOW else "lingering"
     else:
@@ -383,7 +384,7 @@ def closed(course: OpenIncident, step: int, age: int) -> Incident:
 
 
 def is_decaying(course: OpenIncident, is_first: bool) -> bool:
-    """Whether the mean loss has come down enough since the last look; at the first one, since it was highest."""
+    """Whether the mean loss has fallen enough since the last check; at the first one, since it was highest."""
     if course.at_look is None or max(course.recent) >= BEYOND:
         return False
     fallen = (course.highest if is_first else course.at_look) - course.mean
@@ -392,7 +393,7 @@ def is_decaying(course: OpenIncident, is_first: bool) -> bool:
 
 
 def climbs(course: OpenIncident) -> bool:
-    """Whether the mean loss has risen since the last look, by as much and by more than noise would have it."""
+    """Whether the mean loss has risen since the last check, by as much and by more than noise."""
     if course.at_look is None or course.limit is None or course.usual is None:
         return False
     deviation = 2 * (course.limit - course.usual)
@@ -407,7 +408,7 @@ def diverges(course: OpenIncident) -> bool:
 
 
 def kind_of(verdict: Verdict) -> str:
-    """What an incident is called after the gravest finding that has a name for it.
+    """The kind of an incident, after the gravest finding that has a name for it.
 
     >>> from sealegs.vocabulary import Finding
     >>> level = Finding(detector="drift/loss", step=7, severity=Severity.ALARM, signal="loss", value=3.1, limit=2.6,
@@ -427,7 +428,7 @@ def kind_of(verdict: Verdict) -> str:
 
 
 def loss_in(row: Row) -> float:
-    """The loss of a row, and what stands for one that is not finite, or comes of weights that are not."""
+    """The loss of a row; ``BEYOND`` for one that is not finite, or comes from weights that are not."""
     loss = float(row["loss"])
     if not math.isfinite(loss) or float(row.get("params_finite", 1.0)) != 1.0:  # NaN too
         return BEYOND
@@ -435,7 +436,7 @@ def loss_in(row: Row) -> float:
 
 
 def grad_norm_in(row: Row) -> float:
-    """The same of the gradient norm; negative where it was not logged."""
+    """The gradient norm of a row, likewise; negative where it was not logged."""
     if "grad_norm" not in row:
         return -1.0
     norm = float(row["grad_norm"])
@@ -443,7 +444,7 @@ def grad_norm_in(row: Row) -> float:
 
 
 def mean_of(losses: Sequence[float]) -> float | None:
-    """Of those that there are."""
+    """The mean; None of no losses."""
     return math.fsum(losses) / len(losses) if losses else None
 
 

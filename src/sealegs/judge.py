@@ -1,4 +1,4 @@
-"""Rows in, Verdicts out: every detector looks, one verdict is given, every detector learns.
+"""Rows in, Verdicts out: every detector looks, the judge gives one verdict, every detector learns.
 
     state, verdict = fold(detectors, state, row)
 
@@ -31,29 +31,29 @@ LOSS = "spike/loss"
 """The detector whose surprises count while the learning rate has leapt."""
 
 YOUNG_STEPS = 1000
-"""Steps in which the statistic knows its tail only roughly: one signal alone must then be surprising by ..."""
+"""Steps in which the statistic is uncalibrated: it knows its tail only roughly."""
 YOUNG_ALARM = 1e-6
-"""... this much to be an alarm."""
+"""The p that one signal alone must be below to be an alarm in those steps."""
 GROSS = 10.0
-"""A gradient norm so many times the largest of late is no update to apply unless something bounds it. Of 138 healthy
-trainings three come to that, with the first of something new, and the others to a third of it (bench/harm.py)."""
+"""A gradient norm this many times the recent largest spoils the update, unless something bounds it. Of 138 healthy
+trainings three reach it, with the first of something new, and the others a third of it (bench/harm.py)."""
 GROWTH = 2.0
-"""Nor is one of so many times the largest of late, right after one that surprised, too: gradients that explode do so
-several times over (6 to 9 times a step in BLOOM-176B), a new level is reached once."""
+"""A gradient norm this many times the recent largest, right after a surprise, spoils the update too. Gradients that
+explode do so several times over (6 to 9 times a step in BLOOM-176B); a new level is reached once."""
 ROW = 5
-"""Surprises in a row that are an incident, however little surprising each may be in a young run."""
+"""Surprises in a row that are an incident, however small each is while the statistic is uncalibrated."""
 SKIPPED_ROW = 3
-"""So many finite ones that were skipped in a row are an alarm, too: of healthy runs none has had two. A young run knows
-no surprises, and takes the fifth for its new level."""
+"""Finite steps skipped in a row that are an alarm, too; of healthy runs none has had two. An uncalibrated statistic
+knows no surprises, and the fifth becomes its new level."""
 RARE = 1000
-"""Of so many steps one finite one may be skipped alone, with a loss as before at the next: beyond that it is the nature
-of the data, and none is any more."""
+"""One finite step in so many may be skipped alone, with a loss as before at the next. Beyond that it is the nature of
+the data, and no finite step is skipped any more."""
 LONG_ROW = 10
-"""Skips in a row whose end is worth a remark."""
+"""Skips in a row whose end is worth a notice."""
 SAME = 1e-6
 """Relative difference up to which loss and gradient norm are those of the same step again."""
 COOL_DOWN = 100
-"""Steps after an alarm in which another one belongs to its incident, and after a remark in which it is not repeated."""
+"""Steps after an alarm in which another one belongs to its incident, and after a notice in which it is not repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,13 @@ class Budget:
     """How much may be skipped before the run is halted: never an unlimited freeze, never a silent accept."""
 
     in_a_row: int = 150
-    """Steps one after the other. A new level is accepted after 100, and said to be."""
+    """Skipped steps in a row. A new level is accepted after 100, with a notice."""
     nonfinite_in_a_row: int = 10
-    """Of those, steps that were not finite: no level to get used to."""
+    """Non-finite steps in a row: they are no level to get used to."""
     total: int = 200
-    """Steps in all ..."""
+    """Skipped steps in all."""
     share: float = 0.01
-    """... or this share of all steps, whichever is more."""
+    """Skipped steps as a share of all steps; the larger of this and ``total`` counts."""
 
     def __post_init__(self) -> None:
         if not (self.in_a_row >= 1 and self.nonfinite_in_a_row >= 1 and self.total >= 1 and 0 <= self.share <= 1):
@@ -82,9 +82,9 @@ class Detection:
     """How a run is judged."""
 
     rules: str = "calibrated"
-    """``calibrated``, or ``textbook`` for the rules of thumb that everybody knows."""
+    """``calibrated``, or ``textbook`` for the common rules of thumb."""
     detectors: Sequence[Rule | Detector[Any]] = ()
-    """Your own, on top: each a function of a row, or a detector."""
+    """Your own detectors on top: each a function of a row, or a detector."""
     budget: Budget = Budget()
     """How much may be skipped before the verdict is HALT."""
     stalled_after_s: float = 600.0
@@ -92,7 +92,7 @@ class Detection:
 
 
 class Tally(NamedTuple):
-    """What the judge remembers beside what the detectors do."""
+    """What the judge remembers beside the detectors' states."""
 
     steps: int = 0
     skips: int = 0
@@ -100,20 +100,20 @@ class Tally(NamedTuple):
     nonfinite_in_a_row: int = 0
     incidents: int = 0
     last_alarm: int = -COOL_DOWN - 1
-    """At which of the ``steps`` that were judged; numbers of steps may go back."""
+    """Which of the judged ``steps`` it was; step numbers may go back."""
     remarks: tuple[tuple[str, int], ...] = ()
-    """Remarks that were made, and when, likewise."""
+    """Notices that were given, and at which of the ``steps``."""
     skipped: tuple[float, float] | tuple[()] = ()
     """Loss and gradient norm of the last step, if it was skipped."""
     surprises_in_a_row: int = 0
-    """Steps, skipped or not, with a loss or a gradient norm that no healthy step is expected to have."""
+    """Steps in a row, skipped or not, with a loss or a gradient norm that no healthy step is expected to have."""
     lone_skips: int = 0
-    """Finite steps that were skipped, and the next was as if nothing had been."""
+    """Finite steps that were skipped alone, with a loss as before at the next."""
     is_restrained: bool = False
-    """Whether so many were that finite steps are not skipped any more."""
+    """Whether there were so many of them that finite steps are not skipped any more."""
     is_held: bool = False
-    """Whether the last step showed a loss that runs away from a learning rate that has leapt: a device that decides by
-    itself is told not to go on with that rate."""
+    """Whether the last step showed a loss that runs away after a leap of the learning rate. A gate on the device then
+    skips the next update."""
 
 
 class JudgeState(NamedTuple):
@@ -124,7 +124,7 @@ class JudgeState(NamedTuple):
 
 
 def standard() -> tuple[Detector[Any], ...]:
-    """The calibrated detectors. Two signals are looked at, so each has half of the chance of a false alarm."""
+    """The calibrated detectors. Two signals are judged, so each has half of the chance of a false alarm."""
     return (
         NonFinite(),
         Overflow(),
@@ -165,7 +165,7 @@ def replay(
     detectors: Detectors | None = None,
     budget: Budget = Budget(),  # noqa: B008
 ) -> Iterator[Verdict]:
-    """The verdicts on rows that were recorded; those without a loss are evaluations, and are not judged."""
+    """The verdicts on recorded rows; rows without a loss are evaluations, and are not judged."""
     detectors = standard() if detectors is None else detectors
     state = begin(detectors)
     for row in rows:
@@ -175,7 +175,7 @@ def replay(
 
 
 def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:
-    """One verdict of all findings, the gravest first, within the budget."""
+    """One verdict from all findings, the gravest first, within the budget."""
     step = int(now["step"])
     is_long = tally.skips_in_a_row >= LONG_ROW
     if not findings and not tally.skips_in_a_row and not float(now.get("gate_closed", 0.0)):  # most steps by far
@@ -188,7 +188,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
     if is_repeated(tally, now):
         findings = tuple(replace(f, spoils_update=False, note=f"{f.note}, the same step again") for f in findings)
     spoilt = any(f.spoils_update and f.severity >= Severity.GATE for f in findings)
-    # A scaler that looks for its scale skips by design, and halts by its own rule when it finds none.
+    # A loss scaler in search of its scale skips by design, and halts by its own rule when it finds none.
     counts = spoilt and any(
         f.spoils_update and (f.detector != "overflow" or f.severity > Severity.GATE) for f in findings
     )
@@ -228,7 +228,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
 
 
 def sure_if_young(judged: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """In a young run one surprised signal alone is an alarm, or a gate, only if it is very surprised."""
+    """Lower the alarm or gate of one signal alone while the statistic is uncalibrated, unless its p is very small."""
     spikes = [f for f in findings if f.p is not None and f.detector.startswith("spike/")]
     if len(spikes) > 1:
         doubtful = [f for f in spikes if f.severity == Severity.WATCH]
@@ -240,8 +240,8 @@ def sure_if_young(judged: int, findings: tuple[Finding, ...]) -> tuple[Finding, 
 
 
 def while_the_rate_is_up(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """A loss that surprises while the learning rate is far above any that the run has used runs away from it: to go on
-    with such updates does harm, whatever the gradients are."""
+    """Reject a surprising loss while the learning rate is far above any that the run has used. The loss runs away from
+    such a rate, and more such updates do harm, whatever the gradients are."""
     leap = next((f for f in findings if f.detector == RATE), None)
     if leap is None or not float(now.get("lr", 0.0)) >= leap.limit:
         return findings
@@ -256,11 +256,11 @@ def is_surprise(finding: Finding) -> bool:
 
 
 def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Finding, ...]]:
-    """After a step that was not skipped: how many were alone, and that none is any more where these are too many.
+    """Count lone skips after a step that was not skipped; where there are too many, finite steps are skipped no more.
 
-    Whatever is not finite is skipped for ever.
+    What is not finite is always skipped.
     """
-    is_alone = before.skips_in_a_row == 1 and before.surprises_in_a_row > 0  # not by a rule of somebody's own
+    is_alone = before.skips_in_a_row == 1 and before.surprises_in_a_row > 0  # a user's own rule does not count
     is_alone = is_alone and not before.nonfinite_in_a_row and not tally.surprises_in_a_row
     if not is_alone or tally.is_restrained:
         return tally, ()
@@ -284,13 +284,13 @@ def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Fin
 
 
 def _after_a_calm_step(tally: Tally) -> Tally:
-    """Written out, for it is done at nearly every step."""
+    """The tally after a calm step, written out since nearly every step is one."""
     steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _ = tally
     return Tally(steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained)
 
 
 def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """A device that has a gate has applied the update by now, or not: that stands, whatever is found here."""
+    """Follow the device's gate, which has applied the update or not: that stands, whatever is found here."""
     if "gate_closed" not in now:
         return findings
     closed = float(now["gate_closed"]) != 0.0
@@ -311,7 +311,7 @@ def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Findin
 
 
 def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[Finding, ...]:
-    """What halts the run, if this skip was one too many; an alarm, if so many surprises came one after the other."""
+    """A halt if this skip was one too many, or an alarm if there were many surprises in a row."""
     skips = (
         (Severity.HALT, "steps skipped in a row", tally.skips_in_a_row, budget.in_a_row),
         (Severity.HALT, "steps in a row not finite", tally.nonfinite_in_a_row, budget.nonfinite_in_a_row),
@@ -342,7 +342,7 @@ def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[
 
 
 def over(before: Tally, step: int) -> tuple[Finding, ...]:
-    """The end of a long row of skips, be it that the trouble is over or that it is the new level: never silently."""
+    """A notice at the end of a long row of skips, whether the anomaly is over or is the new level: never silently."""
     return (
         Finding(
             detector="budget",
@@ -358,7 +358,7 @@ def over(before: Tally, step: int) -> tuple[Finding, ...]:
 
 
 def is_repeated(tally: Tally, now: Row) -> bool:
-    """Whether a step that was skipped has come again: the same batch and, as it was skipped, the same weights.
+    """Whether a skipped step has come again: the same batch and, since it was skipped, the same weights.
 
     To skip it once more would change nothing, for ever: a loop on one batch would stand still.
     """
@@ -375,8 +375,8 @@ def values_of(now: Row) -> tuple[float, float] | tuple[()]:
 
 
 def without_repetition(tally: Tally, findings: tuple[Finding, ...]) -> tuple[Tally, tuple[Finding, ...]]:
-    """A remark on the same signal is made once in a while, not at every step; a leap of the learning rate is named
-    again wherever something graver is found, for it may be why."""
+    """Leave out a notice that was given recently for the same signal. A leap of the learning rate is named again beside
+    anything graver, since it may be the cause."""
     made = {name: at for name, at in tally.remarks if tally.steps - at <= COOL_DOWN}
     is_grave = any(finding.severity > Severity.WATCH for finding in findings)
     kept = []
@@ -392,7 +392,7 @@ def without_repetition(tally: Tally, findings: tuple[Finding, ...]) -> tuple[Tal
 
 
 def thaw(like: Any, saved: Any) -> Any:
-    """A state that was written as JSON, which has no tuples, in the types of ``like``: of ``begin``."""
+    """A state from JSON, which has no tuples, in the types of ``like``, a state of ``begin``."""
     if hasattr(like, "_fields"):
         return type(like)(*(thaw(a, b) for a, b in zip(like, saved, strict=True)))
     if not isinstance(saved, list):

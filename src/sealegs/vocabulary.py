@@ -1,4 +1,4 @@
-"""The words that the stages speak to each other: frozen values and protocols, standard library only."""
+"""The values and protocols that all stages share: rows, events, findings, verdicts, sinks. Standard library only."""
 
 import math
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ class Severity(IntEnum):
     """What a finding asks for, from least to most."""
 
     WATCH = 1
-    """Look at it; nothing is done."""
+    """A notice: nothing is done."""
     GATE = 2
     """Do not apply this update."""
     ALARM = 3
-    """Open an incident; a sudden one does not apply this update either."""
+    """Open an incident; a sudden anomaly also rejects this update."""
     HALT = 4
     """Stop: going on would train on nothing, or on garbage."""
 
@@ -47,15 +47,15 @@ class Finding:
     signal: str
     value: float
     limit: float
-    """What the value should not have passed."""
+    """The limit that the value should not have passed."""
     p: float | None = None
     """Probability of such a value if nothing is wrong, where the detector has one."""
     spoils_update: bool = True
     """Whether the step's update should not be applied; a slow drift is no fault of this step."""
     lasts: int = 1
-    """How many of the rows up to this one it is about: what is found late began that long ago."""
+    """How many of the rows up to this one it covers: a late finding began that long ago."""
     note: str = ""
-    """What it is, in a few words: ``loss spike``."""
+    """A few words for it: ``loss spike``."""
 
     def __str__(self) -> str:
         """``loss spike: 6.93, expected below 3.41 (p 2e-09)``"""
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to become of one step, and why."""
+    """The decision about one step, and why."""
 
     step: int
     findings: tuple[Finding, ...] = ()
@@ -79,9 +79,9 @@ class Verdict:
     incident: int | None = None
     """Number of the incident that an alarm belongs to, from 1."""
     opens_incident: bool = False
-    """Whether this is the alarm that the incident began with."""
+    """Whether this is the alarm that opens the incident."""
     culprit: str = ""
-    """Where the worst gradient of a spoilt step was: the tensor, and the rank where there are several."""
+    """Where the worst gradient of a rejected step was: the tensor, and the rank where there are several."""
     instead: str = ""
     """What becomes of a ``HALT`` that does not end the run: who decides, or that nobody acts on it."""
 
@@ -108,7 +108,7 @@ class Verdict:
     def __str__(self) -> str:
         """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``
 
-        ``HALT`` is said only of a run that is halted; else it is an ``ALARM``, and what is done instead is said.
+        ``HALT`` appears only where the run is halted; otherwise it prints as ``ALARM`` with what is done instead.
         """
         parts = [f"step {self.step}", "ALARM" if self.instead else self.word, *map(str, self.findings)]
         if self.culprit:
@@ -123,20 +123,20 @@ class Verdict:
 class Sink(Protocol):
     """A place that rows and events go to besides the run folder: a tracker, a terminal.
 
-    The training loop calls it and does not wait: a sink that may take time belongs behind ``sinks.queued.Queued``.
-    An exception from any of these costs the run one event and the sink its place.
+    The training loop calls it and does not wait: put a slow sink behind ``sinks.background.BackgroundSink``. An
+    exception from any of these costs the run one event and the sink its place.
     """
 
     name: str
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Get ready for a run, new or resumed. What is returned is kept in the manifest under ``tracker``."""
+        """Get ready for a run, new or resumed. The result is kept in the manifest under ``tracker``."""
 
     def row(self, row: Row) -> None:
-        """Take one step."""
+        """Take one row."""
 
     def event(self, event: Event) -> None:
         """Take one event."""
 
     def close(self) -> None:
-        """Take no more; hand over what is still held."""
+        """Take no more, and deliver what is still held."""

@@ -1,4 +1,4 @@
-"""What a step knows in, a record and a verdict out: the rungs that cannot change the run."""
+"""A watch: records the signals of every step and gives verdicts. It observes a run and cannot change it."""
 
 import sys
 from collections import deque
@@ -50,7 +50,7 @@ class LateVerdict:
 
     @property
     def step(self) -> int:
-        """Which step it is about."""
+        """The step that it is about."""
         return self.verdict.step
 
     @property
@@ -70,7 +70,7 @@ class LateVerdict:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found, the gravest first."""
+        """The findings, the gravest first."""
         return self.verdict.findings
 
     def __str__(self) -> str:
@@ -78,28 +78,28 @@ class LateVerdict:
 
 
 class Observer:
-    """Who stands behind a watch. By itself nobody acts, and rows are recorded as they come; a guard knows better."""
+    """What a watch reports to. This one does nothing and records rows as they come; a guard brings its own."""
 
     @property
     def acts(self) -> bool:
-        """Whether someone acts on the verdicts: said in every event."""
+        """Whether someone acts on the verdicts; every event says so."""
         return False
 
     @property
     def instead_of_halt(self) -> str:
-        """What becomes of a run whose verdict is HALT, in words; nothing, where that ends it."""
+        """What becomes of a run whose verdict is HALT, in words; empty where that ends it."""
         return "it should be halted, which is the loop's to do"
 
     def complete(self, row: Row) -> Row:
-        """A row whose numbers have arrived, before it is judged."""
+        """Complete a row whose numbers have arrived, before it is judged."""
         return row
 
     def trim(self, row: Row, verdict: Verdict) -> Row:
-        """A row that was judged, before it is written."""
+        """Trim a judged row before it is written."""
         return row
 
     def judged(self, row: Row, verdict: Verdict) -> None:
-        """A row was judged and written."""
+        """Take in a row that was judged and written."""
 
 
 class Watch:
@@ -132,8 +132,8 @@ class Watch:
         ``settings`` say what the run is; at a resume, what it is from now on. ``detection`` says how it is judged;
         ``observer`` sees each row on its way to the record.
 
-        ``sinks`` get every row and event too: ``sealegs.tracker("wandb")``. ``notify`` is where a person is told when
-        the run needs one: the address of a webhook, a command, the name of an environment variable that holds either
+        ``sinks`` get every row and event too: ``sealegs.tracker("wandb")``. ``notify`` is where a message goes when the
+        run needs a person: the address of a webhook, a command, the name of an environment variable that holds either
         (``"$HOOK"``), or a ``sealegs.Notify`` with options.
         """
         notifier = () if notify is None else (Notifier(notify),)  # refused before there is a folder
@@ -144,7 +144,7 @@ class Watch:
         self._budget = detection.budget
         self._observer = observer
         self.folder = run.folder if isinstance(run, RunWriter) else None if run is None else Path(run)
-        """Of the run, on every rank; one of them records into it."""
+        """The run's folder, on every rank; one rank records into it."""
         self.record = _opened(run, resume)
         if self.record is not None and settings is not None:
             self.record.amend(settings=settings)
@@ -157,22 +157,22 @@ class Watch:
         self._step = 0
         self._judged_rows = 0
         self._skips = Skips()
-        """Steps that somebody did not update because of a verdict, in this process ..."""
+        """Steps that were skipped because of a verdict, in this process."""
         self._division = Division()
-        """... and how they divide over the sources of data."""
+        """How those steps divide over the data sources."""
         self._is_closed = False
         self._has_ended = False
         self._has_failed = False
         self._sinks: list[Sink] = []
         self._tracked: list[Mapping[str, Any]] = []
-        listening = (*sinks, *notifier) if self.record is not None else ()  # else nothing is recorded, and nothing told
+        listening = (*sinks, *notifier) if self.record is not None else ()  # without a record there is nothing to send
         for sink in listening:
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
         self._watchdog = Watchdog(detection.stalled_after_s, self._stalled) if self.record is not None else None
 
     def see(self, step: int, **signals: Signal) -> LateVerdict:
-        """Take what a step knows, by signal name: numbers, or tensors with one element, read when they are there.
+        """Take the signals of a step by name: numbers, or tensors with one element, read when they are there.
 
         Steps go up by what you like; going back starts a new segment, and the newest row of a step counts. On several
         ranks give numbers that are the same on all of them, or each comes to its own verdict.
@@ -186,8 +186,8 @@ class Watch:
     def take(
         self, step: int, signals: dict[str, Signal], blocks: Sequence[Block] = (), lag: int | None = None
     ) -> LateVerdict:
-        """The same for those who have tensors of several numbers. ``lag``: judge all rows but so many, not just those
-        that are there."""
+        """``see`` for callers that have tensors of several numbers. With ``lag``, all rows but so many are judged,
+        waiting for them if need be."""
         self._step = step
         if self._watchdog is not None:
             self._watchdog.beat()
@@ -201,15 +201,15 @@ class Watch:
         return late
 
     def announce(self, change: str) -> None:
-        """Say that the run is about to change by intention: a new mixture, a decay that starts, another batch size.
+        """Announce a change that is made on purpose: a new mixture, a decay that starts, another batch size.
 
-        For 500 steps only the coarse rules of a young run judge, while the statistic learns the new level.
+        For 500 steps only the coarse rules judge, while the statistic learns the new level.
         """
         self._announced = change
         self.note("announced", change=change)
 
     def note(self, kind: str, /, *, step: int | None = None, **detail: Any) -> None:
-        """Put something that happened into the record, at the last step that was seen or at the one given."""
+        """Record an event, at the last step or at the one given."""
         self._has_ended |= kind == "end"
         if self.record is None:
             return
@@ -221,16 +221,16 @@ class Watch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether somebody has said how the run ended."""
+        """Whether an event has said how the run ended."""
         return self._has_ended
 
     @property
     def announced(self) -> str | None:
-        """A change that the next step will bring."""
+        """A change that was announced for the next step."""
         return self._announced
 
     def rest(self) -> None:
-        """No step is expected for a while: an evaluation, a checkpoint."""
+        """Expect no step for a while: an evaluation, a checkpoint."""
         if self._watchdog is not None:
             self._watchdog.rest()
 
@@ -251,33 +251,33 @@ class Watch:
 
     @property
     def skips(self) -> int:
-        """How many steps should have been skipped so far, those of a loss scaler apart."""
+        """How many steps should have been skipped so far, without those of a loss scaler."""
         return self._state.tally.skips
 
     @property
     def judging(self) -> judge.JudgeState:
-        """All that the next verdict depends on: a value, which a later step does not change."""
+        """Everything that the next verdict depends on: a value, which later steps do not change."""
         return self._state
 
     def go_back(self, judging: judge.JudgeState) -> None:
-        """Judge on as at an earlier step. How many steps were skipped and incidents met so far still counts."""
+        """Judge on from an earlier state. Skipped steps and incidents so far still count."""
         self._state = judging._replace(tally=self._state.tally)
         self._announced = None
         self.clear_skip_row()
 
     def clear_skip_row(self) -> None:
-        """Something was done about it: what was skipped in a row until now does not halt the run any more."""
+        """Clear the row of skips after an intervention, so that it does not halt the run any more."""
         tally = self._state.tally._replace(skips_in_a_row=0, nonfinite_in_a_row=0, skipped=())
         self._state = self._state._replace(tally=tally)
         self.halted = None
 
     def forget_skip(self) -> None:
-        """The last step was judged and never ended: if it comes again, that is no second time."""
+        """Forget that the last step was skipped: it never ended, so its return is no repetition."""
         self.catch_up()
         self._state = self._state._replace(tally=self._state.tally._replace(skipped=()))
 
     def judge_arrived(self) -> None:
-        """Judge the rows that are there by now, without waiting: where a device is busy, the host has time."""
+        """Judge the rows that have arrived, without waiting: while a device is busy, the host has time."""
         self._write(self._collector.ready())
 
     def catch_up(self) -> None:
@@ -291,19 +291,19 @@ class Watch:
             self.record.sync()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next verdict depends on, as JSON values."""
+        """Everything that the next verdict depends on, as JSON values."""
         self.catch_up()
         names = [detector.name for detector in self._detectors]
         return {"detectors": names, "state": _listed(self._state), "announced": self._announced}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on judging from a saved state. Detectors that are new begin anew, and that is said."""
+        """Continue from a saved state. New detectors start over, and an event says so."""
         self._state = self.judge_state_from(state)
         self._announced = state["announced"]
         self.halted = None
 
     def judge_state_from(self, state: Mapping[str, Any]) -> judge.JudgeState:
-        """What ``judging`` was, of a saved state."""
+        """The ``judging`` of a saved state."""
         saved, tally = state["state"]
         states = dict(zip(state["detectors"], saved, strict=True))
         anew = [detector.name for detector in self._detectors if detector.name not in states]
@@ -324,7 +324,7 @@ class Watch:
         return [(detector, state) for detector, state in pairs if isinstance(detector, kind)]
 
     def fail(self, error: BaseException) -> None:
-        """The loop has ended with an error: say so in the record, unless somebody has said how the run ended."""
+        """Record that the loop has ended with an error, unless an event has said how the run ended."""
         if self._has_ended or self._is_closed or (isinstance(error, SystemExit) and not error.code):
             return
         reason = "halted" if isinstance(error, RunHalted) else "failed"
@@ -335,7 +335,7 @@ class Watch:
             self.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Write what is still under way and let go of the folder. Closing twice is no error."""
+        """Write what is still under way and close the folder. Closing twice is no error."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -399,23 +399,23 @@ class Watch:
         return verdict
 
     def _drop_own_detectors(self, error: Exception) -> None:
-        """Observing fails open: a detector of the user's that raises costs its place, not the run."""
+        """Drop the user's detectors after one raised. Observing fails open: it costs their place, not the run."""
         names = [detector.name for detector in self._detectors[self._own_from :]]
         self._detectors = self._detectors[: self._own_from]
         self._state = self._state._replace(detectors=self._state.detectors[: self._own_from])
         self.note("detector-failed", detectors=names, reason=f"{type(error).__name__}: {error}")
 
     def _say_what_was_corrected(self) -> None:
-        """Where p was small more often than it should be, thresholds were tightened: by how much."""
+        """Record by how much thresholds were tightened, where p was small more often than it should be."""
         corrections = {spike.signal: round(state.audit.correction, 2) for spike, state in self.states_of(Spike)}
         if any(correction > 1 for correction in corrections.values()):
             self.note("audit", thresholds_divided_by=corrections)
 
     def _say_what_was_skipped(self) -> None:
-        """One line in the end, where no display has told it at every step: nobody should have to look for it."""
+        """Print one line about skips at the end, unless a terminal sink has shown them at every step."""
         is_shown = any(sink.name == "terminal" for sink in self._sinks)
         if self._skips.count and self.record is not None and not is_shown:
-            with suppress(OSError):  # a terminal that has gone
+            with suppress(OSError):  # the terminal may be gone
                 print(f"sealegs: {self.record.folder}: skipped {self._told_of_skips()}", file=sys.stderr, flush=True)
 
     def _told_of_skips(self) -> str:
@@ -434,8 +434,8 @@ class Watch:
             self.record.amend(tracker=self._tracked[0], trackers=list(named.values()))
 
     def _tell(self, sink: Sink, call: Callable[[], None]) -> None:
-        """Observing fails open: a sink that breaks costs one event and its place, never a step."""
-        if sink not in self._sinks:  # it broke while another one's failure was told
+        """Call a sink. Observing fails open: a sink that raises costs one event and its place, never a step."""
+        if sink not in self._sinks:  # it broke while another one's failure was reported
             return
         try:
             call()
@@ -446,12 +446,12 @@ class Watch:
                 return
             self._sinks.remove(sink)
             self.note("sink-failed", sink=sink.name, reason=reason)
-            with suppress(Exception):  # let go of what it holds, a terminal or a socket; it has failed already
+            with suppress(Exception):  # let it free what it holds, a terminal or a socket; it has failed already
                 sink.close()
 
 
 def kind_of(verdict: Verdict) -> str:
-    """The kind of event that a verdict with findings is: an incident has one alarm, its later steps are skips."""
+    """The event kind of a verdict with findings: an incident has one alarm, its later steps are skips."""
     if verdict.severity == Severity.HALT:
         return "halt"
     if verdict.opens_incident:
@@ -460,7 +460,7 @@ def kind_of(verdict: Verdict) -> str:
 
 
 def told(verdict: Verdict, skips: int) -> dict[str, Any]:
-    """A verdict as the particulars of an event."""
+    """A verdict as the details of an event."""
     detail: dict[str, Any] = {
         "text": str(verdict),
         "findings": [asdict(finding) | {"severity": finding.severity.name} for finding in verdict.findings],
@@ -485,5 +485,5 @@ def _opened(run: str | Path | RunWriter | None, resume: bool) -> RunWriter | Non
 
 
 def _listed(state: Any) -> Any:
-    """Tuples as the lists that JSON will make of them anyway."""
+    """Tuples as lists, which JSON will make of them anyway."""
     return [_listed(part) for part in state] if isinstance(state, tuple) else state
