@@ -88,7 +88,7 @@ class Incident:
 
 
 class News(NamedTuple):
-    """What a row brought."""
+    """A change of an incident that a row brought."""
 
     kind: Literal["opened", "look", "closed"]
     """``opened`` comes again, with the same number, for an incident that closed too soon: the judge says that a new

@@ -92,7 +92,7 @@ class Detection:
 
 
 class Tally(NamedTuple):
-    """What the judge remembers beside the detectors' states."""
+    """The judge's own state, beside those of the detectors."""
 
     steps: int = 0
     skips: int = 0

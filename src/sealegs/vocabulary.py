@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 Number: TypeAlias = float | int
 Row: TypeAlias = Mapping[str, Number | str]
-"""What is known of one step, by signal name. A signal that was not measured has no key; NaN is a value."""
+"""The signals of one step, by name. A signal that was not measured has no key; NaN is a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Event:
     """Something that happened to a run: a line of ``events.jsonl``."""
 
     kind: str
-    """What happened, in kebab case: ``start``, ``resume``, ``checkpoint``, ``sink-failed``, ..."""
+    """Its kind, in kebab case: ``start``, ``resume``, ``checkpoint``, ``sink-failed`` and more."""
     step: int
     time: float
     """Seconds since 1970, UTC."""

@@ -1,4 +1,4 @@
-"""What every kind of loader has to offer, and the loaders that report their own state.
+"""The protocol of all loaders, and the wrapper for loaders that report their own state.
 
 ``Loader`` is the protocol that ``data/position.py`` works with, and ``Epoch`` what it remembers of an epoch.
 ``StatefulLoader`` wraps torchdata's loader, the lab's stream, or the user's own.

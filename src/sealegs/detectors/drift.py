@@ -51,7 +51,7 @@ NORMAL_EXCESS = (0.37, 2 * 0.37**2)
 
 
 class DriftState(NamedTuple):
-    """What is remembered of a signal."""
+    """The detector's state: the past of one signal."""
 
     fast: streaming.StreamState = streaming.StreamState()
     """Statistic of single values, which winsorises them."""

@@ -10,7 +10,7 @@ from sealegs.vocabulary import Finding, Row, Severity
 
 
 class OverflowState(NamedTuple):
-    """What is remembered of a scaler."""
+    """The detector's state: the history of a scaler."""
 
     overflowed: tuple[int, ...] = ()
     """The steps whose gradients overflowed, as far back as is counted."""

@@ -15,7 +15,7 @@ TINY = 1e-6
 
 
 class RateState(NamedTuple):
-    """What is remembered of the rate. What is not finite never enters it."""
+    """The detector's state: the past of the rate. Only finite rates enter it."""
 
     seen: int = 0
     """Rates above 0 so far, counted up to ``FIRST_JUDGED``."""

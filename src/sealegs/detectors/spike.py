@@ -51,7 +51,7 @@ FADING = 0.5 ** (1 / 1000)
 
 
 class SpikeState(NamedTuple):
-    """What is remembered of a signal."""
+    """The detector's state: the past of one signal."""
 
     stream: streaming.StreamState = streaming.StreamState()
     audit: CalibrationAudit = CalibrationAudit()

@@ -17,7 +17,7 @@ FIRST_JUDGED = 5
 
 
 class ThroughputState(NamedTuple):
-    """What is remembered of the pace."""
+    """The detector's state: the past of the pace."""
 
     recent: tuple[float, ...] = ()
     """Seconds of the last steps."""

@@ -88,7 +88,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done next, and why."""
+    """The next actions, and why."""
 
     rung: int | None
     """Number of the rung, from 1 as in the table; None where none is left, or none is for the trigger."""
@@ -103,7 +103,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playbook:
-    """What is done about anomalies while nobody watches: rungs, and the numbers that bound them. Prints as a table.
+    """Rungs for anomalies that come while nobody watches, and the numbers that bound them. Prints as a table.
 
     >>> mine = Playbook(
     ...     name="mine",

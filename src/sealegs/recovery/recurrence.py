@@ -24,7 +24,7 @@ PATTERN = 2
 
 
 class Trigger(StrEnum):
-    """What asks the playbook for a decision."""
+    """The kinds of anomaly that ask the playbook for a decision."""
 
     NONFINITE_WEIGHTS = "nonfinite-weights"
     """A parameter is NaN or infinite: every later step would start from it."""

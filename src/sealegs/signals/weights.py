@@ -36,7 +36,7 @@ _Owned: TypeAlias = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """What follows from the set of parameters."""
+    """Everything that follows from the set of parameters alone."""
 
     parameters: tuple[nn.Parameter, ...]
     """The measured parameters; the trained ones come first."""
@@ -59,7 +59,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Before:
-    """What was measured before an update."""
+    """The measurements before an update."""
 
     plan: _Plan
     sums: Tensor

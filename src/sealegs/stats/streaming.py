@@ -89,7 +89,7 @@ def tail_rate(beyond: int) -> float:
 
 
 class StreamState(NamedTuple):
-    """What is remembered of a stream."""
+    """The state of a stream."""
 
     age: int = 0
     """Values learned since the start."""
