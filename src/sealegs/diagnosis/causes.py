@@ -1,4 +1,4 @@
-"""``causes.toml`` in, cause cards out: what each cause is, which signs speak for it, and what to do about it."""
+"""The cause cards of ``causes.toml``: what each cause is, which signs speak for it, and what to do about it."""
 
 import tomllib
 from functools import cache
@@ -13,28 +13,28 @@ from sealegs.errors import ConfigError
 Situation: TypeAlias = Literal[
     "nonfinite", "spike", "elevation", "drift", "overflow", "resume", "plateau", "stuck", "memory", "metric", "ranks"
 ]
-"""What a run can show that asks for a cause."""
+"""What a run can show that needs a cause."""
 Words: TypeAlias = Annotated[str, msgspec.Meta(min_length=2)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 
 
 class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing to do, with its knob and its value."""
+    """One thing to do against a cause, with the setting to change and its value."""
 
     grade: Literal["safe", "opt-in", "show-only"]
-    """``safe``: costs nothing if the cause is another. ``opt-in``: changes the run. ``show-only``: for a person."""
+    """``safe`` costs nothing if the cause is another one, ``opt-in`` changes the run, ``show-only`` is for a person."""
     do: Words
-    """As an order: ``clip gradients at 0.5``."""
+    """The remedy as an imperative: ``clip gradients at 0.5``."""
     knob: Words
     value: str
     unless: str = ""
-    """A sign that makes it pointless."""
+    """A sign that makes the remedy pointless."""
     when: str = ""
-    """A sign without which it is."""
+    """A sign without which the remedy is pointless."""
 
 
 class Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"apart_from": "from"}):
-    """What tells a cause from one of its neighbours."""
+    """A test that tells a cause from one of its neighbours."""
 
     apart_from: Name
     do: Words
@@ -46,50 +46,50 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     title: Words
     mechanism: Words
-    """In two sentences."""
+    """How the cause acts, in two sentences."""
     explains: tuple[Situation, ...]
     tests: tuple[Test, ...]
     remedies: tuple[Remedy, ...]
     references: tuple[str, ...]
     decides: tuple[str, ...] = ()
-    """Signs of which one is enough."""
+    """Signs of which one is enough to establish the cause."""
     strong: tuple[str, ...] = ()
-    """Signs that count two."""
+    """Signs that count two points."""
     fits: tuple[str, ...] = ()
-    """Signs that count one."""
+    """Signs that count one point."""
     against: tuple[str, ...] = ()
-    """Signs that count minus two."""
+    """Signs that count minus two points."""
     rules_out: tuple[str, ...] = ()
-    """Signs of which one is enough to drop it."""
+    """Signs of which one is enough to drop the cause."""
     spares_weights: bool = False
-    """Whether the weights are sound, so that nothing has to be reloaded."""
+    """Whether the cause leaves the weights sound, so that nothing has to be reloaded."""
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """All that it asks for."""
+        """The signs that weigh for or against the cause."""
         return self.decides + self.strong + self.fits + self.against + self.rules_out
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All signs that it names, those of its remedies too."""
+        """All signs that the card names, those of its remedies included."""
         asked = (name for remedy in self.remedies for name in (remedy.unless, remedy.when))
         return (*self.signs, *filter(None, asked))
 
 
 class Cards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """All cards of the file."""
 
     cause: tuple[Cause, ...]
 
 
 @cache
 def causes() -> dict[str, Cause]:
-    """Every card by its name, in the order of the file: the commoner cause first."""
+    """Every card by its name, in the order of the file: the more common cause first."""
     return parsed((resources.files("sealegs.diagnosis") / "causes.toml").read_text("utf-8"))
 
 
 def parsed(text: str) -> dict[str, Cause]:
-    """Cards from TOML, or a sentence that says what is wrong with them."""
+    """Parse cards from TOML, or raise an error that says what is wrong with them."""
     try:
         cards = msgspec.convert(tomllib.loads(text), Cards).cause
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: plain values, the same in `sealegs check --json`, in post-mortems and on pages."""
+"""The parts of a diagnosis: plain values, the same in `sealegs check --json`, in post-mortems and on pages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Problem:
 
     signal: str
     kind: str
-    """What it is, in kebab case: ``constant``, ``quantised``, ``smoothed``, ..."""
+    """The kind of problem in kebab case: ``constant``, ``quantised``, ``smoothed``, ..."""
     text: str
-    """One sentence, with the numbers."""
+    """The problem in one sentence, with the numbers."""
     hides: str = ""
-    """What cannot be told because of it."""
+    """What the log cannot show because of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class Findings:
     incidents: tuple[Incident, ...]
     verdict: Health
     because: str
-    """Why that, in one sentence."""
+    """The reason for the verdict, in one sentence."""
     cleared: tuple[Incident, ...] = ()
-    """Rises that would ask for an action, if the record did not show that nothing but the loss has risen."""
+    """Rises that would call for action if the record did not show that nothing but the loss has risen."""
     unseen: tuple[str, ...] = ()
-    """What cannot be seen at the resolution of this log."""
+    """What the resolution of this log does not show."""
     done: Done | None = None
-    """What was done to the run; None where the log does not tell."""
+    """The interventions in the run; None where the log does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class Answer:
     """One question of the decision tree, as this run answers it."""
 
     question: str
-    """``Q2.1``"""
+    """The number of the question, such as ``Q2.1``."""
     text: str
     answer: str
-    """``yes``, ``no``, ``unknown``, or the value that was asked for."""
+    """``yes``, ``no``, ``unknown``, or the value that the question asks for."""
     evidence: str
-    """The numbers."""
+    """The numbers behind the answer."""
     next: str
-    """The question that comes next, or ``end``."""
+    """The number of the next question, or ``end``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,29 +63,29 @@ class Hypothesis:
     """A cause, and what speaks for and against it."""
 
     cause: str
-    """The name of its card in ``causes.toml``."""
+    """The name of the cause's card in ``causes.toml``."""
     grade: Grade
     evidence_for: tuple[str, ...] = ()
     evidence_against: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """What would have to be logged."""
+    """Signals that the log lacks and that would tell more."""
     next_test: str = ""
-    """The cheapest test that splits it from its neighbours."""
+    """The cheapest test that tells this cause from its neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Everything that is said about a run."""
+    """Everything that Sealegs says about a run."""
 
     source: str
     format: str
     findings: Findings
     path: tuple[Answer, ...]
     hypotheses: tuple[Hypothesis, ...]
-    """The likeliest first."""
+    """The hypotheses, the likeliest first."""
     first_action: str
     log_next_time: tuple[str, ...]
     rules: str
-    """``calibrated`` or ``textbook``."""
+    """The set of rules that found the incidents: ``calibrated`` or ``textbook``."""
     mapping: Mapping[str, str]
     remarks: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""A loss that rose and stays up in, whether the record clears it out: harder data raise a loss, too, and are no damage.
+"""Tells damage from harder data where a loss rose and stays up.
 
-A loss is measured before the update of its step. So weights that make it rise were moved out of the ordinary before it,
-or are being moved out of it, and a record of every step that has the norms of gradients and weights shows that. Where
-such a record shows nothing, what changed is what was asked of the model: a curriculum, another domain, a term whose
-weight grows, returns that do. A log without these norms cannot clear anything: there the loss alone decides.
+A loss is measured before the update of its step. If the weights make it rise, unusual updates moved them before that
+step, or move them now. A record of every step with gradient and weight norms shows such updates. Where it shows none,
+the task has changed: a curriculum, another domain, a loss term whose weight grows, rewards that grow. A log without
+these norms can clear nothing: there the loss alone decides.
 """
 
 from dataclasses import dataclass, replace
@@ -17,30 +17,30 @@ from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.incidents import Incident
 
 RISES = ("spike", "level_shift", "drift")
-"""Kinds of incidents that may be the data's; of a jump at a resume it is known what else has changed."""
+"""Kinds of incidents that harder data can explain. A jump at a resume is not one: other things have changed there."""
 ELSEWHERE = (
     *("ranks-differ", "attention-logits-grow", "lr-rises-throughout", "lr-falls-then-rises", "resumed-before"),
     *("eval-rises", "batch-repeats", "data-begins-again"),
 )
-"""Signs of damage in neither norms nor loss, among them the held-out loss, and a loader that repeats itself."""
+"""Signs of damage that shows neither in the norms nor in the training loss: a held-out loss, a loader that repeats."""
 ALL_BUT = 0.9
 """Share of the rows that must have a gradient norm."""
 AROUND = 20
 """Steps on each side of the start within which the weights must have been measured."""
 BLOCK = 10
-"""Steps whose means are compared: as many as there usually are from one measurement of an update to the next."""
+"""Steps that are averaged before they are compared: the usual distance between two measurements of an update."""
 STEEPER = 3.0
-"""Times the growth of the loss that gradients and updates may have: a harder task raises all three."""
+"""Gradients and updates may grow by this many times the growth of the loss: a harder task raises all three."""
 LEAP = 0.1
-"""Share by which a norm of weights changes from one measurement to the next that no update explains ..."""
+"""A weight norm leaps if it changes by more than this share from one measurement to the next."""
 ODD = 10.0
-"""... if it is also so many times the usual change ..."""
+"""The change must also be more than this many times the usual change."""
 EXPLAINED = 2.0
-"""... and so many times what the updates in between come to, of which one is measured."""
+"""The change must also be more than this many times what the measured updates in between add up to."""
 
 
 def is_cleared(findings: Findings, incident: Incident) -> bool:
-    """Whether nothing but the loss has risen, in a record that would show more."""
+    """Whether the record would show damage, and shows that nothing but the loss has risen."""
     if incident.kind not in RISES:
         return False
     facts = Facts(replace(findings, incidents=(incident,)))
@@ -51,7 +51,7 @@ def is_cleared(findings: Findings, incident: Incident) -> bool:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """The steps of a rise, in which damage would show wherever it is: the onset is not known to the step."""
+    """The steps of a rise. Damage may show anywhere in them, because the onset is not known to the step."""
 
     facts: Facts
     first: int
@@ -59,7 +59,7 @@ class _Stretch:
 
     @property
     def would_show(self) -> bool:
-        """Whether every step is there, with a gradient norm that can be believed, and the weights on both sides."""
+        """Whether the log has every step, a gradient norm that can be believed, and weight norms on both sides."""
         norms, weights = (self.facts.series(name).finite for name in ("grad_norm", "param_norm"))
         is_believed = not any(problem.signal == "grad_norm" for problem in self.facts.findings.problems)
         sides = weights.within(self.first - AROUND, self.first - 1), weights.within(self.first, self.first + AROUND)
@@ -74,7 +74,7 @@ class _Stretch:
 
     @property
     def weights_leap(self) -> bool:
-        """Whether the norm of some weights leaps, or doubles or halves within 200 steps, as live in a grown run."""
+        """Whether some weight norm leaps, or doubles or halves within 200 steps once the run is calibrated."""
         for name in self.facts.family("param_norm"):
             steps, norms = self.facts.series(name).finite.within(self.first - AROUND, self.last)
             if len(norms) < 2:
@@ -89,13 +89,16 @@ class _Stretch:
         return False
 
     def _updated(self, norm: str, steps: Indices) -> Floats:
-        """By how much updates change a norm from each of the steps to the next, by the larger of the two measured about
-        then; NaN where nobody knows. What has no updates of its own, as a target network, changes with the others."""
+        """The relative change of a norm that updates explain, from each step to the next; NaN where none was measured.
+
+        The larger of the two measured updates counts. Weights without updates of their own, such as a target network,
+        change with the others.
+        """
         of_group = norm.replace("param_norm", "update_ratio", 1)
         names = (of_group,) if of_group in self.facts.run.signals else self.facts.groups("update_ratio")
         largest = np.full(len(steps), np.nan)
         for name in names:
-            at, ratios = self.facts.series(name).finite  # each of the update before
+            at, ratios = self.facts.series(name).finite  # each measures the update before its step
             place = np.searchsorted(steps, at - 1, side="right") - 1
             is_between = (place >= 0) & (place < len(largest))
             np.fmax.at(largest, place[is_between], ratios[is_between])
@@ -103,10 +106,9 @@ class _Stretch:
 
     @property
     def is_steeper(self) -> bool:
-        """Whether gradients have grown several times as much as the loss has up to then, or updates more than that and
-        beyond any before.
+        """Whether gradients outgrow the loss several times, or updates do so and exceed any before.
 
-        Gradients stay high while a harder task is learned. A loss below zero has no size to compare them with.
+        Gradients stay high while the model learns a harder task. A negative loss has no size to compare them with.
         """
         loss = self._growth("loss")
         grown = [self._growth("grad_norm")] if np.isfinite(loss).any() else []
@@ -116,7 +118,7 @@ class _Stretch:
         return any(bool((growth > STEEPER * most).any()) for growth in grown)
 
     def _growth(self, signal: str, *, of_largest: bool = False) -> Floats:
-        """The means of ten steps each over the mean before, or over the largest before; NaN where there is none."""
+        """Means of ten steps over the mean before the rise, or over the largest value before it; NaN without one."""
         series, begin = self.facts.series(signal).finite, self.first - LEAD
         usual = series.within(0, begin - 1).values[-USUAL:]
         if of_largest and len(usual):

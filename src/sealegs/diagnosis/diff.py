@@ -1,4 +1,4 @@
-"""Two Runs in, where they part out: settings, versions, and the first step at which each signal does."""
+"""Compares two runs: their settings, their versions, and the first step at which each signal differs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
 
 CLEARLY = 4.0
-"""So many times the noise from step to step, ..."""
+"""Two values differ clearly if they are this many times the step-to-step noise apart."""
 MANY, OF = 6, 8
-"""... at so many of so many logged steps, is more than noise."""
+"""Two signals differ by more than noise if they differ clearly at MANY of OF logged steps."""
 UNLIKE = frozenset({"time", "step_s", "saving", "tokens_per_s"})
-"""Signals that no two runs share."""
+"""Signals that no two runs have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where one signal of two runs parts."""
+    """The first difference between two runs in one signal."""
 
     signal: str
     first: int
-    """The first step at which the values differ at all ..."""
+    """The first step at which the values differ at all."""
     values: tuple[Any, Any]
-    """... and what they are there."""
+    """The two values at that step."""
     beyond_noise: int | None
-    """The first from which on they differ by more than noise; None where they never do."""
+    """The first step from which on they differ by more than noise; None where they never do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,20 @@ class Difference:
     versions: Mapping[str, tuple[Any, Any]]
     shared_steps: int
     partings: tuple[Parting, ...]
-    """Of the signals that both have and that part, the earliest first."""
+    """The signals that both runs have and that differ, the earliest first."""
     equal: tuple[str, ...]
-    """Those that are equal at every step that both have."""
+    """The signals that are equal at every step that both runs have."""
     only_in: tuple[tuple[str, ...], tuple[str, ...]]
-    """Signals that only one of them has."""
+    """The signals that only one of the runs has."""
 
     @property
     def is_any(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether the runs differ in anything."""
         return bool(self.settings or self.versions or self.partings)
 
 
 def differ(a: Run, b: Run) -> Difference:
-    """Compare two runs, at the steps that both logged."""
+    """Compare two runs at the steps that both logged."""
     shared, in_a, in_b = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
     both = [name for name in a.signals if name in b.signals and name not in UNLIKE]
     partings, equal = [], []
@@ -110,12 +110,15 @@ def _parting(
 
 
 def _beyond_noise(steps: NDArray[np.int64], a: NDArray[np.float64], b: NDArray[np.float64]) -> int | None:
-    """The noise is the median change from step to step, of the quieter run: a run that blew up must not hide it."""
+    """The first step from which on two signals differ by more than noise.
+
+    The noise is the median step-to-step change of the quieter run: a run that blew up must not hide it.
+    """
     changes = [np.abs(np.diff(values[np.isfinite(values)])) for values in (a, b)]
     noise = min((float(np.median(change)) for change in changes if len(change)), default=0.0)
     with np.errstate(invalid="ignore"):
-        clear = ~(np.abs(a - b) <= CLEARLY * noise) & ~(np.isnan(a) & np.isnan(b))  # NaN on one side is clear
+        clear = ~(np.abs(a - b) <= CLEARLY * noise) & ~(np.isnan(a) & np.isnan(b))  # NaN in one is clear
     many = np.convolve(clear, np.ones(OF), "full")[OF - 1 :] if len(clear) else clear
-    needed = np.minimum(MANY, np.arange(len(clear), 0, -1))  # near the end there are fewer
+    needed = np.minimum(MANY, np.arange(len(clear), 0, -1))  # fewer steps are left near the end
     found = np.flatnonzero(clear & (many >= needed))
     return int(steps[found[0]]) if len(found) else None

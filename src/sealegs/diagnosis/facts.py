@@ -1,4 +1,4 @@
-"""Findings in, numbers out: what questions and signs ask of a run. Time is counted in rows, since logs skip steps."""
+"""The numbers that questions and signs need about a run. Time is counted in rows, since logs skip steps."""
 
 import math
 from collections.abc import Iterator
@@ -19,36 +19,36 @@ from sealegs.record.columns import Column
 from sealegs.record.run import Run
 
 USUAL = 100
-"""Logged values before the onset that say what is usual."""
+"""Logged values before the onset that define what is usual."""
 LEAD = 4
 """Rows by which a gradient norm may rise before the loss does."""
 NEAR = 10
 """Rows after the onset that still belong to it."""
 SOON = 50
-"""Rows after a resume or a jump of the learning rate in which trouble is put down to it."""
+"""Rows after a resume or a jump of the learning rate in which an anomaly is attributed to it."""
 LIMITS = Proportion()
-"""What may change slowly, and by how much, as live."""
+"""The limits on slow changes, the same as in the live guard."""
 DRIFT_STEPS = LIMITS.window
-"""Steps in which a slow change is looked for."""
+"""Steps of the window in which slow changes are looked for."""
 LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
 
 
 class Series(NamedTuple):
-    """What was logged of one signal."""
+    """The logged values of one signal."""
 
     steps: Indices
-    """Strictly rising."""
+    """Steps, strictly rising."""
     values: Floats
 
     def within(self, first: float, last: float) -> "Series":
-        """From one step to another, both included."""
+        """The values from one step to another, both included."""
         begin, end = np.searchsorted(self.steps, first, side="left"), np.searchsorted(self.steps, last, side="right")
         return Series(self.steps[begin:end], self.values[begin:end])
 
     @property
     def finite(self) -> "Series":
-        """Without what is NaN or infinite."""
+        """The values without NaN and infinity."""
         chosen = np.isfinite(self.values)
         return self if chosen.all() else Series(self.steps[chosen], self.values[chosen])
 
@@ -67,12 +67,12 @@ class Against(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times the usual it is."""
+        """The value as a multiple of the usual one."""
         return self.value / self.usual if self.usual > 0 else math.inf if self.value > 0 else 1.0
 
 
 class Jump(NamedTuple):
-    """A learning rate that does not go on as it went before."""
+    """A sudden change of the learning rate."""
 
     step: int
     before: float
@@ -81,7 +81,7 @@ class Jump(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """A run and the incident that is asked about."""
+    """A run, and the incident to explain."""
 
     findings: Findings
     rules: str = "calibrated"
@@ -93,7 +93,7 @@ class Facts:
 
     @cached_property
     def known(self) -> Known:
-        """Its settings."""
+        """The settings of the run."""
         return known_of(self.run.manifest)
 
     @cached_property
@@ -108,12 +108,12 @@ class Facts:
 
     @cached_property
     def dtype(self) -> str | None:
-        """The precision; a loss scale is only there in fp16."""
+        """The precision. A loss scale in the log means fp16."""
         scale = self.series("loss_scale").finite.values
         return self.known.dtype or ("fp16" if len(scale) and scale.max() > 1 else None)
 
     def series(self, signal: str) -> Series:
-        """What was logged of a signal; empty where it is text, or was not logged at all."""
+        """The logged values of a signal; empty if it is text or was not logged."""
         if signal not in self._series:
             self._series[signal] = self.loss if signal == "loss" else _series(self.run, signal)
         return self._series[signal]
@@ -132,7 +132,7 @@ class Facts:
         return tuple(name for name in self.run.signals if name.startswith(f"{signal}/"))
 
     def family(self, signal: str) -> tuple[str, ...]:
-        """The signal itself, where it was logged, and by group."""
+        """The signal itself, if it was logged, and its names by group."""
         return tuple(name for name in (signal, *self.groups(signal)) if name in self.run.signals)
 
     @cached_property
@@ -145,7 +145,7 @@ class Facts:
 
     @cached_property
     def loss(self) -> Series:
-        """The loss; what a logger wrote as 0 and was NaN, as NaN."""
+        """The loss. A NaN that the logger wrote as 0 is NaN again."""
         loss, curve = _series(self.run, "loss"), curve_of(self.run)
         masked = hidden(self.run, curve) if len(curve.losses) else np.zeros(0, dtype=bool)
         return Series(loss.steps, np.where(np.isin(loss.steps, curve.steps[masked]), np.nan, loss.values))
@@ -157,10 +157,10 @@ class Facts:
 
     @cached_property
     def onset(self) -> int:
-        """Where the trouble begins; the last step, where there is none.
+        """The step at which the anomaly begins, or the last step where there is none.
 
-        An incident that was found in means of several rows begins up to sixteen too soon: its onset is the first row
-        that is above the noise before it.
+        Detection on means of several rows dates an incident up to sixteen rows too early. Its onset is then the first
+        row above the noise before it.
         """
         focus = self.focus
         if focus is None or focus.kind not in LEAPS:
@@ -181,7 +181,7 @@ class Facts:
 
     @cached_property
     def leaps(self) -> bool:
-        """Whether the incident to explain is a loss that goes up at once."""
+        """Whether the loss of the incident rises at once."""
         return self.focus is not None and self.focus.kind in LEAPS
 
     @cached_property
@@ -200,10 +200,10 @@ class Facts:
 
     @property
     def came_back(self) -> bool:
-        """Whether the loss is where it was, however long that took."""
+        """Whether the loss is back where it was, however long that took."""
         return self.focus is not None and self.focus.recovery_loss is not None
 
-    # What was usual, and what was not
+    # Usual values, and the values at the onset
 
     def before(self, signal: str) -> Series:
         """The last finite values well before the onset."""
@@ -212,16 +212,16 @@ class Facts:
 
     @cached_property
     def near_end(self) -> int:
-        """Up to which step a value belongs to the onset: ten rows on, or the peak of the loss if that comes soon."""
+        """The last step that belongs to the onset: ten rows after it, or the peak of the loss if that comes soon."""
         peak = self.focus.peak if self.focus else self.onset
         return max(self.onset + NEAR * self.stride, min(peak, self.onset + USUAL * self.stride) + 2 * self.stride)
 
     def near(self, signal: str) -> Series:
-        """What was logged about the onset, from a little before it on."""
+        """The values around the onset, from a little before it."""
         return self.series(signal).within(self.onset - LEAD * self.stride, self.near_end)
 
     def highest(self, signal: str) -> Against | None:
-        """The highest value about the onset against the mean before it; None if one of them is not there."""
+        """The highest value around the onset against the mean before it; None if either is missing."""
         near, before = self.near(signal), self.before(signal)
         if near.is_empty or before.is_empty:
             return None
@@ -230,11 +230,11 @@ class Facts:
         return Against(int(near.steps[place]), float(values[place]), float(before.values.mean()))
 
     def noise(self, signal: str) -> float:
-        """Spread of the differences from row to row before the onset: what a trend does not count into."""
+        """Spread of the row-to-row differences before the onset, so that a trend does not count as noise."""
         values = self.before(signal).values
         return float(np.std(np.diff(values)) / math.sqrt(2)) if len(values) > 2 else math.nan
 
-    # Numbers that are none
+    # Values that are not finite
 
     def first_bad(self, signal: str) -> int | None:
         """The first step at which a signal was NaN or infinite."""
@@ -244,7 +244,7 @@ class Facts:
 
     @cached_property
     def first_bad_weight(self) -> int | None:
-        """The first step at which a weight is known not to be finite."""
+        """The first step at which the log shows a weight that is not finite."""
         flags = self.series("params_finite")
         steps = [int(flags.steps[flags.values == 0][0])] if (flags.values == 0).any() else []
         norms = (self.first_bad(name) for name in self.family("param_norm"))
@@ -252,33 +252,33 @@ class Facts:
 
     @cached_property
     def stays_bad(self) -> bool:
-        """Whether the loss is not finite any more, up to the last row, in at least three rows."""
+        """Whether the loss is not finite up to the last row, for at least three rows."""
         tail = self.loss.values[-3:]
         return len(tail) == 3 and not np.isfinite(tail).any()
 
     @cached_property
     def is_nonfinite(self) -> bool:
-        """Whether loss or weights are not finite somewhere; gradients count too, unless a scaler is there for them."""
+        """Whether loss or weights are ever not finite. Gradients count too, unless a scaler handles them."""
         bad = self.first_bad("loss") is not None or self.first_bad_weight is not None
-        bad |= "nonfinite" in self.kinds  # also one that a resume went back behind
+        bad |= "nonfinite" in self.kinds  # includes an incident whose rows a resume replaced
         return bad or (self.dtype != "fp16" and self.first_bad("grad_norm") is not None)
 
     # The learning rate
 
     @cached_property
     def lr_jumps(self) -> tuple[Jump, ...]:
-        """Where the learning rate changes by a fifth at once, by five times what it does around there, and alone."""
+        """Steps at which the learning rate changes by a fifth, and by five times the usual change nearby."""
         steps, rates = self.series("lr").finite
         if len(rates) < 3:
             return ()
         change = np.diff(rates)
         size = np.abs(change)
-        # Sizes are compared with those beside them: a warm-up doubles its rate at once in its second step.
+        # A jump is compared with its neighbours: a warm-up doubles the rate in its second step.
         large = np.flatnonzero(size > 0.2 * np.minimum(rates[:-1], rates[1:]).clip(min=1e-30))
         found = []
         for place in large[:1000].tolist():
             around = np.delete(size[max(place - 20, 0) : place + 21], min(place, 20))
-            # The few rows of a short warm-up are large among flat ones, but each has another beside it.
+            # The rows of a short warm-up are large among flat ones, but each has another large one beside it.
             beside = np.delete(change[max(place - 1, 0) : place + 2], min(place, 1))
             onward = float((beside * np.sign(change[place])).max(initial=0.0))
             if size[place] > max(5 * np.median(around), 2 * onward):
@@ -286,7 +286,7 @@ class Facts:
         return tuple(found)
 
     def lr_jump_at_onset(self) -> Jump | None:
-        """A learning rate that leapt up shortly before the onset."""
+        """A jump of the learning rate upwards shortly before the onset."""
         first, last = self.onset - 2 * NEAR * self.stride, self.onset + 2 * self.stride
         return next((jump for jump in self.lr_jumps if first <= jump.step <= last and jump.after > jump.before), None)
 
@@ -294,7 +294,7 @@ class Facts:
 
     @cached_property
     def slow_window(self) -> tuple[int, int]:
-        """First and last step of the stretch in which slow changes are looked for."""
+        """First and last step of the window in which slow changes are looked for."""
         focus = self.focus
         finite = self.loss.finite.steps
         end = int(finite[-1]) if len(finite) else self.last
@@ -304,7 +304,7 @@ class Facts:
         return end - DRIFT_STEPS, end
 
     def change(self, signal: str) -> Against | None:
-        """A signal at the end of the slow window against its beginning: means of a fifth of it each."""
+        """A signal at the end of the slow window against its beginning: means over a fifth of the window each."""
         series = self.series(signal).finite.within(*self.slow_window)
         count = max(len(series.values) // 5, 1)
         if len(series.values) < 2:
@@ -313,7 +313,7 @@ class Facts:
         return Against(int(series.steps[-1]), float(end), float(begin))
 
     def trend(self, signal: str) -> float | None:
-        """Share of pairs of blocks in the slow window that rise, less that of those that fall: 1 is a steady rise."""
+        """Share of block pairs in the slow window that rise, less the share that fall: 1 is a steady rise."""
         series = self.series(signal).finite.within(*self.slow_window)
         if len(series.values) < 8:
             return None
@@ -325,7 +325,7 @@ class Facts:
 
     @cached_property
     def resumes(self) -> tuple[int, ...]:
-        """The first steps after each resume, as far as the log tells."""
+        """The first step after each resume that the log shows."""
         turned = np.flatnonzero(np.diff(self.run.segments)) + 1
         told = (event.step for event in self.run.events if event.kind == "resume")
         return tuple(sorted({*self.run.steps[turned].tolist(), *told}))
@@ -339,7 +339,7 @@ class Facts:
         return max((step for step in self.resumes if first <= step <= last), default=None)
 
     def again(self, signal: str) -> Iterator[tuple[int, float | str, float | str]]:
-        """Steps that were gone through twice: the step, the value the first time, the value the last time."""
+        """Steps that the run went through twice, with the first and the last value of a signal."""
         if signal not in self.run.signals or not self.run.segments.any():
             return
         steps, segments, values = self.run.written(signal)
@@ -351,7 +351,7 @@ class Facts:
 
     @cached_property
     def losses_again(self) -> tuple[tuple[int, float, float], ...]:
-        """The same of the loss, at steps that saw the same batch both times."""
+        """The same for the loss, at steps that saw the same batch both times."""
         same = {step for step, before, after in self.again("batch_hash") if before == after}
         return tuple(
             (step, before, after)
@@ -361,7 +361,7 @@ class Facts:
 
     @cached_property
     def checkpoint_before(self) -> int | None:
-        """The last checkpoint before the onset that the log tells of."""
+        """The last checkpoint before the onset that the log mentions."""
         steps = [event.step for event in self.run.events if event.kind == "checkpoint" and event.step < self.onset]
         return max(steps, default=None)
 

@@ -1,7 +1,7 @@
-"""A Run in, Findings out: whether its metrics can be believed, what went wrong where, and whether the curve is normal.
+"""Finds what a run shows by itself: unreliable metrics, incidents, and a verdict on its loss curve.
 
-Time is counted in logged rows, as live; in short logs the bounds of a trajectory shrink with the log: `fast` is back
-within 50 rows or a fortieth of the run, `slow` within 500 or a tenth, whichever is less.
+Time is counted in logged rows, as in the live guard. In short logs the bounds of a trajectory shrink with the log:
+`fast` is back within 50 rows or a fortieth of the run, `slow` within 500 or a tenth, whichever is less.
 """
 
 import math
@@ -25,17 +25,17 @@ from sealegs.record.run import Run
 
 RULES = ("calibrated", "textbook")
 FEWEST_POINTS = 10
-"""Losses below which a curve says nothing."""
+"""The fewest losses from which a curve can be judged."""
 BLIND = ("constant", "hovers")
-"""Problems of a loss that can say nothing of a run."""
+"""Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 IN_A_ROW = 3
-"""Losses in a row that are not finite that ask for an action, as live."""
+"""Losses in a row that are not finite and call for action, as in the live guard."""
 
 
-@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: that is what is asked about
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: the code below looks for NaN
 def look(run: Run, *, rules: str = "calibrated") -> Findings:
-    """What a run shows by itself."""
+    """Judge a run by what it shows by itself."""
     if rules not in RULES:
         raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
     curve = curve_of(run)
@@ -62,7 +62,7 @@ def look(run: Run, *, rules: str = "calibrated") -> Findings:
 
 
 def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
-    """The steps at which incidents begin in the last so many rows, and no more of them: to compare sets of rules."""
+    """The steps at which incidents begin in the last ``rows`` rows: to compare sets of rules."""
     whole = curve_of(run)
     curve = LossCurve(whole.steps[-rows:], whole.segments[-rows:], whole.losses[-rows:])
     return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
@@ -90,7 +90,7 @@ def _stretches(run: Run, curve: LossCurve, rules: str) -> list[Stretch]:
 
 
 def _joined(found: Sequence[Stretch]) -> list[Stretch]:
-    """Stretches that share rows are one."""
+    """Merge stretches that share rows."""
     joined: list[Stretch] = []
     for one in sorted(found):
         if joined and one.first <= joined[-1].last:
@@ -102,7 +102,7 @@ def _joined(found: Sequence[Stretch]) -> list[Stretch]:
 
 
 def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
-    """A stretch in the words of an incident, with what was usual before it and how it ended."""
+    """The incident of a stretch, with what was usual before it and how it ended."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
     before = curve.losses[curve.finite[max(begin - USUAL, 0) : begin]]
     after = curve.losses[curve.finite[end : end + AVERAGED]]
@@ -131,7 +131,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
 
 
 def bounds(points: int) -> tuple[int, int]:
-    """Rows within which a loss must be back to be `fast`, and to be `slow`, in a log of so many.
+    """Rows within which a loss must be back to be `fast`, and to be `slow`, in a log of ``points`` rows.
 
     >>> bounds(40), bounds(1000), bounds(100_000)
     ((3, 6), (25, 100), (50, 500))
@@ -154,7 +154,7 @@ def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices) -> str | None:
 
 
 def _diverges(curve: LossCurve, one: Stretch) -> bool:
-    """Whether a loss that is not back climbs, or is above where the run began."""
+    """Whether a loss that is not back still climbs, or is above where the run began."""
     rows = curve.finite
     heights = heights_of(curve.losses[rows])
     inside = heights[(rows >= one.first) & (rows <= one.last)]
@@ -168,13 +168,13 @@ def _diverges(curve: LossCurve, one: Stretch) -> bool:
 
 
 def _blind(findings: Findings) -> Problem | None:
-    """Why the loss can say nothing of the run, if it cannot."""
+    """The problem because of which the loss says nothing about the run, if there is one."""
     problems = findings.problems
     return next((problem for problem in problems if problem.signal == "loss" and problem.kind in BLIND), None)
 
 
 def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> list[Incident]:
-    """Incidents that ask for an action, as far as the loss tells."""
+    """Incidents that call for action as far as the loss shows."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
     is_blind = _blind(findings) is not None
     pairs = zip(found, findings.incidents, strict=True)
@@ -204,9 +204,12 @@ def _verdict(
 
 
 def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
-    """Not what came down by itself, however long that took, nor what is over where the run ends no higher than it was
-    before: so other tasks are learned, one after the other. Nor the rises of a loss that measures nothing. But what a
-    resume has lost asks for it, be it learned anew by now: the next resume will lose it again."""
+    """Whether an incident calls for action.
+
+    One that came down by itself does not, however long it took. Neither does one that is over in a run that ends no
+    higher than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
+    A loss of state at a resume does, even if the run has learned it again: the next resume will lose it again.
+    """
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
@@ -215,13 +218,12 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
     is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and last <= incident.pre_loss))
     if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
         return False
-    has_level = not math.isnan(incident.pre_loss)  # else it has shifted from nothing
+    has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
     return incident.trajectory == "divergent" or (incident.trajectory == "lingering" and has_level)
 
 
 def _is_only_tail(curve: LossCurve, one: Stretch) -> bool:
-    """Whether most losses of a stretch, and most of the last, are what most were before it: a few that are very high
-    keep a mean of ten up, and are no level."""
+    """Whether the medians of a stretch and of the end are at the level before: a few very high losses are no level."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
     heights = heights_of(curve.losses[curve.finite])
     before, within, last = heights[max(begin - USUAL, 0) : begin], heights[begin:end], heights[-USUAL:]
@@ -242,7 +244,7 @@ def _told(incidents: Sequence[Incident]) -> str:
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:
-    """The first loss, and the mean of the last tenth or ten."""
+    """The first loss, and the mean of the last tenth of the losses, at most ten."""
     losses = curve.losses[curve.finite]
     return float(losses[0]), float(losses[-min(AVERAGED, max(len(losses) // 10, 1)) :].mean())
 

@@ -1,16 +1,16 @@
-"""Incidents in, their order out: which of several is told of, and explained."""
+"""The order of incidents: which of several the verdict names, and which one is explained."""
 
 from sealegs.incidents import Incident
 
 BENIGN = ("epoch_step",)
 WATCHED = ("plateau",)
 PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
-"""What a stretch is called that several finders have found; of incidents that went the same way, which to tell of."""
+"""Kinds by priority: for a stretch that several finders found, and for incidents with the same trajectory."""
 GRAVEST = ("divergent", "lingering", None, "slow", "fast")
 """Trajectories, the gravest first; None is still open."""
 
 
 def gravity(incident: Incident) -> tuple[bool, int, int, int]:
-    """The order of incidents: the first is the one that the verdict tells of and that the causes are sought for."""
+    """Sort key of an incident: the verdict names the first one, and the diagnosis explains it."""
     is_mild = incident.kind in BENIGN + WATCHED
     return is_mild, GRAVEST.index(incident.trajectory), PRIORITY.index(incident.kind), incident.start

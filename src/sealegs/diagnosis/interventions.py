@@ -1,4 +1,4 @@
-"""What was done to a run in, what that says of it out: a curve can be smooth because its steep steps were left out."""
+"""What interventions say about a run: a curve can be smooth because its steep steps were left out."""
 
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +11,7 @@ from sealegs.record.run import Run
 from sealegs.record.unlearned_sources import Division, Unlearned
 
 MANY = 0.001
-"""Share of the steps above which skips whose numbers were finite are more than an accident."""
+"""Share of the steps above which skips of finite steps are more than an accident."""
 NEVER_LEARNED = "what was in them was never learned"
 ONE_OF_SEVERAL = "another model is trained in turns with it, and what one loses the other wins"
 LOOK_AT_SKIPS = (
@@ -25,7 +25,7 @@ WITHOUT_CAUSE = (
 
 
 def done_in(run: Run) -> Done | None:
-    """What was done to a run; None where its log does not tell."""
+    """The interventions in a run; None where its log does not tell."""
     if not run.has_events:
         return None
     steps = len(run.written("loss").steps) if "loss" in run.signals else 0
@@ -34,7 +34,7 @@ def done_in(run: Run) -> Done | None:
 
 
 def _unlearned(run: Run) -> Unlearned | None:
-    """The source that lost most of itself to skips; of a step that was made twice, the first counts."""
+    """The source that lost the largest part of itself to skips; of a repeated step, the first pass counts."""
     if "sources" not in run.signals:
         return None
     steps, _, sources = run.written("sources")
@@ -47,7 +47,7 @@ def _unlearned(run: Run) -> Unlearned | None:
 
 
 def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
-    """The verdict on a curve, with what was done to the run: halted is `act`, much that was skipped is `watch`."""
+    """The verdict on a curve, revised by the interventions: a halt makes it `act`, many skips make it `watch`."""
     verdict, because = curve
     if (ended := how_it_stands(done)) is not None:
         return "act", ended if verdict != "act" else f"{because}; {ended[:1].lower()}{ended[1:]}"
@@ -63,7 +63,7 @@ def weighed(curve: tuple[Health, str], done: Done | None) -> tuple[Health, str]:
 
 
 def how_it_stands(done: Done | None) -> str | None:
-    """A run that was halted, in one sentence."""
+    """One sentence about a run that was halted; None for any other."""
     if done is None:
         return None
     if (halted := done.halted) is not None:
@@ -74,7 +74,7 @@ def how_it_stands(done: Done | None) -> str | None:
 
 
 def _how_it_ended(done: Done) -> str:
-    """What was not over in the end, in a sentence; whether that is trouble, or harder data, the curve has to say."""
+    """One sentence about an incident that was still open at the end. The curve decides whether it is damage."""
     if done.ended_badly is not None:
         return f"the run ended badly: {done.ended_badly.detail.get('why', 'it does not say how')}"
     if done.open_since is not None:
@@ -84,12 +84,12 @@ def _how_it_ended(done: Done) -> str:
 
 
 def lost_much(done: Done | None) -> bool:
-    """Whether data were skipped that should have been learned, more than can be an accident."""
+    """Whether more sound data were skipped than can be an accident."""
     return done is not None and bool(_lost(done))
 
 
 def _lost(done: Done) -> str:
-    """What was lost to skips, where that is much: of all data, or of one source."""
+    """What was lost to skips where that is much: of all data, or of one source."""
     share = spelt(done.skips.finite / max(done.steps, done.skips.finite, 1))
     of_all = f"{done.skips.finite:,} of {done.steps:,} steps ({share}) were skipped though finite: {NEVER_LEARNED}"
     told = [of_all] if done.skips.finite > MANY * done.steps else []

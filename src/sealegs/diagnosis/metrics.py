@@ -1,4 +1,4 @@
-"""A Run in, Problems out: what is wrong with its metrics, whatever the run did."""
+"""Finds problems with the metrics of a run, whatever the run itself did."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,38 +13,38 @@ from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
 
 FEWEST = 8
-"""Values below which nothing is said of a metric."""
+"""The fewest values from which a metric is judged."""
 MEASURED = ("loss", "eval_loss", "grad_norm", "param_norm", "moment1_norm", "moment2_norm", "token_entropy")
-"""Signals of ours that cannot stand still; a part after a slash is one of a group or layer."""
+"""Our signals that cannot stand still; a part after a slash names a group or layer."""
 POSITIVE = ("grad_norm", "lr", "loss_scale", "param_norm", "moment1_norm", "moment2_norm", "tokens_per_s")
 """Signals that cannot be negative."""
 FEW = 5
-"""Values to each distinct one, on average, from which a loss is quantised."""
+"""Values per distinct value, on average, from which a loss is quantised."""
 ENOUGH = 60
-"""Values that say whether a loss is quantised or smoothed ..."""
+"""The fewest values that show whether a loss is quantised or smoothed."""
 LATEST = 4_096
-"""... of the last so many."""
+"""The most values that are looked at for that: the last ones."""
 NOISE, WITHOUT_NOISE = -0.2, 0.3
-"""Correlation of neighbouring changes between which a loss is a running average."""
+"""A loss is a running average if the correlation of neighbouring changes lies between these."""
 TREND = 33
-"""Rows whose running median is the trend."""
+"""Rows of the running median that is the trend."""
 COARSE = 50
-"""Steps to a row from which what is back within 50 steps leaves no trace."""
+"""Steps per row from which an anomaly that is over within 50 steps leaves no trace."""
 MISSING = 10
-"""Rows that are missing in one place before it is said."""
+"""Rows missing in one place from which on it is reported."""
 AT_THE_TOP = 0.2
-"""Share of the gradient norms at their highest that only clipping explains."""
+"""Share of the gradient norms at their maximum that only clipping explains."""
 SCHEDULES = ("lr_scheduler_type", "lr_scheduler", "scheduler", "schedule", "lr_schedule", "lr_decay_style")
 WITHOUT = ("", "none", "constant", "flat", "fixed")
 
 
 HOVERING = 0.05
-"""Share of the losses that are negative, that are not, and that have another sign than the one before, from which on
-a loss is no measure."""
+"""Smallest share of negative losses, of positive ones, and of changes of sign, from which on a loss measures
+nothing."""
 
 
 def problems_of(run: Run, curve: LossCurve) -> tuple[Problem, ...]:
-    """All of them, the loss's first."""
+    """All problems, those of the loss first."""
     return (
         *_hidden(run, curve),
         *_of_loss(curve),
@@ -55,7 +55,7 @@ def problems_of(run: Run, curve: LossCurve) -> tuple[Problem, ...]:
 
 
 def hovers(losses: Floats) -> bool:
-    """Whether losses go to and fro about zero, as those of policy gradients do: such a loss is no measure of anything.
+    """Whether losses go to and fro around zero, as those of policy gradients do: such a loss measures nothing.
 
     >>> hovers(np.array([1e-9, -2e-9, 3e-9, 1e-9, -1e-9] * 20)), hovers(np.linspace(3.0, -2.0, 100))
     (True, False)
@@ -107,12 +107,12 @@ def _quantised(losses: Floats) -> Iterator[Problem]:
 
 
 def _smoothed(losses: Floats) -> Iterator[Problem]:
-    """Whether neighbouring changes have lost the sign that noise gives them: after a high loss comes a lower one.
+    """Report a loss that is a running average: noise makes a lower loss follow a high one, and averaging hides that.
 
-    Their correlation is -0.5 for noise, -0.25 for one whose neighbours are half alike, about 0 for a running average of
-    any kind, and towards 1 for a curve without noise, of which nothing is said.
+    The correlation of neighbouring changes is -0.5 for noise, -0.25 for noise whose neighbours are half alike, about 0
+    for a running average of any kind, and near 1 for a curve without noise, about which nothing is reported.
     """
-    heights = heights_of(losses)[len(losses) // 4 :]  # the first fall is no noise
+    heights = heights_of(losses)[len(losses) // 4 :]  # the first descent is not noise
     changes = np.diff(heights - running_median(heights, TREND))[TREND // 2 : -(TREND // 2)]
     if len(changes) < ENOUGH:
         return
@@ -209,7 +209,7 @@ def _schedule(run: Run) -> Iterator[Problem]:
 
 
 def claimed_schedule(settings: Mapping[str, Any]) -> str:
-    """What settings say of a schedule, at any depth; nothing where they say none, or a constant one.
+    """What settings say about a schedule, at any depth; empty if they name none, or a constant one.
 
     >>> claimed_schedule({"training": {"lr_scheduler_type": "cosine"}})
     'lr_scheduler_type = cosine'

@@ -1,7 +1,8 @@
-"""The decision tree as a table: what is asked, in which order, and where each answer leads.
+"""The decision tree and the walk through it: the table of questions, and the path that a run takes.
 
-Read it from top to bottom. A question that does not apply, or has been asked, hands on to its ``otherwise``; an answer
-that ``then`` does not name goes where ``ANY`` points. ``unknown`` is an answer like any other: the walk goes on.
+Read the table from top to bottom. The walk asks a question once, and only if it applies to the run; otherwise it goes
+to the question's ``otherwise``. From an answer it goes where ``then`` points, or to ``ANY`` for an answer not named
+there. ``unknown`` is an answer like any other.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,28 +18,28 @@ END = "end"
 
 
 def always(_: Facts) -> bool:
-    """Asked of every run."""
+    """For every run."""
     return True
 
 
 def in_fp16(facts: Facts) -> bool:
-    """Asked only of fp16: bf16 reaches to 3e38, fp32 too."""
+    """For fp16 only: bf16 and fp32 reach to 3e38."""
     return facts.dtype == "fp16"
 
 
 def while_finite(facts: Facts) -> bool:
-    """Not asked of a run that is NaN for good."""
+    """For a run that is not NaN for good."""
     return not facts.stays_bad
 
 
 def after_a_leap(facts: Facts) -> bool:
-    """Asked of a run that goes on, and of one whose loss leapt before it was NaN."""
+    """For a run that goes on, and for one whose loss leapt before it was NaN."""
     return not facts.stays_bad or facts.leaps
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question."""
+    """One question of the decision tree."""
 
     number: str
     text: str
@@ -164,14 +165,14 @@ TREE = (
         {ANY: END},
     ),
 )
-"""All questions, in the order of the pages."""
+"""All questions, in the order of the documentation."""
 
 
 QUESTIONS = {question.number: question for question in TREE}
 
 
 def walk(facts: Facts) -> tuple[tuple[Answer, ...], tuple[str, ...]]:
-    """Every question that was asked, in order; and the signals that would have told what is unknown."""
+    """The answers of a run in order, and the signals that would settle the unknown ones."""
     path: list[Answer] = []
     missing: list[str] = []
     asked: set[str] = set()
@@ -196,7 +197,7 @@ def walk(facts: Facts) -> tuple[tuple[Answer, ...], tuple[str, ...]]:
 
 
 def _next(number: str, facts: Facts, asked: set[str]) -> Question | None:
-    """The question of that number, or the one that stands in for it."""
+    """The question of that number, or the first one in its place that applies."""
     passed: set[str] = set()
     while number != END and number not in passed:
         question = QUESTIONS[number]

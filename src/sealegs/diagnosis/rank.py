@@ -1,11 +1,12 @@
-"""Findings in, a Diagnosis out: the tree walked, every cause weighed, the first action named.
+"""Makes a Diagnosis from Findings: walks the decision tree, weighs every cause, and names the first action.
 
-How causes are weighed, so that it can be checked by hand. Each sign on a card is read once. One of ``decides`` is worth
-three points, of ``strong`` two, of ``fits`` one, of ``against`` minus two; one of ``rules_out`` drops the card. What is
-not logged counts nothing and is listed as missing. With a deciding sign and nothing against it a cause is
-*established*; with a strong sign and three points *supported*; with a strong sign and at least one point a
-*hypothesis*; with less it is not listed. The order is that of grade, then points, then of the file, in which the
-commoner cause stands first.
+The weighing is simple enough to check by hand. Each sign on a card is read once. A sign of ``decides`` gives three
+points, of ``strong`` two, of ``fits`` one, of ``against`` minus two. A sign of ``rules_out`` drops the card, or leaves
+a hypothesis if a deciding sign holds. A sign that was not logged counts nothing and is listed as missing.
+
+A cause is *established* with a deciding sign and nothing against it, *supported* with a strong sign and three points,
+a *hypothesis* with a strong sign and at least one point; with less it is not listed. Causes are ordered by grade, then
+points, then their place in the file, where the more common cause comes first.
 """
 
 from collections import Counter
@@ -29,34 +30,34 @@ GRADES: tuple[Grade, ...] = ("established", "supported", "hypothesis", "ruled ou
 DECIDES, STRONG, FITS, AGAINST = 3, 2, 1, -2
 SUPPORTED = 3
 MOST = 8
-"""Causes that are listed, those that are ruled out apart."""
+"""The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
-"""Rows in which both sets of rules are asked: the textbook's three sigma find thousands of incidents in a million."""
+"""Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
 ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
-"""What a run can show without anything having happened to it."""
+"""Situations that a run can show although nothing happened to it."""
 TELLING = 5
-"""Signals that are asked for where the cause is unknown."""
+"""The most missing signals that are named where the cause is unknown."""
 CHANGED = (
     "Leave the weights alone: they show no damage. If the data, the task or the parts of the loss changed about step "
     "{step} on purpose, announce it there next time (`guard.announce`); if not, compare the batches before and after."
 )
-"""What to do about a loss that rose, and nothing else did."""
+"""The action where the loss rose and nothing else did."""
 LEAVE_IT = ("hard-batch", "plateau")
-"""Causes of which the first action is to leave the run alone."""
+"""Causes whose first action is to leave the run alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A card, read against a run."""
+    """A card, weighed against a run."""
 
     card: Cause
     grade: Grade | None
-    """None where too little speaks for it."""
+    """None where too little speaks for the cause."""
     points: int
     hypothesis: Hypothesis
 
 
-@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: that is what is asked about
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: the code below looks for NaN
 def diagnose(
     findings: Findings,
     *,
@@ -66,7 +67,7 @@ def diagnose(
     mapping: Mapping[str, str] | None = None,
     remarks: tuple[str, ...] = (),
 ) -> Diagnosis:
-    """Everything that can be said about a run, from what it shows by itself."""
+    """Diagnose a run from what it shows by itself."""
     if rules not in RULES:
         raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
     facts = Facts(findings, rules)
@@ -104,7 +105,7 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
 
 
 def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
-    """What the run shows that asks for a cause."""
+    """What the run shows that needs a cause."""
     if facts.is_nonfinite:
         yield "nonfinite"
     if facts.leaps:
@@ -133,7 +134,7 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
 
 
 def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
-    """One card: its points, its grade, and the sentences for and against it."""
+    """Weigh one card: its points, its grade, and the sentences for and against it."""
 
     def holding(names: tuple[str, ...]) -> list[str]:
         return [said[name].text for name in names if said[name].holds]
@@ -160,7 +161,7 @@ def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
 
 
 def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
-    """What to do first: go back if the damage stays, then what the likeliest cause asks for, or the test that tells."""
+    """What to do first: go back if the damage stays, then the remedy of the likeliest cause, or the deciding test."""
     likely = [item for item in weighed if item.grade != "ruled out"]
     done = facts.findings.done
     if (ended := interventions.how_it_stands(done)) is not None:
@@ -171,7 +172,7 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
 
 
 def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
-    """What the curve and the causes ask for."""
+    """The action that the curve and the causes call for."""
     if not likely:
         is_told = facts.findings.verdict != "unknown"
         return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."
@@ -181,7 +182,7 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
     if top.card.name in LEAVE_IT and top.grade != "hypothesis":
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts = []
-    asks = facts.findings.verdict == "act"  # else it is over, or nobody can say: no reason to give up what was learned
+    asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
     if asks and (facts.persists or facts.stays_bad) and not facts.is_over and not top.card.spares_weights:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
         is_late = len(facts.loss.finite.within(0, facts.onset - 1).values) > 0
@@ -200,7 +201,7 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
 
 
 def how_the_rules_differ(facts: Facts) -> str:
-    """One sentence on what the calibrated rules find here, and what those of the textbook do."""
+    """One sentence that compares what the calibrated rules and the textbook rules find here."""
     (other,) = (rules for rules in RULES if rules != facts.rules)
     steps = facts.loss.steps[-COMPARED:]
     here = [incident.start for incident in facts.findings.incidents if len(steps) and incident.start >= steps[0]]
@@ -216,7 +217,7 @@ def _counted(found: Sequence[int]) -> str:
 
 
 def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
-    """The remedies that can be carried out, in words; with a warning where a clip would bite all the time."""
+    """The remedies that can be carried out, in words; with a warning where a clip would always take effect."""
     orders = []
     for remedy in remedies:
         is_pointless = remedy.unless and registry.SIGNS[remedy.unless](facts).holds
@@ -230,7 +231,7 @@ def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
 
 
 def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
-    """With the test that tells it from the likeliest of the others that it has one for."""
+    """The cause, with its test against the likeliest other one that it has a test for."""
     others = [other.card.name for other in likely if other is not item]
     tests = sorted(
         item.card.tests, key=lambda test: others.index(test.apart_from) if test.apart_from in others else len(others)
@@ -241,7 +242,7 @@ def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
 
 
 def _unknown(likely: list[Weighed], weighed: list[Weighed]) -> Weighed:
-    """The honest card: nothing here decides it. It asks for the signals that most of the others miss."""
+    """The card for an unknown cause. It names the signals that most of the other causes miss."""
     missed = Counter(name for item in weighed for name in item.hypothesis.missing)
     missing = tuple(name for name, _ in missed.most_common(TELLING))
     text = "no sign decides between the causes above" if likely else "no sign speaks for any known cause"

@@ -1,4 +1,4 @@
-"""Facts in, Replies out: what a run answers to each question of the decision tree, with the numbers."""
+"""The replies of a run to each question of the decision tree, with the numbers."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 
 class Reply(NamedTuple):
-    """An answer, before it is known where it leads."""
+    """An answer, before the tree says where it leads."""
 
     answer: str
     evidence: str
@@ -25,7 +25,7 @@ class Reply(NamedTuple):
 
 
 def of(sign: Sign) -> Reply:
-    """A sign as a reply."""
+    """The reply that a sign gives."""
     if sign.holds is None:
         return Reply(UNKNOWN, f"{sign.missing} is not logged", (sign.missing,))
     return Reply(YES if sign.holds else NO, sign.text)
@@ -130,7 +130,7 @@ def back(facts: Facts) -> Reply:
 
 
 def panels(facts: Facts) -> Reply:
-    """Question 2.3: read on both branches."""
+    """Question 2.3, which both branches ask."""
     told: list[str] = []
     out: list[str] = []
     missing: list[str] = []
@@ -177,7 +177,7 @@ def loss_scale(facts: Facts) -> Reply:
 
 
 def fingerprint(facts: Facts) -> Reply:
-    """Question 3.3: gradient or activation first and a scale that halves, or the loss directly."""
+    """Question 3.3: whether a gradient or activation and a halving scale come first, or the loss itself."""
     gradient, directly = signs_of_numbers.gradient_first(facts), signs_of_numbers.loss_first(facts)
     scale = signs_of_numbers.scale_of(facts)
     if facts.first_bad("loss") is None:

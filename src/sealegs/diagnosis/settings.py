@@ -1,4 +1,4 @@
-"""A Manifest in, the few settings that a diagnosis asks for out, whatever their program calls them."""
+"""Finds the few settings that a diagnosis needs in a manifest, whatever their program calls them."""
 
 import math
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ NAMES = {
     "naive_log_loss": "naive_log_loss",
     "dtype": "dtype precision mixed_precision torch_dtype",
 }
-"""Our name of a setting, and what it is called elsewhere: the last part of a dotted name."""
+"""Our name of a setting, and its names elsewhere: the last part of a dotted name."""
 
 LONG_RUN = 1000
-"""Steps from which a run without a warm-up is worth a word."""
+"""Steps from which on a run without a warm-up is worth a notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Known:
         value = self.values.get(name)
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):  # a whole number may be beyond the floats
+        except (TypeError, ValueError, OverflowError):  # an integer may be too large for a float
             return None
         return None if isinstance(value, bool) or math.isnan(number) else number
 
@@ -58,13 +58,13 @@ class Known:
 
     @property
     def init_std_from_width(self) -> float | None:
-        """What the spread of the initial weights should be: sqrt(1 / (3 width))."""
+        """The recommended spread of the initial weights: sqrt(1 / (3 width))."""
         width = self.number("width")
         return math.sqrt(1 / (3 * width)) if width else None
 
 
 def known_of(manifest: Manifest) -> Known:
-    """What the manifest knows, under our names; of several settings with one meaning, the first in the table."""
+    """The settings of a manifest under our names; of several settings with one meaning, the first in the table."""
     leaves: dict[str, Any] = {}
     for name, value in dotted(manifest.settings):
         leaves.setdefault(name.rpartition(".")[2].lower().replace("-", "_"), value)
@@ -99,7 +99,7 @@ def precision(value: Any) -> str | None:
 
 
 def missing_margins(known: Known) -> Iterator[str]:
-    """A sentence for each margin of stability that the settings do without."""
+    """A sentence for each stability margin that the settings do without."""
     beta2, decay, clip = known.number("beta2"), known.number("weight_decay"), known.number("clip")
     steps, warmup, layers = known.number("steps"), known.number("warmup_steps"), known.number("layers")
     if beta2 is not None and beta2 > 0.98:
