@@ -1,4 +1,4 @@
-"""An experiment in, its arms out: what is changed in each, and which cause that takes away or adds."""
+"""The arms of an experiment: ablation reruns, each of which takes one possible cause away or adds it."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,45 +16,45 @@ from sealegs.replay.subject import Subject, Text
 from sealegs.signals.weights import FIRST_MOMENTS, SECOND_MOMENTS
 
 Kind: TypeAlias = Literal["placebo", "without", "with"]
-"""Harmless; takes a cause away; brings it into a healthy stretch."""
+"""``placebo`` changes nothing that matters, ``without`` takes a cause away, ``with`` adds it to a healthy stretch."""
 
 JUMP = 1.5
-"""By what factor a learning rate must have risen from one step to the next to be a jump."""
+"""Factor by which a learning rate must rise from one step to the next to be a jump."""
 TAIL = 0.1
-"""Of the text: what the rare tokens make up together."""
+"""Share of the text that the rare tokens make up together."""
 OLDER = 8
-"""Steps that a state must be older by to be another one."""
+"""Steps by which a state must be older to count as another one."""
 SLOWLY = 16
-"""Steps before the others from which on the learning rate is lower: what is too high has done its harm slowly."""
+"""Steps by which a lower learning rate starts earlier than the other changes: too high a rate does its harm slowly."""
 STALE = 0.99
-"""A beta2 above this remembers gradients for more than a hundred steps ..."""
+"""A beta2 above this remembers gradients for more than a hundred steps."""
 FRESH = 0.95
-"""... and below this for twenty, ..."""
+"""The beta2 of the arm with a fresh second moment: it remembers gradients for twenty steps."""
 FORGETS = 16
-"""... so that after so many steps more than half of what it knew is forgotten."""
+"""Steps after which a second moment with that beta2 has forgotten more than half of its past."""
 OF_USE = 0.25
-"""Of what a model knows beyond the frequencies of tokens: what must be left of it for a batch of real text."""
+"""Share of its knowledge beyond token frequencies that a model must keep on a batch of real text."""
 MOST_MASKED = 0.5
-"""Of a batch: without more it is another one."""
+"""Largest share of a batch that an arm may mask: with more masked it is another batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One rerun."""
+    """One ablation rerun."""
 
     name: str
     kind: Kind
     cause: str
     """A card of ``causes.toml``; empty where there is none for it."""
     does: str
-    """In words."""
+    """The change in words."""
     change: Change
     asks: Literal["all", "damage"] = "all"
-    """What counts: whether the loss is high at all, or whether the weights are damaged in the end, if that shows."""
+    """What the arm measures: any high loss, or only damage to the weights in the end if the incident shows any."""
 
 
 def arms(experiment: Experiment) -> Iterator[Arm]:
-    """The cheapest first, as far as the incident can be asked that way."""
+    """The arms that this incident allows, the cheapest first."""
     yield one_ulp()
     if experiment.loop.subject.text is not None:
         turned = Change(batches=lambda _, batches: tuple(map(_turned, batches)))
@@ -70,7 +70,7 @@ def _placebo(name: str, does: str, change: Change) -> Arm:
 
 
 def one_ulp(seed: int = 0) -> Arm:
-    """A placebo, of which there are as many as one likes."""
+    """A placebo that rounds the weights by one unit in the last place. Every seed gives another one."""
     does = "the last bit of every weight is rounded otherwise"
     return _placebo(
         f"one ulp{f' ({seed})' if seed else ''}", does, Change(before=lambda subject: _round(subject, seed))
@@ -105,7 +105,7 @@ def _turned(batch: Any) -> Any:
     return batch[::-1].copy() if isinstance(batch, np.ndarray) else batch
 
 
-# The data.
+# The data
 
 
 def _of_data(experiment: Experiment) -> Iterator[Arm]:
@@ -155,24 +155,24 @@ def _of_data(experiment: Experiment) -> Iterator[Arm]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The tokens that are rare: the least frequent ones that together make up a small part of the text."""
+    """The rare tokens: the least frequent ones that together make up a small part of the text."""
 
     common: Tensor
     """All other token ids."""
     kinds: float
-    """Which part of all kinds of tokens the rare ones are."""
+    """The share of the vocabulary that is rare."""
 
     def share_of(self, text: Text, batches: tuple[Any, ...]) -> float:
-        """Which part of the targets of batches is rare."""
+        """The share of the targets of some batches that is rare."""
         targets = torch.cat([text.targets(batch).flatten() for batch in batches])
         return float(self.are_rare(targets).sum() / (targets >= 0).sum().clamp(min=1))
 
     def masked(self, text: Text, batch: Any) -> Any:
-        """A batch in which they do not count."""
+        """A batch in which rare targets do not count."""
         return text.without(batch, self.are_rare(text.targets(batch)))
 
     def are_rare(self, targets: Tensor) -> Tensor:
-        """Which targets are, of those that count."""
+        """A mask of the rare targets among those that count."""
         return (targets >= 0) & ~torch.isin(targets, self.common)
 
     def __str__(self) -> str:
@@ -180,7 +180,7 @@ class Tail:
 
 
 def tail_of(experiment: Experiment) -> Tail | None:
-    """By the counts of the corpus, where the subject has them; else by those in the batches before."""
+    """The rare tokens by the counts of the corpus if the subject has them, otherwise of the batches before."""
     text = experiment.loop.subject.text
     if text is None:
         return None
@@ -194,7 +194,7 @@ def tail_of(experiment: Experiment) -> Tail | None:
 
 
 def counts_of(experiment: Experiment) -> Tensor | None:
-    """How often each token occurs: in the corpus, where the subject knows; else in the batches before the onset."""
+    """How often each token occurs: in the corpus if the subject knows, otherwise in the batches before the onset."""
     text, before = experiment.loop.subject.text, experiment.before()
     if text is None or not before:
         return None
@@ -206,7 +206,7 @@ def counts_of(experiment: Experiment) -> Tensor | None:
 
 
 def surprise(experiment: Experiment) -> "TokenSurprise | None":
-    """What the tokens of the dearest batch cost; None where batches are no text."""
+    """The surprise of the tokens in the highest-loss batch; None where batches are not text."""
     text, counts = experiment.loop.subject.text, counts_of(experiment)
     if text is None or counts is None:
         return None
@@ -219,13 +219,13 @@ def surprise(experiment: Experiment) -> "TokenSurprise | None":
 
 @dataclass(frozen=True, slots=True)
 class TokenSurprise:
-    """What the tokens of a batch cost a model that knows nothing but how frequent each is."""
+    """The mean loss that a unigram model, which knows only token frequencies, has on a batch."""
 
     batch: float
     random: float
-    """A batch drawn at random, each token as likely as another."""
+    """On a batch of tokens drawn uniformly."""
     usual: float
-    """A batch of the text."""
+    """On a batch of the text."""
 
     def __str__(self) -> str:
         return (
@@ -235,7 +235,7 @@ class TokenSurprise:
 
 
 def is_of_rare_tokens(experiment: Experiment) -> str | None:
-    """Whether the dearest batch is made of rare tokens, more than one that is drawn at random would be; in words."""
+    """A sentence if the highest-loss batch has more rare tokens than a randomly drawn one would; otherwise None."""
     text, tail = experiment.loop.subject.text, tail_of(experiment)
     if text is None or tail is None:
         return None
@@ -246,11 +246,11 @@ def is_of_rare_tokens(experiment: Experiment) -> str | None:
 
 
 def is_garbage(experiment: Experiment, loss: float, cost: TokenSurprise) -> bool:
-    """Whether the model is of no use for a batch: hardly better than one that knows how frequent each token is."""
+    """Whether the model does hardly better on a batch than token frequencies alone."""
     return cost.batch - loss < OF_USE * (cost.usual - experiment.usual.loss)
 
 
-# The learning rate.
+# The learning rate
 
 
 def _of_rates(experiment: Experiment) -> Iterator[Arm]:
@@ -289,7 +289,7 @@ def _of_rates(experiment: Experiment) -> Iterator[Arm]:
         )
 
 
-# The optimizer.
+# The optimizer
 
 
 def _of_moments(experiment: Experiment) -> Iterator[Arm]:
@@ -317,13 +317,12 @@ def _of_moments(experiment: Experiment) -> Iterator[Arm]:
 
 
 def groups_of(experiment: Experiment) -> list[dict[str, Any]]:
-    """The groups of all optimizers, with their settings."""
+    """The parameter groups of all optimizers."""
     return [group for optimizer in experiment.loop.subject.optimizers for group in optimizer.param_groups]
 
 
 def set_beta2(optimizers: Sequence[Optimizer], beta2: float) -> None:
-    """Let second moments average over fewer steps, or more. Their bias is corrected by the beta that they have now, so
-    they are scaled to go on from what they were."""
+    """Set beta2. Adam corrects the bias with the present beta, so the moments are rescaled to continue smoothly."""
     groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups if "betas" in group]
     for optimizer, group in groups:
         beta1, before = group["betas"]
@@ -335,13 +334,13 @@ def set_beta2(optimizers: Sequence[Optimizer], beta2: float) -> None:
 
 
 def zero_first(subject: Subject) -> None:
-    """Forget where the updates were going."""
+    """Zero the first moment."""
     for _, moment in _moments(subject, FIRST_MOMENTS):
         moment.zero_()
 
 
 def zero(names: Sequence[str], subject: Subject) -> None:
-    """Forget what was gathered of gradients, as a resume without the optimizer's state does, or with a part of it."""
+    """Zero the named moments, as a resume does that loses the optimizer's state or a part of it."""
     for _, moment in _moments(subject, names):
         moment.zero_()
 
@@ -351,7 +350,7 @@ LOST: dict[str, Callable[[Subject], None]] = {
     "its second moment": partial(zero, SECOND_MOMENTS),
     "its first moment": partial(zero, FIRST_MOMENTS),
 }
-"""What an optimizer can be without."""
+"""What a resume can lose of an optimizer."""
 
 
 def _moments(subject: Subject, names: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -362,7 +361,7 @@ def _moments(subject: Subject, names: Sequence[str]) -> Iterator[tuple[Tensor, T
                     yield parameter, moment
 
 
-# Precision.
+# Precision
 
 
 def _of_precision(experiment: Experiment) -> Iterator[Arm]:

@@ -1,4 +1,4 @@
-"""The batch of an onset in, the rows and tokens of it that carry the loss out, as text."""
+"""Finds the rows and tokens that carry the loss of the batch at an onset, and shows them as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Text
 
 MOST = 8
-"""Rows, and tokens, that are named."""
+"""The most rows, and the most tokens, that are named."""
 AROUND = 12
-"""Tokens of text on either side of the dearest one."""
+"""Tokens of text shown on either side of the highest-loss one."""
 NGRAM = 4
-"""Tokens in a row that make a repetition."""
+"""Consecutive tokens that make a repetition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HighLossToken:
-    """A kind of token whose loss is above that of tokens before."""
+    """A token of the vocabulary whose loss is above that of the tokens before."""
 
     token: int
     text: str
     times: int
-    """In the batch."""
+    """Occurrences in the batch."""
     before: int
-    """In the batches before, or in the corpus where its counts are known."""
+    """Occurrences in the batches before, or in the corpus where its counts are known."""
     loss: float
     """Its mean loss."""
     share: float
-    """Of what the batch costs more than usual."""
+    """Share of the batch's excess loss over the usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +41,23 @@ class HighLossRow:
 
     row: int
     origin: str
-    """Where it comes from, where the batch says so."""
+    """The source of the row, where the batch names it."""
     loss: float
     grad_norm: float
-    """Of this row alone."""
+    """Gradient norm of this row alone."""
     share: float
-    """Of what the batch costs more than usual."""
+    """Share of the batch's excess loss over the usual."""
     repeated: float
-    """Share of its runs of four tokens that come more than once: near 1 for text that repeats itself."""
+    """Share of its 4-grams that occur more than once: near 1 for text that repeats itself."""
     rare: float
     """Share of its tokens that are rare."""
     text: str
-    """Around its dearest token, which is marked."""
+    """The text around its highest-loss token, which is marked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spotlight:
-    """What is dear about a batch."""
+    """The rows and tokens that make the loss of a batch high."""
 
     step: int
     loss: float
@@ -66,13 +66,13 @@ class Spotlight:
     rows: tuple[HighLossRow, ...]
     tokens: tuple[HighLossToken, ...]
     histogram: tuple[int, ...]
-    """Losses of its tokens in bins of half a nat ..."""
+    """Losses of the batch's tokens in bins of half a nat."""
     histogram_before: tuple[int, ...]
-    """... and of those before."""
+    """Losses of the tokens of batches before, in the same bins."""
 
 
 def spotlight(experiment: Experiment, step: int) -> Spotlight | None:
-    """Look at the batch of a step with the weights of that step; None where batches are no text."""
+    """Look at the batch of a step with the weights of that step; None where batches are not text."""
     text, before = experiment.loop.subject.text, experiment.before()
     if text is None or not before:
         return None
@@ -111,7 +111,7 @@ def _tokens(
     cost = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), excess.flatten() * counted)
     times = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), counted)
     summed = torch.zeros(len(kinds)).scatter_add_(0, places.flatten(), losses.flatten() * counted)
-    dearest = [place for place in cost.argsort(descending=True)[:MOST].tolist() if cost[place] > 0]
+    highest = [place for place in cost.argsort(descending=True)[:MOST].tolist() if cost[place] > 0]
     return tuple(
         HighLossToken(
             token=int(kinds[place]),
@@ -121,7 +121,7 @@ def _tokens(
             loss=float(summed[place] / times[place]),
             share=float(cost[place]) / total,
         )
-        for place in dearest
+        for place in highest
     )
 
 
@@ -158,7 +158,7 @@ def _rows(
 
 
 def _alone(experiment: Experiment, text: Text, batches: Sequence[Any], row: int) -> float:
-    """The norm of the gradient of one row: all others do not count."""
+    """The gradient norm of one row: the other rows do not count."""
     for batch in batches:
         rows = len(text.targets(batch))
         if row < rows:
@@ -171,7 +171,7 @@ def _alone(experiment: Experiment, text: Text, batches: Sequence[Any], row: int)
 
 
 def repetition(ids: Sequence[int]) -> float:
-    """Which share of the runs of four tokens come more than once.
+    """The share of 4-grams that occur more than once.
 
     >>> repetition([1, 2, 3, 4, 5, 6, 7, 8]), repetition([1, 2] * 8)
     (0.0, 1.0)
@@ -181,7 +181,7 @@ def repetition(ids: Sequence[int]) -> float:
 
 
 def _origin(batches: Sequence[Any], row: int) -> str:
-    """What the lab's batches say of their rows."""
+    """What the lab's batches say about the source of a row."""
     rows = [origin for batch in batches for origin in (batch.get("rows", ()) if isinstance(batch, dict) else ())]
     if row >= len(rows):
         return ""
@@ -191,9 +191,9 @@ def _origin(batches: Sequence[Any], row: int) -> str:
     )
 
 
-def _excerpt(text: Text, ids: Sequence[int], dearest: int) -> str:
-    before, after = ids[max(dearest - AROUND, 0) : dearest], ids[dearest + 1 : dearest + 1 + AROUND]
-    return f"{text.spell(before)}[{text.spell([ids[dearest]])}]{text.spell(after)}"
+def _excerpt(text: Text, ids: Sequence[int], highest: int) -> str:
+    before, after = ids[max(highest - AROUND, 0) : highest], ids[highest + 1 : highest + 1 + AROUND]
+    return f"{text.spell(before)}[{text.spell([ids[highest]])}]{text.spell(after)}"
 
 
 def _histogram(losses: Tensor) -> tuple[int, ...]:

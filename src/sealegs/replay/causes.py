@@ -1,4 +1,4 @@
-"""Outcomes of arms in, what they say about each cause out: necessary, sufficient, or not known."""
+"""Judges causes by the outcomes of the arms: each is necessary, sufficient, not needed or unknown."""
 
 import math
 import time
@@ -15,17 +15,16 @@ from sealegs.replay.learnability import RIGHT, WRONG, taught
 from sealegs.replay.locate import Location, locate_first
 
 VISIBLE = 4.0
-"""Standard deviations above the usual from which on something is there ..."""
+"""Standard deviations above the usual from which on an anomaly is visible."""
 GONE = 0.25
-"""... and what may be left of it where it is gone, as a share; less than can be seen is allowed, too, ..."""
+"""Largest share of the anomaly that may be left where it is gone. Less than is visible may be left, too."""
 THERE = 0.5
-"""... but not so much: that must be left of it where it is still there."""
+"""Smallest share that is left where the anomaly is still there."""
 AGAIN = (1, 2, 3)
-"""Seeds of repetitions, where chance has its part in an incident: four reruns below five placebos come of chance once
-in 126 times."""
+"""Seeds of the repetitions where chance plays a part: four reruns all below five placebos have a chance of 1 in 126."""
 
 GROSS = 10.0
-"""Times the usual loss: where a batch stands alone, and no other can teach its kind, one so dear is wrong."""
+"""Times the usual loss from which on a batch is wrong, where no other batch of its kind can teach the model."""
 AS_IF = "as if the model knew nothing"
 
 Standing: TypeAlias = Literal["necessary and sufficient", "necessary", "sufficient", "not needed", "unknown"]
@@ -33,12 +32,12 @@ Standing: TypeAlias = Literal["necessary and sufficient", "necessary", "sufficie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """An arm and what it showed."""
+    """An arm, and what it showed."""
 
     arm: Arm
     outcome: Outcome
     left: float
-    """Of what it asks for, as a share."""
+    """Share of the anomaly that is left."""
     is_there: bool
     is_gone: bool
 
@@ -49,23 +48,23 @@ class Tested:
 
     onset: int
     again: Outcome
-    """As it was, but that no update was left out."""
+    """The rerun as it was, except that every update is applied."""
     apart: float
-    """By how much the losses of two equal reruns differ."""
+    """Difference between the losses of two equal reruns."""
     departure: Departure | None
-    """Where the record leaves what the reruns show, if it does."""
+    """The step at which the record differs from the reruns, if it does."""
     tried: tuple[Tried, ...]
     standings: dict[str, Standing]
-    """Of every cause that was asked."""
+    """The standing of every cause that an arm tested."""
     spotlight: Spotlight | None
     """The tokens that carry the loss of the onset, where batches are text."""
     location: Location | None
-    """Where finite numbers first become others, if they do."""
+    """The first operation that gives a number that is not finite, if there is one."""
     cause: str | None
-    """The one that the reruns establish; None where they do not."""
+    """The cause that the reruns establish; None where they establish none."""
     because: str
     steps: int
-    """Run in all."""
+    """Steps run in all."""
     unasked: tuple[str, ...] = ()
     """Arms for which there was no time."""
 
@@ -77,9 +76,9 @@ def judge_causes(
     seconds: float = math.inf,
     only: Sequence[str] = (),
 ) -> Tested:
-    """Run the incident again, exactly and with one thing changed at a time; no more arms after so many seconds.
+    """Run the incident again, exactly and with one thing changed at a time; start no arm after ``seconds``.
 
-    ``only`` are names of arms or causes, beside the placebos; ``all`` are also those whose answer is known by then.
+    ``only`` names arms or causes to run besides the placebos. ``all`` also runs arms whose answer is known by then.
     """
     began = time.monotonic()
     every = list(arms(experiment))
@@ -139,10 +138,10 @@ def judge_causes(
 
 
 def _is_open(arm: Arm, again: Outcome, location: Location | None, tried: Sequence[Tried]) -> bool:
-    """Whether an arm asks something that is not known by now."""
+    """Whether an arm asks something that is not known yet."""
     if location is not None and location.cause not in (None, arm.cause):
-        return False  # an operation was seen at it
-    is_recorded = arm.cause == "lr-discontinuity"  # a jump that the record shows is asked about in any case
+        return False  # an operation has been found as another cause
+    is_recorded = arm.cause == "lr-discontinuity"  # a jump in the record is always tested
     if arm.asks == "damage" and not is_recorded and again.damage <= VISIBLE and _goes_with_its_batches(tried):
         return False
     is_answered = any(each.is_gone for each in tried if (each.arm.cause, each.arm.kind) == (arm.cause, "without"))
@@ -150,14 +149,17 @@ def _is_open(arm: Arm, again: Outcome, location: Location | None, tried: Sequenc
 
 
 def _left_by_chance(arm: Arm, tried: Sequence[Tried]) -> float:
-    """What harmless changes leave of it at the least: where it is of chance itself, more must be gone."""
+    """The smallest share that a placebo leaves. Where chance alone ends an anomaly, an arm must remove more."""
     placebos = [each.left for each in tried if each.arm.kind == "placebo" and arm.kind != "placebo"]
     return min((1.0, *placebos))
 
 
 def _once_more(tried: Sequence[Tried]) -> Iterator[Arm]:
-    """Where a harmless change may end it, as where a run drifts apart: placebos, and then what takes more of it away
-    than any of them, repeated for as long as it does. ``tried`` is to hold what was made of each."""
+    """Repetitions for an anomaly that a placebo may end, as where a run drifts apart.
+
+    First come placebos, then each arm that removes more than any placebo, for as long as it does. The caller adds the
+    outcome of each to ``tried`` before it asks for the next.
+    """
     yield from map(one_ulp, AGAIN)
     for does in dict.fromkeys(each.arm.does for each in tried if each.arm.cause and each.arm.kind == "without"):
         for seed in AGAIN:
@@ -166,16 +168,17 @@ def _once_more(tried: Sequence[Tried]) -> Iterator[Arm]:
 
 
 def _is_below_chance(reruns: Sequence[Tried], tried: Sequence[Tried]) -> bool:
-    """Whether every rerun shows less than every placebo, and of these all but one something, if less than there was.
+    """Whether every rerun shows less than every placebo, while all placebos but one show a visible anomaly.
 
-    Whatever the arm asks for; and something, because a lower learning rate is a lower loss where nothing is wrong.
+    The size counts, whatever the arm measures. The placebos must show something, because a lower learning rate lowers
+    the loss even where nothing is wrong.
     """
     least, second, *_ = sorted(each.outcome.size for each in tried if each.arm.kind == "placebo")
     return max(each.outcome.size for each in reruns) < least and second > VISIBLE
 
 
 def _goes_with_its_batches(tried: Sequence[Tried]) -> bool:
-    """Whether other batches leave nothing of it: then what is not damage is theirs, and nothing else need be asked."""
+    """Whether other batches leave nothing of the anomaly: then the batches explain all of it that is not damage."""
     return any(each.is_gone for each in tried if each.arm.cause == "bad-data-batch" and each.arm.kind == "without")
 
 
@@ -190,10 +193,10 @@ def _tried(arm: Arm, outcome: Outcome, again: Outcome, least: float) -> Tried:
 
 
 def _standing(cause: str, tried: Sequence[Tried]) -> Standing:
-    """A cause is necessary if the incident is gone without it, sufficient if it is there where nothing else is.
+    """A cause is necessary if the incident is gone without it, sufficient if it alone brings the incident.
 
-    Where harmless changes may end it, by rank: every rerun of an arm without the cause, and there are several, shows
-    less than every placebo.
+    Where placebos may end the incident, ranks decide: a cause is necessary if several reruns without it all show less
+    than every placebo.
     """
     without = [each for each in tried if each.arm.cause == cause and each.arm.kind == "without"]
     brought = [each for each in tried if each.arm.cause == cause and each.arm.kind == "with"]
@@ -214,7 +217,7 @@ def _standing(cause: str, tried: Sequence[Tried]) -> Standing:
 def _concluded(
     experiment: Experiment, again: Outcome, tried: Sequence[Tried], standings: dict[str, Standing]
 ) -> tuple[str | None, str]:
-    """The cause that is left, if one is; else why none is."""
+    """The cause that remains, if one does; otherwise None and the reason."""
     if again.size <= VISIBLE:
         return None, "run again, nothing stands out from the steps before: there is nothing to explain"
     needed = [cause for cause, standing in standings.items() if standing.startswith("necessary")]
@@ -237,8 +240,10 @@ def _concluded(
 
 
 def _is_wrong_with_any_state(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> bool:
-    """Whether the batches are what is wrong, whatever else would have softened it: a second moment that forgets sooner
-    takes away half of any long damage."""
+    """Whether the batches are wrong for any state, even if a remedy would soften them.
+
+    A second moment that forgets sooner takes away half of any long damage.
+    """
     if standings.get("bad-data-batch") != "necessary and sufficient":
         return False
     if (cost := surprise(experiment)) is not None:
@@ -248,7 +253,7 @@ def _is_wrong_with_any_state(experiment: Experiment, again: Outcome, standings: 
 
 
 def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> tuple[str | None, str]:
-    """The batch is necessary: what about it?"""
+    """The cause where the batch is necessary: what is special about it."""
     if standings["bad-data-batch"] == "necessary":
         return "batch-and-state", "other batches take it away, but an older state stands these ones"
     if rare := is_of_rare_tokens(experiment):

@@ -1,4 +1,4 @@
-"""A capsule and its subject in, outcomes of reruns out, each with one thing changed."""
+"""Reruns the steps around an onset from a capsule, each time with one thing changed."""
 
 import math
 import statistics
@@ -16,67 +16,67 @@ from sealegs.vocabulary import Row
 LEAD = 4
 """Steps that are run before the onset."""
 LENGTH, LONGEST = 8, 24
-"""Steps that are run from the onset on; more, up to where it was found, since an onset may be dated too early."""
+"""Steps that are run from the onset on: at least LENGTH, at most LONGEST, since the onset may be dated too early."""
 USUAL, LATELY = 64, 16
-"""Rows before the onset that say how much the loss varies, and what it is."""
+"""Rows before the onset that show how much the loss varies, and the last of them that show its level."""
 PROBES = 2
-"""Batches from before that say whether weights are damaged."""
+"""Batches from before the onset that show whether weights are damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is different in an arm. Of what is left out, nothing is."""
+    """The one thing that an arm changes. A field that is left out changes nothing."""
 
     batches: Callable[[int, tuple[Any, ...]], tuple[Any, ...]] = lambda step, batches: batches
     lr: Callable[[int, float], float] = lambda step, lr: lr
     before: Callable[[Subject], None] = lambda subject: None
-    """Done to the state before the first step."""
+    """Called on the subject before the first step."""
     before_update: Callable[[Subject], None] = lambda subject: None
-    """Done with the gradients in place, before every update."""
+    """Called before every update, with the gradients in place."""
     precision: str | None = None
     applied: Callable[[int], bool] = lambda step: True
-    """Whether the update of a step is."""
+    """Whether the update of a step is applied."""
     usual: "LossBefore | None" = None
-    """What the heights are held against, if not what was usual in the run."""
+    """The level that heights are measured against, if it is not the usual loss of the run."""
     first: int | None = None
-    """The step to begin with, if not a few before the onset."""
+    """The first step of the rerun, if it is not a few steps before the onset."""
     state_of: int | None = None
-    """The step whose state to begin with, if it is another's."""
+    """The step whose state the rerun starts from, if it is not the first step's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an arm showed."""
+    """What a rerun showed."""
 
     losses: dict[int, float]
-    """By step."""
+    """Loss by step."""
     grad_norms: dict[int, float]
     height: float
-    """How far the highest loss from the onset on is above the usual, in its standard deviations."""
+    """Height of the highest loss from the onset on above the usual, in its standard deviations."""
     damage: float
-    """By how much the loss of batches from before has risen in the end, in the same."""
+    """Rise of the loss of earlier batches in the end, in the same standard deviations."""
 
     @property
     def size(self) -> float:
-        """The worse of the two."""
+        """The larger of height and damage."""
         return max(self.height, self.damage)
 
 
 @dataclass(frozen=True, slots=True)
 class LossBefore:
-    """What the loss was before the onset."""
+    """The usual loss before the onset."""
 
     loss: float
     deviation: float
     grad_norm: float
 
     def above(self, loss: float) -> float:
-        """In standard deviations; infinite for a loss that is not finite."""
+        """Height of a loss in standard deviations; infinite for a loss that is not finite."""
         return (loss - self.loss) / self.deviation if math.isfinite(loss) else math.inf
 
 
 class Experiment:
-    """Runs the steps around an onset, from the same state as often as one likes."""
+    """Runs the steps around an onset, from the same state as often as needed."""
 
     def __init__(self, capsule: Capsule, subject: Subject) -> None:
         self.capsule = capsule
@@ -95,16 +95,16 @@ class Experiment:
         found = min(capsule.description.opened + 1, self.onset + LONGEST)
         self.window = range(self.first, min(there.stop, max(self.onset + LENGTH, found)))
         self.peak = max((step for step in self.window if step >= self.onset), key=self._recorded_loss)
-        """The step with the highest loss: where the onset is not known to the step, the one to look at."""
+        """The step with the highest loss. It is the one to look at, because the onset is not known to the step."""
         self.repeated = repeated_in(capsule.rows, self.onset)
-        """Steps whose batch came before: their losses are lower, which is not usual."""
+        """Steps whose batch came before. Their lower losses are not usual."""
         self.fresh = usual_of([row for step, row in self.rows.items() if step not in self.repeated], self.onset)
-        """What the loss was on batches that were new."""
+        """The usual loss on new batches."""
         self.was_stuck = len(self.repeated & set(range(self.onset - LATELY, self.onset))) > LATELY / 2
-        """Whether the loss was low because the same batches came again: new ones are high against that."""
+        """Whether the loss was low because the same batches came again: new ones look high against that."""
         self.usual = usual_of(list(self.rows.values()), self.onset) if self.was_stuck else self.fresh
         self.seen: dict[int, StepOutcome] = {}
-        """What the steps showed when they were run as they were."""
+        """What the steps showed when they were run unchanged."""
         self._states = {there.start: state}
         self._batches: dict[int, tuple[Any, ...]] = {}
         for each in capsule.batches:
@@ -118,18 +118,20 @@ class Experiment:
         return loss if math.isfinite(loss) else math.inf
 
     def batches_of(self, step: int) -> tuple[Any, ...]:
-        """Those that a step trained on."""
+        """The batches that a step trained on."""
         return self._batches[step]
 
     def before(self) -> list[tuple[Any, ...]]:
-        """The batches of the steps before those that are run again, apart from those that came more than once."""
+        """The batches of the steps before the rerun, without those that came more than once."""
         again = {self.rows[step]["batch_hash"] for step in self.repeated}
         steps = range(self.oldest, self.first)
         return [self.batches_of(step) for step in steps if not again or self.rows[step]["batch_hash"] not in again]
 
     def exactly(self) -> float:
-        """The steps of the window as they were, bad updates left out where they were; twice. Gives how far the two
-        are apart."""
+        """Run the steps of the window unchanged, twice, and give the difference between the two.
+
+        Updates that the run left out are left out again.
+        """
         apart = 0.0
         for _ in range(2):
             self.go_to(self.first)
@@ -141,7 +143,7 @@ class Experiment:
         return apart
 
     def run(self, change: Change = Change()) -> Outcome:  # noqa: B008
-        """The steps of the window, every update applied, with a change."""
+        """Run the steps of the window with a change, every update applied."""
         first = self.first if change.first is None else change.first
         subject = self.loop.subject
         self.hold(first if change.state_of is None else change.state_of)
@@ -166,13 +168,13 @@ class Experiment:
         )
 
     def hold(self, step: int) -> None:
-        """The state before a step, which is kept, since it will be asked for again."""
+        """Go to the state before a step, and keep it for the next time."""
         self.go_to(step)
         if step not in self._states:
             self._states[step] = self.loop.capture()
 
     def go_to(self, step: int) -> None:
-        """The state before a step, from the nearest one that is known, as the run went."""
+        """Go to the state before a step: restore the nearest known state, and run the steps in between unchanged."""
         nearest = max(known for known in self._states if known <= step)
         self.loop.restore(self._states[nearest])
         for past in range(nearest, step):
@@ -184,18 +186,18 @@ class Experiment:
         self.steps_run += 1
 
     def look(self, step: int) -> float:
-        """The loss of a step's batches, with the weights that are there."""
+        """The loss of a step's batches, with the present weights."""
         self.steps_run += 1
         return self.loop.look(self.batches_of(step)).loss
 
     def _probe(self) -> float:
-        """The mean loss of batches from before; where all of them came again and again, none can tell."""
+        """The mean loss of earlier batches; 0 where all of them were repetitions, since those show nothing."""
         self.steps_run += len(self.probes)
         return statistics.fmean(self.loop.look(batches).loss for batches in self.probes) if self.probes else 0.0
 
 
 def repeated_in(rows: Sequence[Row], onset: int) -> set[int]:
-    """Steps whose batch is that of a step before, by its hash; none where few are new, as in a second epoch."""
+    """Steps whose batch came at a step before, by its hash; none where few are new, as in a second epoch."""
     seen: set[str] = set()
     again: set[int] = set()
     for row in rows:
@@ -207,13 +209,13 @@ def repeated_in(rows: Sequence[Row], onset: int) -> set[int]:
 
 
 def usual_of(rows: Sequence[Row], onset: int) -> LossBefore:
-    """Loss, its deviation from its neighbours, and gradient norm, of the rows before an onset."""
+    """Loss, noise and gradient norm of the rows before an onset."""
     before = [row for row in rows if int(row["step"]) < onset][-USUAL:]
     losses = [float(row["loss"]) for row in before if math.isfinite(float(row["loss"]))]
     norms = [norm for row in before if math.isfinite(norm := float(row.get("grad_norm", math.nan)))]
     if len(losses) < 4:
         raise SourceError(f"{len(losses)} rows before the onset at step {onset}: too few to say what is usual")
-    # from one row to the next: a slope, or a level that was left, is no noise
+    # differences from row to row: a slope or a shift of the level is not noise
     leaps = [abs(after - before) for before, after in pairwise(losses)]
     noise = 1.4826 * statistics.median(leaps) / math.sqrt(2)
     level = statistics.median(losses[-LATELY:])

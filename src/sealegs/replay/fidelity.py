@@ -1,4 +1,4 @@
-"""A rerun that does not come out as the record in, what is not in the record out, as far as the numbers tell."""
+"""Explains a rerun that differs from the record: names what happened to the run and was not recorded."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,27 +12,27 @@ from sealegs.replay.subject import StepOutcome, Subject
 from sealegs.vocabulary import Row
 
 ALIKE = 0.01
-"""Relative difference up to which two gradient norms are the same, and a loss is explained."""
+"""Relative difference up to which two gradient norms are equal, and a loss is explained."""
 PASSED = 0.05
-"""What may be left of a difference one step later, where it was of that step alone."""
+"""Share of a difference that may be left one step later, if only that step was affected."""
 ROUNDING, LEAP = 1e-6, 10.0
-"""Relative difference that is none; and by what factor one must exceed all before it to be news."""
+"""Relative difference that rounding explains, and the factor by which a difference must exceed all before it."""
 RATES = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-"""Factors on the learning rate that are tried ..."""
+"""Factors on the learning rate that are tried."""
 REFINED = 10
-"""... and how often what lies between two of them is halved."""
+"""How often an interval between two of them is halved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """The first step at which the record is not what a rerun shows."""
+    """The first step at which the record differs from a rerun."""
 
     step: int
     signal: Literal["loss", "grad_norm"]
     was: float
     now: float
     agreed: int
-    """How many steps before it agree."""
+    """Steps before it that agree."""
 
     def __str__(self) -> str:
         return (
@@ -42,10 +42,10 @@ class Departure:
 
 
 def departure(experiment: Experiment, apart: float) -> Departure | None:
-    """Compare the record with reruns, whose losses are ``apart`` by so much themselves.
+    """Compare the record with reruns. ``apart`` is the difference between two equal reruns.
 
-    On the same machine they agree bit for bit; on another they part slowly from the first step on. So a step departs if
-    it is much further from the record than any step before.
+    On the same machine record and rerun agree bit for bit; on another they part slowly from the first step on. So a
+    step departs if it is much further from the record than any step before.
     """
     further = {"loss": max(apart, ROUNDING), "grad_norm": max(apart, ROUNDING)}
     for agreed, step in enumerate(sorted(experiment.seen)):
@@ -61,8 +61,10 @@ def departure(experiment: Experiment, apart: float) -> Departure | None:
 
 
 def ranks_apart(rows: Iterable[Row], onset: int) -> str | None:
-    """Which rank was first found with other weights, from the onset on; None where all had the same, or had others
-    before, so that it is nothing new. NaN has many patterns of bits: where the loss is none, nothing is compared."""
+    """A sentence about the first rank whose weights differ, from the onset on; None where none does.
+
+    Ranks that differed before the onset are nothing new. Steps with a NaN loss are left out: NaN has many bit patterns.
+    """
     apart = [row for row in rows if float(row.get("ranks_differ", 0.0)) > 0 and math.isfinite(float(row["loss"]))]
     if not apart or int(apart[0]["step"]) < onset:
         return None
@@ -74,7 +76,7 @@ def ranks_apart(rows: Iterable[Row], onset: int) -> str | None:
 
 
 def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]:
-    """What must have happened that was not recorded."""
+    """The cause of a departure, and why: what must have happened that was not recorded."""
     if left.agreed == 0:
         return None, f"{left}: this is not the program that was run, so nothing can be tested"
     if left.signal == "grad_norm":
@@ -100,17 +102,20 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
 
 
 def _is_over_at_once(experiment: Experiment, left: Departure) -> bool:
-    """Whether the loss of the next step is, by far, less wrong: other weights, or lost ones, stay so."""
+    """Whether the loss of the next step is far less wrong. Other or lost weights would stay wrong."""
     after = left.step + 1
     if after not in experiment.seen:
         return False
     apart = abs(float(experiment.rows[after]["loss"]) - experiment.seen[after].loss)
-    return apart < PASSED * abs(left.was - left.now)  # never where one of them is not finite
+    return apart < PASSED * abs(left.was - left.now)  # never true if either is not finite
 
 
 def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float]:
-    """The factor on the learning rate that comes nearest to the record: on a grid, and wherever the recorded loss lies
-    between those of two neighbours. A larger step may lower the loss before it raises it, so there may be several."""
+    """The factor on the learning rate that comes nearest to the record, and its misfit.
+
+    The search takes a grid, and bisects wherever the recorded loss lies between two neighbours. A larger step may lower
+    the loss before it raises it, so there may be several such places.
+    """
     shows: dict[float, StepOutcome] = {}
 
     def is_above(factor: float) -> bool:
@@ -134,7 +139,7 @@ def _nearest_rate(experiment: Experiment, left: Departure) -> tuple[float, float
 def _after(
     experiment: Experiment, step: int, *, factor: float = 1.0, before: Callable[[Subject], None] = lambda subject: None
 ) -> StepOutcome:
-    """What the next step shows if this one is done otherwise."""
+    """What the next step shows if this one is run differently."""
     experiment.go_to(step)
     before(experiment.loop.subject)
     experiment.loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]) * factor)
@@ -143,17 +148,19 @@ def _after(
 
 
 def _misfit(shows: StepOutcome, experiment: Experiment, left: Departure) -> float:
-    """How far a rerun is from the record, relatively: by its loss, and by its gradient norm, since some factor on the
-    learning rate always gives the one but hardly ever both."""
+    """The relative distance of a rerun from the record, in both loss and gradient norm.
+
+    Some factor on the learning rate always matches the loss, but hardly ever both.
+    """
     norm = float(experiment.rows[left.step].get("grad_norm", shows.grad_norm))
     if not all(map(math.isfinite, (left.was, shows.loss, shows.grad_norm, norm))):
-        return math.inf  # whatever breaks the numbers gives NaN: that proves nothing
+        return math.inf  # any broken number gives NaN: that proves nothing
     of_norm = abs(shows.grad_norm - norm) / max(shows.grad_norm, norm, 1e-12)
     return max(abs(shows.loss - left.was) / abs(left.was - left.now), of_norm)
 
 
 def _same(a: float, b: float, allowed: float) -> bool:
-    """NaN and the infinities are the same here: which of them comes depends on the order of additions."""
+    """Whether two values agree. NaN and infinity count as equal: the order of additions decides which one comes."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return not math.isfinite(a) and not math.isfinite(b)
     return abs(a - b) <= allowed

@@ -1,4 +1,4 @@
-"""Batches that a model finds dear in, what it can learn from them out: right ones teach it others of their kind."""
+"""Tells hard batches from wrong ones: right batches teach a model others of their kind."""
 
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -6,26 +6,27 @@ from itertools import cycle, islice
 from sealegs.replay.experiment import Experiment
 
 LESSONS = 24
-"""Updates that it is taught with."""
+"""Updates on the other batches."""
 RIGHT, WRONG = 0.6, 0.7
-"""Of the loss of a batch, what is left at most where the others are right, and at least where they are not. Of noise
-three quarters are, or more; labels that are wrong and consistent teach something too, and lie in between."""
+"""The share of a batch's loss that is left at most if the other batches are right, and at least if they are wrong.
+
+Noise leaves three quarters or more. Wrong but consistent labels teach something too, and lie in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What came of it."""
+    """The loss of the highest-loss batch before and after training on the others."""
 
     others: int
-    """Batches that it was taught with."""
+    """Batches that the model was trained on."""
     before: float
-    """The loss of the dearest batch, which was not among them ..."""
+    """The loss of the highest-loss batch before; it was not trained on."""
     after: float
-    """... and after the lessons."""
+    """Its loss after the updates."""
 
     @property
     def left(self) -> float:
-        """As a share."""
+        """The share of the loss that is left."""
         return self.after / self.before
 
     def __str__(self) -> str:
@@ -33,7 +34,7 @@ class Taught:
 
 
 def taught(experiment: Experiment, *, dear: float) -> Taught | None:
-    """Teach it all batches that stand out but the dearest; none where no other stands out by so many deviations."""
+    """Train on the high-loss batches except the highest; None where no other is above ``dear`` standard deviations."""
     rows, peak = experiment.rows, experiment.peak
     steps = [step for step in experiment.window if step >= experiment.onset and step != peak]
     others = [step for step in steps if experiment.usual.above(float(rows[step]["loss"])) > dear]

@@ -1,4 +1,4 @@
-"""A step that is not finite in, the first operation out that makes it so of finite numbers."""
+"""Finds the first operation of a step that makes a number that is not finite from finite ones."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ from torch.utils.hooks import RemovableHandle
 from sealegs.replay.experiment import Experiment
 
 UNMASKED = frozenset({"log", "log2", "log10", "div", "mul", "mm", "bmm", "addmm", "sub", "add", "_to_copy", "neg"})
-"""Operations whose minus infinity is no mask, unless one came in."""
+"""Operations whose minus infinity is not a mask, unless one came in."""
 HALF_LARGEST = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers of a tensor."""
+    """The range of the numbers in a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
     low: float
     high: float
-    """Of those that are finite."""
+    """The largest finite number."""
     not_finite: int
 
     def __str__(self) -> str:
@@ -38,16 +38,16 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where finite numbers first become others."""
+    """The first operation, or weight, with a number that is not finite."""
 
     where: Literal["weights", "forward", "backward", "update"]
     module: str
-    """Its name in the model; of a weight, its name."""
+    """The name of the module in the model, or of the weight."""
     operation: str
     inputs: tuple[Range, ...]
     output: Range | None
     cause: str | None
-    """A card of ``causes.toml``, where the operation and its numbers say so."""
+    """A card of ``causes.toml``, where the operation and its numbers point to one."""
     because: str
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Location:
 
 
 def locate_first(experiment: Experiment) -> Location | None:
-    """In the first step of the window that is not finite: of its loss, its gradients, or the weights that it leaves."""
+    """Look in the first step of the window whose loss, gradients or resulting weights are not finite."""
     experiment.go_to(experiment.first)
     for step in experiment.window:
         seen = experiment.loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]))
@@ -76,7 +76,7 @@ def locate_first(experiment: Experiment) -> Location | None:
 
 
 def locate(experiment: Experiment, step: int) -> Location | None:
-    """Run a step again, and look at every operation; None if all of them are finite now."""
+    """Run a step again and look at every operation; None if all of them are finite now."""
     experiment.go_to(step)
     subject, loop = experiment.loop.subject, experiment.loop
     if name := _bad_weight(subject.model):
@@ -110,7 +110,7 @@ def _bad_weight(model: nn.Module) -> str:
 
 
 class _Watch(TorchDispatchMode):
-    """Looks at every operation of a forward and a backward pass; fused ones are taken apart for it."""
+    """Looks at every operation of a forward and a backward pass. Fused attention is taken apart for it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ class _Watch(TorchDispatchMode):
         self._open = ExitStack()
 
     def __enter__(self) -> Any:
-        self._open.enter_context(sdpa_kernel(SDPBackend.MATH))  # the others are one operation from end to end
+        self._open.enter_context(sdpa_kernel(SDPBackend.MATH))  # the other kernels are a single operation
         for name, module in self._model.named_modules():
             for hook in self._hooks(name, module):
                 self._open.callback(hook.remove)
@@ -139,7 +139,7 @@ class _Watch(TorchDispatchMode):
         def leave(_: nn.Module, __: object, output: Any) -> None:
             self._forward.pop()
             for tensor in _tensors(output):
-                # its gradient comes when the backward pass reaches the module; the innermost of those that give it
+                # the innermost module that returns a tensor owns the gradient that reaches it in the backward pass
                 if tensor.requires_grad and id(tensor) not in self._outputs:
                     self._outputs[id(tensor)] = tensor
                     tensor.register_hook(lambda gradient: self._backward.append(name))
@@ -161,7 +161,7 @@ class _Watch(TorchDispatchMode):
         is_masked = operation not in UNMASKED or any(map(_has_minus_infinity, numbers))
         bad = next((tensor for tensor in made if _is_bad(tensor, is_masked=is_masked)), None)
         if operation.endswith("_") and any(tensor is bad for tensor in given):
-            numbers = [tensor for tensor in numbers if tensor is not bad]  # written in its place: what it was is gone
+            numbers = [tensor for tensor in numbers if tensor is not bad]  # overwritten in place: its input is gone
         if bad is None or any(_is_bad(tensor, is_masked=True) for tensor in numbers):
             return
         is_backward = torch._C._current_autograd_node() is not None
@@ -187,7 +187,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _is_bad(tensor: Tensor, *, is_masked: bool) -> bool:
-    """NaN or infinity; minus infinity not, where it may be what is masked out of a softmax."""
+    """Whether a tensor has NaN or infinity. Minus infinity does not count where it may be the mask of a softmax."""
     if torch.isfinite(tensor).all():
         return False
     return not is_masked or bool((torch.isnan(tensor) | (tensor == math.inf)).any())
@@ -198,7 +198,7 @@ def _has_minus_infinity(tensor: Tensor) -> bool:
 
 
 def range_of(tensor: Tensor) -> Range:
-    """Its extremes, and how many of its numbers are not finite."""
+    """The extremes of a tensor, and how many of its numbers are not finite."""
     numbers = tensor.detach().float()
     finite = numbers[torch.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)
@@ -207,7 +207,7 @@ def range_of(tensor: Tensor) -> Range:
 
 
 def _reason(operation: str, given: Sequence[Tensor], made: Tensor) -> tuple[str | None, str]:
-    """What the operation and its numbers say: a cause, and a sentence."""
+    """The cause that the operation and its numbers point to, if any, and a sentence."""
     first = range_of(given[0]) if given else None
     if first is None:
         return None, ""

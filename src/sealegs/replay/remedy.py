@@ -1,4 +1,4 @@
-"""An experiment and Fixes in, what the steps show out when an incident is run again with them, further than it went."""
+"""Reruns an incident with remedies, and further than the incident went."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -41,9 +41,9 @@ def rerun(
     *,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Shown:
-    """The steps from the state of the capsule on, with a remedy, every update applied from the onset on.
+    """Run from the state of the capsule with the remedies, every update applied from the onset on.
 
-    Batches are ``planned``. Settings are the subject's: those fixes must be in it already.
+    ``planned`` gives the batches of each step. Remedies that change settings must already be in the subject.
     """
     loop, shown, row = experiment.loop, Shown(), experiment.rows
     given = {fix.name: fix for fix in fixes}
@@ -83,8 +83,10 @@ def rerun(
 
 
 def plan(experiment: Experiment, fixes: Sequence[Fix], last: int, more: Iterator[Batches]) -> dict[int, Batches]:
-    """The batches of each step up to the last, as the fixes have them: what is left out is passed over, and what
-    follows comes earlier. Where the capsule ends there are ``more``."""
+    """The batches of each step up to ``last``, with the remedies applied.
+
+    Later batches take the place of those that a remedy leaves out. ``more`` gives batches from the capsule's end on.
+    """
     recorded = experiment.capsule.steps()
 
     def following() -> Iterator[tuple[int, Batches]]:
@@ -106,14 +108,14 @@ def plan(experiment: Experiment, fixes: Sequence[Fix], last: int, more: Iterator
 
 
 def borrowed(experiment: Experiment) -> Iterator[Batches]:
-    """Batches from before the onset, in turn, without end: for those who have no more."""
+    """Batches from before the onset, in turn and without end, where no other batches are available."""
     before = experiment.before() or [experiment.batches_of(experiment.first)]
     while True:
         yield from before
 
 
 def norm_of(optimizers: Sequence[Optimizer]) -> float:
-    """Of the gradients, as they are now."""
+    """The norm of the present gradients."""
     parameters = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
     return float(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]))
 
@@ -131,12 +133,12 @@ def _rate(experiment: Experiment, fix: Fix | None) -> Callable[[int, float], flo
 
 
 def _of_arm(experiment: Experiment, cause: str) -> Change | None:
-    """What is changed in the rerun that a cause is taken away in, where there is one."""
+    """The change of the arm that takes a cause away, if there is one."""
     found = (arm.change for arm in arms(experiment) if arm.kind == "without" and arm.cause == cause)
     return next(found, None)
 
 
-# Rare tokens.
+# Rare tokens
 
 
 def _masked(experiment: Experiment, batches: Sequence[Batches]) -> list[Batches]:
@@ -147,7 +149,7 @@ def _masked(experiment: Experiment, batches: Sequence[Batches]) -> list[Batches]
 
 
 def _spread(experiment: Experiment, batches: Sequence[Batches]) -> list[Batches]:
-    """The same rows in another order: no batch has a rare token in two of them, where that can be."""
+    """The same rows in another order, so that no batch has a rare token in two rows where that is possible."""
     text, tail = experiment.loop.subject.text, tail_of(experiment)
     if text is None or tail is None:
         raise ConfigError("--fix rare=spread: batches are no text here; give the Subject text=sealegs.Text(...)")
@@ -164,7 +166,7 @@ def _spread(experiment: Experiment, batches: Sequence[Batches]) -> list[Batches]
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Rows of all batches, below each other."""
+    """The rows of all batches, concatenated."""
     first = parts[0]
     if isinstance(first, dict):
         return {name: _joined([part[name] for part in parts]) for name in first}

@@ -1,4 +1,4 @@
-"""A model, its optimizer and its loss in, one step at a time out: the loop of a run, without the run."""
+"""A model, its optimizer and its loss, run one step at a time: the loop of a run, without the run."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
@@ -25,12 +25,12 @@ class StepOutcome(NamedTuple):
 
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What can be run again. Made by the function that ``--build`` names, with the settings of the run:
+    """A training setup that can be run again. The function that ``--build`` names makes it with the run's settings:
 
     .. code-block:: python
 
@@ -43,20 +43,20 @@ class Subject:
     model: nn.Module
     optimizers: Sequence[Optimizer]
     loss: Callable[[Any], Tensor]
-    """Of a batch as the capsule has it: what was handed out, data classes as dicts."""
+    """Gives the loss of a batch as the capsule has it: as the loader gave it, with data classes as dicts."""
     schedulers: Sequence[LRScheduler] = ()
     scaler: GradScaler | None = None
     clip: float | None = None
-    """Where the loop clips; else the capsule knows."""
+    """The norm at which the loop clips; left out, the capsule knows."""
     backward: Callable[[Sequence[Any]], Tensor] | None = None
-    """The gradients of a step's batches, scaled by the scaler; gives the loss of the step. Left out, the mean of their
-    losses is backpropagated."""
+    """Makes the gradients of a step's batches, scaled by the scaler, and gives the loss of the step. Left out, the mean
+    of their losses is backpropagated."""
     precision: Callable[[str], AbstractContextManager[object]] | None = None
-    """In which everything is computed in another precision: ``fp32``."""
+    """A context in which everything is computed in another precision: ``fp32``."""
     text: "Text | None" = None
-    """Where batches are text."""
+    """How to read the batches, where they are text."""
     batches: Iterable[Any] | None = None
-    """What it trains on, from the first on, whenever it is asked: for ``sealegs drill``; a replay has its own."""
+    """The training batches from the first on, each time it is iterated: for ``sealegs drill``. A replay has its own."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module) or not all(isinstance(each, Optimizer) for each in self.optimizers):
@@ -64,7 +64,7 @@ class Subject:
 
     @property
     def training(self) -> TrainingState:
-        """For capturing and restoring."""
+        """The training state, to capture and to restore."""
         return TrainingState(
             model=self.model, optimizers=self.optimizers, schedulers=self.schedulers, scaler=self.scaler, data=None
         )
@@ -83,12 +83,12 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """How the tokens of a batch are found, left out, and read."""
+    """How to find the tokens of a batch, leave them out, and print them."""
 
     targets: Callable[[Any], Tensor]
-    """Token ids, (rows, positions); negative where there is none."""
+    """Token ids of shape (rows, positions); negative where there is none."""
     losses: Callable[[Any], Tensor]
-    """The loss of each, of the same shape."""
+    """The loss of each token, in the same shape."""
     without: Callable[[Any, Tensor], Any]
     """The batch without the targets that a mask of that shape marks."""
     counts: Tensor | None = None
@@ -114,7 +114,7 @@ class ReplayLoop:
         applied: bool = True,
         before_update: Callable[[Subject], None] = lambda subject: None,
     ) -> StepOutcome:
-        """One step; with a learning rate (of the first group, the others in proportion) instead of the schedule's."""
+        """Run one step. ``lr`` replaces the schedule's rate in the first group, and the others in proportion."""
         self.zero()
         loss = self.subject.gradients(batches)
         self._update.unscale()
@@ -122,7 +122,7 @@ class ReplayLoop:
             gradients = self._reader.read()
             total = gradients.total()
             if self._update.scaler is not None:
-                applied = applied and bool(total.isfinite())  # as a scaler has it, whoever else decides
+                applied = applied and bool(total.isfinite())  # as a scaler decides, whatever the caller says
             if self.clip is not None and applied:
                 gradients.clip(self.clip, total)
             before_update(self.subject)
@@ -132,7 +132,7 @@ class ReplayLoop:
         return StepOutcome(float(loss), float(total))
 
     def look(self, batches: Sequence[Any]) -> StepOutcome:
-        """The loss of batches, and the norm of its gradients; nothing is changed."""
+        """The loss of batches and the norm of its gradients; changes nothing."""
         self.zero()
         loss = self.subject.gradients(batches)
         self._update.unscale()
@@ -141,24 +141,24 @@ class ReplayLoop:
         return StepOutcome(float(loss), total)
 
     def zero(self) -> None:
-        """Forget gradients."""
+        """Drop the gradients."""
         for optimizer in self.subject.optimizers:
             optimizer.zero_grad()
 
     def capture(self) -> StoredState:
-        """All that decides what comes next, copied."""
+        """Copy everything that decides what comes next."""
         state = self.subject.training.capture()
         return replace(state, tensors={name: tensor.detach().clone() for name, tensor in state.tensors.items()})
 
     def restore(self, state: StoredState) -> None:
-        """Be there again. Nothing of the state is given away: it can be restored as often as one likes."""
+        """Go back to a captured state, as often as needed: the loop takes copies of it."""
         copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
         self.subject.training.restore(replace(state, tensors=copies))
         self.zero()
 
 
 def load_builder(place: str) -> Callable[..., Subject]:
-    """The function that ``FILE.py:FUNCTION`` names. The file is run: it is the user's own."""
+    """Load the function that ``FILE.py:FUNCTION`` names. The file is run: it is the user's own."""
     file, colon, name = place.rpartition(":")
     if not colon or not name.isidentifier():
         raise ConfigError(f"--build {place}: give a file and a function in it: train.py:build")
