@@ -1,4 +1,4 @@
-"""What every reader is: a module with these two functions."""
+"""The contract of a reader: a module with these two functions."""
 
 from typing import Protocol
 
@@ -7,10 +7,10 @@ from sealegs.readers.table import Table
 
 
 class Reader(Protocol):
-    """One format. It knows its own files by their content, never by their name alone."""
+    """Reads one format. It knows its own files by their content, never by their name alone."""
 
     def recognises(self, place: Place) -> bool:
-        """Whether this is mine; cheap, and never an error but ``SourceError``."""
+        """Whether the place has this format. Cheap, and raises no error but ``SourceError``."""
 
     def read(self, place: Place) -> Table:
-        """What it says. Raises ``SourceError`` where it says nothing that can be used."""
+        """Read the log into a table. Raises ``SourceError`` where it holds nothing that can be used."""

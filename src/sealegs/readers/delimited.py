@@ -1,4 +1,4 @@
-"""CSV or TSV in (Lightning's ``metrics.csv``, W&B's export, anybody's), a Table out."""
+"""Reads CSV and TSV files: Lightning's ``metrics.csv``, W&B's export, anybody's."""
 
 import csv
 import re
@@ -17,9 +17,9 @@ from sealegs.record.columns import Column, Columns, Mask
 FORMAT = "csv"
 _DELIMITERS = ",\t;|"
 _LOOKED_AT = 20
-"""Lines by which a table is known."""
+"""Lines in which a table is recognised."""
 _DENSE, _DENSE_ROWS = 0.95, 5
-"""Share of the rows of a kind that have a value where the others had NaN; rows that a run that diverges begins with."""
+"""Share of the rows of a kind that must have a value if the others are NaN, and rows with one before a divergence."""
 _MISSING = frozenset(("", "None", "none", "null", "NULL", "NA", "N/A", "n/a", "<NA>", "-", "--"))
 
 
@@ -29,7 +29,7 @@ def recognises(place: Place) -> bool:
 
 
 def read(place: Place) -> Table:
-    """A column a name; cells that are empty are missing, cells that are no numbers are missing and counted."""
+    """Read one column per name. Empty cells are missing; cells that are not numbers are missing and counted."""
     shape = _shape(place)
     assert shape is not None, "only what was recognised is read"
     delimiter, header, names = shape
@@ -63,16 +63,16 @@ def read(place: Place) -> Table:
 
 
 def nan_cells(columns: Columns, name: str) -> Mask:
-    """Which empty cells of a column were NaN: pandas writes it as nothing.
+    """Which empty cells of a column were NaN, which pandas writes as nothing.
 
-    Rows that log nothing but what rows with a value log are of the same kind. If nearly all of those have a value,
-    the others had NaN; and also if all have one up to a row and hardly any after it, as a run that has diverged.
+    Rows are of the same kind if they log only what rows with a value log. If nearly all rows of that kind have a value,
+    the others had NaN. The same holds for a diverged run: every row has a value up to one, and hardly any after it.
     """
     value = columns.logged[name]
     nothing = np.zeros(columns.rows, np.bool_)
     others = {other: mask for other, mask in columns.logged.items() if other != name}
     same_kind = ~np.logical_or.reduce([nothing, *(mask for mask in others.values() if not (mask & value).any())])
-    # what goes with a value must be there, but for what is NaN together with it
+    # the usual companions of a value must be there, except those that become NaN together with it
     company = [
         m for other, m in others.items() if not _is_loss_or_norm(other) and (m & value).sum() >= _DENSE * value.sum()
     ]
@@ -92,7 +92,7 @@ def _is_loss_or_norm(name: str) -> bool:
 
 
 class _Cells:
-    """One column in the making."""
+    """One column while it is being read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class _Cells:
         else:
             values, logged = self._read(cells)
         self.is_any = self.is_any or bool(logged.any())
-        # a megabyte of words is a column of words: looking at each is the slow way
+        # after a thousand words the column is text: parsing each cell would be slow
         self._is_text = not self.is_any and self.not_numbers > 1000
         self._values.append(values)
         self._logged.append(logged)
@@ -146,10 +146,10 @@ class _Cells:
 
 
 def _shape(place: Place) -> tuple[str, str, list[str]] | None:
-    """The delimiter, the line with the names (empty where there is none), and the names."""
+    """The delimiter, the line with the names (empty if there is none), and the names."""
     lines = [line for line in place.head_text.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
     if len(lines) > 2 and not place.head_text.endswith("\n"):
-        lines = lines[:-1]  # perhaps torn
+        lines = lines[:-1]  # the last line may be torn
     if not lines or lines[0].lstrip()[:1] in "{[":
         return None
     for delimiter in _DELIMITERS:
@@ -174,7 +174,7 @@ def _is_number(cell: str) -> bool:
 
 def _names(cells: Sequence[str]) -> list[str]:
     names: list[str] = []
-    taken: set[str] = set()  # a look into the list is too slow for a hundred thousand of them
+    taken: set[str] = set()  # searching the list is too slow for a hundred thousand names
     for place, cell in enumerate(cells, 1):
         name = cell.lstrip("#").strip() or f"column {place}"
         names.append(f"{name} ({place})" if name in taken else name)
@@ -183,7 +183,7 @@ def _names(cells: Sequence[str]) -> list[str]:
 
 
 def _split(text: str, delimiter: str, width: int) -> tuple[Sequence[Column | list[str]], int]:
-    """The cells of each column, and how many lines had to be left out: three ways, the quickest first."""
+    """The cells of each column, and the number of lines left out. Three ways, the fastest first."""
     if not text.strip():
         return [[] for _ in range(width)], 0
     with suppress(ValueError):  # an empty cell, a word, a line that is too long or too short

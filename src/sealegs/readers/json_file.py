@@ -1,4 +1,4 @@
-"""One JSON value in, with the history of a run somewhere in it, a Table out."""
+"""Reads a file with one JSON value that has the history of a run somewhere in it."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _DEEPEST = 6
 
 
 def recognises(place: Place) -> bool:
-    """Whether the file begins as a JSON value does that goes on over its first line."""
+    """Whether the file begins with a JSON value that goes on after its first line."""
     return (
         place.is_text
         and _BEGINS.match(place.head_text) is not None
@@ -26,7 +26,7 @@ def recognises(place: Place) -> bool:
 
 
 def read(place: Place) -> Table:
-    """The longest history in it: a list of rows, or a column of numbers under each name."""
+    """Read the longest history in the value: a list of rows, or a column of numbers under each name."""
     try:
         value = json.loads(place.whole())
     except (ValueError, RecursionError) as error:
@@ -41,7 +41,7 @@ def read(place: Place) -> Table:
 
 
 def _histories(value: Any, depth: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """What could be the history of a run: rows as objects, or lists of numbers side by side."""
+    """Candidates for the history of a run: rows as objects, or lists of numbers side by side."""
     inner: list[Any] = []
     if isinstance(value, list):
         rows = [row for row in value if isinstance(row, dict)]

@@ -1,4 +1,4 @@
-"""JSON lines in, with any nesting, a Table out."""
+"""Reads JSON lines with any nesting."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def recognises(place: Place) -> bool:
 
 
 def read(place: Place) -> Table:
-    """A row a line; lines that are no objects are left out and counted."""
+    """Read one row per line. Lines that are not objects are left out and counted."""
     gathered = Gathered()
     damaged = 0
     is_row = True
@@ -51,7 +51,7 @@ def _lines(place: Place) -> Iterator[str]:
 
 
 def _object(line: str) -> Any:
-    """The value of a line, or None. Bare NaN and Infinity are no JSON, but Python writes them."""
+    """The value of a line, or None. Bare NaN and Infinity are not JSON, but Python writes them."""
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""An MLflow run in, by ``mlflow:RUN_ID`` through the client or from a bare ``mlruns`` folder, a Table out."""
+"""Reads an MLflow run: ``mlflow:RUN_ID`` through the client, or a bare ``mlruns`` folder."""
 
 import math
 import re
@@ -15,21 +15,21 @@ FORMAT = "mlflow"
 SCHEME = "mlflow:"
 _META = "meta.yaml"
 _LINE = re.compile(r"(?P<time>\d{1,18})\s+(?P<value>\S+)(?:\s+(?P<step>-?\d{1,18}))?")
-_LARGEST = 1.797e308  # what a SQLite store makes of infinity
+_LARGEST = 1.797e308  # a SQLite store writes infinity as this
 
 Point = tuple[int, int, str, float]
-"""Time, step, name and value: in this order they sort as they were written."""
+"""Time, step, name and value. Points sort in the order they were written."""
 
 
 def recognises(place: Place) -> bool:
-    """A run id with ``mlflow:`` before it, a run of a file store, a folder of those, or a store in one file."""
+    """Whether it is ``mlflow:`` and a run id, a run of a file store, a folder of runs, or a store in one file."""
     if place.source.startswith(SCHEME):
         return True
     return bool(_runs(place.path)) if place.is_folder else "latest_metrics" in tables(place)
 
 
 def read(place: Place) -> Table:
-    """Every metric, as one run."""
+    """Read every metric as one run."""
     if place.source.startswith(SCHEME):
         return _from_client(place.source.removeprefix(SCHEME))
     if not place.is_folder:

@@ -1,4 +1,4 @@
-"""The names that logs use in, our signals out: one table, a few rules, and what the user says."""
+"""Maps the names that logs use to our signals: by one table, a few rules, and what the user says."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from sealegs.record.columns import Columns
 
 STEP, EPOCH = "step", "epoch"
 CARRIED = ("step of the bar", "step of a line before")
-"""Beginnings of the names of steps that a row did not say itself."""
+"""Prefixes of step names whose value comes from another row."""
 
 TABLE = {
     "loss": "loss train_loss training_loss loss_train train_loss_step train_step_loss train_batch_loss batch_loss "
@@ -32,9 +32,9 @@ TABLE = {
     "optimizer_step current_step current_steps n_iter num_steps updates batch_idx",
     EPOCH: "epoch epochs",
 }
-"""Our signals, and what they are called elsewhere, the best first, in lower case and with ``_`` between the words.
+"""Our signals and their names elsewhere, the best first, in lower case with ``_`` between the words.
 
-A name may have more in front of it: ``metrics/train/lm loss`` is a ``lm_loss``.
+A name may have a prefix: ``metrics/train/lm loss`` is a ``lm_loss``.
 """
 
 ALONE = {
@@ -45,7 +45,7 @@ ALONE = {
     "step_s": "dt_ms time_ms",
     STEP: "it s i n update batch",
 }
-"""The same, but only with nothing in front: too short to mean much elsewhere."""
+"""The same for names without a prefix only: they are too short to mean much elsewhere."""
 
 _HELD_OUT = frozenset({"val", "valid", "validation", "eval", "test", "dev", "evaluation", "holdout", "heldout", "tel"})
 _NO_LOSS = re.compile(
@@ -58,7 +58,7 @@ _FALLBACK_RANK = 1000
 
 @dataclass(frozen=True)
 class Role:
-    """What a column can stand for; a lower rank is a better name for it."""
+    """The signal that a column can stand for. A lower rank is a better name for it."""
 
     rank: int
     signal: str
@@ -88,14 +88,14 @@ _ANYWHERE, _ALONE = _ranks()
 
 @lru_cache(maxsize=50_000)
 def role(name: str) -> Role | None:
-    """What a column of this name is, if anything.
+    """The role of a column of this name, if it has one.
 
     >>> role("val/lm loss").signal, role("Finished training it").signal, role("koleo_loss_weight")
     ('eval_loss', 'step', None)
     """
     key = plain(name)
     words = key.split("_")
-    if name.endswith(("__MIN", "__MAX")):  # beside each column of a W&B export
+    if name.endswith(("__MIN", "__MAX")):  # statistics beside each column of a W&B export
         return None
     if name.startswith(CARRIED):
         return Role(_FALLBACK_RANK, STEP)
@@ -124,7 +124,7 @@ def role(name: str) -> Role | None:
 def candidates(columns: Columns, signal: str) -> list[str]:
     """The columns that can stand for a signal, the best first.
 
-    A name that is seldom logged stands behind one that is logged ten times as often: a summary at the end of a run.
+    A column that another one exceeds ten times in logged values comes after it: it is a summary at the end of a run.
     """
     roles = {name: found for name in columns.values if (found := role(name)) and found.signal == signal}
     counts = {name: np.count_nonzero(columns.logged[name]) for name in roles}
@@ -133,7 +133,7 @@ def candidates(columns: Columns, signal: str) -> list[str]:
 
 
 def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, str]:
-    """For each of our signals the column it is taken from."""
+    """The column that each of our signals is taken from."""
     for signal, name in said.items():
         if name not in columns.values:
             raise SourceError(f"{source}: no column {name!r} to take {signal} from; it has {listed(columns.values)}")

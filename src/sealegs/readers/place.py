@@ -1,4 +1,4 @@
-"""A path in, what is there out: its first bytes, its text in pieces, gzip undone, every refusal one sentence."""
+"""The file or folder to read: its first bytes, its text in pieces, unzipped; every refusal is one sentence."""
 
 import codecs
 import gzip
@@ -17,9 +17,9 @@ from sealegs.errors import SourceError
 HEAD_BYTES = 256 << 10
 _PIECE_BYTES = 1 << 20
 _LONGEST_LINE = 64 << 20
-"""Bytes without a line end after which a file is no log."""
+"""Bytes without a line end after which a file is not a log."""
 _MOST_BYTES = 512 << 20
-"""Of a file that has to be held whole: what is made of it takes several times as much."""
+"""Largest file that is read whole: parsing it takes several times its size."""
 _SAMPLE = 4096
 _GZIP = b"\x1f\x8b"
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -28,23 +28,23 @@ _CONTROL = re.compile(r"[\x01-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ufffd]")
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder to be read, and what came up on the way."""
+    """A file or folder to read, and the notices about it."""
 
     source: str
-    """As the user gave it."""
+    """The source as the user gave it."""
     path: Path
     choice: str = ""
-    """Which of the runs in it, where there are several: what the source says after ``#``."""
+    """Which of several runs to read: the part of the source after ``#``."""
     remarks: list[str] = field(default_factory=list)
 
     @property
     def is_folder(self) -> bool:
-        """Whether there is more than one file to it."""
+        """Whether it is a folder."""
         return self.path.is_dir()
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes, unzipped; zeros before them left out, which a log that was cut while written to has."""
+        """The first bytes, unzipped, without the leading zeros of a log that was truncated during writing."""
         if self.is_folder:
             return b""
         with self.opened() as file:
@@ -75,7 +75,7 @@ class Place:
             return file.read(2) == _GZIP
 
     def lines(self) -> Iterator[str]:
-        """The text in pieces of about a megabyte that end where a line ends: in ``\\n``, whatever it was."""
+        """The text in pieces of about a megabyte that end at a line end, with every line end as ``\\n``."""
         decoder = codecs.getincrementaldecoder(self._encoding)("replace")
         kept = ""
         with self.opened() as file:
@@ -92,7 +92,7 @@ class Place:
             yield kept
 
     def whole(self) -> bytes:
-        """All of the file, where it is small enough to be held."""
+        """All of the file, if it is small enough to hold in memory."""
         with self.opened() as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
@@ -104,7 +104,7 @@ class Place:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """The file, unzipped. What a torn archive still gives is taken, and that is said."""
+        """Open the file, unzipped. A torn archive gives what it still has, and a notice."""
         with self._refusals():
             zipped = self.is_gzip
             with self.path.open("rb") as file:
@@ -123,12 +123,12 @@ class Place:
 
 
 def torn(file: Path, at_byte: int) -> str:
-    """What is said of a file that is cut short or damaged there."""
+    """The notice for a file that is cut short or damaged at a byte."""
     return f"{file.name} is torn or damaged at byte {at_byte:,} of {file.stat().st_size:,}: read up to there"
 
 
 def _plain(text: str) -> str:
-    """Lines that all end in the same way, without zeros or a mark of the encoding before them."""
+    """The text with uniform line ends, without zero bytes or a byte order mark."""
     return text.lstrip("\ufeff").replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
 
 

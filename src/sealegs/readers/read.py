@@ -1,4 +1,4 @@
-"""Any training log in, a ``Log`` out: a ``Run`` with our signal names, and what had to be done for it."""
+"""Reads any training log into a ``Log``: a ``Run`` with our signal names, and notices about what had to be done."""
 
 import gc
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ from sealegs.record.run import Run, run_of
 from sealegs.record.schema import MANIFEST
 
 READERS: tuple[Reader, ...] = (
-    mlflow,  # first, since what it reads need not be a path
+    mlflow,  # first, because its source need not be a path
     run_folder,
     trainer_state,
     tensorboard,
@@ -43,7 +43,7 @@ READERS: tuple[Reader, ...] = (
     delimited,
     text,
 )
-"""Every format. A file is read by the only one that recognises it."""
+"""Every format. At most one of them recognises a source."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Log:
     """A training log, read."""
 
     source: str
-    """As the user gave it."""
+    """The source as the user gave it."""
     format: str
-    """``run folder``, ``trainer_state``, ``csv``, ``tensorboard``, ``megatron text``, ..."""
+    """The format: ``run folder``, ``trainer_state``, ``csv``, ``tensorboard``, ``megatron text``, ..."""
     run: Run
-    """Under our signal names; what is none of our signals has its own name."""
+    """The run under our signal names; other columns keep their own names."""
     mapping: Mapping[str, str]
-    """For each of our signals the column it was taken from."""
+    """The column that each of our signals was taken from."""
     remarks: tuple[str, ...]
-    """What was handled on the way, a sentence each: ``3 rows repeat a step: the last of each is taken``."""
+    """Notices about the reading, a sentence each: ``3 rows repeat a step: the last of each is taken``."""
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the garbage collector: rows are millions of objects, none in a ring, and looking costs a tenth more."""
+    """Suspend the garbage collector: rows are millions of objects without cycles, and collecting costs a tenth more."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -78,8 +78,8 @@ def _uncollected() -> Iterator[None]:
 def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str | None = None) -> Log:
     """Read a log of any format: a path, or ``mlflow:`` and a run id.
 
-    ``metrics`` says which column is which signal where the names do not (``{"loss": "objective"}``), ``pattern`` is a
-    regular expression with a named group a signal, for text logs that are like no other.
+    ``metrics`` says which column is which signal where the names do not (``{"loss": "objective"}``). ``pattern`` is a
+    regular expression with one named group per signal, for text logs in a format of their own.
     """
     place = _place(source)
     table = _read(place) if pattern is None else regex.read(place, pattern)
@@ -118,7 +118,7 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
 
 
 def _with_nan(columns: Columns, wanted: list[str]) -> tuple[Columns, list[str]]:
-    """Empty cells of these columns that were NaN, as such; and what was done."""
+    """The columns with NaN in the empty cells that were NaN, and notices about that."""
     remarks = []
     for name in wanted:
         cells = delimited.nan_cells(columns, name)
@@ -131,7 +131,7 @@ def _with_nan(columns: Columns, wanted: list[str]) -> tuple[Columns, list[str]]:
 
 
 def _renamed(columns: Columns, mapping: Mapping[str, str]) -> Columns:
-    """The columns under our names, times in seconds; a column that has such a name already makes room for it."""
+    """The columns under our names, times in seconds. Another column that has such a name already is renamed."""
     taken = set(mapping.values())
     own = {name: f"{name} (column)" if name in mapping else name for name in columns.values if name not in taken}
     values = {new: columns.values[name] for name, new in own.items()}
@@ -176,7 +176,7 @@ def _read(place: Place) -> Table:
 
 
 def _only_log(folder: Place) -> Path:
-    """The one log in a folder that is of no known kind itself."""
+    """The only log in a folder that is not of a known kind itself."""
     found = list(_logs_in(folder.path, deepest=3))
     if not found:
         raise SourceError(f"{folder.source}: a folder without a training log in it; give the log itself")

@@ -1,4 +1,4 @@
-"""Lines and the user's own regular expression in, a Table out: a named group a signal."""
+"""Reads text lines with the user's own regular expression: one named group per signal."""
 
 import re
 
@@ -10,7 +10,7 @@ FORMAT = "pattern"
 
 
 def read(place: Place, pattern: str) -> Table:
-    """A row for each line that the pattern is found in."""
+    """Read one row from each line that matches the pattern."""
     try:
         regex = re.compile(pattern)
     except re.error as error:

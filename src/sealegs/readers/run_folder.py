@@ -1,4 +1,4 @@
-"""Our own run folder in, a Table out: the names are ours already."""
+"""Reads our own run folder, whose names are ours already."""
 
 import json
 
@@ -13,7 +13,7 @@ FORMAT = "run folder"
 
 
 def recognises(place: Place) -> bool:
-    """A folder with a manifest that names a schema."""
+    """Whether it is a folder with a manifest that names a schema."""
     if not place.is_folder:
         return False
     try:
@@ -24,7 +24,7 @@ def recognises(place: Place) -> bool:
 
 
 def read(place: Place) -> Table:
-    """All of it: the manifest and the events too."""
+    """Read the rows, the manifest and the events."""
     manifest = manifests.load(place.path)
     try:
         columns = read_columns(place.path / METRICS)

@@ -1,4 +1,4 @@
-"""The columns of a log in, whole-numbered steps out: which column counts them, and what to do where it does not."""
+"""Gives the rows of a log integer steps: finds the column that counts them, or counts rows where there is none."""
 
 from dataclasses import replace
 
@@ -10,15 +10,15 @@ from sealegs.record.columns import Column, Columns, Mask
 
 LARGEST = 2.0**53
 _ENOUGH = 0.5
-"""Share of the rows with a loss that a step column has to have."""
+"""Share of the rows with a loss that must have a step for a column to count steps."""
 _CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
-"""Share of them whose step is another than the one before; of a step that rows name themselves less will do."""
+"""Share of the steps that must change from row to row, for steps carried from another row."""
 
 Steps = NDArray[np.int64]
 
 
 def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns, str | None, list[str]]:
-    """The columns with whole steps, rows of a step that follow each other as one; where from; and what was done."""
+    """The columns with integer steps and one row per step, the column the steps are from, and notices."""
     measured = columns.logged[loss]
     counted, used, remarks = _counted(columns, measured, said)
     steps, more = _in_epochs(columns, counted, used)
@@ -36,7 +36,7 @@ def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns,
 
 
 def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column, str | None, list[str]]:
-    """A float step for each row, NaN where it has none; the column it is from; and a remark."""
+    """A float step for each row, NaN where it has none; the column it is from; and a notice."""
     for name in [said] if said else names.candidates(columns, names.STEP):
         column = columns.values[name]
         if not _counts(name, column[measured]):
@@ -81,7 +81,7 @@ def _ranks(steps: Column) -> Column:
 
 
 def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Column, list[str]]:
-    """Steps that begin anew with each epoch, made to run on. Other steps that go back are a resume: they stay."""
+    """Steps that start again with each epoch, made continuous. Other steps that go back are a resume, and stay."""
     found = names.candidates(columns, names.EPOCH)
     if used is None or not found:
         return steps, []
@@ -98,7 +98,7 @@ def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Colum
 
 
 def _beside_the_loss(steps: Column, measured: Mask) -> Steps:
-    """Whole steps for all rows. Only losses that go back are a resume: other rows stay between those beside them."""
+    """Integer steps for all rows. Only losses that go back are a resume: other rows stay between their neighbours."""
     usable = np.isfinite(steps) & (abs(steps) < LARGEST)
     at = np.flatnonzero(measured & usable)
     if len(at) == len(steps):
@@ -127,7 +127,7 @@ def _at_ends(steps: Steps) -> Steps:
 
 
 def _merged(columns: Columns, steps: Steps, measured: Mask) -> tuple[Columns, int]:
-    """Rows of one step that follow each other as one, the last word of each signal; and how many losses that cost."""
+    """Consecutive rows of one step merged, the last value of each signal kept; and how many losses that dropped."""
     same = np.diff(steps) == 0
     if not same.any():
         return replace(columns, values=dict(columns.values), logged=dict(columns.logged)), 0

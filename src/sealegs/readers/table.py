@@ -1,4 +1,4 @@
-"""Rows or series of numbers in, columns out: what every reader hands over."""
+"""Collects rows or series of numbers into columns, which every reader returns."""
 
 import math
 import re
@@ -15,30 +15,30 @@ from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.manifest import Manifest
 
 MOST_NAMES = 20_000
-"""Of columns: a run that logs each layer of a large model has a tenth of that."""
+"""The most columns. A run that logs each layer of a large model has a tenth of that."""
 MOST_CELLS = 60_000_000
-"""Of all columns together, empty cells included: 540 MB. Seldom logged columns are left out beyond that."""
+"""The most cells of all columns together, empty ones included: 540 MB. Beyond that, rare columns are left out."""
 _DEEPEST = 8
-"""Slashes in the name of a nested value, beyond which it is no metric."""
+"""Slashes in the name of a nested value beyond which it is not a metric."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a log says, under the names that it uses itself."""
+    """What a log holds, under its own names."""
 
     format: str
     columns: Columns
     remarks: tuple[str, ...] = ()
     known: Mapping[str, Any] = field(default_factory=dict)
-    """What the log says of the run besides: settings, by their own names."""
+    """Settings of the run that the log holds besides, by their own names."""
     manifest: Manifest | None = None
     events: Path | None = None
-    """Only our own run folders have these two."""
+    """The events file. Only our own run folders have a manifest and events."""
 
 
 def number(text: str) -> float | None:
-    """The number that a cell says, or nothing.
+    """The number in a cell, or None.
 
     >>> number("1,234.5"), number(" nan "), number("-Infinity"), number("12%"), number("n/a")
     (1234.5, nan, -inf, 12.0, None)
@@ -54,14 +54,14 @@ def number(text: str) -> float | None:
 
 
 def some_rows(columns: Columns, kept: Mask) -> Columns:
-    """These rows, and the columns that they have a cell of."""
+    """Some of the rows, and the columns that have a cell in them."""
     logged = {name: mask[kept] for name, mask in columns.logged.items() if mask[kept].any()}
     values = {name: columns.values[name][kept] for name in logged}
     return replace(columns, values=values, logged=logged, rows=int(kept.sum()))
 
 
 class Gathered:
-    """Collects rows. A cell costs 12 bytes and an absent one nothing, so rows may differ in what they have."""
+    """Collects rows. A cell costs 12 bytes and a missing one nothing, so rows may differ in what they have."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -69,16 +69,16 @@ class Gathered:
 
     @property
     def names(self) -> list[str]:
-        """What there is a column of."""
+        """The names of the columns so far."""
         return list(self._cells)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take one row; what is nested gets names with a slash, what is no number is left out."""
+        """Add one row. Nested values get names with a slash; values that are not numbers are left out."""
         self._add_cells(row, "")
         self.rows += 1
 
     def add_many(self, rows: int, columns: Mapping[str, Sequence[str]]) -> None:
-        """Take rows that all have the same cells, each of them a number as text."""
+        """Add rows that all have the same cells, each a number as text."""
         for name, cells in columns.items():
             places, values = self._cells.setdefault(name, (array("I"), array("d")))
             places.extend(range(self.rows, self.rows + rows))
@@ -110,17 +110,17 @@ class Gathered:
             places, values = self._cells[name] = (array("I"), array("d"))
         try:
             values.append(value)
-        except OverflowError:  # an integer beyond the floats
+        except OverflowError:  # an integer too large for a float
             values.append(math.inf if value > 0 else -math.inf)
         places.append(self.rows)
 
     def columns(self, damaged_lines: int = 0) -> Columns:
-        """Everything, once; the columns with the fewest cells are left out where it would be too much to hold."""
+        """The columns, once. Where they would be too much to hold, those with the fewest cells are left out."""
         kept = _fullest({name: len(places) for name, (places, _) in self._cells.items()}, self.rows)
         values: dict[str, Column] = {}
         logged: dict[str, Mask] = {}
         for name in self.names:
-            places, cells = self._cells.pop(name)  # not both at a time: a long log fills the memory
+            places, cells = self._cells.pop(name)  # one at a time: both copies of a long log would fill the memory
             if name in kept:
                 at = np.frombuffer(places, np.uintc)
                 values[name] = np.full(self.rows, np.nan)
@@ -131,7 +131,7 @@ class Gathered:
 
 
 class SeriesCollector:
-    """Collects what comes a signal at a time: name, step, value, in the order it was written."""
+    """Collects values one signal at a time: name, step and value, in the order they were written."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -141,16 +141,16 @@ class SeriesCollector:
         return len(self._cells[0])
 
     def add(self, name: str, step: int, value: float) -> None:
-        """Take one value."""
+        """Add one value."""
         names, steps, values = self._cells
         names.append(self._names.setdefault(name, len(self._names)))
         steps.append(step)
         values.append(value)
 
     def columns(self) -> Columns:
-        """A row a step. Steps have gone back where the signal that was logged most often goes back.
+        """One row per step. A resume is where the most frequently logged signal goes back.
 
-        Signals may come one after the other or turn about: only a signal that goes back behind itself is a resume.
+        Signals may come one after the other or interleaved: only a signal that goes back behind itself shows a resume.
         """
         names = np.frombuffer(self._cells[0], np.int64)
         steps = np.frombuffer(self._cells[1], np.int64)
@@ -181,5 +181,5 @@ class SeriesCollector:
 
 
 def _fullest(cells: Mapping[str, int], rows: int) -> set[str]:
-    """The columns with the most cells, as many as can be held."""
+    """The columns with the most cells, as many as memory allows."""
     return set(sorted(cells, key=lambda name: -cells[name])[: max(1, MOST_CELLS // max(1, rows))])

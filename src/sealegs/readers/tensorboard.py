@@ -1,4 +1,4 @@
-"""TensorBoard event files in, streamed through TensorBoard's own reader, a Table out."""
+"""Reads TensorBoard event files, streamed through TensorBoard's own reader."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,20 +10,20 @@ from sealegs.readers.table import SeriesCollector, Table
 
 FORMAT = "tensorboard"
 _MARK = b"brain.Event:"
-_RECORD_FRAME_BYTES = 16  # length and digests around each event
+_RECORD_FRAME_BYTES = 16  # length and checksums around each event
 _SPLITS = frozenset(("train", "training", "validation", "val", "eval", "test"))
-"""Folders of event files that are one run together: Keras writes them so."""
+"""Folders of event files that together are one run, as Keras writes them."""
 
 
 def recognises(place: Place) -> bool:
-    """An event file, or a folder that has some, itself or by split."""
+    """Whether it is an event file, or a folder that has some, itself or by split."""
     if place.is_folder:
         return next(_files(place.path), None) is not None
     return _MARK in place.head[:64]
 
 
 def read(place: Place) -> Table:
-    """Every scalar of every file, in the order of their names, which have the time in them."""
+    """Read every scalar of every file, in the order of the file names, which have the time in them."""
     if place.is_gzip:
         raise SourceError(f"{place.source}: a compressed event file; unzip it first: gunzip {place.path.name}")
     series = SeriesCollector()
@@ -55,7 +55,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _events(file: Path) -> Iterator[tuple[int, list[tuple[str, int, float]]]]:
-    """Of each event its size and its scalars."""
+    """The size and the scalars of each event."""
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -75,7 +75,7 @@ def _events(file: Path) -> Iterator[tuple[int, list[tuple[str, int, float]]]]:
             elif value.HasField("tensor") and value.metadata.plugin_data.plugin_name in ("scalars", ""):
                 if any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
                     continue
-                with suppress(TypeError, ValueError):  # a type that it does not know, or too few bytes
+                with suppress(TypeError, ValueError):  # an unknown type, or too few bytes
                     tensor = make_ndarray(value.tensor)
                     if tensor.dtype.kind in "fiub":
                         scalars.append((value.tag, event.step, float(tensor.item())))

@@ -1,7 +1,7 @@
-"""Lines that programs print in, a Table out: Megatron, nanoGPT, llm.c, fairseq, Keras, progress bars, and their like.
+"""Reads the lines that programs print: Megatron, nanoGPT, llm.c, fairseq, Keras, progress bars, and the like.
 
-A line is split at its numbers, and the text before a number says what it is. No program has a pattern of its own here:
-what a line was found to say becomes a pattern for the next lines of its kind, which are then read ten times as fast.
+A line is split at its numbers, and the text before a number names it. No program has a pattern of its own here: the
+reader makes a pattern from each kind of line it understands, and reads later lines of that kind ten times as fast.
 """
 
 import re
@@ -28,7 +28,7 @@ FORMATS = (
     ("fairseq text", {"gnorm"}),
     ("transformers text", {"loss", "learning_rate", "epoch"}),
 )
-"""Who prints what: the first whose names all occur gives the format its name, and nothing else."""
+"""Names that tell the programs apart. The first entry whose names all occur names the format, and nothing else."""
 
 _VALUE = r"[+-]?(?>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|NaN|inf|Inf)"
 _NUMBER = re.compile(
@@ -37,21 +37,21 @@ _NUMBER = re.compile(
 )
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST_LINE, _MOST_NUMBERS = 20_000, 500
-"""Of a line that is looked at: a longer one is data, not a row, and making a pattern of it takes seconds."""
+"""Longest line, and most numbers in one: a longer line is data, not a row, and a pattern for it takes seconds."""
 _MOST_KINDS, _SEEN_OFTEN, _MOST_BARS = 16, 3, 8
-"""Patterns that are tried on a line; lines of a wording that make it one; lengths of the bars that are under way."""
+"""Patterns that are tried on a line, lines of a wording before it becomes a pattern, progress bars at a time."""
 _BLOCK = 8192
-"""Lines of a kind that are taken at once."""
+"""Lines of a kind that are read at once."""
 
 
 def recognises(place: Place) -> bool:
-    """Whether it is text that none of the stricter formats takes."""
+    """Whether it is text that none of the stricter formats accepts."""
     others = (json_lines, json_file, trainer_state, delimited)
     return place.is_text and not any(other.recognises(place) for other in others)
 
 
 def is_log(place: Place) -> bool:
-    """Whether its beginning has rows: most texts that lie about in a folder are something else."""
+    """Whether its beginning has rows. Most text files in a folder are something else."""
     scan = _Scan()
     for line in place.head_text.split("\n"):
         scan.see(line)
@@ -59,7 +59,7 @@ def is_log(place: Place) -> bool:
 
 
 def read(place: Place) -> Table:
-    """The lines that have a loss or a gradient norm, and of those every number that has a name."""
+    """Read the lines that have a loss or a gradient norm, and every named number in them."""
     scan = _Scan()
     for line in _lines(place):
         scan.see(line)
@@ -80,7 +80,7 @@ def _lines(place: Place) -> Iterator[str]:
 
 
 class _Scan:
-    """Lines in, one after the other; remembers what lines before said of the step and the epoch."""
+    """Reads one line after the other; remembers the step and the epoch of earlier lines."""
 
     def __init__(self) -> None:
         self.gathered = Gathered()
@@ -98,7 +98,7 @@ class _Scan:
         self._block_kind: LineWording | None = None
 
     def see(self, line: str) -> None:
-        """Take one line."""
+        """Read one line."""
         for pattern, kind in self._kinds:
             if found := pattern.fullmatch(line):
                 if kind is self._block_kind:
@@ -125,7 +125,7 @@ class _Scan:
             self._remember_wording(parts, kind)
 
     def close_block(self) -> None:
-        """Take the lines of one kind that came one after the other, all at once."""
+        """Read a block of consecutive lines of one kind at once."""
         kind = self._block_kind
         if self._block and kind is not None:
             by_number = list(zip(*self._block, strict=True))
@@ -140,7 +140,7 @@ class _Scan:
     def _remember_wording(self, parts: list[str], kind: LineWording) -> None:
         wording = tuple(re.sub(r"\s+", " ", text) for text in parts[::2])
         self._wordings[wording] += 1
-        if len(self._wordings) > 1000:  # what never comes again would fill the memory
+        if len(self._wordings) > 1000:  # wordings that never come again would fill the memory
             self._wordings.clear()
         if self._wordings[wording] == _SEEN_OFTEN:
             texts = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in parts[::2]]
@@ -182,7 +182,7 @@ class _Scan:
         self.gathered.add(row)
 
     def columns(self) -> Columns:
-        """What was gathered; without the few losses that have no step where nearly all have one."""
+        """The columns so far, without the few losses that have no step where nearly all have one."""
         self.close_block()
         columns = self.gathered.columns()
         if self._other_ranks:
@@ -195,7 +195,7 @@ class _Scan:
 
 
 def _is_worth_a_look(line: str) -> bool:
-    """Whether a line can say anything: so much quicker than one pattern that it may look clumsy."""
+    """Whether a line can hold anything: clumsy, but far faster than one pattern."""
     return (
         "oss" in line or "norm" in line or "tep" in line or "iter" in line or "poch" in line or "/" in line
         or "trl" in line or "tel" in line or "val" in line or "train" in line or "nll" in line or "OSS" in line

@@ -1,4 +1,4 @@
-"""Trackio's store in, a SQLite file a project, a Table out. ``FILE.db#RUN`` names one of its runs."""
+"""Reads Trackio's store, one SQLite file per project. ``FILE.db#RUN`` names one of its runs."""
 
 import json
 from typing import Any
@@ -13,12 +13,12 @@ FORMAT = "trackio"
 
 
 def recognises(place: Place) -> bool:
-    """A SQLite file with the tables that Trackio makes."""
+    """Whether it is a SQLite file with Trackio's tables."""
     return {"metrics", "system_metrics", "configs"} <= tables(place)
 
 
 def read(place: Place) -> Table:
-    """The rows of one run, in the order they came."""
+    """Read the rows of one run, in the order they came."""
     gathered = Gathered()
     with opened(place) as store:
         runs = store.execute("SELECT DISTINCT run_name FROM metrics WHERE typeof(run_name) = 'text' ORDER BY 1")

@@ -1,4 +1,4 @@
-"""Hugging Face's ``trainer_state.json``, or a folder of checkpoints, in; a Table out."""
+"""Reads Hugging Face's ``trainer_state.json``, or a folder of checkpoints that have it."""
 
 import json
 import re
@@ -15,14 +15,14 @@ _SETTINGS = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps
 
 
 def recognises(place: Place) -> bool:
-    """The file, or a folder that has it, or one of checkpoints that do."""
+    """Whether it is the file, a folder that has it, or a folder of checkpoints that do."""
     if place.is_folder:
         return _newest(place.path) is not None
     return place.is_text and _HISTORY.match(place.head_text) is not None
 
 
 def read(place: Place) -> Table:
-    """The history of a run. Each checkpoint repeats it from the start, so the newest has all of it."""
+    """Read the history of a run. Each checkpoint repeats it from the start, so the newest has all of it."""
     newest = _newest(place.path) if place.is_folder else None
     file = Place(place.source, newest) if newest else place
     text = file.whole()
@@ -52,7 +52,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _whole_rows(text: bytes) -> dict[str, object]:
-    """The rows of a file that ends in the middle of one."""
+    """The whole rows of a file that ends in the middle of one."""
     decoder = json.JSONDecoder()
     content = text.decode(errors="replace")
     start = re.search(r'"log_history"\s*:\s*\[', content)

@@ -1,4 +1,4 @@
-"""The file of a W&B offline run in, through W&B's own reader, a Table out."""
+"""Reads the file of a W&B offline run, through W&B's own reader."""
 
 import json
 import struct
@@ -15,12 +15,12 @@ _MARK = b":W&B"
 
 
 def recognises(place: Place) -> bool:
-    """The ``.wandb`` file, or the folder of a run that has one."""
+    """Whether it is a ``.wandb`` file, or the folder of a run that has one."""
     return _file(place) is not None if place.is_folder else place.head.startswith(_MARK)
 
 
 def read(place: Place) -> Table:
-    """A row for each call of ``log``, and the config."""
+    """Read one row for each call of ``log``, and the config."""
     if place.is_gzip:
         raise SourceError(f"{place.source}: a compressed W&B run; unzip it first: gunzip {place.path.name}")
     file = _file(place) or place.path
@@ -29,7 +29,7 @@ def read(place: Place) -> Table:
     config: dict[str, Any] = {}
     for record in _records(file, remarks):
         if record.HasField("history"):
-            items = _items(record.history.item)  # W&B's own last: where the user counts steps, theirs count
+            items = _items(record.history.item)  # W&B's own step last: a step that the user logs comes first
             gathered.add({name: items[name] for name in sorted(items, key=lambda name: name.startswith("_"))})
         elif record.HasField("run"):
             config.update(_items(record.run.config.update))
@@ -60,9 +60,9 @@ def _records(file: Path, remarks: list[str]) -> Iterator[Any]:
     store = DataStore()
     try:
         store.open_for_scan(str(file))
-    except OSError as error:  # it opens the file as if to write
+    except OSError as error:  # W&B opens the file for writing
         raise SourceError(f"{file}: {error.strerror}; copy it to where you may write, W&B's reader insists") from error
-    except Exception as error:  # its reader has no error of its own
+    except Exception as error:  # W&B's reader has no error type of its own
         store.close()
         raise SourceError(f"{file}: a W&B file whose head is damaged ({error}); restore it from a copy") from error
     begins = store.get_offset()
@@ -70,8 +70,8 @@ def _records(file: Path, remarks: list[str]) -> Iterator[Any]:
         while (data := store.scan_data()) is not None:
             yield Record.FromString(data)
             begins = store.get_offset()
-        is_whole = store.get_offset() == begins  # it is silent where a long record has no end
-    except (AssertionError, DecodeError, IndexError, struct.error):  # how it says that a record is not whole
+        is_whole = store.get_offset() == begins  # W&B is silent where a long record has no end
+    except (AssertionError, DecodeError, IndexError, struct.error):  # W&B raises these for a record that is not whole
         is_whole = False
     finally:
         store.close()
@@ -80,7 +80,7 @@ def _records(file: Path, remarks: list[str]) -> Iterator[Any]:
 
 
 def _items(items: Iterable[Any]) -> dict[str, Any]:
-    """Key and value pairs. W&B writes NaN as Python does."""
+    """Keys and values. W&B writes NaN as Python does."""
     found = {}
     for item in items:
         try:

@@ -1,4 +1,4 @@
-"""The numbers of a line and the texts between them in, what each number is out."""
+"""Names the numbers of a line by the texts between them."""
 
 import re
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sealegs.readers.names import EPOCH, STEP, role
 
 ROW = frozenset(("loss", "eval_loss", "grad_norm"))
-"""What a line must have one of to be a row."""
+"""Signals of which a line must have one to be a row."""
 
 _KEY = re.compile(
     r"([A-Za-z_][\w./-]*(?: [A-Za-z_][\w./-]*){0,4}(?: ?\((?:ms|s|sec)\))?)[\"']?\s*[:=]?\s*[\"'(\[]*(?:\w+\(\s*)?~?$"
@@ -17,31 +17,31 @@ _HELD_OUT = re.compile(
     r"(?<![\w./-])(?:val|valid|validation|validating|eval|evaluation|evaluating|test|testing)(?![\w./-])", re.IGNORECASE
 )
 _NO_VALUE = (":", "-", "f}", "e}", "g}")
-"""What follows a number in a date, or in the source of a format string: programs print their own source, too."""
+"""Text that follows a number in a date, or in the source of a format string: programs print their own source, too."""
 _LONGEST_TEXT = 200
 
 
 class LineWording(NamedTuple):
-    """What the lines of one wording say: a name for each number that has one, by its place among the numbers."""
+    """The meaning of lines of one wording: a name for each number that has one, by its position among the numbers."""
 
     names: dict[int, str]
     signals: frozenset[str]
     step: int | None = None
-    """Place of the step, as of the next two."""
+    """Position of the step; the next two are positions, too."""
     epoch: int | None = None
     rank: int | None = None
     bar: tuple[int, int] | None = None
-    """Of how far a progress bar is, and of how far it goes."""
+    """Positions of a progress bar's current value and its end."""
 
     @property
     def stands_alone(self) -> bool:
-        """Whether such a line is a row by itself, whatever was printed before."""
+        """Whether such a line is a row by itself, whatever came before."""
         is_row = self.step is not None and not self.signals.isdisjoint(ROW)
         return is_row and self.rank is None and self.bar is None
 
 
 def understood(texts: list[str], numbers: list[str]) -> LineWording:
-    """What the numbers of a line are, by the texts before, between and after them."""
+    """The meaning of a line's numbers, from the texts before, between and after them."""
     names: dict[int, str] = {}
     signals: dict[int, str] = {}
     held_out = False
@@ -64,10 +64,10 @@ def understood(texts: list[str], numbers: list[str]) -> LineWording:
         if steps and texts[1].startswith("]"):
             rank = 0
         elif not steps and texts[1].strip() == "," and len(numbers) > 2 and numbers[1].isdecimal():
-            names |= {0: EPOCH, 1: STEP}  # [2, 250] loss: 3.28
+            names |= {0: EPOCH, 1: STEP}  # as in [2, 250] loss: 3.28
             epochs, steps = [0], [1]
         elif not steps and 1 in signals and signals[1]:
-            names[0] = STEP  # 250 val 3.28
+            names[0] = STEP  # as in 250 val 3.28
             steps = [0]
     return LineWording(
         names,
@@ -80,7 +80,7 @@ def understood(texts: list[str], numbers: list[str]) -> LineWording:
 
 
 def _before_number(text: str) -> tuple[str, str, bool]:
-    """The name of the number after a text, its signal, and whether what follows is measured on held-out data."""
+    """The name of the number after a text, its signal, and whether the following numbers are on held-out data."""
     text = text[-_LONGEST_TEXT:]
     found = _KEY.search(text)
     name = found[1].strip() if found else ""
@@ -91,7 +91,7 @@ def _before_number(text: str) -> tuple[str, str, bool]:
 
 
 def _is_bar(texts: list[str], numbers: list[str], at: int) -> bool:
-    """``| 120/5000 [``, ``120/5000 -``: how far a progress bar is."""
+    """Whether a progress bar stands here: ``| 120/5000 [`` or ``120/5000 -``."""
     ends = texts[at].strip()[-1:]
     is_fraction = texts[at + 1] == "/" and numbers[at].isdecimal() and numbers[at + 1].isdecimal()
     return is_fraction and ends in ("", "|", "[") and texts[at + 2] != "/"
