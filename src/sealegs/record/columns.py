@@ -1,8 +1,8 @@
-"""``metrics.jsonl`` in, numpy columns out, through a cache that is never trusted over the file.
+"""Reads ``metrics.jsonl`` into numpy columns, through a cache that is never trusted over the file.
 
-The cache is an uncompressed ``.npz`` beside the file: its zip directory shows a torn one, the digests of its members a
-damaged one. It says which bytes of which file it was made from; when the file is not what it was, those bytes are
-checked whole before the cache is believed, and only what was appended since is read.
+The cache is an uncompressed ``.npz`` beside the file. Its zip directory reveals a torn cache, the digests of its
+members a damaged one. The cache names the bytes of the file that it was made from. If the file has changed, those
+bytes are checked in full before the cache is used, and only the appended rest is parsed.
 """
 
 import io
@@ -28,10 +28,10 @@ Column: TypeAlias = NDArray[Any]
 Mask: TypeAlias = NDArray[np.bool_]
 
 CACHE_FROM_BYTES = 1 << 20
-"""A smaller file is read faster than a cache is worth."""
+"""Smallest file that gets a cache: a smaller one is parsed fast enough."""
 
 HIGHEST_STEP = 2**53
-"""Up to which floats are whole numbers."""
+"""Floats represent every integer up to this one."""
 Step: TypeAlias = Annotated[float, msgspec.Meta(ge=-HIGHEST_STEP, le=HIGHEST_STEP)]
 
 _CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: a tenth faster than 4 MiB
@@ -41,21 +41,21 @@ _CACHE_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """All rows of a metrics file in the order they were written, a column a signal."""
+    """All rows of a metrics file in the order they were written, one column per signal."""
 
     values: dict[str, Column]
     """Floats with NaN where a row has no such signal, or fixed-width byte strings."""
     logged: dict[str, Mask]
-    """Where a row has the signal: tells a NaN that was measured from one that is only missing."""
+    """Where a row has the signal: tells a measured NaN from a missing value."""
     rows: int = 0
     damaged_lines: int = 0
-    """Lines that are not JSON objects with a step: torn by a kill, mostly. They are left out."""
+    """Lines that are not JSON objects with a step, mostly torn by a kill. They are left out."""
     covered_bytes: int = 0
-    """How much of the file this is: up to its last newline."""
+    """The bytes of the file that the columns cover: up to its last newline."""
 
 
 def read_columns(path: Path) -> Columns:
-    """The columns of a metrics file; from the cache beside it where that is sound."""
+    """The columns of a metrics file, from the cache beside it if that is sound."""
     cache = path.with_name(COLUMN_CACHE)
     with path.open("rb") as file:
         cached = _load_cache(cache, file)
@@ -69,7 +69,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def _parse_from(file: BinaryIO, start: int) -> Columns:
-    """Read whole lines from a byte on. A last line without its newline is still being written: not ours yet."""
+    """Parse whole lines from a byte on. A last line without its newline is still being written, and is left."""
     file.seek(start)
     keys: tuple[str, ...] = ("step",)
     parts: list[Columns] = []
@@ -88,7 +88,7 @@ def _parse_from(file: BinaryIO, start: int) -> Columns:
 
 @lru_cache
 def _decoder(keys: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Decodes rows with these keys, the first of which they must have, into structs: faster than into dicts."""
+    """A decoder of rows with these keys, of which the first is required, into structs: faster than into dicts."""
     step, *others = keys
     columns: list[Any] = [("c0", Step, msgspec.field(name=step))]
     columns += [(f"c{i}", float | str | None, msgspec.field(name=key, default=None)) for i, key in enumerate(others, 1)]
@@ -96,11 +96,11 @@ def _decoder(keys: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
 
 
 def _decode(chunk: bytes, keys: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...], int]:
-    """Rows of a chunk, the keys they have (which may have grown) and the number of lines that are no rows."""
+    """Rows of a chunk, the keys they have (there may be new ones), and the number of lines that are not rows."""
     try:
         return _decoder(keys).decode_lines(chunk), keys, 0
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # a new signal or a torn line: look at this chunk line by line
+        pass  # a new signal or a torn line: parse this chunk line by line
     sound = []
     lines = [line for line in chunk.split(b"\n") if line.strip()]
     seen = dict.fromkeys(keys)
@@ -123,7 +123,7 @@ def _is_step(value: Any) -> bool:
 
 
 def _is_name(key: str) -> bool:
-    """What msgspec takes for the name of a field, and a page can show."""
+    """Whether msgspec accepts the key as a field name, and a page can show it."""
     return key.isprintable() and not {'"', "\\"}.intersection(key)
 
 
@@ -131,7 +131,7 @@ def _transposed(rows: list[Any], keys: Sequence[str]) -> Columns:
     values, logged = {}, {}
     for key, cells in zip(keys, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=False):
         column = _as_array(key, cells)
-        may_miss = column.dtype.kind == "S" or np.isnan(column).any()  # looking at each cell is the slow way
+        may_miss = column.dtype.kind == "S" or np.isnan(column).any()  # looking at each cell is slow
         present = np.array([cell is not None for cell in cells]) if may_miss and None in cells else _all(len(rows))
         if present.any():
             values[key], logged[key] = column, present
@@ -145,7 +145,7 @@ def _all(rows: int) -> Mask:
 def _as_array(key: str, cells: Sequence[Any]) -> Column:
     if key not in TEXT_SIGNALS:
         with suppress(ValueError):
-            return np.array(cells, dtype=np.float64)  # "NaN" and "Infinity" are read as numbers, None as NaN
+            return np.array(cells, dtype=np.float64)  # "NaN" and "Infinity" become numbers, None becomes NaN
     try:
         return np.array(["" if cell is None else cell for cell in cells], dtype=np.bytes_)
     except UnicodeEncodeError:
@@ -172,17 +172,17 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 
 def _as_text(piece: Column) -> Column:
-    """A stretch of numbers in a column that turned out to be text."""
+    """A piece of a text column that had been read as numbers, as text."""
     if piece.dtype.kind == "S":
         return piece
     return np.array([b"" if np.isnan(cell) else repr(float(cell)).encode() for cell in piece])
 
 
-# The cache.
+# The cache
 
 
 def _load_cache(path: Path, file: BinaryIO) -> Columns | None:
-    """The cache, if it was made from the first bytes of this file; else nothing, and it will be made anew."""
+    """The cache, if it was made from the first bytes of this file; otherwise None, and it is made anew."""
     try:
         with zipfile.ZipFile(path) as stored:
             about = json.loads(_member(stored, "about").tobytes())
@@ -201,7 +201,7 @@ def _load_cache(path: Path, file: BinaryIO) -> Columns | None:
 
 
 def _member(stored: zipfile.ZipFile, name: str) -> Column:
-    """One array. Read whole, since zip compares its digest only at the end of a member; never a pickle."""
+    """One array, read whole, since zip checks the digest only at the end of a member. Never a pickle."""
     return np.lib.format.read_array(io.BytesIO(stored.read(f"{name}.npy")), allow_pickle=False)
 
 
@@ -219,7 +219,7 @@ def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
     arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
     arrays |= {f"values/{key}": column for key, column in columns.values.items()}
     arrays |= {f"logged/{key}": np.packbits(mask) for key, mask in columns.logged.items()}
-    # a reader may look at a folder that it may not write, or at a full disk: the cache only saves time
+    # the folder may be read-only, or the disk full: the cache only saves time
     with suppress(OSError), whole_file(path, durable=False) as cache:
         np.savez(cache, allow_pickle=False, **arrays)
 

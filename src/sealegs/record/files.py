@@ -1,4 +1,4 @@
-"""Bytes in, files out that are whole or not there: the ways in which Sealegs writes to disk."""
+"""Writes files and folders so that they are whole or absent: every way in which Sealegs writes to disk."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ _CURES = {
 
 @contextmanager
 def writing(what: str | Path) -> Iterator[None]:
-    """Turn the system's refusal to write into one sentence that says what to do."""
+    """Turn an ``OSError`` during writing into one sentence that says what to do."""
     try:
         yield
     except OSError as error:
@@ -42,9 +42,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to fill, of which readers see the old one or the new one, never a part.
+    """Open a file to fill. Readers see the old file or the new one, never a part.
 
-    What is not ``durable`` may be torn by a power cut: for files that carry their own check.
+    With ``durable=False`` a power cut may tear it: for files that carry their own check.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -63,10 +63,11 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def folder_aside(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, which takes its name only when everything in it is on disk; else it is removed.
+    """A folder to fill. It takes its name only when everything in it is on disk; otherwise it is removed.
 
-    Without ``replace`` a folder of that name is an error (``is_taken``), also one that another process has made in the
-    meantime. Whoever is killed in between leaves a name that starts with a dot and ends in ``.partial``.
+    Without ``replace`` an existing folder of that name is an error (``is_taken``), even if another process made it
+    meanwhile. A process that is killed in between leaves a folder whose name starts with a dot and ends in
+    ``.partial``.
     """
     aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -88,5 +89,5 @@ def folder_aside(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def is_taken(error: OSError) -> bool:
-    """Whether a folder could not take its name because there is one of that name."""
+    """Whether a folder could not take its name because another one has it."""
     return error.errno in (errno.ENOTEMPTY, errno.EEXIST)

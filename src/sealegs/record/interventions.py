@@ -1,7 +1,6 @@
-"""Events in, what was done to the run out: steps that were skipped and why, interventions and what came of them.
+"""Summarises from its events what was done to a run: the steps that were skipped and why, and the interventions.
 
-Standard library only, for a watch counts with it live. Events of another version, with other particulars, count as far
-as they can be read.
+Standard library only, because a watch uses it live. Events of another version count as far as they can be read.
 """
 
 from collections import Counter
@@ -13,11 +12,11 @@ from sealegs.record.unlearned_sources import Unlearned
 from sealegs.vocabulary import Event, Severity
 
 JUDGED = ("skip", "alarm", "halt")
-"""Kinds of event that may be a step which was skipped."""
+"""Kinds of event that may stand for a skipped step."""
 NOT_FINITE = ("nonfinite", "overflow")
-"""Detectors of what could not have been learned from: these skips are no loss of data."""
+"""Detectors of steps from which nothing could have been learned: their skips lose no data."""
 COOL = 10
-"""Steps after an alarm within which nobody can have seen that it is over, where nothing says so."""
+"""Steps after an alarm during which an incident still counts as open, where no event closes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +25,17 @@ class Skips:
 
     count: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """By detector, the commonest first: which of them said so."""
+    """Skips by the detector that caused them, the most common first."""
     first: int | None = None
     last: int | None = None
 
     @property
     def finite(self) -> int:
-        """Those whose numbers were finite: something could have been learned from them."""
+        """Skips of steps whose numbers were finite, so that something could have been learned."""
         return self.count - sum(self.reasons.get(name, 0) for name in NOT_FINITE)
 
     def after(self, step: int, findings: Iterable[Mapping[str, Any]]) -> "Skips":
-        """With one more."""
+        """These skips and one more."""
         reasons = Counter(self.reasons)
         reasons[reason_of(findings)] += 1
         first, last = (step if known is None else known for known in (self.first, self.last))
@@ -56,48 +55,48 @@ class Skips:
         return f"{self.count:,} of {max(steps, self.count):,} steps ({why}), {spelt(self.share(steps))}, {where}"
 
     def share(self, steps: int) -> float:
-        """Of so many."""
+        """The share of ``steps`` that was skipped."""
         return self.count / max(steps, self.count, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """All that was done to a run, as its events tell."""
+    """Everything that was done to a run, by its events."""
 
     steps: int
-    """That were made, those that a rollback or a resume went back behind among them."""
+    """Steps that were run, those before a rollback or a resume included."""
     skips: Skips = Skips()
     unlearned: Unlearned | None = None
-    """A source of data that has far more than its share of them, where rows name sources."""
+    """A source of data that has far more than its share of the skips, where rows name sources."""
     not_acted: int = 0
-    """Steps that were condemned where nothing acts: in shadow mode, or by a watch."""
+    """Steps that were rejected but not skipped: in shadow mode, or by a watch."""
     interventions: int = 0
     actions: Mapping[str, int] = field(default_factory=dict)
-    """What was done in them, by kind: ``rollback``, ``lower-lr``, ..."""
+    """Actions in the interventions, by kind: ``rollback``, ``lower-lr``, ..."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """What came of them: ``helped``, ``came back``, ``not known yet``."""
+    """Outcomes of the interventions: ``helped``, ``came back``, ``not known yet``."""
     halted: Event | None = None
-    """What the run was halted with, unless it has gone on since."""
+    """The event that halted the run, unless the run has gone on since."""
     open_since: Event | None = None
-    """The alarm of an incident that was not over when the record ends."""
+    """The alarm of an incident that was still open at the end of the record."""
     ended_badly: Event | None = None
     """The end of a run that the guard found not to be well."""
     is_one_of_several: bool = False
-    """Whether its steps and another guard's took turns, as those of a GAN do."""
+    """Whether its steps alternate with another guard's, as in a GAN."""
 
     @property
     def is_anything(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether anything was done."""
         return bool(self.skips.count or self.not_acted or self.interventions or self.halted or self.open_since)
 
     @property
     def told_of_skips(self) -> str:
-        """How many steps were skipped, why, where, and of which data."""
+        """How many steps were skipped, why, where, and from which data."""
         return told_of(self.skips, self.steps, self.unlearned)
 
 
 def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
-    """What was done to a run of so many ``steps``, the ``last`` of which has that number."""
+    """What was done to a run of ``steps`` steps, the last of which is step ``last``."""
     told = list(events)
     condemned = [event for event in told if _is_condemned(event)]
     skips = Skips()
@@ -121,19 +120,19 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
 
 
 def skipped_steps(events: Iterable[Event]) -> list[int]:
-    """The steps whose update was not applied, as often as that was so."""
+    """The steps whose update was not applied; a step appears as often as it was skipped."""
     return [event.step for event in events if _is_condemned(event) and _is_acted_on(event)]
 
 
 def told_of(skips: Skips, steps: int, unlearned: Unlearned | None) -> str:
-    """Skips of so many steps, and the source that has far more than its share of them."""
+    """A sentence about the skips of ``steps`` steps, and the source that has far more than its share of them."""
     return skips.told(steps) + (f"; {unlearned}" if unlearned is not None else "")
 
 
 def reason_of(findings: Iterable[Mapping[str, Any]]) -> str:
-    """The detector because of which a step was skipped: the gravest whose finding spoils the update.
+    """The detector that caused a skip: the gravest whose finding spoils the update.
 
-    The budget only counts what others found.
+    The budget is left out, because it only counts what others found.
 
     >>> budget = {"detector": "budget", "severity": "HALT", "spoils_update": True}
     >>> reason_of([budget, {"detector": "spike/loss", "severity": "GATE", "spoils_update": True}])
@@ -144,7 +143,7 @@ def reason_of(findings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def findings_in(event: Event) -> list[Mapping[str, Any]]:
-    """The findings of an event, the gravest first; none, where it has none."""
+    """The findings of an event, the gravest first; empty if it has none."""
     found = event.detail.get("findings")
     return [finding for finding in found if isinstance(finding, Mapping)] if isinstance(found, list | tuple) else []
 
@@ -167,7 +166,7 @@ def _is_acted_on(event: Event) -> bool:
 
 
 def _spoils(finding: Mapping[str, Any]) -> bool:
-    """As ``Verdict.go``."""
+    """The same rule as ``Verdict.go``."""
     return bool(finding.get("spoils_update", True)) and finding.get("severity") != Severity.WATCH.name
 
 
@@ -178,7 +177,7 @@ def _actions(event: Event) -> list[str]:
 
 
 def _halted(events: Iterable[Event]) -> Event | None:
-    """The event that halted the run, if nothing came after it: no resume, and nothing that was done about it."""
+    """The event that halted the run, if nothing came after it: no resume, and no intervention."""
     acts, halted = False, None
     for event in events:
         if event.kind in ("guard", "resume", "start"):
@@ -195,13 +194,15 @@ def _halted(events: Iterable[Event]) -> Event | None:
 def _open(events: Iterable[Event], last: int) -> Event | None:
     """The alarm of the incident that is open in the end.
 
-    With a playbook each incident is said to be closed; without one, it is open while the alarm is fresh.
+    With a playbook an event closes each incident. Without one, an incident is open while its alarm is recent.
     """
     follows, alarm, newest = False, None, 0
     for event in events:
         if event.kind in ("guard", "resume"):
             follows = event.detail.get("playbook") is not None if event.kind == "guard" else follows
-            alarm = alarm if alarm is not None and alarm.step < event.step else None  # else it will be met again
+            alarm = (
+                alarm if alarm is not None and alarm.step < event.step else None
+            )  # otherwise the run will meet it again
         elif event.kind == "alarm":
             alarm, newest = event, event.step
         elif event.kind in JUDGED and event.detail.get("incident") is not None:

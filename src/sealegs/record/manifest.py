@@ -1,4 +1,4 @@
-"""What a run was: read from and written to ``manifest.json``."""
+"""The manifest of a run, ``manifest.json``: what was run, read and written."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from sealegs.record.schema import MANIFEST, SCHEMA, speakable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything that is known of a run before its first step."""
+    """Everything that is known about a run before its first step."""
 
     schema: int = SCHEMA
     run_id: str
     created: str = ""
-    """UTC, ISO 8601."""
+    """Time in UTC, ISO 8601."""
     seed: int | None = None
     dtype: str | None = None
     """The precision regime: ``fp32``, ``bf16`` (autocast, fp32 master weights) or ``fp16`` (with loss scaling)."""
@@ -35,12 +35,12 @@ class Manifest:
     price_per_hour: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     git: Mapping[str, Any] | None = None
-    """Commit and whether the tree had changes; null outside a repository."""
+    """The commit, and whether the tree had changes; null outside a repository."""
     host: Mapping[str, Any] = field(default_factory=dict)
     tracker: Mapping[str, Any] | None = None
-    """Name, run id and URI of the tracker that has this run too; of several, the first that was named."""
+    """Name, run id and URI of the tracker that also has this run; of several, the first."""
     trackers: Sequence[Mapping[str, Any]] = ()
-    """The same of every tracker that has this run, or a part of it."""
+    """The same for every tracker that has this run or a part of it."""
 
 
 def describe(run: str, **known: Any) -> Manifest:
@@ -61,23 +61,23 @@ def describe(run: str, **known: Any) -> Manifest:
 
 
 def new_id(run: str) -> str:
-    """What tells a run called ``run`` from every other of that name."""
+    """An id that tells a run called ``run`` from every other of that name."""
     return f"{run}-{uuid.uuid4().hex[:8]}"
 
 
 def save(manifest: Manifest, folder: Path) -> None:
-    """Write the manifest into a run folder, whole."""
+    """Write the manifest into a run folder, whole or not at all."""
     with whole_file(folder / MANIFEST) as file:
         file.write(to_json(manifest))
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The manifest as it stands in its file."""
+    """The manifest as the text of its file."""
     return json.dumps(speakable(asdict(manifest)), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def load(folder: Path) -> Manifest:
-    """The manifest of a run folder, or a sentence that says why there is none to be had."""
+    """The manifest of a run folder, or an error that says in a sentence why it cannot be read."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such run folder; give the folder that holds {MANIFEST}")

@@ -1,8 +1,8 @@
-"""What a person asks of a run that is under way: a file in its folder, taken by the process that trains.
+"""Requests of a person to a run that is under way: files in its folder, taken by the process that trains.
 
     RUN/requests/<id>.json        {"id": ..., "by": "ana@login3", "words": ["lr", "0.5"]}
 
-Files appear whole. Whoever trains takes the oldest, carries it out, writes an event that names the id, and removes it.
+Files appear whole. The training process takes the oldest, carries it out, writes an event with its id, and removes it.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ FOLDER = "requests"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One wish, and whose it is."""
+    """One request, and who made it."""
 
     id: str
     by: str
@@ -48,7 +48,7 @@ def _user() -> str:
 
 
 def waiting(run: Path) -> list[Request]:
-    """The requests of a run, oldest first. What is not a request is left alone."""
+    """The requests of a run, oldest first. Other files are left alone."""
     found = []
     for path in sorted((run / FOLDER).glob("*.json")):
         try:
@@ -60,7 +60,7 @@ def waiting(run: Path) -> list[Request]:
 
 
 def remove(run: Path, request: Request) -> None:
-    """It has been answered, or nobody waits for it any more."""
+    """Remove a request that has been answered, or that nobody waits for any more."""
     (run / FOLDER / f"{request.id}.json").unlink(missing_ok=True)
 
 

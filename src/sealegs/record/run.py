@@ -1,4 +1,4 @@
-"""A run folder, or columns from elsewhere, in; a ``Run`` out: plain numpy, no torch."""
+"""A ``Run``: a run folder or columns from elsewhere, in plain numpy, without torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from sealegs.vocabulary import Event, Number, Row
 
 
 class WrittenRows(NamedTuple):
-    """Every row that has a signal, in the order they were written: also those that a resume went back behind."""
+    """Every row that has a signal, in the order they were written, those that a resume superseded included."""
 
     steps: NDArray[np.int64]
     segments: NDArray[np.int64]
@@ -28,20 +28,20 @@ class WrittenRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what it was, what was measured at each step, what happened.
+    """One run: its settings, what was measured at each step, and what happened.
 
-    A resumed run repeats the steps after its checkpoint. What the weights went through is the newest row of each step,
-    and that is what ``steps`` and ``column`` give; ``superseded_rows`` counts the others and ``written`` has them all.
-    Rows of a step that directly follow each other and have no signal in common are one row.
+    A resumed run repeats the steps after its checkpoint. ``steps`` and ``column`` give the newest row of each step:
+    what the present weights went through. ``superseded_rows`` counts the others, and ``written`` gives all of them.
+    Consecutive rows of a step that have no signal in common are one row.
     """
 
     folder: Path
-    """Where it was read from; a file, where a foreign log is one."""
+    """The folder that it was read from, or the file of a foreign log."""
     manifest: Manifest
     steps: NDArray[np.int64]
     """The logged steps, strictly rising."""
     segments: NDArray[np.int64]
-    """For each of them, in which stretch of the run it was measured: 0, then one more at each step back."""
+    """The stretch of the run in which each step was measured: 0, then one more each time the steps go back."""
     superseded_rows: int
     damaged_lines: int
     _columns: Columns
@@ -51,27 +51,27 @@ class Run:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """What was logged at least once, ``step`` apart."""
+        """The signals that were logged at least once, without ``step``."""
         return tuple(key for key in self._columns.values if key != "step")
 
     def column(self, signal: str) -> Column:
-        """A value a step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
+        """One value per step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
         return _as_text(self._find(signal, self._columns.values)[self._rows_of(signal)])
 
     def logged(self, signal: str) -> Mask:
-        """Where the signal was logged: a NaN there was measured, elsewhere it is only missing."""
+        """Where the signal was logged: a NaN there was measured, elsewhere the value is missing."""
         logged: Mask = self._find(signal, self._columns.logged)
         return logged[self._rows_of(signal)]
 
     def written(self, signal: str) -> WrittenRows:
-        """What was logged of a signal before anything was superseded: to compare both sides of a resume."""
+        """Every logged value of a signal, superseded ones included: to compare both sides of a resume."""
         values: Column = self._find(signal, self._columns.values)
         steps = self._columns.values["step"].astype(np.int64)
         at = np.flatnonzero(self._columns.logged[signal])
         return WrittenRows(steps[at], _segments(steps)[at], _as_text(values[at]))
 
     def rows(self) -> Iterator[Row]:
-        """The rows of ``steps``, one at a time: what was logged at each, and nothing else."""
+        """The rows of ``steps`` one at a time, with only what was logged at each."""
         columns = {name: (self.column(name), self.logged(name)) for name in self.signals}
         for place, step in enumerate(self.steps.tolist()):
             row: dict[str, Number | str] = {"step": step}
@@ -85,11 +85,11 @@ class Run:
 
     @property
     def has_events(self) -> bool:
-        """Whether the log is of a kind that tells what happened: then none means that nothing did."""
+        """Whether the log is of a kind that has events. If it is, no event means that nothing happened."""
         return self._events is not None
 
     def _rows_of(self, signal: str) -> NDArray[np.int64]:
-        """For each step, the last of its rows that has the signal; the newest, where none has."""
+        """For each step, the last of its rows that has the signal; the newest if none has."""
         if self._first_rows is self._rows:
             return self._rows
         last = _last_so_far(self._columns.logged[signal])[self._rows]
@@ -115,7 +115,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path | None = None) -> Run:
-    """A run of columns, wherever they came from; ``step`` must be among them, where there is any row."""
+    """A run made of columns from anywhere. ``step`` must be among them if there are rows."""
     written = columns.values.get("step", np.empty(0)).astype(np.int64)
     rows = _newest_rows(written)
     first_rows = _first_rows(written, rows, columns.logged)
@@ -143,7 +143,7 @@ def _segments(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which rows are the last word on their step: those that no later row goes back to or behind.
+    """The rows that are final for their step: those that no later row goes back to or behind.
 
     >>> _newest_rows(np.array([0, 1, 2, 3, 2, 3, 4])).tolist()
     [0, 1, 4, 5, 6]
@@ -155,10 +155,10 @@ def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _first_rows(steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Mapping[str, Mask]) -> NDArray[np.int64]:
-    """With which row each of the newest begins: back through the rows of its step, until a signal comes twice.
+    """The row with which each of the newest begins: back through the rows of its step, until a signal repeats.
 
-    What a step knows may come in several rows, but a signal that comes twice is a resume at the last step written.
-    The same array comes back where no step has two rows in a row.
+    The signals of a step may come in several rows, but a signal that comes twice is a resume at the last written step.
+    The same array comes back if no step has two rows in a row.
 
     >>> loss = np.array([True, True, False, True, True])
     >>> _first_rows(np.array([0, 1, 1, 2, 2]), np.array([0, 2, 4]), {"loss": loss, "eval_loss": ~loss}).tolist()
@@ -180,7 +180,7 @@ def _first_rows(steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Map
 
 
 def _last_so_far(mask: Mask) -> NDArray[np.int64]:
-    """For each place the last one up to it where the mask is set, or -1."""
+    """For each position the last one up to it where the mask is set, or -1."""
     return np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
 
 

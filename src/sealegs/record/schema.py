@@ -1,4 +1,4 @@
-"""The promises of a run folder: file names, schema version, signal names, how a number is spelt."""
+"""The promises of a run folder: file names, schema version, signal names, and how numbers are written."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA = 1
-"""Raised when an older Sealegs could misread what a newer one wrote."""
+"""The schema version. It rises when an older Sealegs could misread what a newer one wrote."""
 
 MANIFEST = "manifest.json"
 METRICS = "metrics.jsonl"
@@ -36,7 +36,7 @@ CONTENTS = {
     DASHBOARD: "ten panels, with what happened marked: open it in a browser",
     RECOVERY: "what recovery has done and must not do again: treatments, batches left out, margins",
 }
-"""A line for each thing in a run folder, in the order people look at them."""
+"""One line for each file of a run folder, in the order in which people look at them."""
 
 SIGNALS = {
     "loss": "mean loss over the target tokens of the batch, before the update",
@@ -71,7 +71,7 @@ SIGNALS = {
     "attention_logit_max": "largest attention logit of a layer, of a sample of queries",
     "underflow_share": "share of the gradients that fp16 loses",
 }
-"""Signal names: the same in the record, the trackers and the pages."""
+"""Signal names, the same in the record, the trackers and the pages."""
 
 TEXT_SIGNALS = frozenset({"announced", "batch_hash", "culprit", "sources", "token_loss_histogram"})
 
@@ -79,7 +79,7 @@ _SPELLING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def spell(value: float) -> str:
-    """A number that JSON cannot write, as the string that stands for it.
+    """The string for a number that JSON cannot write.
 
     >>> spell(float("inf")), spell(float("nan"))
     ('Infinity', 'NaN')
@@ -90,7 +90,7 @@ def spell(value: float) -> str:
 
 
 def unspell(value: Any) -> Any:
-    """The number behind such a string; anything else as it is.
+    """The number that such a string stands for; any other value as it is.
 
     >>> unspell("-Infinity"), unspell("grammar=8"), unspell(2)
     (-inf, 'grammar=8', 2)
@@ -99,7 +99,7 @@ def unspell(value: Any) -> Any:
 
 
 def speakable(value: Any) -> Any:
-    """A value as JSON can write it: NaN and Inf spelt out, numpy's numbers made plain.
+    """A value that JSON can write: NaN and Inf spelt out, numpy numbers made plain.
 
     >>> speakable({"clip": float("inf"), "betas": (0.9, 0.95)})
     {'clip': 'Infinity', 'betas': [0.9, 0.95]}

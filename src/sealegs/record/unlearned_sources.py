@@ -1,7 +1,7 @@
-"""Steps and the sources of their data in, which source was hardly learned out: harm is not in skips, but in holes.
+"""Finds a data source that was hardly learned because its steps were skipped.
 
-A hundred skips all over the data cost next to nothing; seven in a source of fifty batches cost a seventh of what there
-is to learn from it. Standard library only, for a watch counts with it live.
+A hundred skips all over the data cost next to nothing. Seven skips in a source of fifty batches cost a seventh of what
+there is to learn from it. Standard library only, because a watch uses it live.
 """
 
 import math
@@ -12,31 +12,31 @@ from functools import lru_cache
 from typing import NamedTuple
 
 FEWEST = 3
-"""Skips of a source below which nothing is said: by one the guard gets to know what is rare, and two may be chance."""
+"""Fewest skips of a source that are reported: the guard learns a rare source by one, and two may be chance."""
 UNLIKELY = 1e-3
-"""Chance, for all sources together, below which so many skips of one are no accident."""
+"""Chance, over all sources together, below which so many skips of one source are no accident."""
 FAR = 2.0
-"""Times its share of the data that a source has of the skips: less is no hole, but what all of the data loses."""
+"""How many times its share of the data a source must have of the skips: with less, all of the data loses alike."""
 MUCH = 0.1
-"""Share of a source whose loss is worth a look: the weights of a mixture are chosen to about a tenth, and with a tenth
-less of one it is another mixture than the one that was asked for."""
+"""Share of a source whose loss is worth a look: mixture weights are chosen to about a tenth, so a tenth less of one
+source is another mixture."""
 
 
 class Unlearned(NamedTuple):
-    """A source of data that has far more than its share of the skips."""
+    """A data source that has far more than its share of the skips."""
 
     source: str
     skipped: int
     skips: int
-    """In all."""
+    """Skips of all sources."""
     data: float
-    """What share of the data it is."""
+    """Its share of the data."""
     lost: float
-    """What share of it was never learned."""
+    """The share of it that was never learned."""
 
     @property
     def is_much(self) -> bool:
-        """Whether it is worth a look."""
+        """Whether the loss is worth a look."""
         return self.lost > MUCH
 
     def __str__(self) -> str:
@@ -47,15 +47,15 @@ class Unlearned(NamedTuple):
 
 @dataclass(slots=True)
 class Division:
-    """How steps, and those among them that were skipped, divide over the sources of data."""
+    """How steps, and the skipped ones among them, divide over the data sources."""
 
     steps: float = 0.0
     skips: float = 0.0
     of: dict[str, tuple[float, float]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0.0)))
-    """The same by source: a batch of two is of both, by their shares."""
+    """Steps and skips by source. A batch of two sources counts for both, by their shares."""
 
     def add(self, sources: str, *, steps: int = 1, skips: int = 0) -> None:
-        """So many steps whose batches have these sources, and how many of them were skipped."""
+        """Add ``steps`` steps whose batches have these sources, of which ``skips`` were skipped."""
         shares = shares_of(sources)
         if shares:
             self.steps, self.skips = self.steps + steps, self.skips + skips
@@ -64,7 +64,7 @@ class Division:
             self.of[name] = so_far + share * steps, skipped + share * skips
 
     def worst(self) -> Unlearned | None:
-        """Of the sources that were skipped far more often than the rest, and than chance explains, what lost most."""
+        """The source that lost most, among those skipped far more often than the rest and than chance explains."""
         return max(self._holes(), key=lambda hole: hole.lost, default=None)
 
     def _holes(self) -> Iterator[Unlearned]:
@@ -77,7 +77,7 @@ class Division:
 
 @lru_cache(maxsize=1024)
 def shares_of(sources: str) -> Mapping[str, float]:
-    """What part of a batch each source is; of what cannot be read, nothing.
+    """The share of each source in a batch; empty if the text cannot be read.
 
     >>> shares_of("grammar=6 stdlib=2"), shares_of("grammar")
     ({'grammar': 0.75, 'stdlib': 0.25}, {})
@@ -89,7 +89,7 @@ def shares_of(sources: str) -> Mapping[str, float]:
 
 
 def _chance(share: float, skips: float, data: float) -> float:
-    """That a source has so large a share of the skips by accident, where it is less of the data: at most, by Chernoff.
+    """An upper bound (Chernoff) on the chance that a source of share ``data`` has so large a share of the skips.
 
     >>> round(_chance(1.0, 3, 0.1), 9)
     0.001

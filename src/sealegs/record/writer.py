@@ -1,4 +1,4 @@
-"""Rows and events in, a run folder out: append-only, and safe against ``kill -9``."""
+"""Writes the rows and events of a run into its folder: append-only, and safe against ``kill -9``."""
 
 import errno
 import fcntl
@@ -37,7 +37,7 @@ class RunWriter:
                 with folder_aside(folder) as aside:
                     manifests.save(manifest, aside)
             except OSError as error:
-                if is_taken(error):  # by another process, just now
+                if is_taken(error):  # another process has just made it
                     refuse_taken(folder)
                 raise
         return cls(folder, manifest)
@@ -48,18 +48,18 @@ class RunWriter:
         return cls(folder, manifests.load(folder))
 
     def row(self, row: Row) -> None:
-        """Append what is known of one step; on return the row survives the death of this process."""
+        """Append the row of one step. On return it survives the death of this process."""
         self._metrics.append({**row, "time": round(time.time(), 3)})
 
     def event(self, kind: str, step: int, /, **detail: Any) -> Event:
-        """Append something that happened, and return it as it was written."""
+        """Append an event, and return it as it was written."""
         event = Event(kind=kind, step=step, time=round(time.time(), 3), detail=detail)
         head = {"time": event.time, "step": step, "kind": kind}
         self._events.append({**head, **detail, **head})  # first in the line, and not to be overwritten
         return event
 
     def amend(self, **changes: Any) -> None:
-        """Change some fields of the manifest, where they are not so already."""
+        """Change the fields of the manifest that differ."""
         amended = replace(self.manifest, **changes)
         if manifests.to_json(amended) != manifests.to_json(self.manifest):
             self.manifest = amended
@@ -67,7 +67,7 @@ class RunWriter:
                 manifests.save(self.manifest, self.folder)
 
     def sync(self) -> None:
-        """Make everything appended so far survive a power cut too; costs milliseconds."""
+        """Make everything appended so far survive a power cut, too. Costs milliseconds."""
         self._metrics.sync()
         self._events.sync()
 
@@ -84,7 +84,7 @@ class RunWriter:
 
 
 def refuse_taken(folder: Path) -> None:
-    """A name is given once."""
+    """Raise an error if the folder exists: a name is given once."""
     if folder.exists():
         raise RunExists(
             f"{folder}: there is a run of that name; resume it (--resume, or resume=True), or give another name"
@@ -92,7 +92,7 @@ def refuse_taken(folder: Path) -> None:
 
 
 class _Lines:
-    """A file of JSON lines that is only ever appended to, one system call a line, by one process."""
+    """A file of JSON lines that one process appends to, one system call per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,7 +113,7 @@ class _Lines:
             written = os.write(self._handle, line)
         except OSError as error:
             self._refuse(error)
-        if written != len(line):  # the disk took a part: the rest would not fit either
+        if written != len(line):  # the disk took only a part: the rest would not fit either
             os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
             self._refuse(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
@@ -126,15 +126,15 @@ class _Lines:
             os.fsync(self._handle)
 
     def close(self) -> None:
-        handle, self._handle = self._handle, -1  # the number may soon be another file's
+        handle, self._handle = self._handle, -1  # another file may soon get this number
         if handle >= 0:
-            if os.getpid() == self._owner:  # else workers that were forked since would hold the lock on
+            if os.getpid() == self._owner:  # else workers forked since then would keep the lock
                 with suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _end_torn_line(self) -> None:
-        """A writer killed inside a line leaves it open: end it, so that the next line is its own. Readers drop it."""
+        """End a line that a killed writer left open, so that the next line is its own. Readers drop the torn one."""
         size = os.fstat(self._handle).st_size
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
             os.write(self._handle, b"\n")
