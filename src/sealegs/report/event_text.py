@@ -1,10 +1,10 @@
-"""An Event in, the sentence that a person should read out; standard library only, for terminals, pages and trackers."""
+"""The sentences about events that a person should read; standard library only, for terminals, pages and trackers."""
 
 from sealegs.vocabulary import Event
 
 
 def remarkable(event: Event) -> str | None:
-    """The events that a person at the terminal should read, as a sentence."""
+    """A sentence, if the event is one that a person at the terminal should read; otherwise None."""
     detail = event.detail
     match event.kind:
         case "resume":

@@ -1,4 +1,4 @@
-"""A run folder in, its table of contents out."""
+"""The table of contents of a run folder."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from sealegs.record.schema import CONTENTS
 
 
 def contents(folder: Path) -> str:
-    """A line for each thing in a run folder: name, size, what it is for."""
+    """One line for each file of a run folder: name, size, purpose."""
     lines = []
     for name, purpose in CONTENTS.items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""Rows in, a line on the terminal out: how the run is doing, live or as plain lines."""
+"""Shows the progress of a run on the terminal: a live bar, or plain lines."""
 
 import math
 import sys
@@ -17,13 +17,13 @@ from sealegs.vocabulary import Event, Row, Sink
 
 
 def progress(steps: int, stream: TextIO | None = None) -> Sink:
-    """A live display on a terminal, else plain lines."""
+    """A live display on a terminal, otherwise plain lines."""
     stream = stream or sys.stderr
     return LiveProgress(steps, stream) if stream.isatty() else PlainProgress(steps, stream)
 
 
 class ProgressText:
-    """Turns rows into the words of a progress line; remembers what is not in every row."""
+    """Turns rows into the text of a progress line; remembers the signals that are not in every row."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -32,7 +32,7 @@ class ProgressText:
         self._skips = 0
 
     def count(self, event: Event) -> None:
-        """Remember a step that was skipped."""
+        """Count a skipped step."""
         self._skips += event.kind in JUDGED and bool(event.detail.get("acted"))
 
     def line(self, row: Row) -> str:
@@ -53,7 +53,7 @@ class ProgressText:
 
 
 def health(row: Row, skips: int = 0) -> str:
-    """How the run is: ``ok``, which signal is not a number, and how many steps were skipped so far.
+    """The state of the run: ``ok`` or the signal that is not finite, and how many steps were skipped so far.
 
     >>> health({"loss": 2.5, "grad_norm": float("nan")}), health({"loss": 2.5, "grad_norm": 0.5}, skips=2)
     ('grad_norm is nan', 'ok, 2 skipped')
@@ -101,27 +101,27 @@ class PlainProgress:
             self._write(line)
 
     def event(self, event: Event) -> None:
-        """Write what a person should read."""
+        """Write the event if a person should read it."""
         self._pace.count(event)
         if sentence := remarkable(event):
             self._write(sentence)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _write(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
 
 class LiveProgress:
-    """A bar that stays on one line, with what a person should read above it."""
+    """A bar that stays on one line, with the events that a person should read above it."""
 
     name = "terminal"
 
     def __init__(self, steps: int, stream: TextIO) -> None:
         self._pace = ProgressText(steps)
         console = Console(file=stream)
-        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # words first
+        bar = [BarColumn(bar_width=24)] if console.width >= 120 else []  # text comes before the bar
         self._bar = Progress(
             *bar,
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
@@ -140,7 +140,7 @@ class LiveProgress:
             self._bar.update(self._task, completed=int(row["step"]) + 1, description=self._pace.line(row))
 
     def event(self, event: Event) -> None:
-        """Write what a person should read."""
+        """Write the event if a person should read it."""
         self._pace.count(event)
         if sentence := remarkable(event):
             self._bar.console.print(sentence, markup=False)

@@ -1,6 +1,6 @@
-"""A tested cause in, the smallest change against it out, as a rerun can carry it out: ``clip=0.5``. Text in, Fixes out.
+"""Fixes: the smallest change against a tested cause, in a form that a rerun can carry out, such as ``clip=0.5``.
 
-A fix is one thing that is other in a rerun than it was. Standard library only.
+A fix is the one thing that a rerun changes. Standard library only.
 """
 
 import math
@@ -12,7 +12,7 @@ from sealegs.errors import ConfigError
 
 HALF = 0.5
 SHORT_BETA2 = 0.95
-"""Averages over 20 steps: what was usual before is forgotten soon."""
+"""Averages over 20 steps, so that the second moment soon forgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Fix:
 
     @property
     def number(self) -> float:
-        """The value, where it is a number."""
+        """The value as a number."""
         return float(self.value)
 
     @property
     def steps(self) -> range:
-        """The value, where it is a range of steps."""
+        """The value as a range of steps."""
         first, _, end = self.value.partition(":")
         return range(int(first), int(end))
 
@@ -44,17 +44,17 @@ class Fix:
 
     @property
     def is_as_recorded(self) -> bool:
-        """Whether a rerun is as it was: what went wrong is not in the record that it is run from."""
+        """Whether the rerun stays as recorded: the cause is not in the record that the rerun starts from."""
         return (self.name, self.value) in AS_RECORDED
 
     @property
     def knob(self) -> str:
-        """What the cards of causes call it."""
+        """The name of the setting on cause cards."""
         return KNOBS.get(self.name, self.name.rpartition(".")[2])
 
     @property
     def words(self) -> str:
-        """For a person."""
+        """The change in words, for a person."""
         if self.is_setting:
             return f"set {self.name} to {self.value}"
         kind = KINDS[self.name]
@@ -72,12 +72,12 @@ class FixKind:
     """What can be changed under one name."""
 
     does: str
-    """With a number or steps in it, in words."""
+    """The change in words, with a place for the number or the steps."""
     values: str
-    """What may be given, in words, beside ``words``."""
+    """The values that may be given, in words, besides ``words``."""
     fits: Callable[[str], bool] = lambda value: False
     words: Mapping[str, str] = field(default_factory=dict)
-    """Words that may be given, and what each means."""
+    """Words that may be given, and their meaning."""
 
 
 def _is_number(low: float, high: float) -> Callable[[str], bool]:
@@ -123,17 +123,17 @@ KINDS = {
     "weights": FixKind("", "", words={"restored": "the weights as they were before they changed"}),
     "dtype": FixKind("", "", words={"fp32": "compute everything in fp32"}),
 }
-"""By name. Any other is a setting of `sealegs train`, which has a dot in it."""
+"""The kinds by name. Any other name has a dot in it and is a setting of `sealegs train`."""
 AS_RECORDED = {("lr", "logged"), ("moments", "restored"), ("weights", "restored")}
 KNOBS = {"rare": "batches", "repeated": "loader", "moments": "optimizer", "weights": "rollback"}
-"""Names of cards that are others than ours."""
+"""Names on cause cards that differ from ours."""
 
 SETTINGS = {
     "softmax-overflow": ("model.naive_softmax", True, "false"),
     "log-of-zero": ("model.naive_log_loss", True, "false"),
     "zero-variance-norm": ("model.norm_eps", 0.0, "1e-6"),
 }
-"""A margin that a run of `sealegs train` can do without: where it does, taking it again is the change."""
+"""Settings of `sealegs train` that give up a stability margin: the change is to restore it."""
 OF_THE_BATCHES = ("bad-data-batch", "batch-and-state")
 ALWAYS: Mapping[str, Fix | None] = {
     "hard-batch": None,
@@ -146,35 +146,35 @@ ALWAYS: Mapping[str, Fix | None] = {
     "corrupt-weight": Fix("weights", "restored"),
     "fp16-overflow": Fix("dtype", "fp32"),
 }
-"""The same in every run; nothing, where a run is best left alone."""
+"""Causes whose change is the same in every run; None if the run is best left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What a change depends on."""
+    """What the choice of a change depends on."""
 
     onset: int
     last_bad: int
     """The last step whose loss is above half of the rise."""
     clip: float | None = None
-    """That was in force."""
+    """The clipping norm of the run."""
     usual_norm: float | None = None
-    """Of gradients, before the onset."""
+    """The usual gradient norm before the onset."""
     masking_helps: bool = False
-    """Whether the incident was gone where rare targets did not count."""
+    """Whether the incident was gone when rare targets did not count."""
     settings: Mapping[str, Any] | None = None
-    """Of the run, by their dotted names."""
+    """The settings of the run by their dotted names."""
 
 
 def remediation(cause: str, facts: Circumstances) -> tuple[Fix, ...]:
     """The smallest change against a tested cause, in a rerun.
 
-    Where nothing can be changed, since what went wrong is not in the record (a gradient that hardware spoilt), the bad
-    update is skipped.
+    Where the cause is not in the record and nothing can be changed (hardware spoilt a gradient), the bad update is
+    skipped.
     """
     bad = f"{facts.onset}:{max(facts.last_bad, facts.onset) + 1}"
     if cause == "long-tail-token" and facts.masking_helps:
-        # a batch of text with rare words in it: the words are wanted, but not together
+        # a text batch with rare words: the words are wanted, but not together
         return Fix("rare", "spread"), *_tighter(facts)
     if cause in OF_THE_BATCHES or cause == "long-tail-token":
         return (Fix("skip", bad),)
@@ -189,13 +189,13 @@ def remediation(cause: str, facts: Circumstances) -> tuple[Fix, ...]:
 
 
 def _tighter(facts: Circumstances) -> Iterable[Fix]:
-    """Half of what gradients were clipped at; where they were not, what their norm usually was."""
+    """Half of the clipping norm, or the usual gradient norm if there was no clipping."""
     clip = HALF * facts.clip if facts.clip else facts.usual_norm
     return () if clip is None else (Fix("clip", f"{clip:.3g}"),)
 
 
 def parse(text: str) -> Fix:
-    """A change as a person writes it.
+    """A change from the text that a person writes.
 
     >>> parse("clip=0.5"), parse("skip=312:313").words
     (Fix(name='clip', value='0.5'), 'leave out the batches of step 312')
@@ -214,5 +214,5 @@ def parse(text: str) -> Fix:
 
 
 def in_words(fixes: Iterable[Fix]) -> str:
-    """All of them."""
+    """All fixes in words."""
     return "; ".join(fix.words for fix in fixes) or "change nothing: go on"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds in, a page or a JSON object out: ``sealegs audit``."""
+"""The report of ``sealegs audit``: what a checkpoint holds, as text or JSON."""
 
 import textwrap
 from typing import Any
@@ -13,7 +13,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     what: str | None
-    """What there is of it; null: nothing."""
+    """What the checkpoint has of it; null if nothing."""
     problem: str | None
     """What is wrong with it, or what a resume without it does."""
 
@@ -25,7 +25,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     holds: list[Held]
     complete: bool
-    """Whether a run goes on from it as if nothing had been."""
+    """Whether a run that resumes from it goes on as if it had never stopped."""
 
 
 def contract(audited: Audited) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(audited: Audited) -> str:
-    """A line for each thing, and what is wrong with it below."""
+    """One line for each thing, and what is wrong with it below."""
     lines = [f"{audited.source}: {audited.kind}", ""]
     for held in audited.holds:
         mark = "!" if held.problem else " "

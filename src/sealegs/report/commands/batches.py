@@ -1,4 +1,4 @@
-"""How rare tokens are spread over batches in, a page for a person out; or one JSON object."""
+"""The report of ``sealegs batches``: how rare tokens are spread over batches, as text or JSON."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +18,11 @@ class Batched(msgspec.Struct, frozen=True, kw_only=True):
     """An order of rows: ``sealegs batches --json``."""
 
     tokens: str
-    """The file."""
+    """The file with the tokens."""
     rows: int
     batches: int
     batch: int
-    """Rows of a batch."""
+    """Rows per batch."""
     seed: int
     epoch: int
     rare: int
@@ -30,13 +30,13 @@ class Batched(msgspec.Struct, frozen=True, kw_only=True):
     rare_rows: int
     """Rows that hold one of them."""
     shuffled: int
-    """Rows that would hold a rare token which their batch has already, if rows were only shuffled."""
+    """Rows that would repeat a rare token of their batch if rows were only shuffled."""
     unmet: int
-    """The same in this order: what could not be parted."""
+    """Rows that still do so in this order."""
     worst: list[UnmetShown]
-    """Where, the worst first."""
+    """Examples, the worst first."""
     in_one_row: int
-    """Rare tokens that one row holds twice or more: no order parts them."""
+    """Rare tokens that one row holds twice or more: no order separates them."""
     order: str | None
     """The file with the order."""
 
@@ -53,7 +53,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(batched: Batched) -> str:
-    """For a person."""
+    """The report as text."""
     return "\n".join(_lines(batched))
 
 

@@ -1,4 +1,4 @@
-"""A Diagnosis in, a page for a tired person out; or one JSON object, whose keys are a contract."""
+"""The report of ``sealegs check``: a Diagnosis as text for a tired person, or as JSON whose keys are a contract."""
 
 import math
 import textwrap
@@ -20,7 +20,7 @@ VERDICTS = {
 
 
 def page(diagnosis: Diagnosis) -> str:
-    """What is wrong, why, and what to do first: from the top down, so that one can stop reading."""
+    """The verdict, the causes and the first action: the most important first, so that one can stop reading."""
     found = diagnosis.findings
     steps = found.run.steps
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no steps"
@@ -95,7 +95,7 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def deeds(done: Done | None) -> list[str]:
-    """What was done to a run, a sentence each; nothing, where nothing was."""
+    """What was done to a run, a sentence each; empty if nothing was."""
     if done is None:
         return []
     told = []
@@ -138,7 +138,7 @@ def _interventions(done: Done | None) -> dict[str, Any] | None:
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
-    """A part of the page; none, where there is nothing to say."""
+    """A section of the page; empty if there is nothing to say."""
     return ["", title, *lines] if lines else []
 
 

@@ -1,11 +1,11 @@
-"""The shape of what ``sealegs check --json`` prints. Its keys are a promise: new ones may come, none goes."""
+"""The JSON contract of ``sealegs check --json``. New keys may come, none is ever removed."""
 
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
 Number: TypeAlias = float | str
-"""What JSON cannot write is a string: ``NaN``, ``Infinity``, ``-Infinity``."""
+"""A number, or the string for one that JSON cannot write: ``NaN``, ``Infinity``, ``-Infinity``."""
 
 
 class MetricProblem(TypedDict):

@@ -1,4 +1,4 @@
-"""Sizes of activations at several widths in, a page, a JSON object or a picture out: ``sealegs coordcheck``."""
+"""The report of ``sealegs coordcheck``: activation sizes at several widths, as text, JSON or a picture."""
 
 import math
 import textwrap
@@ -13,10 +13,10 @@ from sealegs.report.postmortem.plots import BESIDE, FAINT, STYLE
 
 WIDTH = 100
 FLAT = 0.1
-"""Slopes of log size against log width up to this are no slopes."""
+"""Largest slope of log size against log width that counts as flat."""
 OUTPUT = "output"
 START = -0.6
-"""The output may shrink as a random start does under muP, which is 1 / sqrt(width)."""
+"""Smallest slope of the output: under muP a random start shrinks as 1 / sqrt(width)."""
 Word: TypeAlias = Literal["flat", "growing", "shrinking", "unclear", "not finite", "zero"]
 COLOURS = ("#0060a8", "#c04a00", "#5b2a86", "#00695c", "#b00020", "#7a5c00")
 
@@ -28,12 +28,11 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     sizes: list[float | str]
     """Root mean square of an entry of its output after the last step, the geometric mean over seeds."""
     slope: float | None
-    """Of log size against log width; null where a size is zero or not finite."""
+    """Slope of log size against log width; null where a size is zero or not finite."""
     within: float | None
-    """Half of the slope's 95 % interval, by how much seeds differ."""
+    """Half of the slope's 95 % interval, from the spread of the seeds."""
     word: Word
-    """Growing and shrinking are slopes whose whole interval is beyond the limit; unclear: a slope that is, but not all
-    of its interval."""
+    """Growing or shrinking if the slope's whole interval is beyond the limit, unclear if only the slope is."""
 
 
 class Coordinated(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +60,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(found: Coordinated) -> str:
-    """A row a layer, and the verdict."""
+    """One row per layer, and the verdict."""
     head = (
         f"{found.source}: size of activations after {found.steps} steps, {found.seeds} "
         f"seed{'' if found.seeds == 1 else 's'}"
@@ -76,12 +75,12 @@ def page(found: Coordinated) -> str:
 
 
 def told_slope(layer: Layer) -> str:
-    """With its interval; nothing where there is none."""
+    """The slope with its interval; empty if there is none."""
     return "" if layer.slope is None else f"{layer.slope:+.2f} +- {layer.within:.2f}"
 
 
 def draw(found: Coordinated, path: Path) -> None:
-    """Size against width, a line a layer, both axes logarithmic, as SVG."""
+    """Draw size against width as SVG, one line per layer, both axes logarithmic."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

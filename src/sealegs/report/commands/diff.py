@@ -1,4 +1,4 @@
-"""A Difference of two runs in, a page out."""
+"""The report of ``sealegs diff``: where two runs differ."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from sealegs.record.schema import speakable
 
 
 def page(difference: Difference, names: tuple[str, str]) -> str:
-    """Settings, versions, then the signals, the one that parts first on top."""
+    """Settings, versions, then the signals, the one that differs first on top."""
     lines = [f"{names[0]}  ->  {names[1]}, {difference.shared_steps:,} steps in common"]
     lines += _changed("Settings", difference.settings) + _changed("Versions", difference.versions)
     if difference.partings:

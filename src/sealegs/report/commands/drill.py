@@ -1,4 +1,4 @@
-"""What drills came to in, a score card for a person out; or one JSON object, whose keys are a contract."""
+"""The score card of ``sealegs drill``, as text or as JSON whose keys are a contract."""
 
 import math
 import textwrap
@@ -25,35 +25,35 @@ class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     what: str
     faults: list[str]
-    """As ``sealegs train --inject`` has them."""
+    """The faults, in the syntax of ``sealegs train --inject``."""
     settings: list[str]
-    """Of the lab, that were changed."""
+    """The lab's settings that were changed."""
     verdict: Verdict
     unguarded: float | str
-    """The gap of the run that nobody helped ..."""
+    """The gap of the run without the guard."""
     guarded: float | str
-    """... and of the one with the guard."""
+    """The gap of the run with the guard."""
     prevented: float | None
-    """The share of the harm that did not come about; null where there was none."""
+    """The share of the harm that the guard prevented; null if there was none."""
     seen: int | None
-    """The step of the first skip or alarm; null where there was none."""
+    """The step of the first skip or alarm; null if there was none."""
     latency: int | None
-    """Steps from the first strike to that."""
+    """Steps from the first strike of the fault to that."""
     skipped: int
     done_again: int
-    """Steps that were done once more after going back; what was skipped among them counts here."""
+    """Steps that were repeated after a rollback; skipped ones among them count here."""
     done: list[str]
     """The interventions."""
     cause: str | None
     """The tested root cause in the post-mortem of the unguarded run."""
     is_right: bool | None
-    """Null where there was no incident, or nothing to be right about."""
+    """Whether the cause is right; null where there was no incident, or no cause to find."""
     because: str
-    """What the replay says; or why there was none."""
+    """What the replay says, or why there was none."""
     ranks: int
-    """Processes that it was run on ..."""
+    """Processes that the drill ran on."""
     rank: int | None
-    """... and the one that the first skip or alarm names; right only if that is the one that was struck."""
+    """The rank that the first skip or alarm names. The verdict is right only if the fault struck that rank."""
 
 
 class OnRanks(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,22 +69,22 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
 
     loop: str
     at: int
-    """The step that faults strike."""
+    """The step at which faults strike."""
     last: int
     """The step at which runs are compared."""
     clean_loss: float | str
-    """Of the clean twin in one process; where all drills are of several ranks, of theirs."""
+    """Loss of the clean twin in one process, or on several ranks if all drills are."""
     spread: float | str
-    """How far healthy twins that leave out batches end from the clean one: the root of the mean square."""
+    """Spread of healthy twins that leave out batches around the clean one: root mean square."""
     placebos: list[int]
-    """How many each of them leaves out."""
+    """How many batches each of them leaves out."""
     close: float
-    """Spreads that a run may end from its clean twin and be as good."""
+    """Largest gap to the clean twin, in spreads, at which a run is as good."""
     drills: list[DrillShown]
     survived: bool
     """Whether nothing was lost, damaged, stopped or disturbed."""
     on_ranks: OnRanks | None
-    """What gaps of drills on several ranks are to and in; null where none was asked for."""
+    """The twins of drills on several ranks; null where none was requested."""
 
 
 def contract(drilled: Drilled) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(drilled: Drilled) -> str:
-    """The card."""
+    """The score card as text."""
     left_out = ", ".join(map(str, drilled.placebos))
     head = (
         f"{drilled.loop}: faults strike at step {drilled.at}, runs are compared at step {drilled.last}. The clean twin "
@@ -119,7 +119,7 @@ def page(drilled: Drilled) -> str:
 
 
 def _head_of_ranks(drilled: Drilled) -> Iterator[str]:
-    """Where some drills are in one process and some are not, two twins are to be told apart."""
+    """A heading for each of the two twins, where some drills run in one process and some on several ranks."""
     apart = drilled.on_ranks
     if apart is None or all(each.ranks > 1 for each in drilled.drills):
         return
@@ -132,7 +132,7 @@ def _head_of_ranks(drilled: Drilled) -> Iterator[str]:
 
 
 def listed(drills: list[tuple[str, str, str, str]]) -> str:
-    """The catalogue: family, name, what, and as a fault."""
+    """The catalogue as text: family, name, description, and the fault to inject."""
     lines = []
     for family, each in groupby(drills, key=lambda row: row[0]):
         lines.append(family)

@@ -1,4 +1,4 @@
-"""A Diagnosis in, what each of its findings means out, in plain words, each with its page in the docs."""
+"""Explains each finding of a Diagnosis in plain words, each with its page in the docs."""
 
 import textwrap
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ PROBLEMS = {
 
 
 def explained(diagnosis: Diagnosis) -> str:
-    """A paragraph for each finding."""
+    """One paragraph for each finding."""
     return "\n".join(["", "What this means", *_paragraphs(diagnosis)])
 
 

@@ -1,4 +1,4 @@
-"""Events in, the log of interventions out: who decided what, on which evidence, and what came of it."""
+"""The log of interventions, from events: who decided what, on which evidence, and what came of it."""
 
 import textwrap
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """One line of a clinical log: the event of the decision, and that of its outcome where there is one."""
+    """One entry of the log: the event of the decision, and the event of its outcome if there is one."""
 
     decided: Event
     outcome: Event | None
@@ -25,11 +25,11 @@ class Intervention:
         return {**head, **self.decided.detail, "outcome": outcome}
 
     def __str__(self) -> str:
-        """A paragraph."""
+        """The entry as a paragraph."""
         return self.told(WIDTH)
 
     def told(self, width: int) -> str:
-        """A paragraph, up to so many letters wide."""
+        """The entry as a paragraph of at most ``width`` columns."""
         detail = self.decided.detail
         when = datetime.fromtimestamp(self.decided.time, UTC)
         head = f"{detail['number']}. step {self.decided.step}, {when:%Y-%m-%d %H:%M:%S} UTC, by {detail['decided_by']}"

@@ -1,4 +1,4 @@
-"""What rules have to say about a run that has not begun in, a page or a JSON object out, whose keys are a contract."""
+"""The report of ``sealegs preflight``: findings about a run that has not begun, as text or JSON with fixed keys."""
 
 import textwrap
 from collections import Counter
@@ -18,20 +18,20 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     grade: Grade
     title: str
-    """What is wrong, in general."""
+    """The rule's title: what is wrong, in general."""
     found: str
     """What was found, with its numbers."""
     why: str
     """The mechanism, and the number that matters."""
     knob: str
-    """What to turn, as the source calls it."""
+    """The setting to change, by its name in the source."""
     value: str
-    """What to set it to."""
+    """The value to set it to."""
     sure: str
-    """How sure we are, and of what."""
+    """How certain the finding is, and about what."""
     reference: str
     margin: bool
-    """Whether a margin of stability is missing."""
+    """Whether the finding is a missing stability margin."""
 
 
 class MupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class MupRow(msgspec.Struct, frozen=True, kw_only=True):
     lr: float | None
     standard_lr: float | None
     multiplier: float
-    """On what comes out of it."""
+    """Multiplier on the tensor's output."""
     wrong: str
-    """What the standard ones would do at this width."""
+    """What the standard parametrization would do at this width."""
 
 
 class Mup(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,22 +61,22 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     findings: list[Advice]
-    """The gravest first."""
+    """The findings, the gravest first."""
     asked: int
-    """Rules that knew enough to answer ..."""
+    """Rules that knew enough to answer."""
     unknown: list[str]
-    """... and the codes of those that did not."""
+    """Codes of the rules that did not."""
     margins_missing: list[str]
-    """Codes of margins that this run does without ..."""
+    """Codes of the stability margins that this run lacks."""
     margins_there: list[str]
-    """... that it has ..."""
+    """Codes of the stability margins that it has."""
     margins_unknown: list[str]
-    """... and of which nothing is known."""
+    """Codes of the stability margins about which nothing is known."""
     mup: Mup | None = None
 
     @property
     def has_errors(self) -> bool:
-        """Whether something is sure to go wrong."""
+        """Whether something is certain to go wrong."""
         return any(each.grade == "error" for each in self.findings)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(advised: Advised) -> str:
-    """The gravest first, the count of missing margins last; one line where there is nothing to say."""
+    """The gravest finding first, the count of missing margins last; one line where there is nothing to say."""
     if not advised.findings:
         line = f"{advised.source}: nothing to say. {_asked(advised)}; of the margins of stability {_tail(advised)}"
         return "\n".join([line, *_mup(advised.mup)])

@@ -1,4 +1,4 @@
-"""What reruns of an incident showed in, a page for a person out; or one JSON object, whose keys are a contract."""
+"""The report of ``sealegs replay``: what the reruns of an incident showed, as text or JSON with fixed keys."""
 
 import textwrap
 from typing import Any, Literal
@@ -15,16 +15,16 @@ class ArmShown(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: Literal["placebo", "without", "with"]
-    """Harmless; without a cause; with a cause, where all was well."""
+    """``placebo`` changes nothing that matters, ``without`` takes a cause away, ``with`` adds one to healthy steps."""
     cause: str
     does: str
     left: float | str
-    """What is left of the incident, as a share."""
+    """Share of the incident that is left."""
     shows: Literal["there", "partly", "gone"]
     height: float | str
     """The highest loss from the onset on, in standard deviations above the usual."""
     damage: float | str
-    """The rise of the loss of batches from before, in the same."""
+    """The rise of the loss of earlier batches, in the same standard deviations."""
 
 
 class OnsetToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +33,12 @@ class OnsetToken(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     text: str
     times: int
-    """In the batch ..."""
+    """Occurrences in the batch."""
     before: int
-    """... and in the batches before, or in the corpus where its counts are known."""
+    """Occurrences in the batches before, or in the corpus where its counts are known."""
     loss: float | str
     share: float | str
-    """Of what the batch costs more than usual."""
+    """Share of the batch's excess loss over the usual."""
 
 
 class RowShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +48,10 @@ class RowShown(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     loss: float | str
     grad_norm: float | str
-    """Of this row alone."""
+    """Gradient norm of this row alone."""
     share: float | str
     repeated: float | str
-    """Share of its runs of four tokens that come more than once."""
+    """Share of its 4-grams that occur more than once."""
     rare: float | str
     """Share of its tokens that are rare."""
     text: str
@@ -63,9 +63,9 @@ class UsualShown(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | str
     """Median of the last 16 rows."""
     deviation: float | str
-    """Of the loss from one row to the next, in the last 64."""
+    """Deviation of the loss from one row to the next, in the last 64."""
     grad_norm: float | str
-    """Median of the same."""
+    """Median over the same rows."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +76,13 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     onset: int
     steps: int
-    """Run in all."""
+    """Steps run in all."""
     apart: float | str
-    """By how much two equal reruns differ."""
+    """Difference between two equal reruns."""
     usual: UsualShown | None = None
     """Null in files of older versions."""
     departure: str | None
-    """Where the record leaves the reruns, if it does."""
+    """The step at which the record differs from the reruns, if it does."""
     height: float | str
     damage: float | str
     arms: list[ArmShown]
@@ -90,16 +90,16 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     unasked: list[str] = []
     """Arms for which there was no time."""
     rows: list[RowShown] = []
-    """Where batches are text."""
+    """The highest-loss rows, where batches are text."""
     tokens: list[OnsetToken] = []
     histogram: list[int] = []
-    """Losses of the tokens of the onset in bins of half a nat ..."""
+    """Losses of the tokens of the onset in bins of half a nat."""
     histogram_before: list[int] = []
-    """... and of tokens before, with the same weights."""
+    """Losses of earlier tokens with the same weights, in the same bins."""
     location: str | None
-    """The first operation that makes finite numbers others, where one does."""
+    """The first operation that gives a number that is not finite, if one does."""
     cause: str | None
-    """The tested root cause; null where the reruns do not tell."""
+    """The tested root cause; null where the reruns establish none."""
     because: str
 
 
@@ -110,7 +110,7 @@ def contract(replayed: Replayed) -> dict[str, Any]:
 
 
 def read(content: bytes) -> Replayed:
-    """The inverse; a file of something else is refused by msgspec."""
+    """Read the object back. msgspec refuses any other file."""
     return msgspec.json.decode(content, type=Replayed)
 
 
@@ -120,7 +120,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(replayed: Replayed) -> str:
-    """The answer first, then what it rests on."""
+    """The answer first, then the evidence for it."""
     title = (
         f"{replayed.source}, incident {replayed.incident}: {replayed.kind.replace('_', ' ')} at step {replayed.onset}"
     )

@@ -1,4 +1,4 @@
-"""What a scan found in, a page for a person out; or one JSON object, whose keys are a contract."""
+"""The report of ``sealegs scan``: what is in a corpus, as text or JSON with fixed keys."""
 
 import textwrap
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class SourceShown(msgspec.Struct, frozen=True, kw_only=True):
     median: int
     longest: int
     found: dict[str, int]
-    """Findings by kind."""
+    """Number of findings by kind."""
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     document: int
-    """Its number in the file, from 0: of JSON lines, the line."""
+    """Its number in the file, from 0; in JSON lines, the line."""
     what: str
     excerpt: str
 
@@ -74,7 +74,7 @@ class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     count: int
     where: list[str]
-    """Some of the documents that hold it; only of rare ones."""
+    """Some of the documents that hold it; for rare tokens only."""
 
 
 class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
     rare: int
     """Occurrences of rare tokens in it."""
     met: int
-    """Rare tokens that two rows of it have, or more."""
+    """Rare tokens that occur in two or more of its rows."""
     tokens: list[str]
     documents: list[str]
 
@@ -95,13 +95,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     order: str
     batches: int
     rows: int
-    """Of a batch."""
+    """Rows per batch."""
     usual: float
-    """Rare tokens of a batch, on average."""
+    """Rare tokens per batch, on average."""
     crowded: int
-    """Batches that have more of them than chance would give one in a hundred such runs."""
+    """Batches with more of them than chance gives in one of a hundred such runs."""
     meeting: int
-    """Batches that have a rare token in two rows or more."""
+    """Batches with a rare token in two or more rows."""
     worst: list[BatchShown]
 
 
@@ -110,9 +110,9 @@ class Scanned(msgspec.Struct, frozen=True, kw_only=True):
 
     corpus: list[str]
     unit: Literal["tokens", "characters"]
-    """What is counted: tokens, or the characters of text without a tokenizer."""
+    """The counted unit: tokens, or characters where text comes without a tokenizer."""
     length_unit: Literal["tokens", "words"]
-    """What documents are measured in."""
+    """The unit of document lengths."""
     documents: int
     bytes: int
     counted: int
@@ -120,7 +120,7 @@ class Scanned(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[SourceShown]
     frequent: list[TokenShown]
     rare: int
-    """How many of the unit are rare: fewer than ten in all."""
+    """How many different units are rare: fewer than ten in all."""
     rare_occurrences: int
     rare_examples: list[TokenShown]
     findings: list[KindShown]
@@ -146,7 +146,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(scanned: Scanned) -> str:
-    """For a person."""
+    """The report as text."""
     parts = [_sizes(scanned), _findings(scanned), _tokens(scanned), _ahead(scanned.forecast), _unread(scanned)]
     return "\n\n".join("\n".join(lines) for lines in (list(part) for part in parts) if lines)
 

@@ -1,4 +1,4 @@
-"""What a rerun with the remedy brought in, a page for a person out; or one JSON object, whose keys are a contract."""
+"""The report of ``sealegs verify``: what a rerun with the remedy brought, as text or JSON with fixed keys."""
 
 import textwrap
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class FixShown(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     value: str
     does: str
-    """In words."""
+    """The change in words."""
 
 
 class PromiseShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,16 +33,16 @@ class PromiseShown(msgspec.Struct, frozen=True, kw_only=True):
     below: float | str
     or_equal: bool
     mean_of: int
-    """Every mean of so many rows that follow each other; of one, every row."""
+    """Rows per mean: every mean of this many consecutive rows counts; with one, every row."""
     was: float | str | None
-    """In the incident, where that is known."""
+    """The value in the incident, where it is known."""
     measured: float | str | None
-    """The highest; null where the rerun does not have these steps."""
+    """The highest value; null where the rerun does not have these steps."""
     step: int | None
-    """The last of those that it is about."""
+    """The last step of that value."""
     kept: bool
     does: str
-    """In words."""
+    """The promise in words."""
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,28 +53,28 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     onset: int
     cause: str | None
-    """The tested one, where one was."""
+    """The tested cause, if there is one."""
     begun: Literal["snapshot", "seed"]
     first: int
     last: int
-    """The steps that were run."""
+    """The last step that was run."""
     folder: str | None
-    """Of the run that was begun from the seed."""
+    """The run folder, where a run was started from the seed."""
     borrowed: int
-    """Of the steps, those at the end that had batches from before, since the capsule has no more."""
+    """Steps at the end that ran on earlier batches, since the capsule has no more."""
     fixes: list[FixShown]
     promises: list[PromiseShown]
     kept: bool
-    """All of them."""
+    """Whether every promise was kept."""
 
     @property
     def results(self) -> tuple[Measured, ...]:
-        """As values that a post-mortem is made of."""
+        """The results as the values of a post-mortem."""
         return tuple(_result(promise) for promise in self.promises)
 
     @property
     def how(self) -> str:
-        """From where, with what; one sentence."""
+        """One sentence: where the rerun started, and with which change."""
         start = f"from step {self.first}, a state in the capsule," if self.begun == "snapshot" else "from the seed"
         fixes = [Fix(fix.name, fix.value) for fix in self.fixes]
         kept = sum(promise.kept for promise in self.promises)
@@ -88,7 +88,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def promises_shown(results: Sequence[Measured]) -> list[PromiseShown]:
-    """As plain values."""
+    """The results as plain values."""
     return [
         PromiseShown(
             signal=each.promise.signal,  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def contract(verified: Verified) -> dict[str, Any]:
 
 
 def read(content: bytes) -> Verified:
-    """The inverse; a file of something else is refused by msgspec."""
+    """Read the object back. msgspec refuses any other file."""
     return msgspec.json.decode(content, type=Verified)
 
 
@@ -139,7 +139,7 @@ def schema() -> dict[str, Any]:
 
 
 def page(verified: Verified) -> str:
-    """The answer first, then what it rests on."""
+    """The answer first, then the evidence for it."""
     title = (
         f"{verified.source}, incident {verified.incident}: {verified.kind.replace('_', ' ')} at step {verified.onset}"
     )

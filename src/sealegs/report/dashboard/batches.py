@@ -1,4 +1,4 @@
-"""What batches were made of, as text of the record, in; numbers to draw out."""
+"""Turns what the record says about the content of batches into numbers to draw."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -8,9 +8,9 @@ import numpy as np
 from sealegs.report.dashboard.downsample import Floats, Steps
 
 BIN = 0.5
-"""Nats a bin of ``token_loss_histogram``; the last but one has all above, the last what is not finite."""
+"""Nats per bin of ``token_loss_histogram``. The last but one has all above, the last what is not finite."""
 COLUMNS = 100
-"""Histograms side by side: of more, the highest share in each of so many stretches is shown."""
+"""The most histograms side by side: of more, each column shows the highest share in a stretch of steps."""
 
 
 class Cells(NamedTuple):
@@ -18,7 +18,7 @@ class Cells(NamedTuple):
 
     left: Floats
     right: Floats
-    """Steps; a box is as wide as the usual interval, or up to the next."""
+    """Steps. A box is as wide as the usual interval, or reaches to the next one."""
     bottom: Floats
     top: Floats
     """Nats."""
@@ -26,7 +26,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(steps: Steps, texts: Sequence[str]) -> Cells | None:
-    """What is in each histogram, or in each stretch of so many; None where there is none."""
+    """The content of each histogram, or of each stretch of several; None where there is none."""
     steps, counts = _counts(steps, texts)
     if not counts.any():
         return None
@@ -42,7 +42,7 @@ def cells_of(steps: Steps, texts: Sequence[str]) -> Cells | None:
 
 
 def quantiles_of(steps: Steps, texts: Sequence[str]) -> Iterator[tuple[str, Steps, Floats]]:
-    """The loss that half of the tokens, and that all but a hundredth, are below; to half a nat."""
+    """The loss that half of the tokens, and that 99% of them, are below; to half a nat."""
     steps, counts = _counts(steps, texts)
     below = np.cumsum(counts[:, :-1], axis=1)
     for label, share in (("median token", 0.5), ("99 % of tokens", 0.99)):
@@ -51,7 +51,7 @@ def quantiles_of(steps: Steps, texts: Sequence[str]) -> Iterator[tuple[str, Step
 
 
 def shares_of(texts: Sequence[str]) -> dict[str, Floats]:
-    """For each source its share of every batch.
+    """The share of each source in every batch.
 
     >>> {name: values.tolist() for name, values in shares_of(["a=6 b=2", "b=8"]).items()}
     {'a': [0.75, 0.0], 'b': [0.25, 1.0]}
@@ -75,7 +75,7 @@ def _pairs(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _counts(steps: Steps, texts: Sequence[str]) -> tuple[Steps, Floats]:
-    """Histograms as rows of an array; those that are none are left out."""
+    """Histograms as rows of an array; texts that are not histograms are left out."""
     rows = [text.split() for text in texts]
     bins = max((len(row) for row in rows), default=0)
     sound = [len(row) == bins > 1 and all(word.isdigit() for word in row) for row in rows]

@@ -1,4 +1,4 @@
-"""A Page in, the data of every Bokeh source out, by its name: columns of numbers, labels, colours and links."""
+"""The data of every Bokeh source of a Page, by name: columns of numbers, labels, colours and links."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -11,32 +11,32 @@ from sealegs.report.dashboard.marks import KINDS, PanelMark
 from sealegs.report.dashboard.values import Page, Panel, PanelLine
 
 RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
-"""One a run; of one run, one a signal. On white each has a contrast of 4.5 and more, and no two look the same to those
-who do not tell red from green."""
+"""One colour per run; in a page of one run, one per signal. On white each has a contrast of at least 4.5, and people
+who do not tell red from green can tell all of them apart."""
 RUN_DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
-"""Runs beyond the sixth, and signals of one run among several, differ in these."""
+"""Dashes that tell apart the runs beyond the sixth, and the signals of one run among several."""
 FEW_POINTS = 60
-"""Up to so many, each point of a line is a dot as well."""
+"""A line of at most this many points also shows each point as a dot."""
 EXTREME = 1e4
-"""Times the median."""
+"""Multiple of the median from which on a value is extreme."""
 
 Columns: TypeAlias = dict[str, Any]
 
 
 def span_of(page: Page) -> tuple[float, float]:
-    """The steps that are shown, with a little room on both sides."""
+    """The steps that are shown, with a small margin on both sides."""
     room = max((page.last - page.first) * 0.01, 0.5)
     return page.first - room, page.last + room
 
 
 def log_span(panel: Panel) -> tuple[float, float]:
-    """The values above zero, with a little room."""
+    """The range of the values above zero, with a small margin."""
     values = _above_zero(panel)
     return (float(values.min()) / 1.2, float(values.max()) * 1.2) if len(values) else (0.1, 10.0)
 
 
 def is_extreme(panel: Panel) -> bool:
-    """Whether a few values are so high that on a linear scale nothing else would be seen."""
+    """Whether a few values are so high that a linear scale would hide all others."""
     values = _above_zero(panel)
     return len(values) > 0 and bool(values.max() > EXTREME * np.median(values))
 
@@ -47,7 +47,7 @@ def _above_zero(panel: Panel) -> Floats:
 
 
 def columns_of(page: Page, links: Sequence[dict[int, str]]) -> dict[str, Columns]:
-    """The data of every source, by its name; of those that have any."""
+    """The data of every source that has any, by name."""
     columns = {f"marks/{kind}": _mark_columns(page, links, kind) for kind in KINDS}
     for panel in page.panels:
         name = f"panel-{panel.subject.number}"
@@ -70,14 +70,14 @@ def columns_of(page: Page, links: Sequence[dict[int, str]]) -> dict[str, Columns
 
 
 def by_axis(panel: Panel) -> dict[str, list[PanelLine]]:
-    """The lines of a panel by where their scale is; only axes that have any."""
+    """The lines of a panel by axis, for the axes that have any."""
     axes = {"left-axis": [each for each in panel.series if not each.is_share]}
     axes |= {"right-axis": [each for each in panel.series if each.is_share]}
     return {axis: series for axis, series in axes.items() if series}
 
 
 def _style(series: PanelLine, panel: Panel, runs: int) -> tuple[str, list[int], float]:
-    """Colour, dashes and width: a colour a run, or of a single run one a signal, and shades by depth."""
+    """Colour, dashes and width of a line. A run has a colour, or in a page of one run a signal; depth gives shades."""
     alike = [each for each in panel.series if each.run == series.run and (each.depth is None) == (series.depth is None)]
     place = alike.index(series)
     width = 1.2 if series.depth is None else 1.0
@@ -85,7 +85,7 @@ def _style(series: PanelLine, panel: Panel, runs: int) -> tuple[str, list[int], 
     if runs > 1:
         dash = series.run // len(RUN_COLOURS) + (place if series.depth is None else int(is_logit))
         return RUN_COLOURS[series.run % len(RUN_COLOURS)], RUN_DASHES[dash % len(RUN_DASHES)], width
-    if series.depth is not None:  # the darker part: the rest has too little contrast on white
+    if series.depth is not None:  # only the darker part: the rest has too little contrast on white
         return Plasma256[int(series.depth * 150)], RUN_DASHES[int(is_logit)], width
     return RUN_COLOURS[place % len(RUN_COLOURS)], RUN_DASHES[1 if series.is_share else 0], width
 
@@ -127,7 +127,7 @@ def _lone(series: Iterable[PanelLine], styles: Iterable[tuple[str, list[int], fl
 
 
 def _broken(panel: Panel, page: Page) -> Columns:
-    """Where what is not finite stands on the axis."""
+    """The places on the axis of values that are not finite."""
     rows = [
         (each, broken)
         for each in panel.series
@@ -154,13 +154,13 @@ def _mark_columns(page: Page, links: Sequence[dict[int, str]], kind: str) -> Col
 
 
 def _address(run: int, mark: PanelMark, links: Sequence[dict[int, str]]) -> str:
-    """The post-mortem of an incident, where there is one; else what the page itself says about it."""
+    """The address of an incident's post-mortem if there is one, otherwise of its entry on the page."""
     page = links[run].get(mark.number) if mark.kind == "incident" else None
     return page or anchor(run, mark)
 
 
 def anchor(run: int, mark: PanelMark) -> str:
-    """Where the summary of the page speaks of a mark: of incidents and interventions one by one."""
+    """The anchor of the entry for a mark in the page's summary: incidents and interventions have one each."""
     return f"#run-{run + 1}-{mark.kind}" + (f"-{mark.number}" if mark.number else "")
 
 
@@ -169,12 +169,12 @@ def _of(page: Page, run: int) -> str:
 
 
 def label(series: PanelLine, page: Page) -> str:
-    """What a line is called; with its run, where there are several."""
+    """The label of a line; with its run where there are several."""
     return _of(page, series.run) + series.label
 
 
 def _packed(values: Any) -> Any:
-    """Four bytes a number, where that loses nothing that could be seen."""
+    """The numbers in four bytes each, where that loses nothing visible."""
     if values.dtype.kind == "i":
         return values.astype(np.int32) if len(values) and abs(values).max() < 2**31 else values.astype(np.float64)
     with np.errstate(over="ignore"):
@@ -183,5 +183,5 @@ def _packed(values: Any) -> Any:
 
 
 def _depth(shares: Any) -> Any:
-    """How dark a box is: by the logarithm, so that a thousandth of the tokens can be seen."""
+    """The darkness of a box: by the logarithm, so that a thousandth of the tokens is visible."""
     return np.clip(1 + np.log10(shares) / 3.5, 0.12, 1.0).astype(np.float32)

@@ -1,7 +1,7 @@
-"""A series of any length in, few points out that hide nothing: extremes, gaps and what is not finite survive.
+"""Reduces a series of any length to few points, and keeps extremes, gaps and values that are not finite.
 
-The rows are cut into stretches of equal length, and of each the lowest and the highest value stay, at their own steps.
-A line is broken where a row is not finite, where rows are missing and where steps go back.
+The rows are cut into stretches of equal length. The lowest and the highest value of each stretch stay, at their own
+steps. A line breaks where a row is not finite, where rows are missing, and where steps go back.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ Steps: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 GAP = 3
-"""Rows are missing between two that are further apart than so many of the intervals around them."""
+"""Rows are missing between two rows that are further apart than this many of the intervals around them."""
 MOST_BROKEN = 400
-"""Marks for what is not finite: more of them could not be told apart."""
+"""The most marks for values that are not finite: more of them could not be told apart."""
 MEANS = 200
-"""Points of a smoothed line ..."""
+"""Points of a smoothed line."""
 FEWEST_AVERAGED = 5
-"""... each of which is the mean of so many rows at least; a line of less than four such points stays as it is."""
+"""Fewest rows that a smoothed point averages. A line of less than four such points stays as it is."""
 
 
 class Broken(NamedTuple):
-    """A stretch in which rows are not finite."""
+    """A stretch with rows that are not finite."""
 
     first: int
     last: int
@@ -37,7 +37,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """A line as it is drawn. NaN among the values is where it breaks; what is not finite is in ``broken``."""
+    """A line as it is drawn. It breaks at a NaN among the values; values that are not finite are in ``broken``."""
 
     steps: Steps
     values: Floats
@@ -45,22 +45,22 @@ class Reduced:
     mean_steps: Steps
     mean_values: Floats
     rows: int
-    """How many there were."""
+    """Rows of the series."""
     rows_a_point: int
-    """How many a pair of points stands for; 1 where every row is there."""
+    """Rows that a pair of points stands for; 1 where every row is drawn."""
     averaged: int
-    """How many a point of the smoothed line stands for."""
+    """Rows that a point of the smoothed line stands for."""
 
     @property
     def lone(self) -> Mask:
-        """Points with a break on both sides, of which a line shows nothing."""
+        """Points with a break on both sides, which a line does not show."""
         is_break = np.concatenate([[True], np.isnan(self.values), [True]])
         alone: Mask = ~is_break[1:-1] & is_break[:-2] & is_break[2:]
         return alone
 
 
 def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int, int]] = ()) -> Reduced:
-    """At most about ``points`` points of a series, and every row of the ranges of steps in ``whole``.
+    """At most about ``points`` points of a series, and every row of the step ranges in ``whole``.
 
     >>> line = reduced(np.arange(6), np.array([3.0, 2.0, np.nan, 9.0, 1.0, 2.0]), points=2)
     >>> line.steps.tolist(), line.values.tolist(), line.broken
@@ -83,7 +83,7 @@ def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int
 
 
 def _gaps(steps: Steps) -> Mask:
-    """Before which rows the line breaks because others are missing, or because the steps go back.
+    """The rows before which the line breaks because rows are missing, or because the steps go back.
 
     >>> np.flatnonzero(_gaps(np.array([0, 1, 2, 3, 40, 41, 42, 52, 62, 72, 5, 6]))).tolist()
     [4, 10]
@@ -96,7 +96,7 @@ def _gaps(steps: Steps) -> Mask:
     near = np.stack([around[:-4], around[1:-3], around[3:-1], around[4:]])
     gaps[1:] = apart < 0
     if len(apart) > 2:
-        wide = np.flatnonzero(apart > GAP * near.min(axis=0))  # of a million rows nearly none: a median is dear
+        wide = np.flatnonzero(apart > GAP * near.min(axis=0))  # nearly none of a million rows: a median is expensive
         gaps[1 + wide] |= apart[wide] > GAP * np.median(near[:, wide], axis=0)
     return gaps
 
@@ -106,7 +106,7 @@ def _after(mask: Mask) -> Mask:
 
 
 def _extremes(values: Floats, width: int, steps: Steps, whole: Sequence[tuple[int, int]]) -> Steps:
-    """Which of the values stay: the lowest and highest of each ``width``, both ends, and those of the whole ranges."""
+    """The rows that stay: the lowest and highest of every ``width`` rows, both ends, and those of the whole ranges."""
     padded = np.pad(values, (0, -len(values) % width), mode="edge").reshape(-1, width)
     begins = np.arange(len(padded)) * width
     stays = np.zeros(len(values), np.bool_)
@@ -128,7 +128,7 @@ def _line(name: str, steps: Steps, values: Floats, rows: Steps, piece: Steps) ->
 
 
 def _broken(steps: Steps, values: Floats, finite: Mask) -> list[Broken]:
-    """The stretches that are not finite; those that begin close to each other are one, or there could be too many."""
+    """The stretches that are not finite. Stretches that begin close together are merged, so that there are few."""
     rows = np.flatnonzero(~finite)
     if not len(rows):
         return []
@@ -147,7 +147,7 @@ def _words(values: Floats) -> str:
 
 
 def _means(values: Floats) -> tuple[Floats, int]:
-    """For each row the mean of the finite values around it, the same for ``averaged`` rows; and that number."""
+    """For each row the mean of the finite values around it, constant over ``averaged`` rows; and that number."""
     if len(values) < 4 * FEWEST_AVERAGED:
         return np.where(np.isfinite(values), values, np.nan), 1
     averaged = max(FEWEST_AVERAGED, -(-len(values) // MEANS))

@@ -1,4 +1,4 @@
-"""A Page in, Bokeh's figures out. What they show is in their sources, so that a live page has only these to renew."""
+"""Draws a Page as Bokeh figures. Their data is in their sources, so that a live page renews only these."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,14 +63,14 @@ MARKERS = {"incident": "diamond", "intervention": "square", "skip": "triangle", 
 TEXT, FAINT, GRID = "#1f2328", "#57606a", "#e4e7eb"
 HEIGHT = 250
 FLOOR = 0.03
-"""How high above the axis its marks stand, of the height of the panel."""
+"""Height of the marks above the axis, as a share of the panel's height."""
 MOST_IN_LEGEND = 7
 ROOM = 540
-"""Pixels for the names of a row of a legend: a panel is seldom narrower."""
+"""Pixels for the names in a row of a legend: a panel is seldom narrower."""
 LONGEST = 20
-"""Letters of a name in a legend."""
+"""The most letters of a name in a legend."""
 FEW = 4
-"""Lines of which a tooltip each can be read; of more, the one under the cursor has one."""
+"""The most lines that each have a tooltip. With more lines, only the one under the cursor has one."""
 
 Sources: TypeAlias = dict[str, ColumnDataSource]
 
@@ -82,7 +82,7 @@ class Drawing:
     figures: dict[str, figure]
     """``strip`` with everything that happened, and ``panel-1`` to ``panel-10``."""
     strip: GridPlot
-    """The first of them, with the tools of all."""
+    """The first figure, with the tools of all."""
     sources: Sources
     x_range: Range1d
     log_ranges: dict[str, Range1d]
@@ -90,7 +90,7 @@ class Drawing:
 
 
 def draw(page: Page, links: Sequence[dict[int, str]]) -> Drawing:
-    """Every panel. ``links`` has for each run the addresses of its post-mortems, by the number of the incident."""
+    """Draw every panel. ``links`` has for each run the addresses of its post-mortems, by number of the incident."""
     sources = {name: ColumnDataSource(data) for name, data in columns_of(page, links).items()}
     x_range = Range1d(*span_of(page))
     logs = {f"panel-{panel.subject.number}": Range1d(*log_span(panel)) for panel in page.panels if _has_log(panel)}
@@ -103,7 +103,7 @@ def draw(page: Page, links: Sequence[dict[int, str]]) -> Drawing:
     common = [PanTool(dimensions="width"), WheelZoomTool(dimensions="width"), ResetTool()]
     zooms = []
     for each in figures.values():
-        zooms.append(BoxZoomTool(dimensions="width"))  # its box is drawn where the mouse is, so each has its own
+        zooms.append(BoxZoomTool(dimensions="width"))  # each figure draws its own box under the mouse
         each.add_tools(cursor, zooms[-1], *common)
         each.toolbar.active_drag = zooms[-1]
     zoom = ToolProxy(tools=zooms, active=True)
@@ -114,7 +114,7 @@ def draw(page: Page, links: Sequence[dict[int, str]]) -> Drawing:
 
 
 def _share(figures: Iterable[figure]) -> None:
-    """What is the same in all figures is one object: the fewer there are, the sooner the page is open."""
+    """Share equal objects between all figures: the fewer there are, the sooner the page opens."""
     policy, tap = AllLabels(), OpenURL(url="@url", same_tab=True)
     ticker, steps = BasicTicker(), BasicTickFormatter(use_scientific=False)
     numbers, log_ticker, powers = (
@@ -162,14 +162,14 @@ def _dress(axis: Axis) -> None:
 
 
 def _put(drawn: figure, source: ColumnDataSource, glyph: Glyph, name: str, **other: Any) -> GlyphRenderer:
-    """A glyph, and not the three more that ``figure`` adds for those that are selected, muted or pointed at."""
+    """Add a glyph without the three more that ``figure`` adds for selected, muted and hovered ones."""
     return drawn.add_glyph(
         source, glyph, name=name, selection_glyph=None, nonselection_glyph=None, muted_glyph=None, **other
     )
 
 
 def _strip(sources: Sources, x_range: Range1d) -> figure:
-    """A row a kind of thing that happened."""
+    """The strip of events, with one row per kind."""
     drawn = _figure("events", "", x_range, FactorRange(*reversed(KINDS)), height=150)
     marks = []
     for kind in (kind for kind in KINDS if f"marks/{kind}" in sources):
@@ -184,7 +184,7 @@ def _strip(sources: Sources, x_range: Range1d) -> figure:
 
 
 def _explain(drawn: figure, marks: list[GlyphRenderer]) -> None:
-    """What happened as hover text; a click leads to where more is said."""
+    """Show events as hover text; a click leads to the details."""
     if marks:
         drawn.add_tools(
             HoverTool(renderers=marks, tooltips=[("", "@text")], point_policy="follow_mouse"),
@@ -224,7 +224,7 @@ def _drawn(panel: Panel, page: Page, sources: Sources, x_range: Range1d, log: Ra
 
 
 def _cells(drawn: figure, source: ColumnDataSource) -> GlyphRenderer:
-    """A histogram as a column of boxes, the darker the more tokens."""
+    """Draw histograms as columns of boxes: the darker, the more tokens."""
     box = Quad(left="left", right="right", bottom="bottom", top="top", fill_color=RUN_COLOURS[0], line_color=None)
     box.fill_alpha = "depth"
     boxes = _put(drawn, source, box, "cells")
@@ -260,7 +260,7 @@ def _curves(drawn: figure, sources: Sources, name: str, number: int) -> list[Gly
 
 
 def _on_the_floor(drawn: figure, sources: Sources, name: str) -> None:
-    """What is not finite, and batches that came twice: on the axis, wherever it is."""
+    """Draw values that are not finite, and repeated batches, on the axis, wherever it is."""
     red, grey = MARK_COLOURS["incident"], MARK_COLOURS["other"]
     bar = Segment(x0="x0", y0=FLOOR, x1="x1", y1=FLOOR, line_color=red, line_width=6)
     cross = Scatter(x="x0", y=FLOOR, marker="x", size=10, line_color=red, line_width=2)
@@ -276,7 +276,7 @@ def _on_the_floor(drawn: figure, sources: Sources, name: str) -> None:
 
 
 def _log_axis(drawn: figure, unit: str, curves: list[GlyphRenderer], *, is_first: bool) -> None:
-    """A second axis that the switch shows in place of the first, or the other way round."""
+    """Add a second axis that the switch shows in place of the first, or the other way round."""
     linear = [drawn.left[0], drawn.ygrid[0]]
     drawn.extra_y_scales = {"log": LogScale()}
     axis = LogAxis(y_range_name="log", visible=is_first, axis_label=unit, name="log")
@@ -293,7 +293,7 @@ def _log_axis(drawn: figure, unit: str, curves: list[GlyphRenderer], *, is_first
 
 
 def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) -> None:
-    """A line a signal, and of several runs one a run; of many layers the first, the last and some between."""
+    """One entry per signal, and one per run of several; of many layers the first, the last and some between."""
     renderers = [each for each in drawn.renderers if each.name == "lines"]
     several = len(page.seen) > 1
     runs: dict[str, tuple[GlyphRenderer, int]] = {}
@@ -303,7 +303,7 @@ def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) 
             each = series[place]
             if several:
                 runs.setdefault(page.seen[each.run].name, (lines, place))
-            if not several or each.depth is None:  # of several runs the colour says which, the dashes which signal
+            if not several or each.depth is None:  # with several runs the colour shows the run, the dashes the signal
                 signals.setdefault(each.label, (lines, place))
     signals = _samples(drawn, signals) if several and len(signals) > 1 else signals
     shown = [*runs.items(), *(signals.items() if len(signals) > 1 else ())]
@@ -320,7 +320,7 @@ def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) 
 
 
 def _samples(drawn: figure, signals: Mapping[str, tuple[GlyphRenderer, int]]) -> dict[str, tuple[GlyphRenderer, int]]:
-    """For the legend alone, a line with the dashes of each signal, in the colour of no run."""
+    """For the legend alone: a line with the dashes of each signal, in the colour of no run."""
     dashes = [lines.data_source.data["dash"][place] for lines, place in signals.values()]
     nothing: list[list[float]] = [[] for _ in dashes]
     source = ColumnDataSource({"xs": nothing, "ys": nothing, "dash": dashes})
@@ -334,7 +334,7 @@ def _short(name: str) -> str:
 
 
 def _spread(number: int, most: int) -> list[int]:
-    """So many places among ``number``, the first and the last among them.
+    """At most ``most`` positions among ``number``, the first and the last included.
 
     >>> _spread(3, 7), _spread(100, 4)
     ([0, 1, 2], [0, 33, 66, 99])

@@ -1,4 +1,4 @@
-"""Runs that are under way in, a page that follows them out: Bokeh's own server, on this machine alone."""
+"""Serves a page that follows runs under way: Bokeh's own server, on this machine alone."""
 
 import errno
 import logging
@@ -26,11 +26,11 @@ HOST = "127.0.0.1"
 PORTS = range(5006, 5026)
 EVERY_MS = 1000
 SHARE = 0.2
-"""Of its time a page may spend on reading: a long run is looked at less often."""
+"""Share of its time that a page may spend on reading: a long run is read less often."""
 
 
 class LiveRuns:
-    """Runs, read again when they have grown."""
+    """Runs that are read again when they have grown."""
 
     def __init__(self, named: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
         self._named = named
@@ -47,7 +47,7 @@ class LiveRuns:
             try:
                 self.page = self._read()
                 self._complaint = ""
-            except (SealegsError, OSError) as error:  # the folder may come back; what was seen stays
+            except (SealegsError, OSError) as error:  # the folder may come back; the last page stays
                 if str(error) != self._complaint:
                     self._say(str(error))
                 self._complaint = str(error)
@@ -68,17 +68,17 @@ class LiveRuns:
 
 
 def _stamp(source: str) -> tuple[tuple[int, int], ...]:
-    """What changes when a run is written to."""
+    """A value that changes when a run is written to."""
     path = Path(source)
     files = (path, path / METRICS, path / EVENTS, path / "incidents")
     return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists())
 
 
 class Incidents(StaticFileHandler):
-    """The post-mortems of one run, and nothing else: Tornado keeps within their folder."""
+    """Serves the post-mortems of one run, and nothing else: Tornado stays within their folder."""
 
     def prepare(self) -> None:
-        """Answer this machine alone, whatever name a stranger's page has given it."""
+        """Answer this machine alone, under whatever name a foreign page asks."""
         if self.request.host_name not in (HOST, "localhost"):
             raise HTTPError(403)
 
@@ -92,7 +92,7 @@ def serve(named: Sequence[tuple[str, str]], say: Callable[[str], None], complain
     """Show runs, by source and name, until Ctrl-C."""
     followed = LiveRuns(named, complain)
     server = _server(followed)
-    for name in ("access", "general"):  # who asks for a page that is not there is told so; the terminal need not be
+    for name in ("access", "general"):  # the client sees a 404, the terminal need not
         logging.getLogger(f"tornado.{name}").setLevel(logging.ERROR)
     loop = server.io_loop
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -126,7 +126,7 @@ def _server(followed: LiveRuns) -> Server:
 
 
 def _show(document: Document, followed: LiveRuns) -> None:
-    """One visitor's page, and what keeps it up to date."""
+    """Show one visitor's page, and keep it up to date."""
     page = followed.look()
     drawing = draw(page, _links(page))
     words = Div(text=summary(page, _links(page)), name="summary", sizing_mode="stretch_width", tags=["shown"])
@@ -142,7 +142,7 @@ def _show(document: Document, followed: LiveRuns) -> None:
         if page is shown[0]:
             return
         if _skeleton(page) != _skeleton(shown[0]):
-            words.tags = ["outgrown"]  # a signal that was not there before: the page is built anew
+            words.tags = ["outgrown"]  # a new signal: the page is built anew
         else:
             _renew(page, drawing, shown[0])
             words.text = summary(page, _links(page))
@@ -159,13 +159,13 @@ def _renew(page: Page, drawing: Drawing, before: Page) -> None:
         if log is not None:
             log.start, log.end = log_span(panel)
     start, end = span_of(page)
-    if (drawing.x_range.start, drawing.x_range.end) == span_of(before):  # who has zoomed in stays there
+    if (drawing.x_range.start, drawing.x_range.end) == span_of(before):  # a viewer who has zoomed in stays there
         drawing.x_range.start, drawing.x_range.end = start, end
     drawing.x_range.reset_start, drawing.x_range.reset_end = start, end
 
 
 def _skeleton(page: Page) -> tuple[set[str], list[Any]]:
-    """What cannot be changed in a page that is shown: which sources there are, and which lines in each panel."""
+    """The parts of a shown page that cannot change: its sources, and the lines of each panel."""
     lines = [(panel.missing, [(each.run, each.label) for each in panel.series]) for panel in page.panels]
     return set(columns_of(page, _links(page))), lines
 

@@ -1,4 +1,4 @@
-"""A run's events and incidents in, Marks out: where something happened, what, and where one can read about it."""
+"""Marks for the events and incidents of a run: where something happened, what, and where to read about it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event
 
 KINDS = ("incident", "intervention", "skip", "checkpoint", "other")
-"""What is marked, the gravest first."""
+"""Kinds of marks, the gravest first."""
 SEVERAL = {"skip": "skips", "checkpoint": "checkpoints", "other": "events", "repeated batch": "repeated batches"}
 MOST = 250
-"""Marks of a kind: what is closer to each other than could be seen is one mark with its number."""
+"""The most marks of a kind: those too close to be told apart become one mark with their count."""
 AROUND = 100
-"""Steps before and after the beginning of an incident that are drawn one by one, however long the run."""
+"""Steps around the beginning of an incident that are drawn one by one, however long the run."""
 OTHERS = ("fault", "halt", "resume", "stalled", "sink-failed", "checkpoint-failed", "announced", "remark", "end")
 POSTMORTEMS = ("postmortem.html", "postmortem.md")
 
@@ -29,9 +29,9 @@ class PanelMark:
     last: int
     text: str
     number: int = 0
-    """Of an incident or an intervention, from 1."""
+    """Number of the incident or the intervention, from 1."""
     page: Path | None = None
-    """The post-mortem, where there is one."""
+    """The post-mortem, if there is one."""
 
 
 def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[PanelMark, ...]:
@@ -52,7 +52,7 @@ def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[PanelMark, ...]:
 
 
 def thinned(marks: Iterable[PanelMark], steps: int) -> tuple[PanelMark, ...]:
-    """The same, but what could not be told apart in a run of so many steps is one mark."""
+    """The marks, with those that could not be told apart in a run of ``steps`` steps merged."""
     close = max(steps // MOST, 1)
     kept: dict[tuple[str, int], list[PanelMark]] = {}
     for mark in marks:
@@ -76,7 +76,7 @@ def _at(event: Event, kind: str, text: str, number: int = 0) -> PanelMark:
 def _sentence(event: Event) -> str:
     try:
         told = remarkable(event)
-    except (KeyError, TypeError, ValueError, AttributeError):  # of another version
+    except (KeyError, TypeError, ValueError, AttributeError):  # an event of another version
         told = None
     for key in ("text", "what", "reason"):
         told = told or event.detail.get(key)
@@ -85,7 +85,7 @@ def _sentence(event: Event) -> str:
 
 
 def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[PanelMark]:
-    """Those that were met while the run was under way, then those that are seen afterwards and are none of these."""
+    """Incidents that the guard met live, then those that only the diagnosis finds."""
     live: dict[int, PanelMark] = {}
     for event in run.events:
         detail = event.detail
@@ -108,7 +108,7 @@ def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[PanelMark]:
             number = incident.number if not live else max(live) + 1 + len(after)
             text = f"incident {number}{str(incident).partition(str(incident.number))[2]}"
             after.append(PanelMark(kind="incident", first=incident.start, last=last, text=text, number=number))
-        elif met.last == met.first:  # never closed: afterwards one knows how long it lasted
+        elif met.last == met.first:  # never closed: the diagnosis knows how long it lasted
             live[met.number] = replace(met, last=max(last, met.last))
     return [replace(mark, page=_postmortem(run.folder, mark.number)) for mark in [*live.values(), *after]]
 
@@ -119,7 +119,7 @@ def _postmortem(folder: Path, number: int) -> Path | None:
 
 
 def windows(marks: Iterable[PanelMark], most_steps: int) -> list[tuple[int, int]]:
-    """The steps around incidents, of which nothing should be left out, as far as so many steps go."""
+    """The steps around incidents that are drawn in full, as far as ``most_steps`` reaches."""
     around = [
         (mark.first - AROUND, min(mark.last, mark.first + AROUND) + AROUND) for mark in marks if mark.kind == "incident"
     ]
@@ -127,7 +127,7 @@ def windows(marks: Iterable[PanelMark], most_steps: int) -> list[tuple[int, int]
 
 
 def repeated(steps: Sequence[int], hashes: Sequence[str]) -> tuple[PanelMark, ...]:
-    """Batches that had been seen before, in the order of their steps.
+    """Marks of batches that came before, in the order of their steps.
 
     >>> [mark.text for mark in repeated([0, 1, 2], ["a", "b", "a"])]
     ['step 2: batch a came at step 0 already']

@@ -1,4 +1,4 @@
-"""A Page and a Drawing in, one HTML file out that needs nothing else."""
+"""Makes one self-contained HTML file of a Page and its Drawing."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True
 
 
 def html_of(page: Page, target: Path) -> str:
-    """The whole page, as it will stand in ``target``."""
+    """The whole page, for the file ``target``."""
     links = links_from(page, target.parent)
     drawing = draw(page, links)
     values = variables(page) | {"summary": Markup(summary(page, links))}  # noqa: S704 - escaped by its template
@@ -34,7 +34,7 @@ def html_of(page: Page, target: Path) -> str:
 
 
 def links_from(page: Page, folder: Path) -> list[dict[int, str]]:
-    """For each run the post-mortems that are there, by incident, as links from a page in ``folder``."""
+    """For each run the existing post-mortems by incident, as links from a page in ``folder``."""
     return [
         {mark.number: quote(os.path.relpath(mark.page, folder)) for mark in marks if mark.page is not None}
         for marks in page.all_marks
@@ -47,7 +47,7 @@ def template() -> str:
 
 
 def summary(page: Page, links: Sequence[Mapping[int, str]]) -> str:
-    """What is said about each run, as HTML."""
+    """The summary of each run, as HTML."""
     words = _ENVIRONMENT.from_string(Path(__file__).with_name("summary.html").read_text())
     colours = [RUN_COLOURS[number % len(RUN_COLOURS)] for number in range(len(page.seen))]
     return words.render(runs=told(page), pages=links, colours=colours)
@@ -59,7 +59,7 @@ def title_of(page: Page) -> str:
 
 
 def variables(page: Page) -> dict[str, Any]:
-    """What the template asks for, besides the figures."""
+    """The variables of the template, besides the figures."""
     panels = [
         {
             "number": panel.subject.number,
@@ -74,7 +74,7 @@ def variables(page: Page) -> dict[str, Any]:
 
 
 def roots_of(drawing: Drawing) -> dict[str, Model]:
-    """The parts that the template places, by their names; an empty panel has no figure."""
+    """The parts that the template places, by name. An empty panel has no figure."""
     switches = {str(switch.name): switch for switch in drawing.switches}
     return {**drawing.figures, "strip": drawing.strip, **switches}
 
@@ -82,9 +82,9 @@ def roots_of(drawing: Drawing) -> dict[str, Model]:
 def place(roots: Mapping[str, Model], document: Document) -> None:
     """Put the parts into a document."""
     silence(MISSING_RENDERERS, True)  # a run to which nothing has happened yet
-    with document.models.freeze():  # or they are all counted again with each
+    with document.models.freeze():  # otherwise each addition counts all models again
         for name, root in roots.items():
-            root.name = name.replace("-", "_")  # as the template writes it
+            root.name = name.replace("-", "_")  # as the template spells it
             document.add_root(root)
 
 

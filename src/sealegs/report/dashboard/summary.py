@@ -1,4 +1,4 @@
-"""A Page in, its words out: for those who do not see the plots, and for those in a hurry."""
+"""The text of a Page: for people who do not see the plots, and for people in a hurry."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from sealegs.report.dashboard.marks import KINDS, PanelMark
 from sealegs.report.dashboard.values import MEANINGS, DiagnosedRun, Page, Panel, PanelLine
 
 MOST_LISTED = 200
-"""Skips, checkpoints and other events that are listed; of the rest the number is told."""
+"""The most skips, checkpoints and other events that are listed; the rest is counted."""
 WIDTH, NARROW = 100, 62
-"""Letters of a line of an intervention, where a run has the page to itself and where it has a column of it."""
+"""Letters per line of an intervention, where a run has the page to itself and where it shares it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What is said about one run."""
+    """The summary of one run."""
 
     name: str
     place: str
@@ -30,24 +30,24 @@ class RunSummary:
     """``HEALTHY``, ``WATCH``, ``ACT`` or ``CANNOT TELL``."""
     because: str
     done: tuple[str, ...]
-    """How many steps were skipped, and what else was done to the run: sentences."""
+    """Sentences about skipped steps and other interventions."""
     first_action: str
     incidents: tuple[PanelMark, ...]
     interventions: tuple[tuple[int, str], ...]
     lists: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Kind, heading and lines of what else happened."""
     everything: str
-    """What ``sealegs check`` prints."""
+    """The output of ``sealegs check``."""
 
 
 def told(page: Page) -> tuple[RunSummary, ...]:
-    """What is said about each run."""
+    """The summary of each run."""
     width = WIDTH if len(page.seen) == 1 else NARROW
     return tuple(_told(seen, marks, width) for seen, marks in zip(page.seen, page.all_marks, strict=True))
 
 
 def described(panel: Panel, page: Page) -> str:
-    """A panel in words: the ends, the extremes and what is not finite."""
+    """A panel in words: its ends, its extremes, and what is not finite."""
     if panel.is_empty:
         return wanted(panel)
     several = len(page.seen) > 1
@@ -61,7 +61,7 @@ def described(panel: Panel, page: Page) -> str:
 
 
 def wanted(panel: Panel) -> str:
-    """Which signals would fill it."""
+    """The signals that would fill an empty panel."""
     texts = [f"`{name}` ({MEANINGS.get(name.partition('/')[0], '')})" for name in panel.missing]
     beginning = "No data. This panel is filled by" if panel.is_empty else "Not logged:"
     return f"{beginning} {'; '.join(texts)}." if texts else ""
@@ -97,7 +97,7 @@ def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], width: int) -> RunSumm
 def _interventions(seen: DiagnosedRun, width: int) -> list[tuple[int, str]]:
     try:
         return [(int(each.decided.detail["number"]), each.told(width)) for each in interventions(seen.run.events)]
-    except (KeyError, TypeError, ValueError):  # of another version: the marks still have them
+    except (KeyError, TypeError, ValueError):  # events of another version: the marks still have them
         return []
 
 
@@ -119,7 +119,7 @@ def _described(series: PanelLine, run: str) -> str:
 
 
 def number(value: float) -> str:
-    """In four digits.
+    """A number in four digits.
 
     >>> number(2.98438), number(13.0), number(0.00006)
     ('2.984', '13', '6e-05')

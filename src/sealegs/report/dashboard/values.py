@@ -1,4 +1,4 @@
-"""Runs in, a Page out: what is drawn in each of the ten panels, as plain values."""
+"""Makes a Page of runs: the content of each of the ten panels, as plain values."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,30 +19,30 @@ from sealegs.report.dashboard.downsample import Floats, Reduced, Steps, reduced
 from sealegs.report.dashboard.marks import PanelMark, marks_of, repeated, thinned, windows
 
 POINTS = 1500
-"""Points of a line: two for each dot across a panel ..."""
+"""Points of a line: two for each dot across a panel."""
 POINTS_OF_A_LAYER = 500
-"""... of a line among many ..."""
+"""Points of a line among many."""
 ALL_POINTS = 80_000
-"""... and of all lines of a page, so that of many each has the less; and so many again around incidents."""
+"""Points of all lines of a page together, so that each of many lines has fewer; and as many again around incidents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelSubject:
-    """What a panel is about."""
+    """What a panel shows."""
 
     number: int
     title: str
     unit: str
     signals: tuple[str, ...]
     groups: tuple[str, ...] = ()
-    """Signals that come by layer or by group of parameters: ``param_norm/blocks.3``."""
+    """Signals that come by layer or by parameter group: ``param_norm/blocks.3``."""
     otherwise: tuple[str, ...] = ()
-    """What is drawn where none of these was logged, and its unit."""
+    """Signals to draw where none of these was logged, and their unit."""
     has_log_scale: bool = True
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The signals that would fill it."""
+        """The signals that would fill the panel."""
         return (*self.signals, *(f"{name}/<...>" for name in self.groups))
 
 
@@ -111,25 +111,25 @@ class PanelLine:
     label: str
     line: Reduced
     left_behind: Reduced | None = None
-    """What was measured in attempts that the run went back behind."""
+    """Values from attempts that a rollback or a resume left behind."""
     depth: float | None = None
-    """Where a layer or group stands among the others, 0 to 1."""
+    """Position of a layer or group among the others, 0 to 1."""
     is_share: bool = False
-    """Whether it is drawn on the axis at the right, which goes from 0 to 1."""
+    """Whether the line belongs to the right axis, which goes from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What is drawn in one panel."""
+    """The content of one panel."""
 
     subject: PanelSubject
     unit: str
     series: tuple[PanelLine, ...] = ()
     cells: Cells | None = None
     repeats: tuple[tuple[int, PanelMark], ...] = ()
-    """Batches that came twice, with the number of the run."""
+    """Repeated batches, with the number of the run."""
     missing: tuple[str, ...] = ()
-    """Signals that would fill it and were not logged."""
+    """Signals that would fill the panel and were not logged."""
 
     @property
     def is_empty(self) -> bool:
@@ -144,14 +144,14 @@ class Page:
     seen: tuple[DiagnosedRun, ...]
     panels: tuple[Panel, ...]
     marks: tuple[tuple[PanelMark, ...], ...]
-    """A tuple a run, thinned to what can be told apart."""
+    """One tuple per run, thinned to marks that can be told apart."""
     all_marks: tuple[tuple[PanelMark, ...], ...] = field(repr=False)
     first: int
     last: int
 
 
 def see(source: str, name: str) -> DiagnosedRun:
-    """Read a run and say what is wrong with it. A run folder may still be empty, or have no loss."""
+    """Read and diagnose a run. A run folder may still be empty, or have no loss."""
     try:
         log = read(source)
     except SourceError:
@@ -165,7 +165,7 @@ def see(source: str, name: str) -> DiagnosedRun:
 
 
 def page_of(seen: Sequence[DiagnosedRun]) -> Page:
-    """What there is to draw."""
+    """The page of some runs."""
     marks = [marks_of(each.run, each.diagnosis) for each in seen]
     steps = [int(step) for each in seen if len(each.run.steps) for step in each.run.steps[[0, -1]]]
     happened = [step for each in marks for mark in each for step in (mark.first, mark.last)]
@@ -219,7 +219,7 @@ def _points(depth: float | None) -> int:
 
 
 def _with_tokens(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Panel:
-    """The histograms of one run as cells, of several as two quantiles each."""
+    """Add token losses: the histograms of one run as cells, those of several as two quantiles each."""
     has = [(number, each.run) for number, each in enumerate(seen) if "token_loss_histogram" in each.run.signals]
     if len(seen) == 1:
         cells = [cells_of(*_texts(run, "token_loss_histogram")) for _, run in has]
@@ -233,7 +233,7 @@ def _with_tokens(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Pan
 
 
 def _with_batches(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Panel:
-    """Shares of the sources, and batches that came twice."""
+    """Add the shares of the sources, and repeated batches."""
     series, repeats = list(panel.series), []
     for number, each in enumerate(seen):
         if "sources" in each.run.signals:
@@ -250,7 +250,7 @@ def _with_batches(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Pa
 
 
 def _signals(run: Run, subject: PanelSubject) -> Iterator[tuple[str, str, float | None]]:
-    """The signals of a panel that a run has: name, label, and how deep in the model."""
+    """The signals of a panel that a run has: name, label, and depth in the model."""
     has = run.signals
     wanted = subject.signals
     if subject.otherwise and not set(wanted) & set(has):
@@ -268,7 +268,7 @@ def _signals(run: Run, subject: PanelSubject) -> Iterator[tuple[str, str, float 
 
 
 def _by_number(name: str) -> list[tuple[str, int]]:
-    """So that blocks.10 comes after blocks.9.
+    """Sort key that puts blocks.10 after blocks.9.
 
     >>> sorted(["blocks.10", "blocks.9", "embedding"], key=_by_number)
     ['blocks.9', 'blocks.10', 'embedding']
@@ -291,7 +291,7 @@ def _texts(run: Run, signal: str) -> tuple[Steps, list[str]]:
 
 
 def _left_behind(run: Run, signal: str, points: int) -> Reduced | None:
-    """Rows of steps that were gone through again later."""
+    """Rows of steps that the run repeated later."""
     if not run.superseded_rows:
         return None
     written = run.written(signal)

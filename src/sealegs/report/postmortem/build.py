@@ -1,4 +1,4 @@
-"""A Run and one of its incidents in, its Postmortem out: what was recorded, diagnosed, and tested by reruns."""
+"""Builds the Postmortem of one incident from what was recorded, diagnosed, and tested by reruns."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ from sealegs.report.remediation import Circumstances, Fix, in_words, remediation
 
 MILD = BENIGN + WATCHED
 RARE = 10
-"""Times that an unusual token was seen before, at most ..."""
+"""The most times that an unusual token may have been seen before."""
 MOST_TOKENS, MOST_ROWS = 5, 2
-"""... and how many of them, and of the rows they are in, are told."""
+"""The most unusual tokens, and the most of their rows, that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Case:
     """An incident and everything that is known about it."""
 
     source: str
-    """The run as one names it to a command."""
+    """The run as a user names it on the command line."""
     run: Run
     incident: Incident
     others: tuple[Incident, ...] = ()
@@ -57,12 +57,12 @@ class Case:
 
     @property
     def unchanged_replay(self) -> Replayed | None:
-        """The reruns, if they show the incident: where the record leaves them, their batch at the onset is sound."""
+        """The reruns, if they show the incident. If the record differs from them, their batch at the onset is sound."""
         return self.replayed if self.replayed is not None and self.replayed.departure is None else None
 
 
 def postmortem_of(case: Case) -> Postmortem:
-    """Every section that can be filled."""
+    """Fill every section that can be filled."""
     run, incident, replayed = case.run, case.incident, case.replayed
     manifest = asdict(run.manifest)
     events = plain_events(run.events)
@@ -76,7 +76,7 @@ def postmortem_of(case: Case) -> Postmortem:
     fixes = remediation(cause, _circumstances(case, document)) if cause is not None and replayed is not None else ()
     chosen = [remedy for remedy in remedies if remedy.knob in {fix.knob for fix in fixes}] if fixes else remedies[:1]
     changes = [causes.told(remedy) for remedy in chosen]
-    # a hard batch stays one: what is promised holds from the step after it on
+    # a hard batch stays hard: the promises hold from the step after it
     first = _last_bad(document) + 1 if cause == "hard-batch" else None
     usual = None if replayed is None else replayed.usual
     promises = numbers.promises(met, usual, first=first, clip=_clip_with(fixes, run.manifest))
@@ -122,7 +122,7 @@ def postmortem_of(case: Case) -> Postmortem:
 
 
 def diagnosed(case: Case) -> tuple[Facts, Diagnosis]:
-    """What is said about this incident alone, from the stretch of the run about it."""
+    """The diagnosis of this incident alone, from the stretch of the run around it."""
     found = look(stretch(case.run, case.incident, case.others))
     ours = tuple(each for each in found.incidents if each.kind not in MILD and _overlap(each, case.incident))
     findings = replace(found, incidents=ours or (case.incident,))
@@ -130,7 +130,7 @@ def diagnosed(case: Case) -> tuple[Facts, Diagnosis]:
 
 
 def open_incident(folder: Path) -> tuple[Incident, Replayed | None, bool]:
-    """The folder of an incident: what it was, what reruns showed, whether it can be run again."""
+    """Read the folder of an incident: the incident, the reruns, and whether it can be run again."""
     path = folder / INCIDENT
     try:
         known = json.loads(path.read_bytes())
@@ -147,7 +147,7 @@ def open_incident(folder: Path) -> tuple[Incident, Replayed | None, bool]:
 
 
 def open_verified(folder: Path | None) -> Verified | None:
-    """What a rerun with the remedy brought, where there was one."""
+    """The result of a rerun with the remedy, if there was one."""
     path = None if folder is None else folder / VERIFIED
     if path is None or not path.is_file():
         return None
@@ -165,7 +165,7 @@ def folders_of(run: Run) -> dict[int, Path]:
 
 
 def logged_incidents(run: Run) -> dict[int, Incident]:
-    """Incidents of a run that left no folder: those that were met live under their numbers, then those of hindsight."""
+    """Incidents without a folder: live ones under their numbers, then those that only the diagnosis finds."""
     seen = list(look(run).incidents)
     live: dict[int, Incident] = {}
     for event in run.events:
@@ -186,7 +186,7 @@ def logged_incidents(run: Run) -> dict[int, Incident]:
 
 
 def _of_alarm(run: Run, step: int, number: int, detail: Mapping[str, Any], seen: list[Incident]) -> Incident:
-    """An incident of which only the alarm is in the record: as hindsight sees it, where that does."""
+    """An incident of which the record has only the alarm: as the diagnosis sees it, if it does."""
     for each in seen:
         if each.kind not in MILD and each.start <= step and (each.end is None or step <= each.end):
             return replace(each, number=number)
@@ -237,7 +237,7 @@ def _how_to_verify(case: Case, *, has_remedy: bool) -> str:
 
 
 def _circumstances(case: Case, document: Postmortem) -> Circumstances:
-    """What the smallest change depends on."""
+    """The circumstances on which the smallest change depends."""
     arms = case.replayed.arms if case.replayed is not None else []
     return Circumstances(
         onset=document.symptoms.onset,
@@ -259,7 +259,7 @@ def _clip_of(manifest: Manifest) -> float | None:
 
 
 def _clip_with(fixes: Sequence[Fix], manifest: Manifest) -> float | None:
-    """What gradients are clipped at with the change."""
+    """The clipping norm with the change."""
     return next((fix.number for fix in fixes if fix.name == "clip"), _clip_of(manifest))
 
 
@@ -268,7 +268,7 @@ def _as_given(fixes: Sequence[Fix]) -> str:
 
 
 def _unusual(replayed: Replayed | None) -> tuple[str, ...]:
-    """The dearest tokens of the onset that were hardly seen before."""
+    """The highest-loss tokens of the onset that were hardly seen before."""
 
     def told(token: OnsetToken) -> str:
         text = repr(token.text)
@@ -289,7 +289,7 @@ def _rows_of(replayed: Replayed | None) -> list[str]:
 
 
 def _lesson(document: Postmortem, cause: str, remedies: list[str]) -> str:
-    """One line."""
+    """The lesson in one line."""
     what = f"{document.kind.replace('_', ' ')} at step {document.symptoms.onset}"
     return f"{what}: {'; '.join([causes.title_of(cause), *remedies])}."
 

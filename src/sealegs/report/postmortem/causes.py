@@ -1,4 +1,4 @@
-"""A diagnosis and reruns of an incident in, what its post-mortem says about causes out."""
+"""What a post-mortem says about causes, from the diagnosis and the reruns of an incident."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ MOST_LIKELY, MOST_RULED_OUT = 5, 4
 ORDER = ("established", "supported", "hypothesis", None, "ruled out")
 """Grades, the likeliest first; None is a cause that too little speaks for."""
 OF_THE_END = ("nonfinite-stays", "nonfinite-passes", "goes-on-rising", "heals-slowly", "back-at-once")
-"""Signs that ask how it went on."""
+"""Signs that need the end of the incident."""
 TELLING = 8
-"""Lines of discriminating evidence."""
+"""The most lines of discriminating evidence."""
 NOT_IN_THE_RECORD = frozenset(
     {
         *(
@@ -35,7 +35,7 @@ NOT_IN_THE_RECORD = frozenset(
         "misaligned-restart",
     }
 )
-"""Causes that a rerun may not have: all others are in the state, the batches and the rates that it starts from."""
+"""Causes that a rerun may lack. All others are in the state, the batches and the rates that it starts from."""
 PANEL_WORDS = (
     (10, ("batch", "entropy", "source", "data", "shuffl", "epoch")),
     (3, ("grad", "clip")),
@@ -47,11 +47,11 @@ PANEL_WORDS = (
     (5, ("weight", "param", "init", "decay")),
     (8, ("throughput", "seconds", "slow")),
 )
-"""Where a cause would be seen that no sign with a number speaks for."""
+"""Words that point to a panel, for a cause without a sign that has a number."""
 
 
 def hypotheses(facts: Facts, replayed: Replayed | None, *, is_cut_short: bool) -> tuple[CandidateCause, ...]:
-    """At least three, where so many explain what is seen; the tested one first, what is ruled out last."""
+    """At least three causes, where that many explain the signs; the tested one first, ruled-out ones last."""
     said = registry.read(facts)
     if is_cut_short:
         said |= dict.fromkeys(OF_THE_END, Sign(None, missing="how it would have gone on: the run went back"))
@@ -82,7 +82,7 @@ def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def discriminating(found: Sequence[CandidateCause], replayed: Replayed | None) -> tuple[str, ...]:
-    """What decides between the hypotheses: reruns, a line each; else the signs that speak for some and not others."""
+    """The evidence between the hypotheses: one line per rerun, otherwise the signs that favour some over others."""
     numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
     if replayed is not None and (told := tuple(_reruns(found, replayed, numbers))):
         return told
@@ -100,7 +100,7 @@ def discriminating(found: Sequence[CandidateCause], replayed: Replayed | None) -
 
 
 def root_cause(found: Sequence[CandidateCause], replayed: Replayed | None, command: str, has_capsule: bool) -> str:
-    """One sentence; or that it is not known, and the test that would tell."""
+    """One sentence: the cause, or that it is unknown and which test would tell."""
     if replayed is not None and replayed.cause is not None:
         return f"{title_of(replayed.cause)}, tested: {replayed.because}."
     top = next((each for each in found if each.grade not in ("ruled out", "not supported")), None)
@@ -116,7 +116,7 @@ def root_cause(found: Sequence[CandidateCause], replayed: Replayed | None, comma
 
 
 def blamed(found: Sequence[CandidateCause], replayed: Replayed | None) -> str | None:
-    """The cause that a remedy is taken from: the tested one, else one that the log at least supports."""
+    """The cause whose remedy is proposed: the tested one, otherwise one that the log at least supports."""
     if replayed is not None:
         return replayed.cause
     top = next(iter(found), None)
@@ -124,7 +124,7 @@ def blamed(found: Sequence[CandidateCause], replayed: Replayed | None) -> str | 
 
 
 def remedies(facts: Facts, cause: str) -> list[Remedy]:
-    """Those of a card that make sense here, the smallest change first."""
+    """The remedies of a card that make sense here, the smallest change first."""
     card = causes().get(cause)
     fitting = [
         remedy
@@ -136,19 +136,19 @@ def remedies(facts: Facts, cause: str) -> list[Remedy]:
 
 
 def told(remedy: Remedy) -> str:
-    """With its knob and value, and its grade where it is not safe."""
+    """A remedy with its setting and value, and its grade where it is not safe."""
     grade = "" if remedy.grade == "safe" else f"{remedy.grade}; "
     return f"{remedy.do} ({grade}{remedy.knob}: {remedy.value})"
 
 
 def title_of(cause: str) -> str:
-    """As the card has it."""
+    """The title on the cause's card."""
     card = causes().get(cause)
     return card.title if card is not None else cause.replace("-", " ")
 
 
 def _hypothesis(weighed: Weighed, names: Sequence[str]) -> CandidateCause:
-    """With the test that tells it from the likeliest of the others that its card has one for."""
+    """The hypothesis, with the test against the likeliest other cause that its card has a test for."""
     told = weighed.hypothesis
     texts = (*told.evidence_for, *told.evidence_against)
     tests = [test for test in weighed.card.tests if test.apart_from in names] or list(weighed.card.tests)
@@ -166,7 +166,7 @@ def _hypothesis(weighed: Weighed, names: Sequence[str]) -> CandidateCause:
 
 
 def _panel_of(text: str) -> int:
-    """Where one would look, if no sentence says it.
+    """The panel to look at, if no sentence names one.
 
     >>> _panel_of("stale-beta2 beta2 0.95: the second moment averages 20 steps")
     6
@@ -176,7 +176,7 @@ def _panel_of(text: str) -> int:
 
 
 def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[CandidateCause]:
-    """With what the reruns say of each: the cause that they establish first, what is not needed ruled out."""
+    """The hypotheses, revised by the reruns: the established cause first, causes that are not needed ruled out."""
     first: list[CandidateCause] = []
     rest: list[CandidateCause] = []
     out: list[CandidateCause] = []

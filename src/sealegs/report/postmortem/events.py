@@ -1,4 +1,4 @@
-"""Events and an incident in, what was done about it, what came of that and what it cost out. Standard library only."""
+"""What was done about an incident, what came of it and what it cost, from its events. Standard library only."""
 
 import math
 import statistics
@@ -9,11 +9,11 @@ from sealegs.report.postmortem.numbers import BASELINE, Met, Plain, finite
 from sealegs.report.postmortem.values import Cost
 
 _SKIPPING = ("skip", "alarm", "halt")
-"""Kinds of events that may say of an update that it was left out."""
+"""Kinds of events that may report a skipped update."""
 
 
 def recovery(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
-    """What was done about it; nothing where the log would not tell."""
+    """What was done about the incident; empty where the log does not tell."""
     if not events:
         return ()
     lines = []
@@ -34,7 +34,7 @@ def recovery(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
 
 
 def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
-    """Where the trajectory resumed; nothing while that is open."""
+    """Where the trajectory resumed; empty while that is open."""
     numbers = {event.get("number") for event in _interventions(met, events)}
     told = [
         f"intervention {event['intervention']} {event['text']}"
@@ -55,7 +55,7 @@ def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
 
 
 def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
-    """Steps that were skipped or done once more; where nothing was done, those until the trajectory resumed."""
+    """Steps that were skipped or repeated; without interventions, the steps until the trajectory resumed."""
     back = (event for event in during(met, events) if event["kind"] == "counted-back")
     ours = {id(event) for event in (*_skips(met, events), *_interventions(met, events), *back)}
     done = [event for event in events if id(event) in ours]
@@ -76,7 +76,7 @@ def cost(met: Met, manifest: Plain, events: Sequence[Plain]) -> Cost:
 
 
 def steps_spent(events: Iterable[Plain]) -> tuple[int, int]:
-    """Steps that were skipped, and those that were done once more; one that was both is among the latter."""
+    """Counts of skipped steps and of repeated ones; a step that was both counts as repeated."""
     skipped: list[int] = []
     settled = again = 0
     for event in events:
@@ -84,7 +84,7 @@ def steps_spent(events: Iterable[Plain]) -> tuple[int, int]:
             back_to = int(event.get("to_step", event["step"]))
             skipped = [step for step in skipped if step < back_to]
             again += int((event.get("cost") or {}).get("steps", 0))
-        elif event["kind"] == "counted-back":  # their numbers are given out once more, so no rollback holds them
+        elif event["kind"] == "counted-back":  # their numbers are used again, but no rollback event counts them
             last = max(len(skipped) - int(event.get("steps", 0)), 0)
             settled, skipped = settled + len(skipped) - last, skipped[:last]
         elif _is_done(event, *_SKIPPING) and event.get("skipped_in_a_row"):
@@ -93,16 +93,16 @@ def steps_spent(events: Iterable[Plain]) -> tuple[int, int]:
 
 
 def time_of(met: Met, events: Sequence[Plain]) -> float | None:
-    """When it began."""
+    """The time at which the incident began."""
     rows = (row["time"] for row in met.course if "time" in row)
     alarms = (e["time"] for e in events if e["kind"] == "alarm" and e.get("incident") == met.number and "time" in e)
     return next(rows, next(alarms, None))
 
 
 def during(met: Met, events: Sequence[Plain]) -> Sequence[Plain]:
-    """The events from the onset up to where the incident was closed, as they were written: steps may go back between.
+    """The events from the onset to the end of the incident in the order written, since steps may go back in between.
 
-    By their steps, where there is no alarm of this incident in the record.
+    Where the record has no alarm of this incident, the steps of the events decide.
     """
     alarms = [place for place, e in enumerate(events) if e["kind"] == "alarm" and e.get("incident") == met.number]
     if not alarms:
@@ -116,17 +116,17 @@ def during(met: Met, events: Sequence[Plain]) -> Sequence[Plain]:
 
 
 def _skips(met: Met, events: Sequence[Plain]) -> list[Plain]:
-    """Updates that were left out, or would have been."""
+    """Updates that were skipped, or would have been in shadow mode."""
     return [event for event in during(met, events) if event["kind"] in _SKIPPING and event.get("skipped_in_a_row")]
 
 
 def _is_done(event: Plain, *kinds: str) -> bool:
-    """Not only what would have been, in shadow mode."""
+    """Whether an event of these kinds took effect, which in shadow mode it does not."""
     return event["kind"] in kinds and bool(event.get("acted"))
 
 
 def _interventions(met: Met, events: Sequence[Plain]) -> list[Plain]:
-    """What was done about it, also by people meanwhile."""
+    """The interventions during the incident, those by people included."""
     meant = [event for event in events if event["kind"] == "intervention" and event.get("incident") == met.number]
     meanwhile = [e for e in during(met, events) if e["kind"] == "intervention" and e.get("incident") is None]
     return sorted([*meant, *meanwhile], key=events.index)
@@ -147,7 +147,7 @@ def _seconds_per_step(rows: Sequence[Plain]) -> float | None:
 
 
 def _stopped(met: Met, events: Sequence[Plain]) -> float:
-    """Seconds in which no process was training: up to each resume whose process before ended within the incident."""
+    """Seconds without training: up to each resume whose previous process ended within the incident."""
     stopped = 0.0
     rows = [row for row in (*met.before, *met.course, *met.line) if "time" in row]
     for event in (event for event in events if event["kind"] == "resume" and "time" in event):

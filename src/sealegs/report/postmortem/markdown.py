@@ -1,4 +1,4 @@
-"""What a guard knows in, a draft of a post-mortem out; a post-mortem in, Markdown out. Standard library only."""
+"""Drafts a post-mortem from what a guard knows, and renders a post-mortem as Markdown. Standard library only."""
 
 import math
 import re
@@ -20,13 +20,13 @@ from sealegs.report.postmortem.values import (
 
 FILE = "postmortem.md"
 FEWEST = 3
-"""Hypotheses that a document must weigh."""
+"""The fewest hypotheses that a document must weigh."""
 NOT_YET = "not diagnosed yet: run `sealegs postmortem {}`"
 DIAGNOSED = (
     *("Hypotheses", "Discriminating evidence", "Root cause", "Remediation"),
     *("Verification", "Lesson", "Follow-ups"),
 )
-"""Sections that no draft can fill."""
+"""Sections that need a diagnosis, so that a draft leaves them empty."""
 
 
 def draft(
@@ -37,11 +37,11 @@ def draft(
     *,
     source: str | None = None,
 ) -> Postmortem:
-    """What can be said without a diagnosis: symptoms, what was done about it, what came of it, what it cost.
+    """What can be said without a diagnosis: symptoms, interventions, their outcome, and the cost.
 
-    All are as in the run folder's files: ``manifest.json``, ``incident.json``, lines of ``metrics.jsonl`` and
-    ``events.jsonl`` in the order they were written, also those of steps that were gone through again. NaN may be spelt.
-    ``source`` is the run as one names it to a command.
+    The arguments are as in the run folder's files: ``manifest.json``, ``incident.json``, and lines of ``metrics.jsonl``
+    and ``events.jsonl`` in the order written, with those of repeated steps. NaN may be a string. ``source`` is the run
+    as a user names it on the command line.
     """
     met = numbers.met(incident, rows)
     run_id = str(manifest.get("run_id") or "unnamed")
@@ -77,7 +77,7 @@ def _place(tracker: Mapping[str, Any]) -> str:
 
 
 def sections(document: Postmortem) -> dict[str, list[str]]:
-    """The lines of each section, by its title; none where it is empty."""
+    """The lines of each section by title; empty sections have none."""
     return {
         "Symptoms": _symptoms(document.symptoms),
         "Evidence": _evidence(document.evidence),
@@ -96,7 +96,7 @@ def sections(document: Postmortem) -> dict[str, list[str]]:
 
 
 def empty(document: Postmortem) -> tuple[str, ...]:
-    """The titles of the sections that have nothing in them."""
+    """The titles of the empty sections."""
     return tuple(title for title, lines in sections(document).items() if not lines)
 
 
@@ -119,7 +119,7 @@ def markdown(document: Postmortem) -> str:
 
 
 def when(time: float | None) -> str:
-    """A time as people write it.
+    """A time in readable form.
 
     >>> when(1794756910.5)
     '2026-11-15 15:35:10 UTC'
@@ -128,13 +128,13 @@ def when(time: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown leaves as it is, but for what stands in backticks.
+    """Text escaped so that Markdown leaves it as it is, except what stands in backticks.
 
     >>> plain("log activation_norm/<layer>, *.weight; run `sealegs replay <RUN>`")
     'log activation_norm/\\\\<layer>, \\\\*.weight; run `sealegs replay <RUN>`'
     """
     parts = " ".join(text.split()).split("`")
-    if len(parts) % 2 == 0:  # one backtick is none of ours
+    if len(parts) % 2 == 0:  # a single backtick is not one of ours
         parts = ["\\`".join(parts)]
     return "`".join(part if number % 2 else re.sub(r"([<*\[\]])", r"\\\1", part) for number, part in enumerate(parts))
 
@@ -151,7 +151,7 @@ def shown(value: float | None) -> str:
 
 
 def promised(promise: Promise) -> str:
-    """What is promised, in words."""
+    """A promise in words."""
     name = numbers.NAMES.get(promise.signal, promise.signal)
     is_one = promise.last == promise.first
     where = f"step {promise.first}" if is_one else f"steps {promise.first} to {promise.last}"
@@ -166,7 +166,7 @@ def promised(promise: Promise) -> str:
 
 
 def measured(result: Measured) -> str:
-    """What came of a promise."""
+    """The result of a promise in words."""
     at = "" if result.promise.first == result.promise.last or result.value is None else f" at step {result.step}"
     value = "not measured" if result.value is None else f"{shown(result.value)}{at}"
     return f"{promised(result.promise)}: {value}, {'kept' if result.is_kept else 'broken'}"

@@ -1,4 +1,4 @@
-"""Rows and an incident in, the numbers of its post-mortem out. Standard library only: a guard asks too."""
+"""The numbers of a post-mortem, from an incident and its rows. Standard library only: a guard uses it, too."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ Plain: TypeAlias = Mapping[str, Any]
 
 EMA_STEPS = 50
 BASELINE = 50
-"""Rows before the onset that say what a gradient norm and the seconds of a step usually are."""
+"""Rows before the onset that show the usual gradient norm and the usual seconds per step."""
 AVERAGED = 10
 AFTER = (50, 500)
 CALM_FOLD, CALM_DEVIATIONS = 3.0, 4.0
-"""A promise: a gradient norm below so many times its baseline, a loss below so many deviations above the usual."""
+"""A promise is a gradient norm below this many times its baseline, a loss below this many deviations above usual."""
 TYPES = {
     "fast": "type 1 (recoverable): back within 50 rows",
     "slow": "type 1 (recoverable): back within 500 rows",
@@ -32,7 +32,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """An incident and the rows about it, of the attempt in which it was worst."""
+    """An incident and the rows around it, from the attempt in which it was worst."""
 
     number: int
     kind: str
@@ -46,25 +46,25 @@ class Met:
     trajectory: str | None
     recovery_loss: float | None
     before: tuple[Plain, ...]
-    """Up to the onset."""
+    """The rows up to the onset."""
     course: tuple[Plain, ...]
-    """From the onset on, until the run went back."""
+    """The rows from the onset on, until the run went back."""
     line: tuple[Plain, ...]
-    """What the weights went through in the end: the newest row of each step."""
+    """The rows that led to the final weights: the newest row of each step."""
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether the run went back: what follows counts its steps anew."""
+        """Whether the run went back, so that later rows count steps anew."""
         return bool(self.course) and (not self.line or self.course[-1] not in self.line[-len(self.course) :])
 
     @property
     def course_end(self) -> float:
-        """The last step that is still part of it, as the attempt counts them."""
+        """The last step of the incident, as its attempt counts steps."""
         return math.inf if self.end is None or self.is_left_behind else self.end
 
     @property
     def last(self) -> int:
-        """The last step there is."""
+        """The last step of the rows."""
         return int(self.line[-1]["step"]) if self.line else self.start
 
 
@@ -74,7 +74,7 @@ def live(spelt: Plain) -> dict[str, Any]:
 
 
 def met(incident: Plain, rows: Sequence[Plain]) -> Met:
-    """The incident in the midst of its rows, which come in the order they were written."""
+    """The incident among its rows, which come in the order they were written."""
     known, told = live(incident), [live(row) for row in rows]
     start, peak, peak_loss = int(known["start"]), int(known["peak"]), float(known["peak_loss"])
     here = [place for place, row in enumerate(told) if int(row["step"]) == peak and _is(row.get("loss"), peak_loss)]
@@ -84,7 +84,7 @@ def met(incident: Plain, rows: Sequence[Plain]) -> Met:
         while end < len(told) and told[end]["step"] >= told[end - 1]["step"]:
             end += 1
         attempt = _newest(told[:end])
-    else:  # the rows are gone, as those are that a guard went back behind
+    else:  # the rows are gone, as after a guard's rollback
         attempt = [row for row in line if int(row["step"]) < start]
     return Met(
         number=int(known["number"]),
@@ -128,7 +128,7 @@ def symptoms(met: Met, manifest: Plain) -> Symptoms:
 
 
 def ema(losses: Sequence[float], steps: int = EMA_STEPS) -> float | None:
-    """Exponential moving average, its weights normed so that a short past counts as it should.
+    """Exponential moving average, with weights normalised for a short past.
 
     >>> ema([2.0, 2.0, 2.0]), ema([])
     (2.0, None)
@@ -140,7 +140,7 @@ def ema(losses: Sequence[float], steps: int = EMA_STEPS) -> float | None:
 
 
 def layers(met: Met) -> tuple[LayerActivations, ...]:
-    """The activations of each layer: the first that were logged from the onset on, against the mean before."""
+    """The activations of each layer: the first values from the onset on, against the mean before."""
     found = []
     names = dict.fromkeys(name for row in met.course for name in row if name.startswith("activation_norm/"))
     for name in names:
@@ -155,9 +155,9 @@ def layers(met: Met) -> tuple[LayerActivations, ...]:
 def promises(
     met: Met, usual: "Usual | None" = None, *, first: int | None = None, clip: float | None = None
 ) -> tuple[Promise, ...]:
-    """What a remedy must bring, as far as the steps before say what is usual; from the onset on, or from another step.
+    """What a remedy must achieve, as far as the steps before show what is usual; from the onset or from ``first`` on.
 
-    A mean of rows varies less than a row, by the root of their number: so much nearer to the usual it must stay.
+    A mean of n rows varies less than a row by a factor of sqrt(n), so it must stay that much nearer to the usual.
     """
     found = []
     norm, _ = _highest_norm(met)
@@ -179,7 +179,7 @@ def promises(
 
 
 class Usual(Protocol):
-    """What was usual before the onset, as reruns found it; NaN may be spelt."""
+    """What was usual before the onset, as reruns found it; NaN may be a string."""
 
     @property
     def loss(self) -> float | str: ...  # noqa: D102
@@ -190,14 +190,14 @@ class Usual(Protocol):
 
 
 def _with_what_was(promise: Promise, met: Met) -> Promise:
-    """With what the steps of the attempt that went wrong show."""
+    """The promise with the value that the failed attempt had in these steps."""
     signal = promise.signal
     was = promise.highest({int(row["step"]): float(row[signal]) for row in met.course if signal in row})
     return replace(promise, was=None if was is None else was[0])
 
 
 def classification(met: Met) -> tuple[str, ...]:
-    """How it went on, and what it was."""
+    """The trajectory and the kind of the incident."""
     course = TYPES.get(met.trajectory or "", "not known: it was still open, or there were too few steps before it")
     return f"trajectory: {met.trajectory or 'open'}, {course}", f"kind: {met.kind.replace('_', ' ')}"
 
@@ -209,7 +209,7 @@ def _is(loss: float | None, peak: float) -> bool:
 
 
 def _newest(rows: Iterable[Plain]) -> list[Plain]:
-    """The last word on each step: a step back takes what came after it away."""
+    """The final row of each step: a step back discards what came after it."""
     line: list[Plain] = []
     for row in rows:
         while line and line[-1]["step"] > row["step"]:
@@ -235,7 +235,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _after(met: Met, steps: int) -> After:
-    """On the line that the weights went in the end."""
+    """The loss ``steps`` after the peak, in the rows that led to the final weights."""
     target = met.peak + steps
     place = next((place for place, row in enumerate(met.line) if row["step"] >= target and "loss" in row), None)
     if place is None:
@@ -249,7 +249,7 @@ def _after(met: Met, steps: int) -> After:
 
 
 def _highest_norm(met: Met) -> tuple[float | None, int | None]:
-    """Of the incident's rows, the first of the highest; what is not finite is higher than anything."""
+    """The highest gradient norm of the incident and its first step; a norm that is not finite is the highest."""
     rows = [row for row in met.course if "grad_norm" in row and row["step"] <= met.course_end]
     if not rows:
         return met.grad_norm_peak, None

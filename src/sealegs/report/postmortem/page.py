@@ -1,4 +1,4 @@
-"""The Markdown of a post-mortem in, one self-contained HTML file out: pictures inside, no scripts, light and dark."""
+"""Renders a post-mortem's Markdown as one self-contained HTML file: pictures inside, no scripts, light and dark."""
 
 import base64
 import html
@@ -52,7 +52,7 @@ PAGE = """\
 
 
 def can_render() -> bool:
-    """Whether markdown-it-py is there."""
+    """Whether markdown-it-py is installed."""
     return find_spec("markdown_it") is not None
 
 
@@ -72,7 +72,7 @@ def page(text: str, folder: Path) -> str:
 
 
 def _dress(tokens: "list[Token]", place: int, token: "Token", folder: Path) -> None:
-    """Pictures become figures with their bytes inside, promises boxes to tick, what is empty stands out."""
+    """Make pictures figures with their bytes inside, promises boxes to tick, and empty sections stand out."""
     if token.type != "inline" or not token.children:
         return
     around = tokens[place - 1]

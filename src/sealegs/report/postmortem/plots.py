@@ -1,4 +1,4 @@
-"""The rows about an incident in, pictures of it out: PNG through matplotlib, in the dashboard's colours."""
+"""Draws the rows around an incident as PNG through matplotlib, in the dashboard's colours."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FOLDER = "evidence"
 LINE, OTHER, INCIDENT, INTERVENTION = "#0060a8", "#c04a00", "#b00020", "#5b2a86"
 TEXT, FAINT, GRID = "#1f2328", "#57606a", "#e4e7eb"
-"""As in the dashboard: dashboard_columns.py and dashboard_figures.py, which need Bokeh."""
+"""As in the dashboard (dashboard/columns.py and dashboard/figures.py), whose modules need Bokeh."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "text.color": TEXT,
@@ -36,28 +36,28 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 BEFORE, AFTER = 100, 60
-"""Steps around an incident that are drawn."""
+"""Steps before and after an incident that are drawn."""
 BIN = 0.5
-"""Nats a bin of a histogram of token losses."""
+"""Nats per bin of a histogram of token losses."""
 HUGE = 1e30
-"""Values that are drawn as if they were not finite: beside them nothing else could be seen."""
+"""Values from here on are drawn as not finite: they would hide all others."""
 ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "ncols": 4, "borderaxespad": 0}
-"""Where a legend of few, short names hides nothing."""
+"""The place of a legend with few, short names."""
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-"""Where one of any names does."""
+"""The place of a legend with any names."""
 EXTREME = 50.0
-"""Times the median from which on an axis is logarithmic."""
+"""Multiple of the median from which on an axis is logarithmic."""
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there."""
+    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw(
     met: Met, interventions: Sequence[int], replayed: Replayed | None, folder: Path, into: str = FOLDER
 ) -> tuple[Picture, ...]:
-    """Write the pictures that there are numbers for, beside a document in ``folder``; gives them as it links them."""
+    """Draw what there are numbers for, beside a document in ``folder``; gives the pictures as it links them."""
     wanted: list[tuple[str, str, Callable[[], Figure | None]]] = [
         (
             "course.png",
@@ -95,7 +95,7 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def _figure(width: float, height: float, rows: int = 1) -> "tuple[Figure, Any]":
-    """Without pyplot: no window, nothing that stays behind."""
+    """A figure without pyplot: no window, no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -129,7 +129,7 @@ def _course(met: Met, interventions: Sequence[int]) -> "Figure":
 
 
 def _plot(axes: "Axes", rows: Sequence[Plain], name: str, **style: Any) -> None:
-    """A line that is broken where a value is not finite, with a cross on the upper edge there."""
+    """Draw a line that breaks where a value is not finite, with a cross on the upper edge there."""
     steps = [int(row["step"]) for row in rows if name in row]
     values = [float(row[name]) for row in rows if name in row]
     finite = [value if math.isfinite(value) and abs(value) < HUGE else math.nan for value in values]
@@ -165,7 +165,7 @@ def _within(met: Met, rows: Sequence[Plain]) -> list[Plain]:
 
 
 def _token_losses(met: Met, replayed: Replayed | None) -> "Figure | None":
-    """From the reruns, which have both with the same weights; else from the record."""
+    """From the reruns, which have both histograms with the same weights; otherwise from the record."""
     if replayed is not None and any(replayed.histogram) and any(replayed.histogram_before):
         here, before = [float(n) for n in replayed.histogram], [float(n) for n in replayed.histogram_before]
         names = f"step {replayed.onset}", "batches before, same weights"
@@ -200,7 +200,7 @@ def _logged(rows: Sequence[Plain]) -> list[Plain]:
 def _counts(text: Any) -> list[float]:
     try:
         return [float(word) for word in str(text).split()]
-    except ValueError:  # of somebody else's making
+    except ValueError:  # written by another program
         return []
 
 

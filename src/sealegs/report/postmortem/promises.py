@@ -1,9 +1,9 @@
-"""Text in, a Promise out: ``loss@312<2.5``, ``max grad_norm[300:401]<3.0``, ``mean10 loss[312:501]<baseline+0.05``.
+"""Parses promises: ``loss@312<2.5``, ``max grad_norm[300:401]<3.0``, ``mean10 loss[312:501]<baseline+0.05``.
 
     [max | mean | meanN] SIGNAL@STEP | SIGNAL[A:B]  < | <=  NUMBER | baseline+NUMBER
 
-Steps A to B - 1. ``max``, which may be left out: every row; ``mean``: their mean; ``meanN``: every mean of N rows that
-follow each other. ``baseline`` is what the signal was before the onset.
+A:B are the steps A to B - 1. ``max``, which may be left out, is about every row, ``mean`` about their mean, ``meanN``
+about every mean of N consecutive rows. ``baseline`` is the value of the signal before the onset.
 """
 
 import math
@@ -22,7 +22,7 @@ PATTERN = re.compile(
 
 
 def parse(text: str, baselines: Mapping[str, float | None]) -> Promise:
-    """What is expected of a rerun; ``baselines`` by signal.
+    """A promise about a rerun from its text; ``baselines`` are by signal.
 
     >>> parse("loss@312<2.5", {})
     Promise(signal='loss', first=312, last=312, below=2.5, was=None, mean_of=1, or_equal=False)

@@ -1,7 +1,7 @@
-"""A Run and one of its incidents in, the stretch of the run about it out: so that a diagnosis is of this one alone.
+"""Cuts the stretch around one incident out of a run, so that a diagnosis is about this incident alone.
 
-The run is cut where it went back because of the incident: what counts is the attempt in which it was worst, not the one
-that went well. Of the time before as much is kept as says what was usual, but not the incident before.
+The run is cut where it went back because of the incident: the attempt in which the incident was worst counts, not the
+one that went well. The part before shows what was usual, and starts after the previous incident.
 """
 
 import math
@@ -18,15 +18,15 @@ from sealegs.record.run import Run, WrittenRows, run_of
 from sealegs.vocabulary import Event
 
 BEFORE, AFTER = 2000, 600
-"""Rows about the onset that a diagnosis sees ..."""
+"""The most rows before and after the onset that a diagnosis sees."""
 LEAST_BEFORE = 100
-"""... of those before at least so many, even if they reach into another incident."""
+"""The fewest rows before the onset, even if they reach into another incident."""
 SHOWN_BEFORE, SHOWN_AFTER = 150, 600
-"""Rows about the onset that are counted and drawn."""
+"""Rows before and after the onset that are counted and drawn."""
 
 
 def stretch(run: Run, incident: Incident, others: Sequence[Incident] = ()) -> Run:
-    """The part of a run that an incident is explained from."""
+    """The part of a run that explains an incident."""
     curve = curve_of(run)
     segment, stride = _attempt(curve, incident), curve.interval
     first = incident.start - BEFORE * stride
@@ -42,18 +42,18 @@ def stretch(run: Run, incident: Incident, others: Sequence[Incident] = ()) -> Ru
         return mask
 
     part = run_of(run.folder, run.manifest, _columns(run, chosen))
-    vars(part)["events"] = _events_until(run, part)  # a cached property: what is there is not read from a file
+    vars(part)["events"] = _events_until(run, part)  # a cached property: setting it avoids reading the file
     return part
 
 
 def went_back(run: Run, incident: Incident) -> bool:
-    """Whether the attempt was ended because the run went back: then nobody knows how it would have gone on."""
+    """Whether a rollback or a resume ended the attempt, so that its further course is unknown."""
     curve = curve_of(run)
     return bool(len(curve.segments)) and _attempt(curve, incident) < int(curve.segments[-1])
 
 
 def rows_about(run: Run, incident: Incident) -> list[dict[str, Any]]:
-    """What was logged about an incident, in the order it was written, every attempt; as the lines of the file were."""
+    """The rows around an incident in the order written, from every attempt, as the lines of the file."""
     stride = curve_of(run).interval
     first = incident.start - SHOWN_BEFORE * stride
     last = max(incident.start + SHOWN_AFTER * stride, incident.peak + SHOWN_AFTER * stride, incident.end or 0)
@@ -74,7 +74,7 @@ def _attempt(curve: LossCurve, incident: Incident) -> int:
 
 
 def _columns(run: Run, chosen: Callable[[WrittenRows], Mask]) -> Columns:
-    """The chosen rows. Within a segment steps rise: segment and step say in which order rows were written."""
+    """The chosen rows. Steps rise within a segment, so segment and step give the order in which rows were written."""
     parts: dict[str, tuple[NDArray[np.int64], NDArray[np.int64], Column]] = {}
     for name in run.signals:
         written = run.written(name)
@@ -98,7 +98,7 @@ def _columns(run: Run, chosen: Callable[[WrittenRows], Mask]) -> Columns:
 
 
 def _roomy(found: Column) -> Any:
-    """A type that has room for what is missing too."""
+    """A type that can also hold missing values."""
     return np.float64 if found.dtype.kind in "iub" else found.dtype
 
 
@@ -110,7 +110,7 @@ def _rows(columns: Columns) -> Iterator[dict[str, Any]]:
 
 
 def _events_until(run: Run, part: Run) -> tuple[Event, ...]:
-    """What had happened by the last row of the part; by its step, where rows have no time."""
+    """The events up to the last row of the part; by step where rows have no time."""
     if not len(part.steps):
         return ()
     if "time" in part.signals and part.logged("time")[-1]:

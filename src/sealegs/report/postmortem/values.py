@@ -1,4 +1,4 @@
-"""What a post-mortem is made of: plain values, standard library only."""
+"""The values of a post-mortem: plain, standard library only."""
 
 import math
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ PANELS = {
     9: "loss scale",
     10: "batch composition",
 }
-"""The dashboard's, which hypotheses cite."""
+"""The dashboard's panels, which hypotheses cite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """The loss so many steps after the peak."""
+    """The loss a number of steps after the peak."""
 
     steps: int
     loss: float | None
-    """Mean of up to ten rows; None where the run does not go so far."""
+    """Mean of up to ten rows; None where the run does not go that far."""
     is_back: bool | None = None
-    """False where it did not recover; None where the run does not go so far."""
+    """Whether the loss recovered; None where the run does not go that far."""
     ends_at: int | None = None
-    """The last step, where the run does not go so far."""
+    """The last step, where the run does not go that far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptoms:
-    """What was observed: numbers, no theories. None is what was not logged, NaN what was not finite."""
+    """What was observed: numbers, no theories. None means not logged, NaN not finite."""
 
     onset: int
     loss_before: float | None
@@ -45,14 +45,14 @@ class Symptoms:
     peak_step: int
     after: tuple[After, ...]
     grad_norm: float | None
-    """The highest of the incident, before clipping."""
+    """The highest norm of the incident, before clipping."""
     grad_norm_step: int | None
     grad_norm_before: float | None
     """Mean of the 50 steps before."""
     lr: float | None
     dtype: str | None
     batches: tuple[int, int] | None
-    """The first and the last with a loss above half of the rise."""
+    """The first and the last batch with a loss above half of the rise."""
     batch_steps: tuple[int, int] | None
     unusual_tokens: tuple[str, ...] = ()
 
@@ -72,24 +72,24 @@ class Picture:
     """A file beside the document."""
 
     file: str
-    """Relative to the document."""
+    """Path relative to the document."""
     caption: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFiles:
-    """What there is to look at."""
+    """The files and places with evidence."""
 
     record: str
     """The run folder or log."""
     tracker: str | None = None
-    """Where a tracker has the run too."""
+    """The place of the run in a tracker, if there is one."""
     pictures: tuple[Picture, ...] = ()
     without_pictures: str = ""
-    """Why there are none, or not all."""
+    """Why pictures are missing, all or some."""
     layers: tuple[LayerActivations, ...] = ()
     texts: tuple[str, ...] = ()
-    """What else was seen, a line each."""
+    """Further observations, a line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class CandidateCause:
     """A cause that comes into question."""
 
     cause: str
-    """The name of its card."""
+    """The name of the cause's card."""
     title: str
     grade: str
     """``tested``, ``established``, ``supported``, ``hypothesis``, ``not supported`` or ``ruled out``."""
@@ -110,35 +110,35 @@ class CandidateCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the incident took."""
+    """What the incident cost."""
 
     lost_steps: int
     counted: str
-    """What these steps are."""
+    """What the steps are: skipped, repeated, ..."""
     seconds_per_step: float | None
     price_per_hour: float | None
     downtime_s: float = 0.0
 
     @property
     def seconds(self) -> float | None:
-        """In all."""
+        """Seconds in all."""
         if self.seconds_per_step is None:
             return None
         return self.lost_steps * self.seconds_per_step + self.downtime_s
 
     @property
     def money(self) -> float | None:
-        """In the currency of the price."""
+        """The cost in the currency of the price."""
         return None if self.seconds is None or not self.price_per_hour else self.seconds * self.price_per_hour / 3600
 
 
 ROUNDING = 1e-6
-"""What a norm that was clipped may be above the limit, relatively: single precision."""
+"""Relative excess over the limit that a clipped norm may have: single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A number that the remedy must bring."""
+    """A number that the remedy must achieve."""
 
     signal: str
     """``loss``, ``grad_norm`` (before clipping) or ``clipped_norm`` (after it)."""
@@ -147,11 +147,11 @@ class Promise:
     below: float
     was: float | None
     mean_of: int = 1
-    """Every mean of so many rows that follow each other counts; of one, every row does."""
+    """Rows per mean: every mean of this many consecutive rows counts; with one, every row does."""
     or_equal: bool = False
 
     def highest(self, values: Mapping[int, float]) -> tuple[float, int] | None:
-        """Of values by step: the highest that counts, and the last step that is in it; NaN is above all of them.
+        """The highest value that counts, and the last step in it; NaN is above everything.
 
         >>> promise = Promise(signal="loss", first=3, last=5, below=2.5, was=5.8)
         >>> promise.highest({2: 9.0, 3: 2.0, 4: math.nan, 5: 2.1}), promise.highest({2: 9.0})
@@ -164,55 +164,55 @@ class Promise:
         return max(means, key=lambda mean: math.inf if math.isnan(mean[0]) else mean[0], default=None)
 
     def holds(self, value: float) -> bool:
-        """Whether the highest value keeps it; NaN does not."""
+        """Whether the highest value keeps the promise; NaN does not."""
         return value <= self.below * (1 + ROUNDING) if self.or_equal else value < self.below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a rerun with the remedy brought."""
+    """The result of a promise in a rerun with the remedy."""
 
     promise: Promise
     value: float | None
     """None where the rerun does not have these steps."""
     step: int | None = None
-    """The last of those that it is about."""
+    """The last step of the value."""
 
     @property
     def is_kept(self) -> bool:
-        """What was not measured is not kept."""
+        """Whether the promise was kept. A promise that was not measured was not kept."""
         return self.value is not None and self.promise.holds(self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postmortem:
-    """The document. A section that has nothing in it is shown as empty, with the reason in ``why_empty``."""
+    """The document. An empty section is shown as empty, with the reason in ``why_empty``."""
 
     incident: int
     kind: str
     time: float | None
-    """Of the onset: seconds since 1970."""
+    """Time of the onset, in seconds since 1970."""
     run_id: str
     symptoms: Symptoms
     evidence: EvidenceFiles
     hypotheses: tuple[CandidateCause, ...] = ()
-    """The likeliest first."""
+    """The hypotheses, the likeliest first."""
     discriminating: tuple[str, ...] = ()
     root_cause: str = ""
-    """One sentence."""
+    """The root cause in one sentence."""
     classification: tuple[str, ...] = ()
     recovery: tuple[str, ...] = ()
     outcome: tuple[str, ...] = ()
     cost: Cost | None = None
     remediation: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
-    """The same, as a rerun can carry it out; none where no cause was tested."""
+    """The remediation as fixes for a rerun; empty where no cause was tested."""
     verification: str = ""
-    """How to run it again, or how it was."""
+    """How to run it again, or how it was run."""
     promises: tuple[Promise, ...] = ()
     measured: tuple[Measured, ...] = ()
-    """What `sealegs verify` measured: in the place of promises, which may have been others."""
+    """Measurements of `sealegs verify`. They replace the promises, which may have been others."""
     lesson: str = ""
     follow_ups: tuple[str, ...] = ()
     why_empty: Mapping[str, str] = field(default_factory=dict)
-    """By the title of the section."""
+    """The reasons, by title of the section."""
