@@ -1,4 +1,4 @@
-"""What ``accelerator.prepare`` gave in, a guard for its loop out: Accelerate's own backward, accumulation and clipping.
+"""A guard for a loop over what ``accelerator.prepare`` gave, with Accelerate's backward, accumulation and clipping.
 
 guard = accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run="experiments/a1")
 for batch in guard.batches(loader):
@@ -43,7 +43,7 @@ T = TypeVar("T")
 OWN = {
     "scaler": "it is the accelerator's: set Accelerator(mixed_precision='fp16')",
 }
-"""Options of a guard that are Accelerate's to say, and how."""
+"""Options of a guard that Accelerate owns, and how to set them there."""
 
 
 def attach(
@@ -57,13 +57,13 @@ def attach(
 ) -> "AcceleratedGuard":
     """A guard for a loop over what ``accelerator.prepare`` gave; ``options`` are those of ``sealegs.Guard``.
 
-    ``clip`` is for loops that do not call ``accelerator.clip_grad_norm_``. Make it on every process.
+    ``clip`` is for loops that do not call ``accelerator.clip_grad_norm_``. Attach on every process.
     """
     return AcceleratedGuard(accelerator, model, optimizer, run=run, scheduler=scheduler, **options)
 
 
 class AcceleratedGuard:
-    """A guard whose step ends when Accelerate's does: at the last of the micro-batches that are accumulated."""
+    """A guard whose step ends when Accelerate's does: at the last accumulated micro-batch."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class AcceleratedGuard:
         token_losses: Tensor | None = None,
         **signals: Signal,
     ) -> Verdict:
-        """End a micro-batch that was backpropagated, and with the last of them the step: see ``Guard.step``.
+        """End a micro-batch after its backward pass, and with the last one the step; see ``Guard.step``.
 
-        ``loss`` is what ``accelerator.backward`` was given. The step's is the sum of what was backpropagated, their
-        mean. Until the step ends, the verdict is that of the step before. ``grad_norm`` is for loops that clip without
-        the accelerator.
+        ``loss`` is the one given to ``accelerator.backward``. The loss of the step is the sum of what was
+        backpropagated, which is the mean over the micro-batches. Until the step ends, the verdict is the previous
+        step's. ``grad_norm`` is for loops that clip without the accelerator.
         """
         share = loss.detach() / self._accelerator.gradient_accumulation_steps
         self._loss = share if self._loss is None else self._loss + share
@@ -123,7 +123,7 @@ class AcceleratedGuard:
         total, self._loss = self._loss, None
         seen, self._tokens = self._tokens, 0
         for each in self._optimizers:
-            each._is_overflow = False  # the schedule counts attempts, and Accelerate's asks this
+            each._is_overflow = False  # the schedule counts attempts, and Accelerate's schedule checks this
         number = self.guard.number
         verdict = self.guard.step(
             total,
@@ -136,11 +136,11 @@ class AcceleratedGuard:
         return verdict
 
     def state_dict(self) -> dict[str, Any]:
-        """For ``accelerator.register_for_checkpointing``: the guard, and where the data are."""
+        """The guard's state and the position in the data, for ``accelerator.register_for_checkpointing``."""
         return {"guard": self.guard.state_dict(), "data": self.guard.loop.data.position()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the data too, where they are gone through with ``batches``."""
+        """Go on from a saved state; with the data, too, if the loop uses ``batches``."""
         is_fresh = self.guard.loop.data.number is None
         self.guard.load_state_dict(state["guard"])
         forget_checkpoints(self.guard, "Accelerate went back to a checkpoint")
@@ -148,11 +148,11 @@ class AcceleratedGuard:
             self.guard.loop.data.go_to(state["data"])
 
     def paused(self) -> AbstractContextManager[None]:
-        """Around what is no training; see ``Guard.paused``."""
+        """A context for code that is not training; see ``Guard.paused``."""
         return self.guard.paused()
 
     def close(self) -> None:
-        """Finish, let go of the folder, and leave the accelerator as it was."""
+        """Finish, release the folder, and leave the accelerator as it was."""
         self._patches.undo()
         self.guard.close()
 
@@ -166,7 +166,7 @@ class AcceleratedGuard:
 
 
 class AcceleratedSchedule:
-    """A schedule that is stepped as Accelerate does it, once for each process, and is the user's own in all else."""
+    """A schedule that steps once per process, as Accelerate does; otherwise the user's own."""
 
     def __init__(self, accelerated: Any) -> None:
         self._accelerated = accelerated
@@ -175,12 +175,12 @@ class AcceleratedSchedule:
         return getattr(self._accelerated.scheduler, name)
 
     def step(self) -> None:
-        """After an attempt."""
+        """Step after an attempt."""
         self._accelerated.step()
 
 
 def refuse_foreign(accelerator: Accelerator) -> None:
-    """Accelerators whose updates happen where nobody can decide about them."""
+    """Refuse accelerators whose updates happen where no guard can decide about them."""
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
         raise ConfigError(
@@ -217,9 +217,9 @@ def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard, m
 
 
 def unscale_once(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
-    """A guard that has looked at gradients has taken the loss scale out of them: once is enough.
+    """Unscale gradients only once: a guard that has looked at them has removed the loss scale already.
 
-    The accelerator's optimizers may be more than the guard's: each is unscaled with those that it is asked for.
+    The accelerator may have more optimizers than the guard. Each call unscales those that it names.
     """
 
     def once(unscale: Any) -> Any:
@@ -235,12 +235,12 @@ def unscale_once(patches: Patches, accelerator: Accelerator, of: Guard) -> None:
 
 
 def is_skipped(verdict: Verdict, number: int, of: Guard) -> bool:
-    """Whether the update of a step was left out; of one that a device decides about it is not known yet."""
+    """Whether the update of a step was skipped; False while the device's decision is not known yet."""
     return verdict.step == number and not verdict.go and of.loop.acts
 
 
 def tell_skipped(optimizers: Iterable[Any], skipped: bool) -> None:
-    """``accelerator.optimizer_step_was_skipped``, from now on."""
+    """Set ``accelerator.optimizer_step_was_skipped`` from now on."""
     for each in optimizers:
         each._is_overflow = skipped
 

@@ -1,7 +1,8 @@
-"""A loader that Accelerate has prepared in, its batches out by way of a guard, which can then go back in them.
+"""Passes the batches of a prepared loader through a guard, which can then go back in them.
 
-What Accelerate does about a batch is done here too: random states of the ranks, the epoch of the sampler, the device,
-the mark on the last batch. One thing is not: it reads one batch ahead, and a guard has to know which one is trained on.
+This does what Accelerate does for a batch: it sets the random states of the ranks, the epoch of the sampler, the device
+and the mark on the last batch. Unlike Accelerate it reads no batch ahead, because a guard has to know which batch is
+trained on.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from sealegs.guard import Guard
 
 
 def handed_out(guard: Guard, loader: Any, *, by_ourselves: bool) -> Iterator[Any]:
-    """The batches of an epoch. A loader whose places nobody needs to know is gone through as Accelerate does it."""
+    """The batches of an epoch. A loader that never goes back is iterated as Accelerate does it."""
     if not by_ourselves and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
         yield from guard.batches(iter(loader))
     elif isinstance(loader, DataLoaderDispatcher):
@@ -31,7 +32,7 @@ def handed_out(guard: Guard, loader: Any, *, by_ourselves: bool) -> Iterator[Any
 
 
 def has_places(loader: Any) -> bool:
-    """Whether its batches can be read by ourselves, from any of them on."""
+    """Whether the guard can read its batches itself, from any position on."""
     if isinstance(loader, DataLoaderDispatcher):
         return False
     return cannot_reposition(getattr(loader, "base_dataloader", loader)) is None
@@ -40,7 +41,7 @@ def has_places(loader: Any) -> bool:
 def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:
     if loader.rng_types is not None:
         synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
-    # the larger of both: whoever resumes may have told the loader its epoch, or the guard, or neither
+    # the larger of the two: on a resume the loader may know its epoch, or the guard, or neither
     guard.loop.data.on_epoch = lambda number: _tell_epoch(loader, max(number, loader.iteration))
     loader.begin()
     try:
@@ -56,7 +57,7 @@ def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:
 
 def _tell_epoch(loader: Any, epoch: int) -> None:
     loader.set_epoch(epoch)
-    # which Accelerate does not hand on to a batch sampler that it has divided among the ranks
+    # Accelerate does not pass the epoch on to a batch sampler that it has divided among the ranks
     inner: Any = getattr(loader.batch_sampler, "batch_sampler", None)
     if hasattr(inner, "set_epoch"):
         inner.set_epoch(epoch)

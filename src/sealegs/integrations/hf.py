@@ -1,4 +1,4 @@
-"""A Hugging Face Trainer in, the same Trainer with a guard in its loop out.
+"""Attaches a guard to the loop of a Hugging Face Trainer.
 
 from sealegs.integrations import hf
 
@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("transformers", "accelerate", "torch"):
         raise
     raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
-except MissingExtra:  # of what transformers' Trainer needs in turn
+except MissingExtra:  # a package that transformers' Trainer needs
     raise MissingExtra("sealegs.integrations.hf", "transformers with accelerate", "huggingface") from None
 
 from sealegs.guard import Guard
@@ -47,7 +47,7 @@ OWN = {
     "clip": "the Trainer clips: set max_grad_norm",
     "resume": "call trainer.train(resume_from_checkpoint=...)",
 }
-"""Options of a guard that are the Trainer's to say, and how."""
+"""Options of a guard that the Trainer owns, and how to set them there."""
 NEEDED = (
     "_inner_training_loop",
     "_maybe_log_save_evaluate",
@@ -56,14 +56,14 @@ NEEDED = (
     "get_batch_samples",
     "training_step",
 )
-"""Methods of the Trainer in whose places the guard's stand."""
+"""Methods of the Trainer that the guard replaces."""
 
 
 def attach(trainer: Trainer, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> "Attached":
     """Let a guard decide about every update of a Trainer; ``options`` are those of ``sealegs.Guard``.
 
-    Nothing happens before ``trainer.train()``, but for a look at the settings, which may warn. ``run`` is the folder to
-    record into. A run that is resumed with ``resume_from_checkpoint`` goes on in its folder.
+    Until ``trainer.train()`` this only checks the settings, and may warn. ``run`` is the folder to record into. A run
+    that is resumed with ``resume_from_checkpoint`` goes on in its folder.
     """
     _refuse(trainer, options)
     return Attached(trainer, run, options)
@@ -74,18 +74,18 @@ class Attached:
 
     def __init__(self, trainer: Trainer, run: str | Path | None, options: LoopOptions) -> None:
         self.guard: Guard | None = None
-        """Of the training that is under way, or was last."""
+        """The guard of the present training, or of the last one."""
         self._trainer = trainer
         self._run = run
         self._options = options
         self._loop: TrainerLoop | None = None
         self._entry = Patches()
-        """In place from here on, and ..."""
+        """Patches that stay until ``detach``."""
         self._patches = Patches()
-        """... during a training."""
+        """Patches of one training."""
         self._advice = advice(partial(_asked, trainer))
         self.advice = self._advice.advised
-        """What the pre-flight check has to say; None, where it could not be asked."""
+        """The report of the pre-flight check; None if the check failed."""
         if trainer.is_world_process_zero():
             self._advice.warn(stacklevel=3)
         self._entry.put(trainer, "_prepare_for_training", self._prepare)
@@ -173,10 +173,10 @@ class Attached:
         )
         self._advice.note(guard.watch, step=guard.number)
 
-    # Checkpoints of the Trainer's.
+    # Checkpoints of the Trainer
 
     def _save(self) -> None:
-        """Beside what the Trainer has just written."""
+        """Save the guard's state beside what the Trainer has just written."""
         trainer, guard = self._trainer, self.guard
         assert guard is not None
         assert self._loop is not None
@@ -199,7 +199,7 @@ class Attached:
 
 
 def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
-    """What cannot be guarded, before anything is changed."""
+    """Refuse what cannot be guarded, before anything is changed."""
     if not isinstance(trainer, Trainer):
         raise ConfigError(f"trainer={type(trainer).__name__}: give a transformers.Trainer")
     if lacking := [name for name in NEEDED if not hasattr(trainer, name)]:
@@ -222,17 +222,17 @@ def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
 
 
 def _asked(trainer: Any) -> Advised:
-    """What the rules say of the settings."""
+    """The pre-flight check of the settings."""
     values = trainer.args.to_dict() | {"max_steps": _steps(trainer)}
     reads = [of_training_arguments(values, "TrainingArguments")]
     if isinstance(trainer.model, PreTrainedModel):
         reads.append(of_model_config(trainer.model.config.to_dict(), "the model's config"))
-    # whatever the Trainer logs, the guard records every step
+    # the guard records every step, whatever the Trainer logs
     return preflight(trainer.model, trainer.optimizer, plan=[*reads, plan_from({"log_steps": 1})])
 
 
 def _steps(trainer: Any) -> int | None:
-    """Of the whole run, where it can be told before it begins."""
+    """Steps of the whole run, if they are known before it begins."""
     args = trainer.args
     if args.max_steps > 0:
         return int(args.max_steps)
@@ -245,13 +245,13 @@ def _steps(trainer: Any) -> int | None:
 
 
 def _settings(trainer: Any) -> dict[str, Any]:
-    """What the run is, without its secrets, which the Trainer leaves out itself."""
+    """The settings of the run. The Trainer itself leaves out their secrets."""
     settings = {"training_args": trainer.args.to_sanitized_dict()}
     return json.loads(json.dumps(settings, default=str))  # type: ignore[no-any-return]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The guard's part of a checkpoint; None where it was written without one."""
+    """The guard's part of a checkpoint; None if it was written without one."""
     try:
         state: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,31 @@
-"""The loop of a Hugging Face Trainer in, the same loop with a guard in it out: one run of ``trainer.train()``.
+"""The loop of a Hugging Face Trainer with a guard in it: one run of ``trainer.train()``.
 
-Its methods stand in the places of the Trainer's own, each of which is still called. What the Trainer counts follows the
-guard: ``global_step`` is the number of the step, also after it went back; the schedule counts attempts.
+The methods here replace the Trainer's own, and each still calls the one it replaces, except ``optimizer.step``. The
+Trainer's counters follow the guard: ``global_step`` is the number of the step, also after a rollback, and the schedule
+counts attempts::
+
+    _run_epoch <-----------------------------------------------------------------+
+        |                                                                        |  another epoch, if a rollback
+        v                                                                        |  or left-out batches ended the
+    get_batch_samples ---- no batches left for a step ----> on_epoch_end --------+  data before max_steps
+     ^  |   a rollback that somebody asked for is seen here;
+     |  |   a probe batch runs here, through decide and update, and is no step
+     |  v
+     |  training_step          each micro-batch of the step; after the last one: guard.loop.decide
+     |  |
+     |  v
+     |  (the Trainer clips)
+     |  |
+     |  v
+     |  optimizer.step         guard.loop.update, which ends with finish_step
+     |  |   \
+     |  |    rollback:         global_step and the averages go back, later checkpoints are given up,
+     |  |   /                  and this step is not logged, evaluated or saved
+     |  v
+     |  on_step_end
+     |  |
+     |  v
+     +- _maybe_log_save_evaluate
 """
 
 import math
@@ -22,15 +46,15 @@ from sealegs.integrations.accelerate_loader import handed_out, has_places
 from sealegs.integrations.patches import Patches
 
 STATE = "sealegs.json"
-"""What a checkpoint of the Trainer's holds of the guard."""
+"""The file with the guard's state in a checkpoint of the Trainer."""
 KEPT = 512
-"""Steps back from which the Trainer's averages of the loss can be what they were."""
+"""Steps for which the Trainer's loss averages are kept, so that a rollback can restore them."""
 
 
 class TrainerSchedule:
-    """In the place of the Trainer's schedule, which the guard steps together with the optimizer.
+    """Replaces the Trainer's schedule, because the guard steps the schedule together with the optimizer.
 
-    The Trainer asks for the learning rate after an update, and means the one of that update.
+    The Trainer reads the learning rate after an update, and means the rate of that update.
     """
 
     def __init__(self, schedule: Any) -> None:
@@ -41,23 +65,23 @@ class TrainerSchedule:
         return getattr(self.schedule, name)
 
     def step(self, *_: Any, **__: Any) -> None:
-        """Has been done."""
+        """Do nothing: the guard has stepped the schedule."""
 
     def get_last_lr(self) -> list[Any]:
-        """Of the update that is under way, else of the next."""
+        """The rate of the present update, or of the next one between updates."""
         return self.schedule.get_last_lr() if self._used is None else self._used
 
     def begin_update(self) -> None:
-        """The schedule is about to be stepped."""
+        """Keep the rate: the schedule is about to be stepped."""
         self._used = list(self.schedule.get_last_lr())
 
     def end_update(self) -> None:
-        """The Trainer has asked."""
+        """Forget the kept rate: the Trainer has read it."""
         self._used = None
 
 
 class _Averages(NamedTuple):
-    """What the Trainer's log is made of, before a step."""
+    """The averages in the Trainer's log, before a step."""
 
     step: int
     since_log: Tensor
@@ -66,7 +90,7 @@ class _Averages(NamedTuple):
 
 
 class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
-    """What stands between a Trainer's loop and a guard."""
+    """Connects a Trainer's loop with a guard."""
 
     def __init__(self, trainer: Any, guard: Guard, loader: Any, save: Callable[[], None]) -> None:
         """``save`` is called when the Trainer has written a checkpoint."""
@@ -78,30 +102,30 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self._loss: Tensor | None = None
         self._tokens = 0
         self._is_elsewhere = False
-        """Whether this step went back: nothing is logged, evaluated or saved after it."""
+        """Whether this step went back: then nothing is logged, evaluated or saved after it."""
         self._has_gone_back = False
         self._kept: deque[_Averages] = deque(maxlen=KEPT)
         self._epoch: Any = None
-        """The Trainer's iterator over its epoch: only what it is tells that another one has begun."""
+        """The Trainer's iterator over its epoch. A new object is the only sign of a new epoch."""
         self._batches: Iterator[Any] = iter(())
         self._handed = 0
-        """Micro-batches that the Trainer has counted in this epoch, and ..."""
+        """Micro-batches that the Trainer has counted in this epoch."""
         self._in_epoch = 0
-        """... how many it takes it to have."""
+        """Micro-batches that the Trainer expects in this epoch."""
         self._is_exhausted = False
         self.reads = guard.loop.goes_back
-        """Whether the guard reads the data itself, since it has to know its place in them; else the Trainer does."""
+        """Whether the guard reads the data itself, to know its position in them; otherwise the Trainer reads."""
         self._began: tuple[int, int] = 0, 0
-        """The number of the epoch that the Trainer is in, and, where it reads, that of the first batch of it."""
+        """The Trainer's epoch, and, if the Trainer reads, the number of its first batch."""
         self._is_ahead = False
-        """Whether the data are not where the Trainer counts them: batches were left out before it was resumed."""
+        """Whether the data are not where the Trainer counts them, since batches were left out before it was resumed."""
         self._resumed: tuple[int, int] | None = None
-        """What ``counted`` was in the checkpoint that the run goes on from, where the guard reads."""
+        """``counted`` in the checkpoint that the run resumes from, if the guard reads."""
         self._epochs_ahead = 0
-        """By so many epochs the data are ahead of the Trainer's count."""
+        """Epochs by which the data are ahead of the Trainer's count."""
 
     def join(self, patches: Patches) -> None:
-        """Take the places of the Trainer's methods."""
+        """Replace the Trainer's methods."""
         trainer = self._trainer
         unscale_once(patches, trainer.accelerator, self._guard)
         patches.put(trainer, "training_step", self._training_step)
@@ -111,22 +135,22 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         patches.put(trainer.optimizer, "step", self._step)
 
     def leave(self) -> None:
-        """Let go of the data."""
+        """Close the data iterator."""
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
 
     def resume_at(self, step: int, place: Mapping[str, Any] | None, counted: Sequence[int] | None) -> None:
-        """From a checkpoint of a step: where that says that the data were, or else where the Trainer counts them.
+        """Resume from a checkpoint of a step: at the checkpoint's position in the data, or where the Trainer counts.
 
-        ``counted`` is what ``self.counted`` was then.
+        ``counted`` is the value of ``self.counted`` in the checkpoint.
         """
         data = self._guard.loop.data
         number, epoch, into = trainers = self._trainers_place(step)
         if place and not self._trainer.args.ignore_data_skip:
             number = place["next"]
             self._is_ahead = number != trainers[0]  # batches were left out
-        if place and "loader" in place:  # of a guard that has read them
+        if place and "loader" in place:  # from a guard that read the data
             self.reads = True
             data.go_to(place)
         else:
@@ -135,7 +159,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self.reads |= (self._is_ahead or bool(data.skipped)) and has_places(self._loader)
             if self.reads:
                 data.count_from(number, epoch=epoch, into=into)
-            elif number > trainers[0]:  # a stream, in which the Trainer goes as far as it counts; the rest is done, too
+            elif number > trainers[0]:  # a stream: the Trainer goes as far as it counts, the rest is left out here
                 data.count_from(trainers[0], epoch=epoch)
                 data.skip(trainers[0], number - trainers[0])
             else:
@@ -144,7 +168,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._resumed = (counted[0], counted[1])
 
     def _trainers_place(self, step: int) -> tuple[int, int, int]:
-        """The number of the next batch, its epoch, and its place in that, where none was left out."""
+        """The number of the next batch, its epoch, and its place in that epoch, if none was left out."""
         every = self._trainer.args.gradient_accumulation_steps
         length = len(self._loader) if has_length(self._loader) else None
         epoch, steps = (0, step) if length is None else divmod(step, max(-(-length // every), 1))
@@ -152,8 +176,10 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         return epoch * (length or 0) + into, epoch, into
 
     def place(self) -> dict[str, Any]:
-        """Where the next batch is, for a checkpoint: its number, its epoch, and of that the first; more, where the
-        guard reads."""
+        """The position of the next batch, for a checkpoint: its number, its epoch, and the epoch's first batch.
+
+        If the guard reads, it gives its own position, which has more.
+        """
         data = self._guard.loop.data
         if self.reads:
             return data.position()
@@ -164,14 +190,14 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
 
     @property
     def counted(self) -> tuple[int, int]:
-        """The epoch that the Trainer counts the next micro-batch in, and how many it has had of that."""
+        """The epoch in which the Trainer counts the next micro-batch, and its micro-batches so far."""
         return (self._began[0] + 1, 0) if self._is_epoch_over() else (self._began[0], self._handed)
 
     def _is_epoch_over(self) -> bool:
         data = self._guard.loop.data
         return data.is_last if self.reads else data.following - self._began[1] >= self._in_epoch
 
-    # The Trainer's loop, from the outside in.
+    # The Trainer's loop, from the outside in
 
     def _run_epoch(self, run: Callable[..., None]) -> Callable[..., None]:
         def run_epoch(**given: Any) -> None:
@@ -182,7 +208,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             handed = given["steps_trained_in_current_epoch"] if is_resumed else 0
             given["epoch"] += self._epochs_ahead
             given["epochs_trained"] += self._epochs_ahead
-            # as many as the data have: a run that went back takes more of them than it has planned
+            # no limit but the data: a run that went back takes more steps than planned
             given["num_update_steps_per_epoch"] = sys.maxsize
             self._begin_epoch(given, handed)
             run(**given)
@@ -201,12 +227,12 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         self._began = given["epoch"], self._guard.loop.data.following - handed
 
     def _is_unfinished(self, epoch: int) -> bool:
-        """Whether the data have ended before the steps, since some batches were gone back over or left out."""
+        """Whether the data ended before the steps, since batches were repeated or left out."""
         state, control = self._trainer.state, self._trainer.control
         is_last = epoch + 1 >= state.num_train_epochs
         has_ended = self._is_exhausted and not control.should_training_stop
         is_short = self._has_gone_back or self._is_ahead or bool(self._guard.loop.data.skipped)
-        # else somebody has stopped an epoch early
+        # otherwise an epoch was stopped early
         return is_short and is_last and has_ended and state.global_step < state.max_steps
 
     def _may_be_short(self) -> bool:
@@ -226,7 +252,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             wanted = self._until_update()
             batches, items = get(self._batches, wanted, device)
             if len(batches) < wanted and self._may_be_short() and not self._is_update(len(batches)):
-                if batches:  # the Trainer would take them for the beginning of the next epoch's first step
+                if batches:  # the Trainer would count them for the first step of the next epoch
                     self._guard.watch.note("step-incomplete", left_out=len(batches), of=wanted)
                 batches, items = [], None
             self._handed += len(batches)
@@ -238,7 +264,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         return get_batch_samples
 
     def _of_epoch(self, epoch_iterator: Any) -> Iterator[Any]:
-        """The batches to train on; one that is tried again is tried here, and no step of the Trainer's."""
+        """The batches to train on. Probe batches are run here, and are no steps of the Trainer."""
         guard = self._guard
         self.reads |= bool(guard.loop.data.skipped) and has_places(self._loader)
         given = self._loader if self.reads else epoch_iterator
@@ -268,7 +294,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             ids = inputs.get("input_ids") if hasattr(inputs, "get") else None
             self._tokens += ids.numel() if isinstance(ids, Tensor) else 0
             if self._trainer.accelerator.sync_gradients:
-                # before it clips, and before it waits for the loss: all the while a device is busy anyway
+                # before the Trainer clips and waits for the loss: the device is busy meanwhile
                 total, self._loss, tokens, self._tokens = self._loss, None, self._tokens, 0
                 self._guard.before_clipping(self._trainer.args.max_grad_norm or None)
                 self._guard.loop.decide(total, tokens=tokens * self._trainer.args.world_size or None)
@@ -277,7 +303,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         return training_step
 
     def _step(self, _: Callable[..., Any]) -> Callable[..., None]:
-        """The end of a step: the guard's, instead of that of Accelerate's optimizer."""
+        """Replace the step of Accelerate's optimizer by the guard's."""
 
         def step(closure: Any = None) -> None:
             trainer, guard = self._trainer, self._guard
@@ -288,15 +314,15 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             tell_skipped([trainer.optimizer], is_skipped(verdict, number, guard))
             if guard.number != number + 1:
                 self._went_back()
-            trainer.state.global_step = guard.number - 1  # to which the Trainer adds one
+            trainer.state.global_step = guard.number - 1  # the Trainer adds one
 
         patched: Any = step
-        patched._wrapped_by_lr_sched = True  # else torch warns that nobody counts the calls
+        patched._wrapped_by_lr_sched = True  # otherwise torch warns that nobody counts the calls
         self._trainer.optimizer._opt_called = True
         return step
 
     def _probe(self, batch: Any) -> None:
-        """A batch that was healthy before: what it shows now, and nothing else."""
+        """Run a batch that was healthy before, to see its loss and gradient norm now."""
         trainer, guard = self._trainer, self._guard
         number = guard.number
         trainer.current_gradient_accumulation_steps = 1
@@ -311,7 +337,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._is_elsewhere = False
             self._keep_averages()
 
-    # What the Trainer logs, evaluates and saves.
+    # What the Trainer logs, evaluates and saves
 
     def _keep_averages(self) -> None:
         trainer = self._trainer
@@ -322,7 +348,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             )
 
     def _went_back(self) -> None:
-        """The Trainer's averages are those of the step that it went back to, where they are known."""
+        """Set the Trainer's averages back to the step that the run went back to, if they are known."""
         trainer, number = self._trainer, self._guard.number
         self._is_elsewhere = self._has_gone_back = True
         then = next((kept for kept in reversed(self._kept) if kept.step == number), None)
@@ -337,14 +363,16 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._give_up_checkpoints(number)
 
     def _give_up_checkpoints(self, number: int) -> None:
-        """Those of later steps are of another line, and the Trainer would resume from the highest of all."""
+        """Rename checkpoints of later steps: the run has left their line, but the Trainer resumes from the highest."""
         state, given_up, left = self._trainer.state, [], []
         for folder in sorted(Path(self._trainer._get_output_dir(None)).glob("checkpoint-*")):
             step = folder.name.removeprefix("checkpoint-")
-            if step.isdecimal() and int(step) > number and (folder / STATE).is_file():  # else it is not of this run
+            if (
+                step.isdecimal() and int(step) > number and (folder / STATE).is_file()
+            ):  # otherwise it is not of this run
                 try:
                     aside = folder.rename(folder.with_name(f"given-up-{datetime.now(UTC):%Y%m%d-%H%M%S}-{folder.name}"))
-                except OSError as error:  # the run itself has gone back, and goes on
+                except OSError as error:  # the rollback itself is done, and the run goes on
                     left.append(f"{folder.name} ({error.strerror})")
                     continue
                 given_up.append(aside.name)
@@ -355,7 +383,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             self._guard.watch.note("checkpoints-given-up", step=number, checkpoints=given_up, left=left, text=text)
 
     def _was_asked_back(self) -> bool:
-        """Whether somebody's code has taken the run back between two steps, with ``guard.ask``."""
+        """Whether the user's code has taken the run back between two steps, with ``guard.ask``."""
         return bool(self._guard.number != self._trainer.state.global_step)
 
     def _maybe_log_save_evaluate(self, do: Callable[..., None]) -> Callable[..., None]:
@@ -374,7 +402,7 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         return log_save_evaluate
 
     def _leave_out_nan(self, in_all: float) -> None:
-        """A loss of NaN whose update was skipped is in the log once: the Trainer takes it from itself, which is NaN."""
+        """Drop a NaN loss whose update was skipped once it is logged: subtracting it from the sum would leave NaN."""
         trainer = self._trainer
         if trainer._globalstep_last_logged == trainer.state.global_step:
             trainer._tr_loss.zero_()
@@ -382,10 +410,10 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             trainer._total_loss_scalar = in_all
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After the Trainer has counted the step, and decided what is due."""
+        """The Trainer has counted the step, and decided what is due."""
         if self._schedule is not None:
             self._schedule.end_update()
-        if self._has_gone_back:  # the Trainer counts what it was given, be it once more
+        if self._has_gone_back:  # the Trainer counts the batches that it was given, repeated ones too
             steps = -(-self._in_epoch // args.gradient_accumulation_steps)
             state.epoch = state.global_step / steps
         if self._is_elsewhere:
@@ -393,15 +421,15 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
             control.should_log = control.should_evaluate = control.should_save = False
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """That the data are at an end is no wish of anybody's."""
+        """Clear the stop at the end of the data: nobody asked for it."""
         if self._is_exhausted:
             control.should_epoch_stop = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        """A held-out loss belongs to the step that comes next, whose weights it is of."""
+        """A held-out loss belongs to the next step, whose weights it was measured with."""
         if metrics and "eval_loss" in metrics:
             self._guard.watch.see(self._guard.number, eval_loss=float(metrics["eval_loss"]))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint has been written."""
+        """The Trainer has written a checkpoint."""
         self._save()

@@ -45,35 +45,35 @@ OWN = {
     "scaler": "it is the precision plugin's: set Trainer(precision='16-mixed')",
     "resume": "call trainer.fit(..., ckpt_path=...)",
 }
-"""Options of a guard that are Lightning's to say, and how."""
+"""Options of a guard that Lightning owns, and how to set them there."""
 PRECISIONS = {"32": "fp32", "64": "fp32", "bf16": "bf16", "16": "fp16"}
 
 
 def attach(trainer: Any, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> "Guarded":
     """Let a guard decide about every update of a Trainer's fits; ``options`` are those of ``sealegs.Guard``.
 
-    Nothing happens before ``trainer.fit``. The same as ``Trainer(callbacks=[Guarded(run=...)])``, which is for
-    Trainers that are made of a configuration file.
+    Nothing happens before ``trainer.fit``. It is the same as ``Trainer(callbacks=[Guarded(run=...)])``, which is for
+    Trainers that are made from a configuration file.
     """
     if any(isinstance(callback, Guarded) for callback in trainer.callbacks):
         raise ConfigError("trainer: a guard is attached to it already")
     guarded = Guarded(run=run, **options)
-    trainer.callbacks.insert(0, guarded)  # those that write checkpoints come last
+    trainer.callbacks.insert(0, guarded)  # callbacks that write checkpoints come last
     return guarded
 
 
 class Guarded:
     """Lets a guard decide about every update of ``Trainer.fit``; the options are those of ``sealegs.Guard``.
 
-    ``run`` is the folder to record into. ``clip`` is for those who do not let Lightning clip, which it refuses for
-    fused optimizers in mixed precision. The guard's state is in the checkpoints that Lightning writes: a fit with
+    ``run`` is the folder to record into. ``clip`` is for fits in which Lightning does not clip, such as fused
+    optimizers in mixed precision, for which it refuses to. The guard's state is in Lightning's checkpoints: a fit with
     ``ckpt_path`` goes on with it, in the same folder, from the very batch.
     """
 
     state_key = "sealegs.Guarded"
 
     def __new__(cls, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> Self:
-        """Of a class that is a ``Callback`` to the Lightning which the program has imported."""
+        """Make an instance that is a ``Callback`` of the Lightning that the program has imported."""
         kind: Any = cls
         made: Any = _made_for(kind, _homes())
         return object.__new__(made)  # type: ignore[no-any-return]
@@ -81,13 +81,13 @@ class Guarded:
     def __init__(self, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> None:
         refuse_options(options, OWN)
         self.guard: Guard | None = None
-        """Of the fit that is under way, or was last."""
+        """The guard of the present fit, or of the last one."""
         self.advice: Advised | None = None
-        """What the pre-flight check had to say."""
+        """The report of the pre-flight check."""
         self._run = run
         self._options = options
         self._state: Mapping[str, Any] = {}
-        """Of a checkpoint, or of the fit before; empty, where there was none."""
+        """State from a checkpoint or from the fit before; empty if there was none."""
         self._is_loaded = False
         self._is_fit = True
         self._patches = Patches()
@@ -95,17 +95,17 @@ class Guarded:
         self._ranks: Collective | None = None
         self._pause = ExitStack()
 
-    def __reduce__(self) -> Any:  # its class has no name of its own to be found by
+    def __reduce__(self) -> Any:  # its class cannot be found by name
         return partial(Guarded, run=self._run, **self._options), ()
 
-    # Lightning's hooks.
+    # Lightning's hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """What comes: a fit, or something that a guard has no part in."""
+        """Note whether a fit comes: a guard has no part in anything else."""
         self._is_fit = stage == "fit"
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model is on its device, the optimizers are made."""
+        """Make the guard: the model is on its device, the optimizers exist."""
         if missing := lacking(trainer):
             raise ConfigError(f"{_version(trainer)}: its trainer has no {missing}; pip install 'sealegs[lightning]'")
         refuse(trainer, pl_module)
@@ -116,8 +116,8 @@ class Guarded:
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val})"
             )
         if not self._is_loaded and self._state and self._state["updates"] != trainer.global_step:
-            self._state = {}  # of another training
-        # a checkpoint that was written on an exception, or a fit that failed before, has no guard; nor has it a new run
+            self._state = {}  # the state is another training's
+        # a checkpoint written on an exception, or a failed fit before, has no guard state, but is no new run either
         goes_on = bool(self._state or trainer.ckpt_path or trainer.global_step)
         self.guard = guard = open_guard(
             trainer.strategy.model,
@@ -146,12 +146,12 @@ class Guarded:
             self._loop.zeroed()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Its update is done, the schedules are stepped."""
+        """The update is done, the schedules are stepped."""
         if self._loop is not None:
             self._loop.batch_ended()
 
     def on_validation_start(self, *_: Any) -> None:
-        """Its time is not that of a step."""
+        """Pause: validation time is not part of a step."""
         if self.guard is not None and self._loop is not None:
             self._pause.enter_context(self.guard.paused())
 
@@ -160,7 +160,7 @@ class Guarded:
         self._pause.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The fit ends here, whatever it was."""
+        """The fit ends with an error."""
         if isinstance(exception, RunHalted):
             self._end(trainer, reason="halted", error=f"{type(exception).__name__}: {exception}")
         elif isinstance(exception, KeyboardInterrupt):
@@ -171,11 +171,11 @@ class Guarded:
             self._end(trainer, reason="failed", error=f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """A fit that ended well."""
+        """The fit ended well."""
         self._end(trainer, reason="finished")
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoints. On several ranks call it on all of them, as Lightning does."""
+        """The state for Lightning's checkpoints. Call it on all ranks, as Lightning does."""
         if self._loop is None:
             return dict(self._state)
         assert self.guard is not None
@@ -191,17 +191,17 @@ class Guarded:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From a checkpoint: taken up when the fit starts. Lightning restores it for a validation, too."""
+        """Keep the state of a checkpoint until the fit starts. Lightning restores it for a validation, too."""
         if not self._is_fit:
             return
         self._state, self._is_loaded = state_dict, True
         if self._loop is not None:  # some strategies load late
             self._go_on()
 
-    # What they are made of.
+    # The parts of the hooks
 
     def _go_on(self) -> None:
-        """Where the state was saved: detectors, numbers, the place in the data, and the random state with it."""
+        """Go on from the saved state: detectors, counters, the position in the data, and its random state."""
         guard, loop, ranks = self.guard, self._loop, self._ranks
         assert guard is not None
         assert loop is not None
@@ -217,13 +217,13 @@ class Guarded:
             if self._is_loaded:
                 guard.loop.data.go_to(position)
                 loop.before_first = partial(restore_rng, (mine["torch"], json.loads(mine["host"])))
-            elif position:  # another fit in this process: Lightning begins its loader anew, be it the same
+            elif position:  # another fit in this process: Lightning restarts its loader, even the same one
                 guard.loop.data.count_from(position["next"], epoch=position["epoch"]["number"] + 1)
         guard.watch.note("resumed", step=guard.number, with_place_in_data=is_same_world, ranks_then=len(of_ranks))
         self._state, self._is_loaded = {}, False
 
     def _before_data(self, trainer: Any, loader: Any) -> None:
-        """The trainer is what it will be at the first step: its checkpoint is restored."""
+        """Prepare for the first step: the trainer's checkpoint is restored by now."""
         guard = self.guard
         assert guard is not None
         per_step = len(trainer.optimizers)
@@ -242,13 +242,13 @@ class Guarded:
         self._pause.close()
         if guard is None or loop is None:
             return
-        # a fit that comes after it in this process goes on from there; ranks that have failed cannot be asked
+        # a later fit in this process goes on from there; failed ranks cannot take part in a gather
         is_finished = told["reason"] == "finished"
         self._state = self.state_dict() | {"updates": trainer.global_step} if is_finished else {}
         self._loop = self._ranks = None
         loop.leave()
         try:
-            with suppress(SealegsError):  # the disk may be what failed; Lightning raises that itself
+            with suppress(SealegsError):  # the disk may be what failed: Lightning raises that itself
                 if is_finished:
                     guard.loop.end(skips=guard.watch.skips)
                 else:
@@ -259,7 +259,7 @@ class Guarded:
 
 
 def _homes() -> tuple[str, ...]:
-    """The Lightnings that are imported; if none is, the first that is installed."""
+    """The Lightning packages that are imported; if none is, the first that is installed."""
     if imported := tuple(home for home in HOMES if sys.modules.get(home) is not None):
         return imported
     for home in HOMES:
@@ -271,7 +271,7 @@ def _homes() -> tuple[str, ...]:
 
 @cache
 def _made_for(cls: Any, homes: tuple[str, ...]) -> Any:
-    """A class of one's own is what Lightning looks for in a single callback, and in little else."""
+    """A subclass that is a ``Callback`` of each package: Lightning checks the class of a single callback."""
     callbacks = tuple(import_module(home).Callback for home in homes)
     return type(cls.__name__, (cls, *callbacks), {"__module__": cls.__module__})
 
@@ -296,7 +296,7 @@ def _asked(trainer: Any, loader: Any, clip: float | None) -> Advised:
 
 
 def _steps(trainer: Any) -> int | None:
-    """Of the whole run, where it can be told."""
+    """Steps of the whole run, if they are known."""
     if trainer.max_steps > 0:
         return int(trainer.max_steps)
     batches = max(trainer.fit_loop._combined_loader.limits)

@@ -1,15 +1,15 @@
-"""A Lightning trainer and a guard in, one loop out: Lightning's own, in which the guard decides about every update.
+"""Lightning's own loop, in which a guard decides about every update.
 
-Four seams, on the objects of this trainer alone, and closed when the fit is over:
+The guard joins at four places, on the objects of this trainer alone and until the fit is over:
 
-- the strategy's ``backward`` says what the loss of a step is, before anyone scales it;
-- the precision plugin's ``optimizer_step`` is where an update happens. The closure has run, gradients are there and
-  whole: the guard measures, Lightning's hooks and clipping follow, the guard decides, the optimizer is called or not;
-- its ``clip_gradients`` is where manual optimization clips: the guard measures before it;
-- the train loader hands out its batches by way of ``guard.batches``.
+- the strategy's ``backward`` gives the loss of a step, before anyone scales it;
+- the precision plugin's ``optimizer_step`` makes the update. The closure has run and the gradients are complete: the
+  guard measures, Lightning's hooks and clipping follow, the guard decides, and the optimizer is called or not;
+- its ``clip_gradients`` clips in manual optimization: the guard measures before it;
+- the train loader passes its batches through ``guard.batches``.
 
-When Lightning's own step is over, its schedules stepped, the guard settles: it may go back, and Lightning's counters
-with it.
+After Lightning's own step, when its schedules have been stepped, the guard finishes the step. It may go back, and then
+Lightning's counters follow.
 """
 
 import inspect
@@ -30,15 +30,15 @@ from sealegs.integrations.patches import Patches
 from sealegs.recovery.adjustments import RecentSchedules
 
 PROBE = -1
-"""The step under which schedules are kept during a probe."""
+"""The step number under which schedules are kept during a probe."""
 
 
 class LightningLoop:
     """A trainer's loop with a guard in it."""
 
     def __init__(self, trainer: Any, guard: Guard, begin: Callable[[Any], None], *, clips: bool) -> None:
-        """``begin`` is told of the loader before the first batch: None, where there are several. ``clips``: whether
-        Lightning does, or the module, and not the guard."""
+        """``begin`` gets the loader before the first batch, or None if there are several. ``clips``: Lightning or the
+        module clips, and not the guard."""
         self._trainer = trainer
         self._guard = guard
         self._begin: Callable[[Any], None] | None = begin
@@ -49,48 +49,48 @@ class LightningLoop:
             self._optimizers, [config.scheduler for config in trainer.lr_scheduler_configs]
         )
         self._loss: Tensor | None = None
-        """Of what was backpropagated since the last decision."""
+        """The loss that was backpropagated since the last decision."""
         self._is_measured = False
         self._stepping: Optimizer | None = None
         self._others: dict[Optimizer, Callable[[], None] | None] = {}
-        """Optimizers that the last decision holds for and that have not been called since: what updates them, if so."""
+        """Optimizers of the last decision that have not been called since, each with its update if it has one."""
         self._steps = self._calls = 0
-        """In this batch."""
+        """Steps and optimizer calls in this batch."""
         self._number = 0
-        """Of the next step, as far as Lightning's counters know."""
+        """The number of the next step, as far as Lightning's counters know."""
         self._expected: int | None = None
-        """The number of the batch that comes next, if none is left out; None before the first."""
+        """The number of the next batch if none is left out; None before the first."""
         self._epoch = 0
-        """Of the data: the one that Lightning's counters are in."""
+        """The epoch of the data in which Lightning's counters are."""
         self._is_at_end = False
         """Whether the run has gone back to the end of an epoch, and Lightning does not know yet."""
         self.before_first: Callable[[], None] | None = None
-        """What is to be done when the first batch is asked for."""
+        """Called when Lightning requests the first batch."""
         self._unused: Any = None
-        """The loader, if it was begun and no batch was asked for since."""
+        """The loader, if it was started and gave no batch since."""
 
     def join(self, patches: Patches) -> None:
-        """Open the seams."""
+        """Replace the methods."""
         trainer = self._trainer
         patches.put(trainer.strategy, "backward", self._backward)
         patches.put(trainer.precision_plugin, "optimizer_step", self._optimizer_step)
         patches.put(trainer.precision_plugin, "clip_gradients", self._clip_gradients)
         patches.put(trainer.fit_loop, "_load_combined_loader_states", self._load_loader_states)
         patches.put(trainer.fit_loop.epoch_loop, "reset", self._reset)
-        if not trainer.lightning_module.automatic_optimization:  # else Lightning tells
+        if not trainer.lightning_module.automatic_optimization:  # otherwise Lightning calls the hook
             for optimizer in trainer.strategy._lightning_optimizers:
                 patches.put(optimizer, "zero_grad", self._zero_grad)
         self._guard.loop.set_optimizer_call(self._call)
 
     def leave(self) -> None:
-        """Give the loaders back; the seams are closed by whoever opened them."""
+        """Give the loaders back; the caller undoes the patches."""
         combined = self._trainer.fit_loop._combined_loader
         if combined is not None:
             combined.flattened = [
                 each.loader if isinstance(each, GuardedLoader) else each for each in combined.flattened
             ]
 
-    # A step.
+    # A step
 
     def _backward(self, backward: Any) -> Any:
         def backward_and_note(closure_loss: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ class LightningLoop:
         def measure_and_clip(optimizer: Any, clip_val: float = 0.0, *args: Any, **kwargs: Any) -> Any:
             if clip_val > 0 and not self._clips:
                 raise ConfigError("clip=...: the module clips already, with self.clip_gradients; leave out one of them")
-            if self._loss is not None:  # else of gradients that have been decided about
+            if self._loss is not None:  # otherwise the gradients have been decided about already
                 by = args[0] if args else kwargs.get("gradient_clip_algorithm", "norm")
                 is_bound = clip_val > 0 and by == "norm" and len(self._optimizers) == 1
                 self._measure(clip_val if is_bound else None)
@@ -154,7 +154,7 @@ class LightningLoop:
         self._guard.step(loss)
 
     def _measure(self, norm: float | None = None) -> None:
-        """Before anyone clips; ``norm``: who does says to which."""
+        """Measure before anyone clips. ``norm`` is the norm to which the gradients will be clipped, if known."""
         if self._clips and (norm is not None or not self._is_measured):
             self._is_measured = True
             self._guard.before_clipping(norm)
@@ -167,18 +167,18 @@ class LightningLoop:
 
     def _zero_grad(self, zero_grad: Any) -> Any:
         def zero_and_note(*args: Any, **kwargs: Any) -> Any:
-            if len(self._optimizers) == 1:  # of several, the others may still hold what was backpropagated
+            if len(self._optimizers) == 1:  # with several, the others may still hold gradients
                 self.zeroed()
             return zero_grad(*args, **kwargs)
 
         return zero_and_note
 
     def zeroed(self) -> None:
-        """Gradients were thrown away: what was backpropagated before is no part of a step."""
+        """Gradients were dropped: what was backpropagated before is no part of a step."""
         self._loss, self._is_measured = None, False
 
     def batch_ended(self) -> None:
-        """Lightning's step is over: settle, and let its counters follow."""
+        """Finish the step after Lightning's own, and let its counters follow."""
         steps, calls = self._steps, self._calls
         self._steps = self._calls = 0
         if self._guard.loop.data.is_probe:
@@ -190,7 +190,7 @@ class LightningLoop:
         self._follow(is_batch_end=True)
 
     def _follow(self, *, is_batch_end: bool = False) -> None:
-        """Where the guard has gone, if it has: the playbook's doing, or somebody's who asked for it.
+        """Follow the guard if it went back, by the playbook or by request.
 
         At the end of a batch Lightning may be about to validate.
         """
@@ -198,10 +198,10 @@ class LightningLoop:
         if not back:
             return
         for optimizer in self._optimizers:
-            optimizer.zero_grad()  # of weights that are gone
+            optimizer.zero_grad()  # gradients of weights that are gone
         self.zeroed()
         self._progress.uncount_updates(back * len(self._optimizers), steps=back)
-        if self._expected is None:  # of several loaders nobody knows where they were
+        if self._expected is None:  # the positions of several loaders are not known
             return
         data = self._guard.loop.data
         position = data.position()
@@ -216,14 +216,14 @@ class LightningLoop:
             is_end=is_end,
         )
         if is_batch_end:
-            self._progress.skip_validation(not is_end)  # of an epoch that ends once more
+            self._progress.skip_validation(not is_end)  # an epoch that ends once more validates once more
         self._is_at_end = is_end and not is_batch_end
         self._expected, self._epoch = following, there["number"]
 
-    # The data.
+    # The data
 
     def _load_loader_states(self, load: Any) -> Any:
-        """The moment at which Lightning has made its loaders what they will be, and has not begun them."""
+        """Wrap the loaders at the moment when Lightning has made them, and has not started them."""
 
         def load_and_hand_out() -> None:
             load()
@@ -250,9 +250,9 @@ class LightningLoop:
         return load_and_hand_out
 
     def _hand_out(self, loader: Any) -> Iterator[Any]:
-        # Lightning reads a batch ahead where a loader has no length; a guard has to know which one is trained on
+        # Lightning reads a batch ahead where a loader has no length; a guard has to know which batch is trained on
         self._trainer.fit_loop._data_fetcher.prefetch_batches = 0
-        if self._unused is loader:  # one that Lightning has reloaded is begun twice, and draws a seed each time
+        if self._unused is loader:  # a loader that Lightning has reloaded is started twice, and draws a seed each time
             iter(loader)
         self._unused = loader
         return self._batches(loader)
@@ -266,7 +266,7 @@ class LightningLoop:
         if self._expected is None:
             self._expected, self._number = data.following, self._guard.number
         else:
-            self._epoch += 1  # as Lightning has
+            self._epoch += 1  # as Lightning has counted
         batches = self._guard.batches(loader)
         self._follow()
         while not self._is_at_end:
@@ -287,7 +287,7 @@ class LightningLoop:
         self._is_at_end = False
 
     def _reset(self, reset: Any) -> Any:
-        """Lightning says of a plain loader that it does not go on where it was; by way of a guard it does."""
+        """Suppress Lightning's warning that a plain loader does not resume: through a guard it does."""
 
         def reset_quietly() -> None:
             with warnings.catch_warnings():
@@ -298,7 +298,7 @@ class LightningLoop:
 
 
 class GuardedLoader:
-    """A train loader whose batches come by way of a guard; in all else the loader itself."""
+    """A train loader whose batches pass through a guard; otherwise the loader itself."""
 
     def __init__(self, loader: Any, hand_out: Callable[[Any], Iterator[Any]]) -> None:
         self.loader = loader
@@ -317,7 +317,7 @@ class GuardedLoader:
 
 
 def refuse(trainer: Any, module: Any) -> None:
-    """What cannot be guarded, before anything is changed."""
+    """Refuse what cannot be guarded, before anything is changed."""
     kinds = {each.__name__ for each in type(trainer.strategy).__mro__}
     if not kinds & {"SingleDeviceStrategy", "DDPStrategy"}:
         raise ConfigError(

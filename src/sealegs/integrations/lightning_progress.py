@@ -1,7 +1,7 @@
-"""A Lightning trainer in, its counters moved out: the loop goes on where the guard has gone.
+"""Moves the counters of a Lightning trainer, so that its loop goes on where the guard has gone.
 
-Lightning counts batches in the epoch and in all, updates, and epochs; it validates, steps schedules and ends by these
-counts. They are its own, so everything that knows their names is here.
+Lightning counts batches in the epoch and in all, updates, and epochs. It validates, steps schedules and ends by these
+counts. They are private, so everything that knows their names is here.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ NEEDED = (
     "epoch_loop.reset",
     "epoch_progress",
 )
-"""What a fit loop must have for a guard to join it."""
+"""Attributes that a fit loop must have for a guard to join it."""
 
 
 class Progress:
-    """Where a trainer is in its batches, updates and epochs."""
+    """A trainer's counters of batches, updates and epochs."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -29,27 +29,27 @@ class Progress:
         self._loop = trainer.fit_loop.epoch_loop
 
     def move_batch(self, by: int) -> None:
-        """The next batch is another than the one after the last."""
+        """Let the next batch be another one than the one after the last."""
         self._shift(by, by)
 
     def repeat_batch(self) -> None:
-        """The next batch counts for nothing: it has the place of the last, and no validation comes after it."""
+        """Do not count the next batch: it takes the place of the last one, and no validation comes after it."""
         self._shift(-1, -1)
         self.skip_validation()
 
     def skip_validation(self, is_skipped: bool = True) -> None:
-        """None comes at the end of the batch that is next, or under way."""
+        """Skip the validation at the end of the next batch, or of the present one."""
         self._loop._skip_next_val = is_skipped
 
     def go_back(self, *, batches: int, epochs: int, place: int, is_end: bool) -> None:
-        """To an earlier batch, which may be in an earlier epoch; ``place`` is the one it has there, or is its end."""
+        """Go back to an earlier batch, perhaps of an earlier epoch, at ``place`` in it or at its end."""
         counted = self._loop.batch_progress.current.ready
         self._shift(place - counted if epochs else -batches, -batches)
         _add(self._fit.epoch_progress.current, -epochs)
         self._loop.batch_progress.is_last_batch = self._fit._data_fetcher.done = is_end
 
     def uncount_updates(self, count: int, *, steps: int) -> None:
-        """So many calls of an optimizer, in so many steps, were none."""
+        """Uncount ``count`` calls of an optimizer in ``steps`` steps."""
         if self._trainer.lightning_module.automatic_optimization:
             calls = self._loop.automatic_optimization.optim_progress.optimizer.step
         else:
@@ -58,9 +58,9 @@ class Progress:
         self._loop._batches_that_stepped -= steps
 
     def end_epoch(self, *, is_again: bool) -> None:
-        """The data have ended before the count: do what Lightning does about the last batch of an epoch.
+        """End an epoch whose data ended before the count: do what Lightning does after the last batch of an epoch.
 
-        ``is_again``: the run went back to where that batch was trained on, and its schedules stepped.
+        ``is_again``: the run went back to where that batch had been trained on, and its schedules stepped.
         """
         progress, batches = self._loop.batch_progress, self._trainer.num_training_batches
         progress.is_last_batch = True
@@ -72,7 +72,7 @@ class Progress:
             self._loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         self.skip_validation(not validates)
         self._loop.on_advance_end(self._fit._data_fetcher)
-        self._loop._batches_that_stepped -= 1  # which no batch has
+        self._loop._batches_that_stepped -= 1  # on_advance_end has counted a step that no batch made
 
     def _shift(self, in_epoch: int, in_all: int) -> None:
         progress = self._loop.batch_progress
@@ -82,7 +82,7 @@ class Progress:
 
 
 def lacking(trainer: Any) -> str | None:
-    """The first thing that a trainer's loop does not have of what a guard needs."""
+    """The first attribute that a guard needs and a trainer's loop lacks."""
     for path in NEEDED:
         found = trainer.fit_loop
         for name in path.split("."):
@@ -93,6 +93,6 @@ def lacking(trainer: Any) -> str | None:
 
 
 def _add(following: Any, count: int) -> None:
-    """To all stages that a thing goes through: ready, started, processed, completed."""
+    """Add to all stages of a counter: ready, started, processed, completed."""
     for stage in vars(following):
         setattr(following, stage, getattr(following, stage) + count)

@@ -1,4 +1,4 @@
-"""The guard of somebody else's loop: which options it has, where it records, what it knows of a run that goes on."""
+"""The guard in a framework's loop: its options, its folder, and what it knows about a run that goes on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from sealegs.recovery.playbook import Playbook
 
 
 class GuardKeywords(TypedDict, total=False):
-    """What a guard can be asked for in a framework's loop. Each means what it means to ``sealegs.Guard``."""
+    """The options of a guard in a framework's loop. Each means what it means to ``sealegs.Guard``."""
 
     clip: float | None
     act: bool
@@ -27,14 +27,14 @@ class GuardKeywords(TypedDict, total=False):
 
 
 class LoopOptions(GuardKeywords, total=False):
-    """That, and which batches are left out."""
+    """Those options, and the batches to leave out."""
 
     skip: Sequence[tuple[int, int]]
-    """As of ``Guard.batches``."""
+    """As in ``Guard.batches``."""
 
 
 def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Options that no guard has, and those that are the framework's own: ``own`` says how to set them there."""
+    """Refuse unknown options, and those that the framework owns: ``own`` says how to set them there."""
     for name, cure in own.items():
         if name in options:
             raise ConfigError(f"{name}={options[name]!r}: {cure}")
@@ -53,7 +53,7 @@ def open_guard(
     goes_on: bool,
     settings: dict[str, Any],
 ) -> Guard:
-    """A guard that records into a folder, which a run that ``goes_on`` may have already."""
+    """A guard that records into a folder. A run that ``goes_on`` may have the folder already."""
     telemetry = options.get("telemetry", Telemetry())
     telemetry = replace(telemetry, settings=settings | (telemetry.settings or {}))
     given = GuardOptions(
@@ -80,6 +80,6 @@ def open_guard(
 
 
 def forget_checkpoints(guard: Guard, why: str) -> None:
-    """Those of the guard's own from after the step that the framework went back to."""
+    """Forget the guard's own checkpoints from after the step that the framework went back to."""
     if guard.loop.checkpoints is not None:
         guard.loop.checkpoints.discard_after(guard.number, why)

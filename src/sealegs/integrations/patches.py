@@ -1,4 +1,4 @@
-"""Methods of one object replaced, and put back: how a loop of somebody else's is joined, without a class of its own."""
+"""Replaces methods of one object and puts them back: so a guard joins a framework's loop without a subclass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ _ABSENT = object()
 
 
 class Patches:
-    """What was replaced, newest last. Only the object itself is changed: others of its class are as they were."""
+    """The replaced methods, newest last. Only the object itself is changed, not others of its class."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Any, str, Any]] = []
 
     def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a method by what ``make`` makes of it."""
+        """Replace a method by what ``make`` returns for it."""
         self._kept.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, make(getattr(owner, name)))
 

@@ -1,4 +1,4 @@
-"""What the pre-flight check says of a framework's run in, one warning and one event out."""
+"""Reports the pre-flight check of a framework's run: one warning and one event."""
 
 import warnings
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from sealegs.watch import Watch
 
 
 class PreflightWarning(UserWarning):
-    """What is likely to go wrong in a run that is about to begin."""
+    """Something is likely to go wrong in a run that is about to begin."""
 
 
 class PreflightAdvice(NamedTuple):
-    """What the check said, or why it could not: a look fails open, and says so."""
+    """The report of the check, or why it failed: observing fails open, and says so."""
 
     advised: Advised | None
     failure: str = ""
 
     def warn(self, *, stacklevel: int) -> None:
-        """Of what is more than a note, in one warning. Call it on one rank."""
+        """Give one warning about everything that is more than a note. Call it on one rank."""
         grave = [each for each in self.advised.findings if each.grade != "note"] if self.advised is not None else []
         if grave:
             lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in grave]
@@ -29,7 +29,7 @@ class PreflightAdvice(NamedTuple):
             )
 
     def note(self, watch: Watch, *, step: int) -> None:
-        """All of it, into the record."""
+        """Write all of it into the record."""
         if self.advised is None:
             watch.note("preflight-failed", step=step, reason=self.failure)
         else:
@@ -38,7 +38,7 @@ class PreflightAdvice(NamedTuple):
 
 
 def advice(ask: Callable[[], Advised]) -> PreflightAdvice:
-    """Ask the check about a run."""
+    """Run the check."""
     try:
         return PreflightAdvice(ask())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Rows and events in, the same to a slow sink out: later, in another thread, in the same order."""
+"""Passes rows and events to a slow sink: later, in another thread, in the same order."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ class TakesManyRows(Protocol):
 
 
 class BackgroundSink:
-    """A slow sink that never holds the run: ``row`` and ``event`` only put things into a bounded queue.
+    """A slow sink that never holds up the run: ``row`` and ``event`` only put things into a bounded queue.
 
-    What goes wrong in the thread is raised once, by the next call from the training side; after that the sink is deaf,
-    unless it says that it goes on.
+    The next call from the training side raises an error of the thread, once. After that the sink ignores everything,
+    unless the error says that it goes on.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class BackgroundSink:
         self._gather_s = gather_s
         self._close_within_s = close_within_s
         self._thread: Thread | None = None
-        # Guards all that follows, and is never held while the inner sink is at work. Its lock is reentrant: a signal
-        # handler may log an event while the same thread is inside `row`.
+        # Guards everything below, and is never held while the inner sink works. Its lock is reentrant: a signal handler
+        # may log an event while the same thread is inside `row`.
         self._changed = Condition()
         self._waiting: deque[Row | Event] = deque()
         self._offered = self._delivered = self._dropped = 0
         self._failure: BaseException | None = None
-        self._stumble: SinkFailed | None = None  # told like a failure, but the sink goes on
-        self._over = False  # closed, or the failure has been told: nothing is taken any more
+        self._stumble: SinkFailed | None = None  # raised like a failure, but the sink goes on
+        self._over = False  # closed, or the failure has been raised: nothing is accepted any more
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Start the inner sink here and now, so that a wrong address is known before the first step."""
+        """Start the inner sink at once, so that a wrong address shows before the first step."""
         started = self._sink.start(manifest)
         self._thread = Thread(target=self._deliver, name=f"sealegs-{self.name}", daemon=True)
         self._thread.start()
@@ -86,7 +86,7 @@ class BackgroundSink:
                 self._dropped += 1
                 if not isinstance(item, Event):
                     return
-                self._waiting.popleft()  # events are few and tell how the run ended: the oldest row makes room
+                self._waiting.popleft()  # events are few and say how the run ended: the oldest row makes room
             self._waiting.append(item)
             self._changed.notify()
             self._tell_stumble()
@@ -101,14 +101,14 @@ class BackgroundSink:
             while batch := self._take():
                 self._hand_over(batch)
             self._sink.close()
-        except BaseException as failure:  # even SystemExit: a thread that ends without a word would lose rows silently
+        except BaseException as failure:  # even SystemExit: a thread that ends silently would lose rows
             with self._changed:
                 self._failure = failure
 
     def _take(self) -> list[Row | Event]:
-        """What gathers in ``gather_s`` from the first item on; nothing once the queue is closed and empty.
+        """The items of ``gather_s`` seconds from the first one on; empty once the queue is closed and empty.
 
-        A request for each row would take its time from the training thread: they share one interpreter.
+        One request per row would take time from the training thread: both share one interpreter.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)

@@ -1,4 +1,4 @@
-"""A Message in, a webhook called or a command run out. Where it goes is a secret, and is shown to nobody."""
+"""Delivers messages to a webhook or a command. Its address is a secret that nothing shows."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from sealegs.sinks.messages import Message
 
 TIMEOUT_S = 10.0
 WAITS_S = (1.0, 4.0)
-"""Between one attempt and the next."""
+"""Seconds between one attempt and the next."""
 _PROGRAM = re.compile(r"[\w+-]+(\.\w{1,3})?|(/|\./|\.\./|~/)[\w+.-][\w+./-]*")
-"""What can be nothing but the name of a program, or the path of one."""
+"""A text that can only be the name or the path of a program."""
 
 
 class Undelivered(Exception):
-    """A message did not arrive: why, in words without a secret, and whether another attempt could help."""
+    """A message did not arrive: the reason without any secret, and whether another attempt could help."""
 
     def __init__(self, reason: str, *, may_pass: bool) -> None:
         super().__init__(reason)
@@ -33,17 +33,17 @@ class Undelivered(Exception):
 
 
 class Delivery(Protocol):
-    """A way to a person."""
+    """A way to reach a person."""
 
     shown: str
-    """Where it leads, as it may be shown."""
+    """The destination in a form that may be shown."""
 
     def send(self, message: Message, text: str) -> None:
-        """Deliver it, or raise ``Undelivered``."""
+        """Deliver the message, or raise ``Undelivered``."""
 
 
 def delivered(delivery: Delivery, message: Message, text: str, *, waits_s: Sequence[float] = WAITS_S) -> None:
-    """Deliver a message, with another attempt after each of the waits where that could help."""
+    """Deliver a message. After each of the waits there is another attempt, if that could help."""
     for wait_s in (*waits_s, None):
         try:
             delivery.send(message, text)
@@ -56,14 +56,14 @@ def delivered(delivery: Delivery, message: Message, text: str, *, waits_s: Seque
 
 
 def opened(where: str | Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Delivery:
-    """The way that a user's words mean: the address of a webhook, a command, ``$NAME`` of a variable with either."""
+    """The delivery to a webhook's address, a command, or ``$NAME`` of a variable with either, as the user gave it."""
     if isinstance(where, str) and where.startswith("$"):
         name = where[1:].strip("{}")
         if not (where := os.environ.get(name, "")):
             raise ConfigError(f"notify=${name}: there is no such environment variable; export {name}, or leave it out")
     if not isinstance(where, str):
         return Command(where, timeout_s)
-    address = where.strip(" \t\n'\"")  # as some readers of env files leave it
+    address = where.strip(" \t\n'\"")  # some readers of env files leave quotes
     scheme, separator, _ = address.partition("://")
     if not separator or not scheme.isalpha():
         return Command(shlex.split(where), timeout_s)
@@ -73,7 +73,7 @@ def opened(where: str | Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Deliv
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A message is for the place that the user named: one that sends it elsewhere is refused."""
+    """Refuses redirects: a message is for the place that the user named."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -98,7 +98,7 @@ class Webhook:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def send(self, message: Message, text: str) -> None:
-        """Post it. Slack reads ``<``, ``>`` and ``&`` as its own marks unless they are spelt."""
+        """Post it. Slack reads ``<``, ``>`` and ``&`` as markup unless they are escaped."""
         escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         request = urllib.request.Request(  # noqa: S310 - http and https only, see `opened`
             self._url,
@@ -113,7 +113,7 @@ class Webhook:
                 moved = ", which would lead elsewhere" if 300 <= error.code < 400 else ""
                 may_pass = error.code >= 500 or error.code in (408, 425, 429)
                 raise Undelivered(f"it answers {error.code}{moved}", may_pass=may_pass) from None
-        except (OSError, HTTPException, ValueError) as error:  # no name for it, no way to it, no end, no HTTP
+        except (OSError, HTTPException, ValueError) as error:  # no such host, no route, a timeout, or not HTTP
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             is_late = isinstance(reason, TimeoutError)
             told = f"no answer within {self._timeout_s:g} s" if is_late else type(reason).__name__
@@ -123,20 +123,20 @@ class Webhook:
 
 
 class Command:
-    """A program that gets the text on its standard input, and the parts of it in ``SEALEGS_...`` variables."""
+    """A program that gets the text on its standard input, and its parts in ``SEALEGS_...`` variables."""
 
     def __init__(self, words: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
         if not words or not all(isinstance(word, str) for word in words):
             raise ConfigError("notify='': give the https:// address of a webhook, or a command")
         if shutil.which(words[0]) is None:
-            shown = words[0] if _PROGRAM.fullmatch(words[0]) else ""  # else it may be an address, or hold a secret
+            shown = words[0] if _PROGRAM.fullmatch(words[0]) else ""  # otherwise it may be an address, or hold a secret
             raise ConfigError(f"notify={shown} ...: there is no such program; give a command, or an https:// address")
         self.shown = f"the command {os.path.basename(words[0])}"  # noqa: PTH119 - as the shell names it
         self._words = list(words)
         self._timeout_s = timeout_s
 
     def send(self, message: Message, text: str) -> None:
-        """Run it, and take an exit code of 0 for delivered."""
+        """Run the program; an exit code of 0 means delivered."""
         told = {
             "SEALEGS_KIND": message.kind,
             "SEALEGS_RUN": message.run,

@@ -1,4 +1,4 @@
-"""An Event in, what a person is told of it out: what happened, what to do first, and where to look."""
+"""Messages to a person about events: what happened, what to do first, and where to look."""
 
 import socket
 from collections.abc import Mapping
@@ -13,33 +13,33 @@ from sealegs.vocabulary import Event, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What goes to a person."""
+    """A message to a person."""
 
     kind: str
-    """That of the event: ``alarm``, ``halt``, ..."""
+    """The kind of the event: ``alarm``, ``halt``, ..."""
     run: str
     step: int
     title: str
     """What happened, in a few words; the first line."""
     verdict: str
-    """The same with its numbers."""
+    """What happened, with its numbers."""
     first: str
     """What to do first."""
     page: str
     """Where to look."""
     key: tuple[Any, ...]
-    """Of two messages that say the same."""
+    """Messages with equal keys say the same."""
     is_last: bool = False
-    """Whether no other can be counted on to follow: these are never held back."""
+    """Whether no other message may follow: such messages are never held back."""
 
     @property
     def text(self) -> str:
-        """All of it as lines."""
+        """The whole message as lines."""
         return "\n".join([f"{self.run}: {self.title}", self.verdict, f"first: {self.first}", f"page: {self.page}"])
 
 
 class Messenger:
-    """Knows a run well enough to write about it; most events are none of a person's business, skips among them."""
+    """Writes the messages about one run. Most events, skips among them, need no person and give none."""
 
     def __init__(self, folder: Path, page: str | None = None) -> None:
         self._folder = folder
@@ -49,15 +49,15 @@ class Messenger:
         self._halted = False
         self._last: Row = {}
         self.has_ended = False
-        """Whether the run has said how it ended."""
+        """Whether an event has said how the run ended."""
 
     def saw(self, row: Row) -> None:
-        """Remember how the run is doing."""
+        """Remember the state of the run."""
         if "loss" in row:
             self._last = row
 
     def message(self, event: Event) -> Message | None:
-        """What is told of an event, if anything."""
+        """The message about an event, if there is one."""
         detail = event.detail
         match event.kind:
             case "guard":
@@ -81,7 +81,7 @@ class Messenger:
         return None
 
     def closed(self, how: str = "closed", error: BaseException | None = None) -> Message | None:
-        """What is told of a run that is over and has not said how."""
+        """The message about a run that is over without an event that says how."""
         if self.has_ended:
             return None
         reason = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
@@ -97,7 +97,7 @@ class Messenger:
         return f"nothing yet, playbook {self._playbook} decides; {again}"
 
     def _about_halt(self, event: Event) -> Message:
-        """Weights that are not finite, or a budget that is spent: the end of the run, unless a playbook treats it."""
+        """A weight is not finite, or the budget is spent: the end of the run, unless a playbook handles it."""
         treated = self._acts and self._playbook not in (None, "observe")
         self._halted |= not treated
         title = "halted" if self._acts else "would be halted, but nothing acts on it"
@@ -119,7 +119,7 @@ class Messenger:
     def _about_end(self, event: Event) -> Message | None:
         reason = str(event.detail.get("reason", "ended"))
         self.has_ended = True
-        if reason == "halted" and self._halted:  # told when it was decided
+        if reason == "halted" and self._halted:  # the message went out at the decision
             return None
         first = {
             "finished": f"nothing; `sealegs dashboard {self._folder}` draws it",
@@ -158,7 +158,7 @@ class Messenger:
         try:
             if sentence := remarkable(event):
                 return sentence
-        except (KeyError, TypeError, ValueError):  # somebody's own event of that name, with other particulars
+        except (KeyError, TypeError, ValueError):  # an event of the user's own with that name and other fields
             return event.kind
         why = event.detail.get("error") or event.detail.get("by")
         told = [str(why)] if why else []

@@ -1,4 +1,4 @@
-"""Rows and events in, an MLflow run out: on the server that ``MLFLOW_TRACKING_URI`` names, or in a SQLite file."""
+"""Sends rows and events to an MLflow run: on the server that ``MLFLOW_TRACKING_URI`` names, or in a SQLite file."""
 
 import fcntl
 import math
@@ -24,7 +24,7 @@ _DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is for results, and that URL has the password in it
     "MLFLOW_DISABLE_TELEMETRY": "true",  # a training run reports to nobody its user did not name
 }
-"""How we want MLflow to behave where the user has not said otherwise. It reads these from the environment only."""
+"""Our settings of MLflow where the user has made none. It reads these from the environment only."""
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _LONGEST_NAME = 230  # MLflow takes 250, of which `nonfinite.<signal>.count` needs some
@@ -35,10 +35,10 @@ _NOT_IN_NAMES = re.compile(r"[^\w./ -]")
 
 
 class MlflowSink:
-    """One MLflow run, gone on with when the training run is resumed.
+    """One MLflow run, continued when the training run is resumed.
 
     Signals become metrics of the same name, settings become params, events become tags (``event.001`` and so on).
-    MLflow keeps both values of a step that a resumed run repeats: which one counts is known in the run folder.
+    MLflow keeps both values of a step that a resumed run repeats: the run folder knows which one counts.
     """
 
     name = "mlflow"
@@ -55,10 +55,10 @@ class MlflowSink:
         self._secrets: list[str] = []
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the MLflow run, or go on with the one that the manifest names, and say where it is."""
+        """Make the MLflow run, or continue the one that the manifest names, and return where it is."""
         for variable, value in _DEFAULTS.items():
             os.environ.setdefault(variable, value)
-        try:  # here, not above: it takes seconds, and Sealegs works without it
+        try:  # not at the top: the import takes seconds, and Sealegs works without it
             from mlflow.tracking import MlflowClient
         except ModuleNotFoundError as error:
             raise MissingExtra("the tracker mlflow", "mlflow", "mlflow") from error
@@ -109,7 +109,7 @@ class MlflowSink:
         self._log(metrics=metrics, tags=tags)
 
     def event(self, event: Event) -> None:
-        """Write one event as a tag: the first hundred by number, of those that follow the newest; and its counts."""
+        """Write one event and its counts as tags: the first hundred by number, later ones over the last."""
         from mlflow.entities import Metric
 
         if event.kind == "end":
@@ -126,18 +126,18 @@ class MlflowSink:
         )
 
     def close(self) -> None:
-        """Give the MLflow run its end time, and the status that the ``end`` event told."""
+        """Give the MLflow run its end time, and the status from the ``end`` event."""
         with self._secrets_kept():
             self._client.set_terminated(self._run_id, self._status)
 
     def _earlier_run(self, manifest: Mapping[str, Any]) -> Any:
-        """The MLflow run that this training run had before it stopped, if this store has it still."""
+        """The MLflow run that this training run had before it stopped, if this store still has it."""
         from mlflow.exceptions import MlflowException
 
         tracker = tracker_values.earlier(manifest, self.name)
         if not tracker.get("run_id"):
             return None
-        try:  # rather than compare addresses: run ids are unique, and a store may have moved
+        try:  # instead of comparing addresses: run ids are unique, and a store may have moved
             run = self._client.get_run(tracker["run_id"])
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
@@ -163,7 +163,7 @@ class MlflowSink:
         return str(found.experiment_id)
 
     def _take_up(self, tags: Mapping[str, str]) -> None:
-        """Go on counting where an earlier part of the run stopped."""
+        """Continue the counts of an earlier part of the run."""
         self._status = _STATUS["finished"]
         self._events = int(tags.get("event.count", 0))
         self._nonfinite = {
@@ -173,7 +173,7 @@ class MlflowSink:
         }
 
     def _log_params(self, params: Mapping[str, str], earlier: Any) -> None:
-        """MLflow keeps the first value of a param for good: what a resumed run has otherwise goes into a tag."""
+        """Log params. MLflow never changes one, so values that differ in a resumed run go into a tag."""
         changed = {
             f"changed.{name}": value
             for name, value in params.items()
@@ -182,7 +182,7 @@ class MlflowSink:
         self._log(params={name: value for name, value in params.items() if name not in earlier.params}, tags=changed)
 
     def _count_nonfinite(self, name: str, step: int, value: float) -> dict[str, str]:
-        """Tags, because a SQL store turns infinity into 1.8e308 and charts leave NaN out."""
+        """Count values that are not finite as tags: a SQL store turns infinity into 1.8e308, charts leave NaN out."""
         count = self._nonfinite[name] = self._nonfinite.get(name, 0) + 1
         first = {f"nonfinite.{name}": f"step {step}: {spell(value)}"} if count == 1 else {}
         return {**first, f"nonfinite.{name}.count": str(count)}
@@ -193,17 +193,17 @@ class MlflowSink:
         from mlflow.entities import Param, RunTag
 
         with self._secrets_kept():
-            self._client.log_batch(  # cuts itself into requests of the size that servers take
+            self._client.log_batch(  # splits itself into requests of the size that servers accept
                 self._run_id,
                 metrics=metrics or [],
                 params=[Param(*param) for param in (params or {}).items()],
                 tags=[RunTag(*tag) for tag in tags.items()],
-                synchronous=True,  # whatever the environment says: a failure must be seen here
+                synchronous=True,  # whatever the environment says: a failure must show here
             )
 
     @contextmanager
     def _secrets_kept(self) -> Iterator[None]:
-        """MLflow writes the tracking URI into its errors, password and all, and errors end up in the run's events."""
+        """Keep secrets out of errors: MLflow puts the tracking URI and its password there, and errors become events."""
         try:
             yield
         except Exception as error:
@@ -223,7 +223,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _params(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What a person compares runs by.
+    """The params by which people compare runs.
 
     >>> _params({"settings": {"model": {"width": 64}}, "seed": 1, "run_id": "a1", "versions": {"torch": "2.9"}})
     {'model.width': '64', 'versions.torch': '2.9', 'seed': '1', 'run_id': 'a1'}
@@ -235,7 +235,7 @@ def _params(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name(name: str) -> str:
-    """The name with what MLflow refuses in it replaced: one odd signal must not cost the run its tracker.
+    """The name without the characters that MLflow refuses: one odd signal must not cost the run its tracker.
 
     >>> _name("grad_norm/blocks[0]")
     'grad_norm/blocks_0_'
@@ -244,7 +244,7 @@ def _name(name: str) -> str:
 
 
 def _split_uri(uri: str) -> tuple[str, list[str]]:
-    """A tracking URI as it may be shown, and the pieces of it that may not.
+    """A tracking URI as it may be shown, and its parts that may not.
 
     >>> _split_uri("https://ann:secret@host:5000/mlflow")
     ('https://host:5000/mlflow', ['ann:secret@'])
@@ -254,8 +254,8 @@ def _split_uri(uri: str) -> tuple[str, list[str]]:
     ('sqlite:////home/ann@lab/mlflow.db', [])
     """
     scheme, separator, rest = uri.partition("://")
-    if not separator or rest.startswith("/"):  # a file: nobody logs in to it
+    if not separator or rest.startswith("/"):  # a file: it needs no login
         return uri, []
-    login, at, place = rest.rpartition("@")  # the last @, should the password have one unescaped
+    login, at, place = rest.rpartition("@")  # the last @, in case the password has one unescaped
     place, mark, query = place.partition("?")
     return f"{scheme}://{place}", [piece for piece in (login + at, mark + query) if piece]

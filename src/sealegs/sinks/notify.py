@@ -1,4 +1,4 @@
-"""Rows and events in, a word to a person out: at a halt, an intervention, an incident, the end."""
+"""Notifies a person of the few events that need one: a halt, an intervention, an incident, the end."""
 
 import atexit
 import os
@@ -23,17 +23,17 @@ CLOSE_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Where a person is told, and how often."""
+    """Where notifications go, and how often."""
 
     where: str | Sequence[str] = field(repr=False)
     """The address of a webhook, a command (text, or a list of words), or ``$NAME`` of a variable with either."""
     page: str | None = None
     """Address of the page that a message leads to; ``{run}`` in it is the run's name. Default: its place on disk."""
     at_most: int = 10
-    """Messages in ``per_s`` seconds. What is above that is counted, and the count comes with the next one."""
+    """The most messages in ``per_s`` seconds. Further ones are counted, and the count comes with the next message."""
     per_s: float = 600.0
     again_after_s: float = 3600.0
-    """What was said already is said again only after so long."""
+    """Seconds after which a message may be repeated."""
 
     def __post_init__(self) -> None:
         if self.at_most < 1:
@@ -47,7 +47,7 @@ Where: TypeAlias = str | Sequence[str] | Notify
 
 
 class Notifier:
-    """A sink that tells a person of the few events that need one, and says once when it cannot.
+    """A sink that notifies a person of the few events that need one, and reports once when it cannot.
 
     Rows cost nothing: only messages go into the bounded queue, from which another thread delivers them.
     """
@@ -59,36 +59,36 @@ class Notifier:
         self._way = delivery.opened(self._options.where)  # refused here, before there is a run folder
         self._messenger = Messenger(Path())
         self._queue = BackgroundSink(_Sender(self._way), capacity=100, gather_s=0.0, close_within_s=CLOSE_WITHIN_S)
-        self._lock = RLock()  # the watchdog's thread tells, too, and signal handlers
+        self._lock = RLock()  # the watchdog's thread and signal handlers send messages, too
         self._sent: deque[float] = deque()
         self._said: dict[tuple[Any, ...], float] = {}
         self._held_back = 0
         self._process = 0
 
     def start(self, manifest: Mapping[str, Any]) -> None:
-        """Get ready. Nothing is sent: `sealegs notify` tries whether messages arrive."""
+        """Get ready. Nothing is sent: `sealegs notify` tests whether messages arrive."""
         self._messenger = Messenger(Path(manifest["folder"]), self._options.page)
         self._queue.start(manifest)
         self._process = os.getpid()
         atexit.register(self._at_exit)
 
     def row(self, row: Row) -> None:
-        """Remember how the run is doing."""
+        """Remember the state of the run."""
         self._messenger.saw(row)
 
     def event(self, event: Event) -> None:
-        """Tell of it, if a person should know."""
+        """Send a message, if a person should know."""
         with self._lock:
             message = self._messenger.message(event)
             text = None if message is None else self._allowed(message)
         self._queue_up(message, text)
 
     def close(self) -> None:
-        """Say that it is over, if nobody has, and wait for what is on its way, but not for long."""
+        """Say that the run is over, if no event has, and wait shortly for messages on their way."""
         self._end(self._messenger.closed())
 
     def _at_exit(self) -> None:
-        """A process that ends without closing its run: what it died of is the one thing its user wants to know."""
+        """Report a process that ends without closing its run, with its error: what its user most wants to know."""
         if os.getpid() == self._process:
             error = getattr(sys, "last_value", None)
             self._end(self._messenger.closed("failed" if error else "ended without being closed", error))
@@ -108,7 +108,7 @@ class Notifier:
             self._queue.event(Event(kind=message.kind, step=message.step, time=0.0, detail=detail))
 
     def _allowed(self, message: Message) -> str | None:
-        """The text to send, with the count of what was held back since the last; None, where this one is, too."""
+        """The text to send, with the count of messages held back since the last; None if this one is held back, too."""
         now = time.monotonic()
         said = self._said.get(message.key)
         while self._sent and now - self._sent[0] > self._options.per_s:
@@ -125,7 +125,7 @@ class Notifier:
 
 
 class _Sender:
-    """The end of the queue: delivers, and tells the first of several failures in a row."""
+    """The end of the queue: delivers messages, and reports the first of several failures in a row."""
 
     name = Notifier.name
 
@@ -134,13 +134,13 @@ class _Sender:
         self._lost = 0
 
     def start(self, manifest: Mapping[str, Any]) -> None:
-        """Nothing to get ready."""
+        """There is nothing to prepare."""
 
     def row(self, row: Row) -> None:
-        """None comes here."""
+        """No row comes here."""
 
     def event(self, event: Event) -> None:
-        """Deliver one message; while none gets through, with one attempt each."""
+        """Deliver one message. After a failure, later messages have one attempt each until one arrives."""
         text = event.detail["text"]
         if self._lost:
             text += f"\n({self._lost} earlier message{'s' * (self._lost > 1)} did not arrive)"
@@ -155,4 +155,4 @@ class _Sender:
             self._lost = 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""

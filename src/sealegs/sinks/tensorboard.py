@@ -1,4 +1,4 @@
-"""Rows and events in, a TensorBoard event file out, through TensorBoard's own records; neither torch nor TensorFlow."""
+"""Writes rows and events to a TensorBoard event file, through TensorBoard's own records; without TensorFlow."""
 
 import os
 import socket
@@ -30,8 +30,8 @@ class TensorboardSink:
         self._is_failed = False
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Begin an event file, with the settings at its head, and say where it is."""
-        try:  # here, not above: it takes half a second, and Sealegs works without it
+        """Start an event file with the settings at its head, and return where it is."""
+        try:  # not at the top: the import takes half a second, and Sealegs works without it
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ModuleNotFoundError as error:
             raise MissingExtra("the tracker tensorboard", "tensorboard", "tensorboard") from error
@@ -59,7 +59,7 @@ class TensorboardSink:
         self._flush()
 
     def event(self, event: Event) -> None:
-        """Write what a person should know of an event, as text, and what it counts."""
+        """Write an event as text, if a person should know of it, and its counts."""
         mark = tracker_values.mark(event)
         if event.kind == "end":
             self._is_failed = mark is not None and mark.level == "error"
@@ -70,7 +70,7 @@ class TensorboardSink:
         self._flush()
 
     def close(self) -> None:
-        """End the session, as succeeded unless the ``end`` event told otherwise, and the file."""
+        """End the session and the file; it succeeded unless the ``end`` event says otherwise."""
         if self._file is None:
             return
         self._write(summary=_session(is_failed=self._is_failed))
@@ -93,7 +93,7 @@ class TensorboardSink:
 
 
 def _text(tag: str, text: str) -> Any:
-    """A text as TensorBoard's TEXT tab takes it: Markdown, so that lines stay lines only where a table has them."""
+    """A text for TensorBoard's TEXT tab: Markdown, which keeps line breaks only in a table."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -106,7 +106,7 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _session(*, started: Mapping[str, Any] | None = None, is_failed: bool = False) -> Any:
-    """The begin of a session of the HPARAMS tab, with its settings, or its end."""
+    """The start of a session of the HPARAMS tab with its settings, or its end."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.api_pb2 import Status

@@ -1,4 +1,4 @@
-"""Manifests, rows and events in, what every tracker shows of them out: the same names and the same words in each."""
+"""What every tracker shows of manifests, rows and events: the same names and the same words in each."""
 
 import json
 import math
@@ -28,13 +28,13 @@ _LEVELS: dict[str, Level] = {
     "halt": "error",
 }
 _COUNTED = {"skipped_in_all": "skips", "incident": "incidents", "number": "interventions"}
-"""What events know of their own number, and the series that it becomes: nothing to count, so a resume goes on."""
+"""Numbers that events carry, and the series that each becomes. Nothing is counted here, so a resume goes on."""
 _COUNTING = {"skip": ("skipped_in_all",), "alarm": ("skipped_in_all", "incident"), "intervention": ("number",)}
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerMark:
-    """Something that happened, as a tracker shows it."""
+    """An event as a tracker shows it."""
 
     step: int
     level: Level
@@ -43,7 +43,7 @@ class TrackerMark:
 
 
 def mark(event: Event) -> TrackerMark | None:
-    """What a person who looks at the charts should know of an event; most are none of their business.
+    """The mark for an event that a person at the charts should know of; None for most events.
 
     >>> mark(Event(kind="skip", step=7, time=0.0, detail={"text": "step 7  SKIP  loss spike: 9"}))
     TrackerMark(step=7, level='info', title='skip at step 7', text='step 7  SKIP  loss spike: 9')
@@ -59,13 +59,13 @@ def mark(event: Event) -> TrackerMark | None:
         return None
     try:
         text = remarkable(event) or event.kind
-    except (KeyError, TypeError, ValueError):  # somebody's own event of that name, with other particulars
+    except (KeyError, TypeError, ValueError):  # an event of the user's own with that name and other fields
         text = event.kind
     return TrackerMark(event.step, _LEVELS[event.kind], f"{event.kind} at step {event.step}", text)
 
 
 def counts(event: Event) -> dict[str, float]:
-    """How many steps were skipped, incidents met and interventions made by now, where the event says so.
+    """The numbers of skipped steps, incidents and interventions so far, where the event has them.
 
     >>> counts(Event(kind="alarm", step=7, time=0.0, detail={"incident": 2, "skipped_in_all": 5}))
     {'skips': 5.0, 'incidents': 2.0}
@@ -75,7 +75,7 @@ def counts(event: Event) -> dict[str, float]:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """The numbers of a row by signal, and a mark for each that is none.
+    """The numbers of a row by signal, and a mark for each that is not finite.
 
     >>> numbers({"step": 7, "time": 1.5, "loss": float("nan"), "batch_hash": "9f"})
     {'loss': nan, 'nonfinite/loss': 1.0}
@@ -85,7 +85,7 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a person compares runs by, nested as it is.
+    """The settings by which people compare runs, nested as they are.
 
     >>> settings({"settings": {"lr": 0.1}, "seed": 1, "dtype": None, "run_id": "a1", "versions": {"torch": "2.9"}})
     {'lr': 0.1, 'versions': {'torch': '2.9'}, 'seed': 1, 'run_id': 'a1'}
@@ -95,17 +95,17 @@ def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def earlier(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What a tracker said of this run when it had it before; nothing, if it had not.
+    """What a tracker returned for this run when it was started before; empty if it was not.
 
     >>> earlier({"trackers": [{"name": "wandb", "run_id": "a"}, {"name": "mlflow", "run_id": "b"}]}, "mlflow")
     {'name': 'mlflow', 'run_id': 'b'}
     """
-    entries = [*(manifest.get("trackers") or ()), manifest.get("tracker") or {}]  # before 0.1 there was but one
+    entries = [*(manifest.get("trackers") or ()), manifest.get("tracker") or {}]  # before 0.1 there was only one
     return next((entry for entry in entries if entry.get("name") == name), {})
 
 
 def plain_text(value: Any) -> str:
-    """A setting or a particular as text, lists and tables as JSON."""
+    """A setting or an event's field as text; lists and tables as JSON."""
     return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The name of a tracker in, a sink behind its queue out."""
+"""Makes the sink of a tracker from its name, behind a queue."""
 
 import difflib
 from importlib import import_module
@@ -9,9 +9,9 @@ from sealegs.sinks.background import BackgroundSink
 from sealegs.vocabulary import Sink
 
 TRACKERS = {"mlflow": "MlflowSink", "wandb": "WandbSink", "tensorboard": "TensorboardSink", "trackio": "TrackioSink"}
-"""Each a module here, a library and an extra of the same name."""
+"""Each is a module here, a library and an extra of the same name."""
 
-_CLOSE_WITHIN_S = {"wandb": 60.0}  # it uploads at the end what it has not uploaded yet
+_CLOSE_WITHIN_S = {"wandb": 60.0}  # it uploads the rest at the end
 
 
 def tracker(name: str) -> Sink:

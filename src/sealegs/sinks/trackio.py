@@ -1,4 +1,4 @@
-"""Rows and events in, a run of a local Trackio project out."""
+"""Writes rows and events to a run of a local Trackio project."""
 
 import os
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ PROJECT = "sealegs"
 
 
 class TrackioSink:
-    """One Trackio run, gone on with when the training run is resumed. Always local: ``trackio sync`` publishes it.
+    """One Trackio run, continued when the training run is resumed. Always local: ``trackio sync`` publishes it.
 
-    It writes to Trackio's store itself. ``trackio.init`` would end a run that the user's own code has under way, print
-    to stdout, and make a warning of every failure, so that nobody could say that rows are lost.
+    The sink writes to Trackio's store itself. ``trackio.init`` would end a run of the user's own code, print to stdout,
+    and turn every failure into a warning, so that lost rows could not be reported.
     """
 
     name = "trackio"
@@ -28,8 +28,8 @@ class TrackioSink:
         self._config: dict[str, Any] = {}
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the project, where it is not there yet, and say where it is."""
-        try:  # here, not above: it takes most of a second, and Sealegs works without it
+        """Make the project if it does not exist, and return where it is."""
+        try:  # not at the top: the import takes most of a second, and Sealegs works without it
             from trackio.sqlite_storage import SQLiteStorage
             from trackio.utils import TRACKIO_DIR
         except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ class TrackioSink:
         self._log([(int(row["step"]), tracker_values.numbers(row), _written(row.get("time"))) for row in rows])
 
     def event(self, event: Event) -> None:
-        """Raise an alert, and write what the event counts."""
+        """Raise an alert, and write the event's counts."""
         mark = tracker_values.mark(event)
         if numbers := tracker_values.counts(event):
             self._log([(event.step, numbers, _written(event.time))])
@@ -66,7 +66,7 @@ class TrackioSink:
             )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def _log(self, rows: list[tuple[int, dict[str, float], str]]) -> None:
         steps, numbers, times = zip(*rows, strict=True)
@@ -77,6 +77,6 @@ class TrackioSink:
 
 
 def _written(time: Any) -> str:
-    """A time as Trackio writes it."""
+    """A time in Trackio's format."""
     now = datetime.now(UTC) if time is None else datetime.fromtimestamp(float(time), UTC)
     return now.isoformat()

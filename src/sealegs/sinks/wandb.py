@@ -1,4 +1,4 @@
-"""Rows and events in, a W&B run out: on the server that the user is logged in to, or in a folder to be synced."""
+"""Sends rows and events to a W&B run: on the server that the user is logged in to, or in a folder to be synced."""
 
 import os
 from collections.abc import Mapping
@@ -20,10 +20,11 @@ _LONGEST_TEXT = 500
 
 
 class WandbSink:
-    """One W&B run beside whatever runs the user has, gone on with when the training run is resumed.
+    """One W&B run beside any runs of the user's, continued when the training run is resumed.
 
-    Signals become metrics of the same name over ``step``: W&B's own step only goes up, and drops what a run does again
-    after it went back. Events become entries of the summary, those that a person should know of become alerts.
+    Signals become metrics of the same name over ``step``, because W&B's own step only rises and drops the steps that a
+    run repeats after a rollback. Events become entries of the summary; those that a person should know of become
+    alerts.
     """
 
     name = "wandb"
@@ -33,17 +34,17 @@ class WandbSink:
         self._events = 0
         self._exit_code = 0
         self._halted: set[Any] = set()
-        """Incidents that a halt was told of: where nobody acts on it, it comes again at every step."""
+        """Incidents whose halt has been reported: where nothing acts on a halt, it comes again at every step."""
 
     def start(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the W&B run, or go on with the one that the manifest names, and say where it is."""
+        """Make the W&B run, or continue the one that the manifest names, and return where it is."""
         for variable, value in _DEFAULTS.items():
             os.environ.setdefault(variable, value)
-        try:  # here, not above: it takes a second, and Sealegs works without it
+        try:  # not at the top: the import takes a second, and Sealegs works without it
             import wandb
         except ModuleNotFoundError as error:
             raise MissingExtra("the tracker wandb", "wandb", "wandb") from error
-        folder = Path(manifest["folder"]).absolute()  # W&B's process may have begun in another folder than we are in
+        folder = Path(manifest["folder"]).absolute()  # W&B's process may run in another folder than ours
         folder.parent.mkdir(parents=True, exist_ok=True)
         before = tracker_values.earlier(manifest, self.name)
         is_online = os.environ.get("WANDB_MODE", "online" if _is_logged_in() else "offline") == "online"
@@ -53,8 +54,8 @@ class WandbSink:
             id=before.get("run_id") or token_hex(4),
             dir=str(folder.parent),
             mode=None if "WANDB_MODE" in os.environ else "online" if is_online else "offline",
-            resume="allow" if before and is_online else None,  # offline it is not asked, and complains
-            # `create_new`: a run that the user's own code has under way stays as it is
+            resume="allow" if before and is_online else None,  # offline it has no effect, and W&B complains
+            # `create_new`: a run of the user's own code stays as it is
             settings=wandb.Settings(
                 console="off", silent=True, init_timeout=_INIT_TIMEOUT_S, reinit="create_new", quiet=True
             ),
@@ -74,7 +75,7 @@ class WandbSink:
         self._run.log({**tracker_values.numbers(row), "step": int(row["step"])})
 
     def event(self, event: Event) -> None:
-        """Write one event into the summary, the first hundred of a process each for itself; raise an alert."""
+        """Write one event into the summary, the first hundred of a process one by one; raise an alert."""
         mark = tracker_values.mark(event)
         if event.kind == "end":
             self._exit_code = int(mark is not None and mark.level == "error")
@@ -94,13 +95,13 @@ class WandbSink:
             self._run.alert(title=mark.title, text=text, level=level, wait_duration=0)
 
     def close(self) -> None:
-        """End the W&B run: it succeeded, unless the ``end`` event told otherwise."""
+        """End the W&B run; it succeeded unless the ``end`` event says otherwise."""
         if self._run is not None:
             self._run.finish(exit_code=self._exit_code)
 
 
 def _is_logged_in() -> bool:
-    """Whether W&B knows a key: without one it would ask for it, and the run would wait at a prompt that nobody sees."""
+    """Whether W&B has a key: without one it would ask for it, and the run would wait at a prompt that nobody sees."""
     import wandb
 
     return bool(wandb.api.api_key)
