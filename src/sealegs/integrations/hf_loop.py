@@ -18,9 +18,9 @@ counts attempts::
      |  |
      |  v
      |  optimizer.step         guard.loop.update, which ends with finish_step
-     |  |   \
-     |  |    rollback:         global_step and the averages go back, later checkpoints are given up,
-     |  |   /                  and this step is not logged, evaluated or saved
+     |  |
+     |  +-- after a rollback:  global_step and the averages go back, later checkpoints are given up,
+     |  |                      and this step is not logged, evaluated or saved
      |  v
      |  on_step_end
      |  |
