@@ -1,4 +1,4 @@
-"""Names in, Drills out: what can go wrong with a run, as a list to practise with. Standard library only."""
+"""The catalogue of drills: what can go wrong with a run, to practise with. Standard library only."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -18,31 +18,31 @@ SCARCE: dict[Where, str] = {
     "the lab": "the lab's own model or data",
     "ranks": "several ranks, and a loop of your own is drilled in one process",
 }
-"""What a loop of one's own does not have."""
+"""What a loop of the user's own lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """One thing that goes wrong; or, among the benign ones, nothing."""
+    """One thing that goes wrong; a benign drill has none."""
 
     name: str
     family: Family
     what: str
-    """In a sentence."""
+    """The drill in a sentence."""
     faults: tuple[str, ...] = ()
-    """As ``sealegs train --inject`` has them, without the step."""
+    """The faults in the syntax of ``sealegs train --inject``, without the step."""
     settings: tuple[str, ...] = ()
-    """Of the lab, as flags: ``optimizer.clip=0``."""
+    """Settings of the lab as flags: ``optimizer.clip=0``."""
     control: str = ""
-    """Something harmless that is done to the lab's data: a name in ``controls``."""
+    """A harmless change of the lab's data: a name in ``controls``."""
     causes: tuple[str, ...] = ()
-    """What a tested diagnosis may say; where it is empty, none is asked for."""
+    """The causes that a tested diagnosis may name; empty if no diagnosis is expected."""
     where: Where = "any loop"
-    """``text``: batches must have tokens; ``ranks``: the lab, on two of them."""
+    """``text``: batches must have tokens; ``ranks``: the lab, on two ranks."""
 
     @property
     def is_benign(self) -> bool:
-        """Whether nothing is wrong, so that nothing is to be done."""
+        """Whether nothing is wrong, so that the guard must do nothing."""
         return self.family == "benign"
 
     @property
@@ -51,12 +51,12 @@ class Drill:
         return next((fault.rank for fault in self.struck(0) if fault.rank is not None), None)
 
     def struck(self, at: int) -> list[Fault]:
-        """Its faults, from a step on; one that names a step keeps it."""
+        """Its faults from a step on; a fault that names a step keeps it."""
         return [parse(text if "@" in text else f"{text}@{at}") for text in self.faults]
 
 
 def _of(family: Family, where: Where, *rows: tuple[str, str, str, str]) -> tuple[Drill, ...]:
-    """Drills of one fault each: name, fault, causes, what."""
+    """Drills of one fault each: name, fault, causes, sentence."""
     return tuple(
         Drill(name=name, family=family, what=what, faults=(fault,), causes=tuple(causes.split()), where=where)
         for name, fault, causes, what in rows
@@ -281,12 +281,12 @@ DRILLS: dict[str, Drill] = {
         *_BENIGN,
     )
 }
-"""All of them, by name."""
+"""All drills by name."""
 FAMILIES = get_args(Family)[:-1]
 
 
 def chosen(names: Iterable[str], *, is_lab: bool) -> list[Drill]:
-    """The drills that are asked for, by name, by family, or as a fault of one's own; without names, all that fit."""
+    """The requested drills, by name, by family, or as a fault of one's own; without names, all that fit."""
     found: dict[str, Drill] = {}
     for name in names:
         family = [drill for drill in DRILLS.values() if drill.family == name]
@@ -300,7 +300,7 @@ def chosen(names: Iterable[str], *, is_lab: bool) -> list[Drill]:
 
 
 def _own(text: str) -> Drill:
-    """A fault as one writes it for ``sealegs train --inject``."""
+    """A drill of a fault in the syntax of ``sealegs train --inject``."""
     name = text.partition("@")[0].partition(":")[0]
     if name not in KINDS:
         known: Sequence[str] = (*DRILLS, *FAMILIES, *KINDS)

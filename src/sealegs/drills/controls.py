@@ -1,4 +1,4 @@
-"""The lab's batches in, the same run with something harmless about it out: what a guard must let pass."""
+"""Harmless changes to the lab's batches, which a guard must let pass."""
 
 import math
 import time
@@ -20,19 +20,19 @@ Altered = Callable[[Batch], Batch]
 
 
 class Altering(Spoiler):
-    """Changes batches from one on."""
+    """Changes batches from a number on."""
 
     def __init__(self, alter: Altered, at: int = 0, batches: float = math.inf) -> None:
         super().__init__([])
         self._alter, self._at, self._end = alter, at, at + batches
 
     def apply(self, batch: Any, number: int) -> Any:
-        """The batch, or another."""
+        """The batch, or another one."""
         return self._alter(batch) if self._at <= number < self._end else batch
 
 
 def altered(control: str, at: int, other: Stream) -> Callable[..., Any]:
-    """What disturbs a run of the lab from a step on, by the name of a control; ``other`` has another kind of text."""
+    """The disturbance of a lab run from a step on, by name of the control; ``other`` has another kind of text."""
 
     @contextmanager
     def disturb(_: object, __: object, stream: Stream, *___: object) -> Iterator[Any]:
@@ -50,12 +50,12 @@ def altered(control: str, at: int, other: Stream) -> Callable[..., Any]:
 
 
 def _numbered(stream: Stream, batch: Batch, number: int) -> Batch:
-    """A batch of a stream, in the place of another."""
+    """A batch of a stream under the number of another."""
     return replace(stream.batch(number), index=batch.index)
 
 
 def _joined(first: Batch, second: Batch) -> Batch:
-    """Both, as one."""
+    """Two batches as one."""
     return replace(
         first,
         tokens=np.concatenate([first.tokens, second.tokens]),
@@ -65,7 +65,7 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 def _half(first: Batch, second: Batch) -> Batch:
-    """Every other row of the first, and of the second."""
+    """Every other row of the first batch and of the second."""
     odd = np.arange(len(first.tokens)) % 2 == 1
     return replace(
         first,

@@ -1,4 +1,4 @@
-"""A Drill in, two runs with it out: one that is only watched, and one that is guarded; and their clean twin."""
+"""Trains the runs of a drill: one that is only watched, one that is guarded, and their clean twin."""
 
 import math
 from ast import literal_eval
@@ -26,25 +26,25 @@ from sealegs.recovery.playbook import Playbook
 from sealegs.replay.subject import Subject, load_builder
 
 OTHER_TEXT = {"stdlib": 1.0}
-"""What the lab's grammar has nothing of."""
+"""A source that has nothing in common with the lab's grammar."""
 LEAD = 30
-"""Steps of a branch before a fault: it has been resumed then, and gone on."""
+"""Steps of a branch before a fault: by then it has resumed and gone on."""
 PROBES = 8
-"""Batches that say how good the weights of somebody's own loop are."""
+"""Batches that measure how good the weights of a user's own loop are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabLoop:
-    """Branches of one run of the lab; where a drill changes settings, whole runs."""
+    """Branches of one run of the lab; whole runs if a drill changes settings."""
 
     place: Path
-    """For what branches share."""
+    """The folder of what branches share."""
     size: str
     seed: int
     at: int
-    """The step at which faults strike ..."""
+    """The step at which faults strike."""
     last: int
-    """... and at which runs are compared."""
+    """The step at which runs are compared."""
     device: Literal["auto", "cpu"] = "auto"
     ranks: ClassVar[int] = 1
 
@@ -57,12 +57,12 @@ class LabLoop:
         return self.at - LEAD
 
     def prepare(self) -> None:
-        """Train what comes before the fork."""
+        """Train the part before the fork."""
         settings = self.settings(None, guarded=True)
         begin(settings, open_data(settings), self.place / "beginning", steps=self.fork)
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
-        """The final loss on clean batches, NaN where it was halted; without some batches, if that is a placebo."""
+        """The final loss on clean batches, NaN if the run was halted. A placebo runs ``without`` some batches."""
         settings = self.settings(drill, guarded=guarded)
         data = open_data(settings)
         how: dict[str, Any] = {"disturb": self._disturb(drill, settings)}
@@ -81,7 +81,7 @@ class LabLoop:
         return result.eval_loss
 
     def settings(self, drill: Drill | None, *, guarded: bool) -> Settings:
-        """What a run is trained with."""
+        """The settings of a run."""
         base = SIZES[self.size]
         cadence = replace(base.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=16)
         settings = replace(
@@ -103,7 +103,7 @@ class LabLoop:
 
 
 def changed(settings: Settings, changes: Sequence[str]) -> Settings:
-    """With settings changed as flags have them: ``optimizer.clip=0``."""
+    """Settings with changes in the form of flags: ``optimizer.clip=0``."""
     for change in changes:
         name, _, value = change.partition("=")
         part, _, field = name.partition(".")
@@ -113,7 +113,7 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoop:
-    """Somebody's own model, optimizer, loss and batches, in a plain guarded loop; every run from its first step."""
+    """A user's own model, optimizer, loss and batches, in a plain guarded loop. Every run starts at step 0."""
 
     place: str
     """``train.py:build``"""
@@ -126,7 +126,7 @@ class OwnLoop:
         return f"{self.place}, seed {self.seed}"
 
     def prepare(self) -> None:
-        """Nothing is shared."""
+        """Runs of a user's own loop share nothing."""
         self._made()
 
     def _made(self) -> Subject:
@@ -137,7 +137,7 @@ class OwnLoop:
         return subject
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
-        """The final loss on clean batches, NaN where it was halted; without some batches, if that is a placebo."""
+        """The final loss on clean batches, NaN if the run was halted. A placebo runs ``without`` some batches."""
         subject = self._made()
         assert subject.batches is not None
         playbook = Playbook.standard() if guarded else Playbook.observe()
@@ -169,18 +169,18 @@ class OwnLoop:
                             if guard.number >= self.last:
                                 break
                 guard.loop.finish()
-                guard.watch.note("end", reason="finished")  # it was broken on purpose: how well it ended is scored
+                guard.watch.note("end", reason="finished")  # broken on purpose: the score says how well it ended
         except RunHalted:
             return math.nan
         return self._loss(subject)
 
     @torch.no_grad()
     def _loss(self, subject: Subject) -> float:
-        """Of the first batches, which are the same for all that is compared."""
+        """The loss on the first batches, which are the same in all runs."""
         probes = list(islice(iter(self._made().batches or ()), PROBES))
         subject.model.eval()
         return sum(float(subject.loss(batch)) for batch in probes) / len(probes)
 
 
 Loop: TypeAlias = LabLoop | OwnLoop
-"""Something that can be trained again and again, the same way."""
+"""Something that can be trained again and again in the same way."""

@@ -1,4 +1,4 @@
-"""A Drill of several ranks in, two runs with it out, and their clean twin: the lab's model under DDP, on the CPU.
+"""Trains the runs of a drill on several ranks, and their clean twin: the lab's model under DDP, on the CPU.
 
 Each rank has its rows of the batches that one process would have. The loop is a plain one, as anybody writes it, with
 the lab's model, optimizer, schedule and data.
@@ -54,36 +54,36 @@ class RankedLoop:
     """Branches of one run of the lab on several ranks."""
 
     lab: LabLoop
-    """Whose settings and place it has."""
+    """The lab whose settings and folder it has."""
     crew: Crew
 
     @property
     def at(self) -> int:
-        """The step at which faults strike ..."""
+        """The step at which faults strike."""
         return self.lab.at
 
     @property
     def last(self) -> int:
-        """... and at which runs are compared."""
+        """The step at which runs are compared."""
         return self.lab.last
 
     @property
     def ranks(self) -> int:
-        """Processes that it runs in."""
+        """Number of processes."""
         return self.crew.ranks
 
     def __str__(self) -> str:
         return f"{self.lab}, on {self.crew.ranks} ranks"
 
     def prepare(self) -> None:
-        """Train what comes before the fork."""
+        """Train the part before the fork."""
         settings = self.lab.settings(None, guarded=True)
-        open_data(settings)  # made once, before all ranks want it
+        open_data(settings)  # made once, before all ranks need it
         first = partial(trained, settings, self._beginning, until=self.lab.fork)
         self.crew.do("the beginning on several ranks", first)
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
-        """The final loss on clean batches, NaN where it was halted; without some batches, if that is a placebo."""
+        """The final loss on clean batches, NaN if the run was halted. A placebo runs ``without`` some batches."""
         fork(self._beginning, folder)
         losses = self.crew.do(
             f"{drill.name if drill else 'a clean twin'}, {'guarded' if guarded else 'unguarded'}",
@@ -97,7 +97,7 @@ class RankedLoop:
                 skip=[(self.at, self.at + without)] if without else [],
             ),
         )
-        # which replica is kept is chance, so it is the worse one that counts
+        # chance decides which replica is kept, so the worse one counts
         return math.nan if any(map(math.isnan, losses)) else max(losses)
 
     @property
@@ -115,7 +115,7 @@ def trained(
     faults: Sequence[str] = (),
     skip: Sequence[tuple[int, int]] = (),
 ) -> float:
-    """On one rank of several: train, and give the loss of this replica on clean batches; NaN where it was halted."""
+    """Train on one rank of several, and give this replica's loss on clean batches; NaN if the run was halted."""
     torch.manual_seed(settings.seed)
     data = open_data(settings)
     model = Transformer(settings.model)
@@ -170,7 +170,7 @@ def rows_of_this_rank(batch: Batch) -> Batch:
 def _record(
     settings: Settings, data: TokenSources, model: Transformer, folder: Path, *, resume: bool
 ) -> RunWriter | Path:
-    """One rank writes; the others know where."""
+    """The record of the run: one rank writes, the others only know the folder."""
     if dist.get_rank() != 0:
         return folder
     return (
@@ -199,7 +199,7 @@ def _do_steps(
 
 
 def _tell_strikes(watch: Watch, strikes: list[tuple[int, str]]) -> None:
-    """Whichever rank was struck, one writes."""
+    """Report the strikes: one rank writes, whichever was struck."""
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, strikes)
     for rank, of_rank in enumerate(of_ranks):

@@ -1,7 +1,7 @@
-"""Jobs in, what each rank makes of them out: processes in a gloo group that stay for all the runs of a card.
+"""Runs jobs on ranks: processes in a gloo group that stay for all the runs of a score card.
 
-A rank that dies, fails or falls silent ends in one sentence that names it; whoever leaves the ``with`` takes all of
-them along, and they go by themselves where this process is gone.
+A rank that dies, fails or falls silent ends the job with one sentence that names it. Leaving the ``with`` ends all
+ranks, and they end by themselves if this process is gone.
 """
 
 import os
@@ -22,12 +22,12 @@ from sealegs.scan.scan import interrupts_held
 
 RANKS = 2
 PATIENCE_S = 120.0
-"""How long a rank may take for a step, or to begin: a hundred times what a slow machine needs."""
+"""Seconds that a rank may take for a step, or to start: a hundred times what a slow machine needs."""
 ROLL_CALL_S = 5.0
-"""How long the others are waited for once one has failed: the one that it waited for in vain is to be named."""
+"""Seconds to wait for the others once one has failed: the rank that it waited for in vain must be named."""
 
 Beat: TypeAlias = Callable[[int], None]
-"""Told of every step that is done."""
+"""Called after every step."""
 T = TypeVar("T")
 
 
@@ -36,8 +36,8 @@ class _Member(NamedTuple):
     pipe: Connection
 
 
-class _Told(NamedTuple):
-    """What a rank says."""
+class _RankMessage(NamedTuple):
+    """A message from a rank."""
 
     kind: Literal["step", "done", "failed", "waited"]
     """``waited``: in vain, for another rank."""
@@ -45,17 +45,17 @@ class _Told(NamedTuple):
 
 
 class Crew:
-    """Ranks on this machine's CPU. They begin with the first job."""
+    """Ranks on this machine's CPU. They start with the first job."""
 
     def __init__(self, ranks: int = RANKS, *, patience_s: float = PATIENCE_S) -> None:
         self.ranks = ranks
         self.patience_s = patience_s
-        """How long all of them may say nothing."""
+        """Seconds of silence of all ranks after which they are given up."""
         self._members: list[_Member] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def do(self, what: str, job: Callable[[Beat], T]) -> list[T]:
-        """What a job gives on each rank; it and its result go through a pipe. ``what`` is for the sentence, if any."""
+        """The result of a job on each rank; both go through a pipe. ``what`` names the job in an error."""
         last = dict.fromkeys(range(self.ranks), "before its first step")
         answers: dict[int, Any] = {}
         try:
@@ -79,7 +79,7 @@ class Crew:
         return [answers[rank] for rank in range(self.ranks)]
 
     def close(self) -> None:
-        """End them, whatever they do."""
+        """End the ranks, whatever they do."""
         for process, pipe in self._members:
             process.kill()
             process.join()
@@ -104,11 +104,11 @@ class Crew:
             process = context.Process(target=_member, args=words, daemon=True, name=f"sealegs-rank-{rank}")
             with interrupts_held():
                 process.start()
-            there.close()  # or its end would not be noticed
+            there.close()  # otherwise the end of the process would go unnoticed
             self._members.append(_Member(process, here))
 
-    def _heard(self, ranks: list[int], what: str, last: dict[int, str]) -> dict[int, _Told]:
-        """What is said next, by those who say something."""
+    def _heard(self, ranks: list[int], what: str, last: dict[int, str]) -> dict[int, _RankMessage]:
+        """The next message of each rank that has one."""
         pipes = {self._members[rank].pipe: rank for rank in ranks}
         ready = wait(list(pipes), timeout=self.patience_s)
         if not ready:
@@ -123,7 +123,7 @@ class Crew:
         return heard
 
     def _roll_call(self, ranks: list[int], what: str, last: dict[int, str]) -> None:
-        """One rank has waited in vain: the one that says nothing now is why; or that says what is wrong with it."""
+        """Find out why a rank waited in vain: name the rank that is silent now, or that reports an error."""
         deadline = time.monotonic() + ROLL_CALL_S
         while ranks:
             if not wait([self._members[rank].pipe for rank in ranks], timeout=max(0.0, deadline - time.monotonic())):
@@ -153,14 +153,14 @@ def _ended(member: _Member, what: str, rank: int, when: str) -> str:
 
 
 def _member(rank: int, ranks: int, store: Path, patience_s: float, pipe: Connection) -> None:
-    """One rank: takes a job after the other, until nobody has one."""
+    """One rank: does one job after the other, until nobody sends one."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    # a little sooner than the one who waits for all: what a rank says then tells who was missing
+    # sooner than the parent gives up, so that a rank can still say which one was missing
     timeout = timedelta(seconds=patience_s / 2)
-    with suppress(EOFError, OSError):  # nobody is there any more
+    with suppress(EOFError, OSError):  # the parent is gone
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timeout)
         while True:
             pipe.send(_done(pipe.recv(), partial(_beat, pipe)))
@@ -168,17 +168,17 @@ def _member(rank: int, ranks: int, store: Path, patience_s: float, pipe: Connect
 
 
 def _beat(pipe: Connection, step: int) -> None:
-    pipe.send(_Told("step", step))
+    pipe.send(_RankMessage("step", step))
 
 
-def _done(job: Callable[[Beat], Any], beat: Beat) -> _Told:
+def _done(job: Callable[[Beat], Any], beat: Beat) -> _RankMessage:
     try:
-        return _Told("done", job(beat))
-    except (RankMissing, RuntimeError) as error:  # what gloo raises is no more than that
+        return _RankMessage("done", job(beat))
+    except (RankMissing, RuntimeError) as error:  # gloo raises nothing more specific
         is_of_gloo = isinstance(error, RankMissing) or "gloo" in str(error).lower()
-        return _Told("waited" if is_of_gloo else "failed", _sentence(error))
+        return _RankMessage("waited" if is_of_gloo else "failed", _sentence(error))
     except Exception as error:
-        return _Told("failed", _sentence(error))
+        return _RankMessage("failed", _sentence(error))
 
 
 def _sentence(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Run folders with and without a guard in, a Score out: was it seen, was harm prevented, what did it cost?"""
+"""Scores a drill from its run folders with and without a guard: was it seen, was harm prevented, what did it cost?"""
 
 import math
 import re
@@ -14,46 +14,48 @@ from sealegs.report.postmortem.events import steps_spent
 from sealegs.vocabulary import Event
 
 CLOSE = 2.0
-"""Clean spreads that a run may end from its twin and be as good."""
+"""Largest gap to the clean twin, in clean spreads, at which a run is as good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What came of a drill. Gaps are to the clean twin, in units of the clean spread."""
+    """The score of a drill. Gaps are to the clean twin, in units of the clean spread."""
 
     drill: Drill
     struck: bool
     watched: float
-    """The gap of the run that nobody helped; NaN where it was lost."""
+    """The gap of the run without the guard; NaN if it was lost."""
     guarded: float
-    """And that of the one that was guarded; NaN where it was halted."""
+    """The gap of the run with the guard; NaN if it was halted."""
     seen: int | None
     """The step of the first skip or alarm from the fault on."""
     latency: int | None
     skipped: int
     done_again: int
-    """Steps that were done once more after going back."""
+    """Steps that were repeated after a rollback."""
     done: tuple[str, ...]
-    """The interventions, in words."""
+    """The interventions in words."""
     halted: bool
     rank: int | None = None
-    """The one that the first skip or alarm from the fault on names."""
+    """The rank that the first skip or alarm from the fault on names."""
     cause: str | None = None
-    """As the post-mortem of the watched run has it, after its replay."""
+    """The cause in the post-mortem of the watched run, after its replay."""
     why: str = ""
-    """What the replay says; or why there was none."""
+    """What the replay says, or why there was none."""
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the cause is the one that was put in, and the rank, where one was struck; None where none was asked
-        for, or there was no incident."""
+        """Whether the cause is the injected one, and the rank the struck one if there is one.
+
+        None without an incident, or if no cause is expected.
+        """
         if not self.drill.causes or not self.why:
             return None
         return self.cause in self.drill.causes and self.drill.rank in (None, self.rank)
 
     @property
     def prevented(self) -> float | None:
-        """The share of the harm that did not come about; None where there was none."""
+        """The share of the harm that was prevented; None if there was none."""
         if not self._is_harm:
             return None
         if math.isnan(self.guarded):
@@ -66,7 +68,7 @@ class Score:
 
     @property
     def verdict(self) -> Verdict:
-        """In a word."""
+        """The score in a word."""
         if self.halted:
             return "stopped"
         if self.drill.is_benign:
@@ -90,7 +92,7 @@ def score(
     gaps: tuple[float, float],
     explain: Callable[[Path], tuple[str | None, str]] | None = None,
 ) -> Score:
-    """Of two runs of a drill, and how far each ended from the twin; ``explain`` gives the cause of what a run shows."""
+    """Score two runs of a drill by their gaps to the twin; ``explain`` gives the cause of what a run shows."""
     run = open_run(guarded)
     since = _since(drill, run, at)
     found = [event for event in run.events if event.kind in ("skip", "alarm") and event.step is not None]
@@ -117,7 +119,7 @@ def score(
 
 
 def done_in(events: Iterable[Event]) -> tuple[str, ...]:
-    """What was done, in words. To go on is a decision too, and nothing is done by it."""
+    """The interventions in words. To go on is a decision too, but does nothing."""
     decided = [each.decided.detail for each in interventions(events)]
     return tuple(
         str(detail.get("changed") or detail["text"])
@@ -127,13 +129,13 @@ def done_in(events: Iterable[Event]) -> tuple[str, ...]:
 
 
 def _rank_in(event: Event) -> int | None:
-    """The rank that an event names: as the one whose gradient stood out, or whose weights are others."""
+    """The rank that an event names: its gradient stood out, or its weights differ."""
     named = re.search(r"\brank (\d+)", " ".join((event.detail.get("culprit", ""), event.detail["text"])))
     return None if named is None else int(named[1])
 
 
 def _since(drill: Drill, run: Run, at: int) -> int:
-    """The step of the first strike; of what breaks by itself, the first step."""
+    """The step of the first strike; for what breaks by itself, the first step."""
     if not drill.faults:
         return at if drill.control else 0
     return min((fault.step for fault in drill.struck(at)), default=at)

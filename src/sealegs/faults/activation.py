@@ -1,4 +1,4 @@
-"""A model in training and Faults in, outputs of one of its modules that have gone wrong out."""
+"""Faults in the output of a module during the forward pass."""
 
 from typing import Any, TypeAlias
 
@@ -17,16 +17,16 @@ OutputFault: TypeAlias = ActivationScale | BitFlip | Fp16Overflow
 
 
 def strike_output(course: FaultProgress, fault: OutputFault, model: nn.Module, clock: Clock) -> RemovableHandle:
-    """Strike what a module gives. An element is struck once in a step, all else in every forward pass of it."""
+    """Strike the output of a module: an element once per step, everything else in every forward pass of it."""
     name = struck_module(fault, model)
 
     def strike(module: nn.Module, inputs: object, output: Any) -> Any:
-        given = tensor_of(fault, name, output)  # what cannot be struck is refused at once, not at its step
+        given = tensor_of(fault, name, output)  # refused at once, not only at its step
         step = clock()
         if not course.is_due(step) or not given.numel():
             return None
         if isinstance(fault, BitFlip):
-            if not torch.is_grad_enabled():  # in an evaluation it would come to nothing
+            if not torch.is_grad_enabled():  # without effect in an evaluation
                 return None
             struck = given.clone()
             course.strike_element(fault, name, struck, step)
@@ -46,7 +46,7 @@ def strike_output(course: FaultProgress, fault: OutputFault, model: nn.Module, c
 
 
 def through_fp16(given: Tensor, factor: float) -> Tensor:
-    """A copy that was multiplied, rounded to fp16 and divided again; its gradient passes as it is."""
+    """A copy that was multiplied, rounded to fp16 and divided again; its gradient passes unchanged."""
     struck = given.clone()
     with torch.no_grad():
         struck.copy_((given * factor).half().to(given.dtype) / factor)
@@ -54,7 +54,7 @@ def through_fp16(given: Tensor, factor: float) -> Tensor:
 
 
 def struck_module(fault: OutputFault, model: nn.Module) -> str:
-    """The name of the module that a fault strikes: its own, or that of the last with parameters."""
+    """The name of the module that a fault strikes: the one it names, or the last that has parameters."""
     known = named_modules(model)
     if fault.module is not None:
         if fault.module not in known:
@@ -68,7 +68,7 @@ def struck_module(fault: OutputFault, model: nn.Module) -> str:
 
 
 def tensor_of(fault: OutputFault, name: str, output: Any) -> Tensor:
-    """What of a module's output is struck: all of it, or the first of a tuple."""
+    """The tensor to strike in a module's output: all of it, or the first of a tuple."""
     given = output[0] if isinstance(output, tuple) and output else output
     if not isinstance(given, Tensor) or not given.is_floating_point():
         kind = f"tuple of {type(given).__name__}" if given is not output else type(output).__name__

@@ -1,10 +1,10 @@
-"""Batches and Faults in, batches out, some of them bad: in the same way whenever they come.
+"""Faults in the data: makes some batches bad, in the same way each time they come.
 
     spoiler = Spoiler([parse("random-shard:batches=40@200")], vocabulary=512)
-    loader = Spoilt(loader, spoiler)                        # in the place of a loader that knows where it is, or
+    loader = Spoilt(loader, spoiler)                        # replaces a loader that knows its position, or
     batch = spoiler.apply(batch, number)                    # in any loop; over a list, beforehand
 
-What a batch may be is said by ``text.text_of``. The batches of the loader are left as they are: bad ones are copies.
+``text.text_of`` says what a batch may be. The loader's own batches stay as they are: bad ones are copies.
 """
 
 import math
@@ -35,16 +35,16 @@ from sealegs.faults.strikes import place, refuse_twice_or_nowhere
 from sealegs.faults.text import BatchText, Ints, number_of, sources_of, text_of, with_changes
 
 RARE = 64
-"""So many of the least frequent ids are rare."""
+"""How many of the least frequent ids are rare."""
 HANDED_OUT = "spoilt_next_batch"
-"""The key under which a position has the number of its next batch."""
+"""The key of the next batch's number in a position."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoiltBatch:
-    """What a fault did to one batch, each time that it came."""
+    """What a fault did to one batch, each time it came."""
 
     number: int
     fault: DataFault
@@ -56,14 +56,14 @@ class SpoiltBatch:
 
 
 class Spoiler:
-    """Makes batches bad. What it does to one depends on the fault and the batch's number, not on when it comes."""
+    """Makes batches bad. The effect depends on the fault and the batch's number, not on when the batch comes."""
 
     strikes: list[SpoiltBatch]
-    """What was done so far."""
+    """The strikes so far."""
     say: Callable[[str], None] | None
-    """Whom to tell, as a line; may be given later, when there is somebody."""
+    """Called with a line for each strike; may be set later."""
     batch_of: Callable[[int], Any] | None
-    """Gives the batch of any number, where batches have one: ``Spoilt`` sets it. Else those to come again are kept."""
+    """Gives the batch of any number, if batches have one: ``Spoilt`` sets it. Otherwise the spoiler keeps batches."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Spoiler:
         rank: int | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """``vocabulary`` is the number of token ids, ``rare`` those that are rare in the data.
+        """``vocabulary`` is the number of token ids, ``rare`` the ids that are rare in the data.
 
-        Without them, they are learned from the batches that come before the first one that needs them: ids up to the
-        highest that was seen; the 64 that were seen least, but were seen. A process that goes on from a checkpoint
-        learns them anew, from other batches: give both where that must not be. ``sources`` gives the source of each row
-        of a batch. Each strike is kept in ``strikes`` and said to ``say`` as a line; of a poisoned source, the first.
+        Without them the spoiler learns them from the batches before the first that needs them: ids up to the highest
+        seen, and the 64 least seen ones. A process that resumes from a checkpoint learns them anew from other batches:
+        give both if that matters. ``sources`` gives the source of each row of a batch. Each strike is kept in
+        ``strikes`` and passed to ``say`` as a line; for a poisoned source only the first.
         """
         here, ranks = place(rank)
         self.strikes = []
@@ -95,7 +95,7 @@ class Spoiler:
         self._struck: set[DataFault] = set()
         self._stuck: dict[DuplicateBatch, tuple[int, Any]] = {}
         self._kept: dict[int, Any] = {}
-        """Batches that are to come again, by their numbers; until the end, since a rollback may ask for them anew."""
+        """Batches to repeat later, by number; kept until the end, since a rollback may need them again."""
         self._is_known = False
         """Whether a batch has come, and fits the faults."""
         if vocabulary is not None and vocabulary < 1:
@@ -110,7 +110,7 @@ class Spoiler:
                 self._faults.append(fault)
 
     def apply(self, batch: T, number: int) -> T:
-        """The batch of a number, or a bad copy of it; where all that is due is placebos, the batch itself."""
+        """The batch of a number, or a bad copy of it. With placebos only, it is the batch itself."""
         self._refuse_unless_fit(batch, number)
         self._keep(batch, number)
         due = [fault for fault in self._faults if fault.is_at(number)]
@@ -126,7 +126,7 @@ class Spoiler:
         return tuple(fault for fault in self._faults if fault not in self._struck)
 
     def _refuse_unless_fit(self, batch: Any, number: int) -> None:
-        """What cannot be struck is refused with the first batch, not at the one that it would strike."""
+        """Refuse a batch that cannot be struck at the first one, not only where the fault strikes."""
         if self._is_known or not self._faults:
             return
         text = text_of(batch)
@@ -178,7 +178,7 @@ class Spoiler:
         return rewritten(text, rows, self._drawn(fault, text, number))
 
     def _stick(self, fault: DuplicateBatch, batch: Any, number: int) -> Any:
-        """The first batch of the fault that came, again; with the number of the one in whose place it comes."""
+        """The first batch of the fault again, with the number of the one that it replaces."""
         first, stuck = self._stuck.setdefault(fault, (number, copy_of(batch)))
         if number == first:
             return batch
@@ -186,7 +186,7 @@ class Spoiler:
         return in_place_of(number, stuck)
 
     def _replay(self, fault: ReplayedBatches, batch: Any, number: int) -> Any:
-        """The batch that came so many before, again; with the number of the one in whose place it comes."""
+        """The batch that came ``back`` batches before again, with the number of the one that it replaces."""
         first = fault.original(number)
         if self._can_ask_for_any(batch):
             assert self.batch_of is not None
@@ -199,17 +199,17 @@ class Spoiler:
         return in_place_of(number, old)
 
     def _keep(self, batch: Any, number: int) -> None:
-        """Keep what is to come again, where the loader cannot give it a second time."""
+        """Keep batches to repeat later, if the loader cannot give them a second time."""
         replays = (fault for fault in self._faults if isinstance(fault, ReplayedBatches))
         if any(number in fault.replayed for fault in replays) and not self._can_ask_for_any(batch):
             self._kept[number] = copy_of(batch)
 
     def _can_ask_for_any(self, batch: Any) -> bool:
-        """Whether the loader gives batches by their numbers; without numbers its ``batch`` may mean something else."""
+        """Whether the loader gives batches by number; without numbers its ``batch`` may mean something else."""
         return self.batch_of is not None and number_of(batch) is not None
 
     def _drawn(self, fault: RandomShard | RareTokens | PoisonedSource, text: BatchText, number: int) -> Ints:
-        """Tokens for every place of a batch, and for one more place at the end of each row."""
+        """Tokens for every position of a batch, and for one more position at the end of each row."""
         shape = (*text.tokens.shape[:-1], text.tokens.shape[-1] + 1)
         raw = raw_numbers(math.prod(shape), fault.seed, fault.name, number).reshape(shape)
         if isinstance(fault, RareTokens):
@@ -229,7 +229,7 @@ class Spoiler:
         return self._vocabulary
 
     def _counts(self, text: BatchText) -> Ints:
-        """How often each id was seen; where none was, in the batch that is to be bad: nothing better is known."""
+        """How often each id was seen, or occurs in the batch to spoil if none was seen yet."""
         if not len(self._seen):
             self._learn(text)
         return self._seen
@@ -259,40 +259,40 @@ class Spoiler:
 
 
 def rewritten(text: BatchText, rows: NDArray[np.bool_], drawn: Ints) -> Any:
-    """A copy of a batch in which some rows say something else; what is not to be predicted stays so."""
+    """A copy of a batch with other tokens in some rows; positions without a target stay without one."""
     mask = rows[..., None]
     tokens = np.where(mask, drawn[..., :-1], text.tokens)
     labels = text.labels
-    if labels is not None and labels.shape == tokens.shape:  # else a label is a whole row's, and stays
+    if labels is not None and labels.shape == tokens.shape:  # otherwise a label belongs to a whole row, and stays
         counts = labels >= 0
-        is_same = np.array_equal(labels[counts], text.tokens[counts])  # then the model looks one further itself
+        is_same = np.array_equal(labels[counts], text.tokens[counts])  # then the model shifts the labels itself
         labels = np.where(mask & counts, drawn[..., :-1] if is_same else drawn[..., 1:], labels)
     return text.put(tokens, labels)
 
 
 def copy_of(batch: Any) -> Any:
-    """A batch whose tokens and labels are its own: loops may write into what they are given."""
+    """A batch with its own copy of tokens and labels: loops may write into a batch."""
     text = text_of(batch)
     return text.put(text.tokens, text.labels)
 
 
 def in_place_of(number: int, batch: Any) -> Any:
-    """A copy of a batch with the number of another, where batches have one."""
+    """A copy of a batch with the number of another, if batches have one."""
     again = copy_of(batch)
     return again if number_of(again) is None else with_changes(again, {"index": number})
 
 
 def never_seen(fault: ReplayedBatches, number: int) -> ConfigError:
-    """The sentence about a batch that is to come again and has not come, such as after a resume."""
+    """The error about a batch to repeat that has not come, such as after a resume."""
     cure = "start at that batch or before, or take a loader that gives any batch by its number"
     return ConfigError(f"{fault}: batch {number} is to come again, and has not come in this process; {cure}")
 
 
 class Spoilt:
-    """A loader some of whose batches are bad. All else is the loader's own: position, length, weights of sources.
+    """A loader with some bad batches. All else is the loader's own: position, length, weights of sources.
 
-    A batch is known by the number that it has (``index``, as the lab's), else by how many came before it, over all
-    epochs; a part of ``state_dict`` where the loader has one. Where it has none, this has none either.
+    A batch is known by its own number (``index``, as in the lab), otherwise by how many came before it, over all
+    epochs. That count is part of ``state_dict`` if the loader has one; if the loader has none, neither has this.
     """
 
     def __init__(self, loader: Any, spoiler: Spoiler) -> None:
@@ -300,24 +300,24 @@ class Spoilt:
         self.spoiler = spoiler
         spoiler.batch_of = getattr(loader, "batch", None)
         self._next: int | None = 0
-        """The number of the next batch; none where only the loader knows."""
+        """The number of the next batch; None if only the loader knows."""
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._spoilt, self.loader)  # begins at once: for some loaders that is the start of an epoch
+        return map(self._spoilt, self.loader)  # starts at once: for some loaders that is the start of an epoch
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def next(self) -> Any:
-        """The next batch of a loader that is walked by ``next``, as the lab's stream."""
+        """The next batch of a loader with a ``next`` method, such as the lab's stream."""
         return self._spoilt(self.loader.next())
 
     def batch(self, number: int) -> Any:
-        """The batch of a number, of a loader that can tell any, as the lab's stream."""
+        """The batch of a number, from a loader that can give any, such as the lab's stream."""
         return self.spoiler.apply(self.loader.batch(number), number)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # a loader's private matters, and what makes it a sequence, do not hold for this one
+        if name.startswith("_"):  # private names and the sequence protocol of the loader do not hold here
             raise AttributeError(name)
         found = getattr(self.loader, name)
         if name == "state_dict":

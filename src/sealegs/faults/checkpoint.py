@@ -1,6 +1,6 @@
-"""A run folder in, one damaged file of its newest checkpoint out: what a failing disk or a broken copy leaves behind.
+"""Damages one file of a run's newest checkpoint, as a failing disk or a broken copy does.
 
-Not a fault that can be written as text: it strikes no step of a loop, but files, at a moment that a test or a drill
+This fault cannot be written as text. It strikes no step of a loop, but files, at a moment that a test or a drill
 chooses, such as between a kill and the resume.
 """
 
@@ -13,9 +13,9 @@ from sealegs.record.schema import CHECKPOINTS
 
 
 def corrupt_checkpoint(folder: Path, how: Literal["flip", "truncate", "remove"] = "flip", seed: int = 0) -> Path:
-    """Damage the newest checkpoint of a run, at a byte that the seed chooses among all of them; gives the file.
+    """Damage the newest checkpoint of a run at a byte that the seed chooses among all its files; gives the file.
 
-    ``flip`` flips one bit there, ``truncate`` ends the file before it, ``remove`` takes the whole file away.
+    ``flip`` flips one bit there, ``truncate`` ends the file before it, ``remove`` deletes the whole file.
     """
     if how not in ("flip", "truncate", "remove"):
         raise ConfigError(f"how={how!r}: one of flip, truncate, remove")

@@ -1,4 +1,4 @@
-"""A model in training and Faults in, gradients as mistakes in a loop's code leave them out."""
+"""Faults that mistakes in a loop's code cause in the gradients."""
 
 from functools import partial
 
@@ -15,9 +15,9 @@ from sealegs.faults.weight import trained_by
 
 
 class UnclearedGradients:
-    """What an update leaves in the gradients, added to those of the next step: before DDP reduces them.
+    """Adds the gradients that an update left to those of the next step, before DDP reduces them.
 
-    FSDP2 calls the same hooks after it has reduced them into shards, which is where they would have been left.
+    FSDP2 calls the same hooks after it has reduced gradients into shards, which is where they would have been left.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class UnclearedGradients:
         self._left_by = -1
         """The step whose update left them."""
         self._summed = 1
-        """Of how many steps they are the sum."""
+        """The number of steps that they are the sum of."""
         self._hooks = [
             optimizer.register_step_post_hook(self._after_update),
             *(weight.register_post_accumulate_grad_hook(self._add) for weight in trained_by(optimizer)),
@@ -46,10 +46,10 @@ class UnclearedGradients:
         step, course = self._clock(), self._course
         if not course.is_due(step) or self._left_by != step - 1:
             return
-        left = self._left.pop(weight, None)  # once in a step
+        left = self._left.pop(weight, None)  # once per step
         if left is None or weight.grad is None:
             return
-        # a new tensor, since autograd may have given the same memory to others
+        # a new tensor, since autograd may share the memory with others
         weight.grad = course.result(weight.grad, weight.grad + left)
         if course.begins(step):
             course.note("*", step, before=1.0, after=self._summed + 1.0)
@@ -65,7 +65,7 @@ class UnclearedGradients:
 
 
 class OwnGradients:
-    """A rank's own gradients in the place of the mean that DDP has made, from the end of the backward pass on."""
+    """Replaces the mean that DDP has made by a rank's own gradients, from the end of the backward pass on."""
 
     def __init__(
         self, course: FaultProgress, fault: SkippedAllReduce, model: nn.Module, optimizer: Optimizer, clock: Clock
@@ -76,7 +76,7 @@ class OwnGradients:
         self._own: dict[nn.Parameter, Tensor] = {}
         """The sum over this step's backward passes."""
         self._means: dict[nn.Parameter, Tensor] = {}
-        """What DDP has made of it."""
+        """DDP's means of them."""
         self._hooks = [weight.register_hook(partial(self._gather, weight)) for weight in trained_by(optimizer)]
 
     def remove(self) -> None:
@@ -87,7 +87,7 @@ class OwnGradients:
         self._means.clear()
 
     def _gather(self, weight: nn.Parameter, gradient: Tensor) -> None:
-        """Before a gradient is accumulated, and so before it is reduced."""
+        """Called before a gradient is accumulated, and so before it is reduced."""
         step, course = self._clock(), self._course
         if not course.is_due(step):
             return
@@ -97,11 +97,11 @@ class OwnGradients:
             self._means.clear()
         mean = self._means.pop(weight, None)
         if mean is not None and weight.grad is not None:
-            weight.grad.copy_(mean)  # the other ranks are to get what they would have got
+            weight.grad.copy_(mean)  # the other ranks must get what they would have got
         gradient = gradient.detach()
         self._own[weight] = self._own[weight] + gradient if weight in self._own else gradient.clone()
-        # DDP's own callback waits for the reduction: it is queued by now or later, but before callbacks are called,
-        # so that one which is queued by a callback comes after it
+        # DDP's own callback waits for the reduction. It is queued by now or later, but before callbacks run, so that a
+        # callback queued by another one comes after it.
         queue = Variable._execution_engine.queue_callback
         queue(lambda: queue(partial(self._put, weight)))
         if course.begins(step):
@@ -115,7 +115,7 @@ class OwnGradients:
 
 
 def refuse_unless_reduced(fault: Fault, model: nn.Module, ranks: int | None) -> None:
-    """An all-reduce can be skipped where there is one."""
+    """Refuse to skip an all-reduce where there is none."""
     if not isinstance(fault, SkippedAllReduce):
         return
     if ranks == 1:

@@ -1,6 +1,6 @@
-"""What every fault is: a name, a step, and options that can be written and read back.
+"""The base of every fault: a name, a step, and options that can be written and read back.
 
-Standard library only, as ``live.py`` and ``data.py``, so that a misspelt fault is refused before torch is loaded.
+Standard library only, like ``live.py`` and ``data.py``, so that a misspelt fault is refused before torch is loaded.
 """
 
 import sys
@@ -12,16 +12,16 @@ from sealegs.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that is made to go wrong, at a time that is known. Prints as the text that ``parse`` reads."""
+    """Something that goes wrong on purpose, at a known time. Prints as the text that ``parse`` reads."""
 
     name: ClassVar[str]
 
     step: int
-    """When it strikes first, counted from 0: a step; for a fault of the data, the number of a batch."""
+    """The first step that it strikes, from 0; for a fault of the data, the number of a batch."""
     rank: int | None = None
-    """The one rank that it strikes; without it, all of them."""
+    """The one rank that it strikes; without it, all ranks."""
     placebo: Literal["no", "yes"] = "no"
-    """``yes``: everything is done as for the fault, and nothing is changed by it."""
+    """``yes``: everything happens as for the fault, and nothing is changed by it."""
 
     def __post_init__(self) -> None:
         refuse_unless_count(self, "step", 0)
@@ -35,7 +35,7 @@ class Fault:
         return self.placebo == "yes"
 
     def __str__(self) -> str:
-        """``bit-flip:in=weight@50``: what is not left at its default."""
+        """The fault as text, ``bit-flip:in=weight@50``, with the options that are not at their defaults."""
         given = [
             f"{key}={written(value)}"
             for key, field in options(type(self)).items()
@@ -45,9 +45,9 @@ class Fault:
 
 
 def options(kind: type[Fault]) -> dict[str, Field[Any]]:
-    """What may stand between colon and @, by its key; what fewest kinds share comes first.
+    """The options between colon and @, by key; options that fewest kinds share come first.
 
-    ``in`` is a word of Python's: its field is ``in_``.
+    ``in`` is a keyword of Python, so its field is ``in_``.
     """
     shared_by = {
         field: sum(field.name in getattr(base, "__dataclass_fields__", ()) for base in kind.__mro__)
@@ -63,14 +63,14 @@ def written(value: object) -> str:
 
 
 def refuse_unless_count(fault: Fault, field: str, least: int) -> None:
-    """A field that counts something takes whole numbers."""
+    """Refuse a count that is not a whole number of at least ``least``."""
     value = getattr(fault, field)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 10**18:
         raise ConfigError(f"{fault.name}: {field}={value!r}: a whole number from {least} to below 10^18")
 
 
 def refuse_unless_number(fault: Fault, field: str) -> None:
-    """A field that measures something takes finite numbers, and keeps them as float: ints print without end."""
+    """Refuse a measure that is not a finite number, and keep it as a float: huge ints print without end."""
     value = getattr(fault, field)
     is_number = isinstance(value, float | int) and not isinstance(value, bool)
     if not is_number or not abs(value) <= sys.float_info.max:  # NaN too
@@ -79,7 +79,7 @@ def refuse_unless_number(fault: Fault, field: str) -> None:
 
 
 def refuse_unless_choice(fault: Fault, field: str) -> None:
-    """A field that names one of a few takes these."""
+    """Refuse a value that is not one of the field's choices."""
     value, choices = getattr(fault, field), get_args(get_type_hints(type(fault))[field])
     if value not in choices:
         raise ConfigError(f"{fault.name}: {field.rstrip('_')}={value!r}: one of {', '.join(choices)}")

@@ -1,4 +1,4 @@
-"""Faults that strike the data, by the batch's number: what can be said about each; ``batches.py`` does it."""
+"""The faults that strike the data, by number of the batch: their options. ``batches.py`` applies them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from sealegs.faults.contract import Fault, refuse_unless_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFault(Fault):
-    """Batches are bad, in the same way whenever they come, after a rollback too: is given to ``batches.Spoiler``."""
+    """Batches are bad, in the same way each time they come, also after a rollback. For ``batches.Spoiler``."""
 
     def is_at(self, number: int) -> bool:
         """Whether it strikes a batch."""
@@ -18,7 +18,7 @@ class DataFault(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesFault(DataFault):
-    """So many bad batches in a row."""
+    """Several bad batches in a row."""
 
     batches: int = 1
     """How many."""
@@ -34,7 +34,7 @@ class BatchesFault(DataFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTokens(BatchesFault):
-    """Every token of a batch is another."""
+    """Replaces every token of a batch."""
 
     seed: int = 0
     """Chooses the tokens, together with the batch's number."""
@@ -46,23 +46,23 @@ class DrawnTokens(BatchesFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomShard(DrawnTokens):
-    """Every token of a batch is drawn at random, each id as likely as another: a corrupt shard."""
+    """Every token of a batch is drawn at random, each id equally likely: a corrupt shard."""
 
     name: ClassVar[str] = "random-shard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareTokens(DrawnTokens):
-    """Every token of a batch is drawn from those that are rare in the data: what the model has hardly been taught."""
+    """Every token of a batch is drawn from the rare ones, which the model has hardly seen."""
 
     name: ClassVar[str] = "rare-tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedLabels(BatchesFault):
-    """Labels are one place too far: each position is asked for what comes after its next token.
+    """Labels are shifted one position too far: each position must predict the token after its next one.
 
-    As when both the loader and the model shift them. The first label of a row stands at its end.
+    This is what happens when both the loader and the model shift them. The first label of a row moves to its end.
     """
 
     name: ClassVar[str] = "shifted-labels"
@@ -70,7 +70,7 @@ class ShiftedLabels(BatchesFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateBatch(BatchesFault):
-    """The first of the batches comes in the place of all of them: a loader that is stuck."""
+    """The first of the batches takes the place of all of them: a loader that is stuck."""
 
     name: ClassVar[str] = "duplicate-batch"
 
@@ -85,12 +85,12 @@ class DuplicateBatch(BatchesFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoisonedSource(DataFault):
-    """From a batch on, the rows that come from one source are random tokens."""
+    """From a batch on, the rows of one source are random tokens."""
 
     name: ClassVar[str] = "poisoned-source"
 
     source: str
-    """Its name, as the batches have it."""
+    """Its name, as batches spell it."""
     seed: int = 0
     """Chooses the tokens, together with the batch's number."""
 
@@ -103,12 +103,12 @@ class PoisonedSource(DataFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedNgram(DrawnTokens):
-    """Each row of a batch says one thing again and again: a span of its own tokens, repeated to its end."""
+    """Each row of a batch repeats a span of its own tokens to its end."""
 
     name: ClassVar[str] = "repeated-ngram"
 
     length: int = 3
-    """Tokens of the span, 1 to 13; a row that has fewer repeats all that it has."""
+    """Tokens of the span, 1 to 13; a shorter row repeats all of its tokens."""
 
     def __post_init__(self) -> None:
         DrawnTokens.__post_init__(self)
@@ -119,9 +119,9 @@ class RepeatedNgram(DrawnTokens):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermutedVocabulary(DrawnTokens):
-    """Every token of a batch is the one that a permutation has in its place: text of another tokenizer.
+    """A permutation replaces every token of a batch: text of another tokenizer.
 
-    One permutation for all batches, chosen by the seed alone, that leaves no id as it is.
+    The seed alone chooses one permutation for all batches, which leaves no id as it is.
     """
 
     name: ClassVar[str] = "permuted-vocabulary"
@@ -129,9 +129,10 @@ class PermutedVocabulary(DrawnTokens):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingJunk(DrawnTokens):
-    """Every token of a batch becomes two that are rare: text decoded with the wrong character set.
+    """Every token of a batch becomes two rare ones: text decoded with the wrong character set.
 
-    The same two wherever it stands, chosen by the seed alone. Rows keep their length: the second half of them is lost.
+    A token becomes the same two everywhere; the seed alone chooses them. Rows keep their length, so that the second
+    half of their text is lost.
     """
 
     name: ClassVar[str] = "encoding-junk"
@@ -139,9 +140,9 @@ class EncodingJunk(DrawnTokens):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedBatches(BatchesFault):
-    """Batches come that came ``back`` before, as the loader gave them: it has gone back too far.
+    """Batches come again that came ``back`` batches before, as the loader gave them: it went back too far.
 
-    Where there are more than ``back`` of them, it goes back again and again.
+    If there are more than ``back`` of them, it goes back again and again.
     """
 
     name: ClassVar[str] = "replayed-batches"
@@ -149,7 +150,7 @@ class ReplayedBatches(BatchesFault):
     batches: int = 50
     """How many."""
     back: int = 50
-    """How many batches too early it begins again."""
+    """How many batches too early it starts again."""
 
     def __post_init__(self) -> None:
         BatchesFault.__post_init__(self)
@@ -164,5 +165,5 @@ class ReplayedBatches(BatchesFault):
         return range(self.step - self.back, self.step - self.back + min(self.back, self.batches))
 
     def original(self, number: int) -> int:
-        """The batch that comes in the place of another."""
+        """The batch that takes the place of another."""
         return self.step - self.back + (number - self.step) % self.back

@@ -1,21 +1,21 @@
-"""A model in training and Faults in, Strikes out: what no loop can notice goes wrong in it.
+"""Attaches faults to a model in training, so that something goes wrong in it that no loop can notice.
 
     with inject([parse("nan-gradient:rank=1@120")], model, clock=lambda: step) as injector:
         for step, batch in enumerate(batches): ...
     print(*injector.strikes, *injector.pending())
 
-Neither model nor optimizer is wrapped. A gradient is struck by a hook on its parameter, which runs in the backward pass
-before the gradient is accumulated, and so before DDP's all-reduce or FSDP2's reduce-scatter mixes the ranks. FSDP2's
-parameters are shards that no backward pass reaches: there the hook is put on the unsharded parameter, found in its
-place when FSDP2's own pre-forward hook has put it there. Weights (``weight.py``) and moments (``optimizer.py``) are
-struck by a pre-forward hook of the model, under FSDP2 in the shards; learning rates and betas (``rates.py``) by hooks
-around the update; what a module gives (``activation.py``) by its forward hook. Mistakes of a loop are in ``code.py``.
-A placebo does all that its fault does, and leaves everything as it was.
+Neither model nor optimizer is wrapped. A hook on a parameter strikes its gradient. It runs in the backward pass before
+the gradient is accumulated, and so before DDP's all-reduce or FSDP2's reduce-scatter mixes the ranks. FSDP2's
+parameters are shards that no backward pass reaches: there the hook is put on the unsharded parameter, once FSDP2's own
+pre-forward hook has put that in place. A pre-forward hook of the model strikes weights (``weight.py``) and moments
+(``optimizer.py``), under FSDP2 in the shards. Hooks around the update strike learning rates and betas (``rates.py``).
+The forward hook of a module strikes its output (``activation.py``). Mistakes of a loop are in ``code.py``. A placebo
+does all the work of its fault, and leaves everything as it was.
 
-Attach after DDP and ``fully_shard``, which replaces the parameters, and before the first call of a compiled model: what
-``torch.compile`` has traced never looks for new module hooks again (hooks on gradients it does not trace at all). Give
-``inject`` the outermost module that the loop calls: a module hook inside of what is compiled breaks its graph in two.
-Faults of the data are for ``batches.py``.
+Attach after DDP and ``fully_shard``, which replaces the parameters, and before the first call of a compiled model:
+``torch.compile`` never looks for new module hooks in what it has traced (it does not trace hooks on gradients at all).
+Give ``inject`` the outermost module that the loop calls: a module hook inside a compiled model breaks its graph in two.
+Faults of the data are in ``batches.py``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,7 @@ from sealegs.faults.weight import WeightPlan, refuse_broken_rows, round_weights,
 
 GradientHook: TypeAlias = Callable[[Tensor], Tensor | None]
 Plan: TypeAlias = list[tuple[LiveFault, list[FaultTarget]]]
-"""Faults and the parameters that they strike; none where they strike an optimizer as a whole, or a module."""
+"""Faults and the parameters that they strike; none where they strike a whole optimizer, or a module."""
 
 AROUND_UPDATES: dict[type[LiveFault], Callable[[FaultProgress, Any, nn.Module, Optimizer, Clock], Removable]] = {
     LrSpike: Borrowed,
@@ -64,14 +64,14 @@ AROUND_UPDATES: dict[type[LiveFault], Callable[[FaultProgress, Any, nn.Module, O
     MissingZeroGrad: UnclearedGradients,
     SkippedAllReduce: OwnGradients,
 }
-"""What has hooks of its own on each optimizer, or on what that trains."""
+"""Faults with hooks of their own on each optimizer, or on its parameters."""
 
 
 class Injector:
     """Faults attached to a model in training, until ``detach`` or the end of its ``with``. Made by ``inject``."""
 
     strikes: list[Strike]
-    """What was done on this rank so far: one for each fault and step."""
+    """The strikes on this rank so far: one for each fault and step."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Injector:
     def pending(self) -> tuple[Fault, ...]:
         """Faults of this rank that have not struck at each of their steps.
 
-        The step never came, or the tensor had no gradient in it, or no moment yet, or no forward pass reached the hook.
-        One that comes again and again for ever is not pending once it has struck.
+        The step never came, the tensor had no gradient in it, there was no moment yet, or no forward pass reached the
+        hook. A fault that recurs for ever is not pending once it has struck.
         """
         return tuple(course.fault for course in self._courses if course.is_pending)
 
@@ -144,7 +144,7 @@ class Injector:
         targets: list[FaultTarget],
         in_units: dict[nn.Module, list[tuple[FaultTarget, GradientHook]]],
     ) -> None:
-        """Put a hook on each parameter; those of FSDP2's units are kept for when it is there."""
+        """Put a hook on each parameter; hooks for FSDP2's units are kept until the unsharded parameter exists."""
         for target in targets:
             if isinstance(fault, GradientScale | ScalerOff):
                 hook = self._changing(course, fault, label(fault, targets))
@@ -190,7 +190,7 @@ class Injector:
             step = self._clock()
             if not course.is_due(step):
                 return None
-            # a copy, since autograd may hand the same memory to others; made with its graph, for a second derivative
+            # a copy, since autograd may share the memory with others; with its graph, for a second derivative
             struck = gradient.coalesce().clone() if gradient.is_sparse else gradient.clone()
             course.strike_element(fault, target.name, struck, step)
             return struck
@@ -214,13 +214,13 @@ def inject(
 ) -> Injector:
     """Attach faults to a model in training, and to its optimizers. Usable as ``with``, or until ``detach``.
 
-    ``faults`` may be written as on the command line, ``nan-gradient@120``. ``clock`` gives the number of the step under
-    way, in all its micro-batches. ``optimizers`` are needed for faults of moments and learning rates, and for all
-    others that last from update to update. ``rank`` is this process's; without it, ``torch.distributed`` is asked. Each
-    strike is kept in ``strikes`` and said to ``say`` as a line.
+    ``faults`` may be written as on the command line, ``nan-gradient@120``. ``clock`` gives the number of the present
+    step, the same in all its micro-batches. ``optimizers`` are needed for faults of moments and learning rates, and for
+    all others that last from update to update. ``rank`` is this process's; without it, ``torch.distributed`` gives it.
+    Each strike is kept in ``strikes`` and passed to ``say`` as a line.
 
-    The steps of no fault cost a call of ``clock`` for each hook, and compute what they would have computed without.
-    An element's strike waits for the device.
+    Steps without a fault cost a call of ``clock`` for each hook, and compute what they would have computed without.
+    A strike on an element waits for the device.
     """
     here, ranks = place(rank)
     several = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)

@@ -1,6 +1,6 @@
-"""Faults that strike a model in training or its optimizers, by the loop's step: what can be said about each.
+"""The faults that strike a model in training or its optimizers, by the loop's step: their options.
 
-What they do stands in the module that has what they strike: ``gradient.py``, ``weight.py``, ``optimizer.py``,
+The modules named after what they strike apply them: ``injector.py`` (gradients), ``weight.py``, ``optimizer.py``,
 ``rates.py``, ``activation.py``, ``code.py``.
 """
 
@@ -14,10 +14,10 @@ from sealegs.faults.contract import Fault, refuse_unless_choice, refuse_unless_c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFault(Fault):
-    """Strikes a model in training, or its optimizers: is given to ``inject``."""
+    """Strikes a model in training, or its optimizers. For ``inject``."""
 
     steps: int = 1
-    """At how many steps in a row."""
+    """Number of consecutive steps."""
 
     def __post_init__(self) -> None:
         Fault.__post_init__(self)
@@ -29,24 +29,24 @@ class LiveFault(Fault):
 
     @property
     def total(self) -> int | None:
-        """At how many steps it strikes in all; none where there is no end to it."""
+        """The number of steps at which it strikes in all; None if there is no end to it."""
         return self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastingFault(LiveFault):
-    """A state that a run is in, rather than a moment of it."""
+    """A lasting state of a run, not a moment of it."""
 
     steps: int = 50
-    """At how many steps in a row."""
+    """Number of consecutive steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurringFault(LiveFault):
-    """May come again and again."""
+    """A fault that may recur."""
 
     every: int | None = None
-    """Comes again so many steps after it came; without it, never again."""
+    """Steps after which it recurs; without it, never."""
     times: int | None = None
     """How often it comes in all; without it, until the run ends."""
 
@@ -68,7 +68,7 @@ class RecurringFault(LiveFault):
 
     @property
     def total(self) -> int | None:
-        """At how many steps it strikes in all; none where there is no end to it."""
+        """The number of steps at which it strikes in all; None if there is no end to it."""
         if self.every is None:
             return self.steps
         return None if self.times is None else self.steps * self.times
@@ -76,11 +76,11 @@ class RecurringFault(LiveFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementFault(RecurringFault):
-    """One element of one tensor, chosen by the seed: the tensor once, the element at each step anew."""
+    """Strikes one element of one tensor. The seed chooses the tensor once, and the element at each step anew."""
 
     tensor: str | None = None
-    """A parameter's name, or the dotted beginning of several (``blocks.0``) among which the seed chooses; ``*`` stands
-    for anything (``blocks.*.mlp``), ``+`` for "and" (``head+blocks.0``). Without it, among all that are trained."""
+    """A parameter's name, or the dotted prefix of several (``blocks.0``) among which the seed chooses; ``*`` stands for
+    anything (``blocks.*.mlp``), ``+`` for "and" (``head+blocks.0``). Without it, all trained parameters."""
     seed: int = 0
     """Chooses the tensor and the element."""
 
@@ -106,13 +106,13 @@ class InfGradient(ElementFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitFlip(ElementFault):
-    """The top exponent bit of one element is flipped: below 2 it grows 2^128-fold in fp32, bf16; 0 becomes 2."""
+    """The top exponent bit of one element is flipped. In fp32 and bf16 values below 2 grow 2^128-fold; 0 becomes 2."""
 
     name: ClassVar[str] = "bit-flip"
 
     in_: Literal["gradient", "weight", "moment1", "moment2", "activation"] = "gradient"
-    """``gradient``: in the first backward pass of the step. ``weight``, and the optimizer's first or second ``moment``:
-    for good, before the first forward pass. ``activation``: in what a module gives in the step's first forward pass
+    """``gradient``: in the first backward pass of the step. ``weight``, or the optimizer's first or second ``moment``:
+    permanently, before the first forward pass. ``activation``: in a module's output, in the step's first forward pass
     that is trained on."""
     module: str | None = None
     """For ``activation``: the module's name; without it, the last that has parameters."""
@@ -129,15 +129,15 @@ class BitFlip(ElementFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientScale(RecurringFault):
-    """The gradient times a factor, in every backward pass of the step, so that what is accumulated is scaled too."""
+    """The gradient times a factor in every backward pass of the step, so that accumulated gradients are scaled, too."""
 
     name: ClassVar[str] = "gradient-scale"
 
     factor: float
     """Any finite number but 1."""
     tensor: str | None = None
-    """A parameter's name, or the dotted beginning of several, with ``*`` and ``+`` as in ``ElementFault``. Without it,
-    the whole gradient."""
+    """A parameter's name, or the dotted prefix of several, with ``*`` and ``+`` as in ``ElementFault``. Without it, the
+    whole gradient."""
 
     def __post_init__(self) -> None:
         RecurringFault.__post_init__(self)
@@ -147,10 +147,10 @@ class GradientScale(RecurringFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightScale(LiveFault):
-    """Weights times a factor, for good, before the first forward pass of the step.
+    """Weights times a factor, permanently, before the first forward pass of the step.
 
-    Queries and keys of every block: ``weight-scale:factor=16,tensor=*.q_proj+*.k_proj@200``; where one matrix has
-    queries, keys and values below each other, ``weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@200``.
+    Queries and keys of every block: ``weight-scale:factor=16,tensor=*.q_proj+*.k_proj@200``. If one matrix holds
+    queries, keys and values below each other: ``weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@200``.
     """
 
     name: ClassVar[str] = "weight-scale"
@@ -158,10 +158,10 @@ class WeightScale(LiveFault):
     factor: float
     """Any finite number but 1."""
     tensor: str | None = None
-    """A parameter's name, or the dotted beginning of several, with ``*`` and ``+`` as in ``ElementFault``. Without it,
-    all that are trained."""
+    """A parameter's name, or the dotted prefix of several, with ``*`` and ``+`` as in ``ElementFault``. Without it, all
+    trained parameters."""
     rows: Fraction | None = None
-    """This share of a tensor's rows, from the first one on; without it, all of them."""
+    """The share of a tensor's rows to scale, from the first one on; without it, all of them."""
 
     def __post_init__(self) -> None:
         LiveFault.__post_init__(self)
@@ -175,9 +175,9 @@ class WeightScale(LiveFault):
 class LrSpike(LiveFault):
     """The learning rate times a factor, at each of the steps: a schedule that is mis-set at a resume.
 
-    It is there for the update and taken back after it, so that the schedule goes on as if nothing had been: what looks
-    at the rate at another time, a record for one, sees the schedule's. When the loop's clock goes back, the fault is
-    over, also for those of its steps that had not come: a rollback restores the schedule.
+    The factor is applied for the update and removed after it, so that the schedule goes on undisturbed. A reader of the
+    rate at any other time, such as a record, sees the schedule's rate. The fault is over when the loop's clock goes
+    back, also for its later steps: a rollback restores the schedule.
     """
 
     name: ClassVar[str] = "lr-spike"
@@ -185,7 +185,7 @@ class LrSpike(LiveFault):
     factor: float
     """Any number above 0 but 1."""
     log: Literal["hides", "shows"] = "hides"
-    """``shows``: it is there from the step's first forward pass on, so that a record has it: a jump of the schedule."""
+    """``shows``: the factor is applied from the step's first forward pass on, so that a record shows a jump."""
 
     def __post_init__(self) -> None:
         LiveFault.__post_init__(self)
@@ -196,9 +196,9 @@ class LrSpike(LiveFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MomentsReset(LiveFault):
-    """All that the optimizers have gathered in their parameters' shapes is zero, before the first forward pass.
+    """All optimizer state in the shape of its parameter is zeroed, before the first forward pass.
 
-    As after a resume that lost the moments. The step counters stay, so that no bias correction makes up for it.
+    This is a resume that lost the moments. The step counters stay, so that no bias correction makes up for it.
     """
 
     name: ClassVar[str] = "moments-reset"
@@ -213,24 +213,24 @@ class MomentsReset(LiveFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenMoment2(LastingFault):
-    """Second moments are after an update what they were before it: they forget nothing and learn nothing."""
+    """Second moments are restored after each update: they forget nothing and learn nothing."""
 
     name: ClassVar[str] = "frozen-moment2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongBetas(LastingFault):
-    """The optimizers' betas are others, as after a resume with another config; over when the loop's clock goes back.
+    """The optimizers have other betas, as after a resume with another config; over when the loop's clock goes back.
 
-    They are there from the step's first forward pass to its update.
+    They apply from the step's first forward pass to its update.
     """
 
     name: ClassVar[str] = "wrong-betas"
 
     beta1: float | None = None
-    """Of the first moments; without it, their own."""
+    """Beta of the first moments; without it, their own."""
     beta2: float | None = None
-    """Of the second moments; without it, their own."""
+    """Beta of the second moments; without it, their own."""
 
     def __post_init__(self) -> None:
         LastingFault.__post_init__(self)
@@ -248,8 +248,8 @@ class WrongBetas(LastingFault):
 class WarmupLost(LastingFault):
     """The learning rate is the schedule's peak: each group's ``initial_lr``, which a scheduler of torch puts there.
 
-    It is there from the step's first forward pass to its update, so that a record has it; over when the loop's clock
-    goes back.
+    It applies from the step's first forward pass to its update, so that a record shows it. The fault is over when the
+    loop's clock goes back.
     """
 
     name: ClassVar[str] = "warmup-lost"
@@ -262,8 +262,8 @@ class ScalerOff(LastingFault):
     name: ClassVar[str] = "scaler-off"
 
     tensor: str | None = None
-    """A parameter's name, or the dotted beginning of several, with ``*`` and ``+`` as in ``ElementFault``. Without it,
-    the whole gradient."""
+    """A parameter's name, or the dotted prefix of several, with ``*`` and ``+`` as in ``ElementFault``. Without it, the
+    whole gradient."""
 
     def __post_init__(self) -> None:
         LastingFault.__post_init__(self)
@@ -272,24 +272,24 @@ class ScalerOff(LastingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bf16Weights(LastingFault):
-    """Weights are rounded to bf16 after each update: there are no fp32 master weights, and small updates are lost."""
+    """Weights are rounded to bf16 after each update: no fp32 master weights, so that small updates are lost."""
 
     name: ClassVar[str] = "bf16-weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp16Overflow(LiveFault):
-    """What a module gives goes through fp16 in every forward pass: what is beyond 65504 is Inf.
+    """The output of a module goes through fp16 in every forward pass: values beyond 65504 become Inf.
 
-    The gradient passes as if nothing had been.
+    The gradient passes unchanged.
     """
 
     name: ClassVar[str] = "fp16-overflow"
 
     module: str | None = None
-    """Its name; without it, the last that has parameters."""
+    """The module's name; without it, the last that has parameters."""
     factor: float = 1e5
-    """Above 0: what it is multiplied by for that while, so that it does overflow: a norm gives up to 4 or so."""
+    """A positive factor for the time in fp16, so that values do overflow: a norm's output goes up to 4 or so."""
 
     def __post_init__(self) -> None:
         LiveFault.__post_init__(self)
@@ -299,14 +299,14 @@ class Fp16Overflow(LiveFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationScale(LiveFault):
-    """What a module gives times a factor, in every forward pass of the step: logits that are too large, for one."""
+    """The output of a module times a factor in every forward pass of the step, such as logits that are too large."""
 
     name: ClassVar[str] = "activation-scale"
 
     factor: float
     """Any finite number but 1."""
     module: str
-    """Its name."""
+    """The module's name."""
 
     def __post_init__(self) -> None:
         LiveFault.__post_init__(self)
@@ -316,9 +316,9 @@ class ActivationScale(LiveFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingZeroGrad(LastingFault):
-    """What an update has left in the gradients is added to those of the next step, again and again: none were cleared.
+    """The gradients that an update leaves are added to those of the next step, again and again: a missing zero_grad.
 
-    Where a step was not updated for, the next one is spared.
+    A step after one without an update is spared.
     """
 
     name: ClassVar[str] = "missing-zero-grad"
@@ -331,7 +331,7 @@ class SkippedAllReduce(LastingFault):
     name: ClassVar[str] = "skipped-all-reduce"
 
     rank: int
-    """That rank; the others use the mean of all, as ever."""
+    """That rank; the others use the mean of all, as usual."""
 
     def __post_init__(self) -> None:
         LastingFault.__post_init__(self)
@@ -339,26 +339,26 @@ class SkippedAllReduce(LastingFault):
 
 
 def refuse_unless_factor(fault: GradientScale | WeightScale | LrSpike | ActivationScale) -> None:
-    """A factor is a finite number, and changes something."""
+    """Refuse a factor that is not finite, or changes nothing."""
     refuse_unless_number(fault, "factor")
     if fault.factor == 1:
         raise ConfigError(f"{fault.name}: factor=1: changes nothing; give another factor")
 
 
 def refuse_unless_positive(fault: LrSpike | Fp16Overflow) -> None:
-    """A factor that changes no sign."""
+    """Refuse a factor that changes signs."""
     refuse_unless_number(fault, "factor")
     if not fault.factor > 0:
         raise ConfigError(f"{fault.name}: factor={fault.factor:g}: a number above 0")
 
 
 def refuse_unless_tensor(fault: Fault, tensor: str | None) -> None:
-    """A name that could not be read back is none."""
+    """Refuse a name that could not be read back."""
     if tensor is not None and (not isinstance(tensor, str) or not tensor or "," in tensor):
         raise ConfigError(f"{fault.name}: tensor={tensor!r}: a parameter's name, or its dotted start, without commas")
 
 
 def refuse_unless_module(fault: Fault, module: str | None) -> None:
-    """A name that could not be read back is none."""
+    """Refuse a name that could not be read back."""
     if module is not None and (not isinstance(module, str) or not module or "," in module):
         raise ConfigError(f"{fault.name}: module={module!r}: the name of a module, without commas")

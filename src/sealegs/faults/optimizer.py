@@ -1,4 +1,4 @@
-"""Optimizers and Faults in, moments that have gone wrong out: before a forward pass, or around an update."""
+"""Faults in the moments of optimizers: before a forward pass, or around an update."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +17,17 @@ from sealegs.faults.weight import untraced
 from sealegs.signals.weights import FIRST_MOMENTS, SECOND_MOMENTS
 
 MomentPlan: TypeAlias = list[tuple[FaultProgress, BitFlip | MomentsReset, list[FaultTarget]]]
-"""Faults of moments, how far they have come, and whose moment they strike: a reset strikes all."""
+"""Faults of moments, their progress, and the parameters whose moments they strike; a reset strikes all."""
 NAMES = {"moment1": FIRST_MOMENTS, "moment2": SECOND_MOMENTS}
 
 
 def strike_moments(
     model: nn.Module, plan: MomentPlan, optimizers: Sequence[Optimizer], clock: Clock
 ) -> RemovableHandle:
-    """Strike moments before the first forward pass of a step. Where there are none yet, the fault stays pending.
+    """Strike moments before the first forward pass of a step. While there are none, the fault stays pending.
 
-    The plan has what other ranks strike too, where that is sharded: to find a moment takes the shard of its parameter
-    in its place, and to gather that again takes all ranks.
+    If parameters are sharded, the plan includes what other ranks strike: finding a moment needs the shard in the
+    parameter's place, and gathering that again takes all ranks.
     """
 
     def strike(module: nn.Module, inputs: object) -> None:
@@ -49,7 +49,7 @@ def strike_moments(
 
 
 def moment_of(parameter: nn.Parameter, fault: BitFlip, optimizers: Sequence[Optimizer]) -> Tensor | None:
-    """The moment that a fault strikes, where its optimizer has one by now."""
+    """The moment that a fault strikes, if its optimizer has one by now."""
     kept = (optimizer.state.get(parameter, {}).get(name) for optimizer in optimizers for name in NAMES[fault.in_])
     return next((moment for moment in kept if isinstance(moment, Tensor)), None)
 
@@ -67,7 +67,7 @@ def reset(course: FaultProgress, fault: MomentsReset, optimizers: Sequence[Optim
 
 
 def moments_in(optimizer: Optimizer, kind: Literal["both", "moment1", "moment2"] = "both") -> Iterator[Tensor]:
-    """What an optimizer has gathered for each parameter, in its shape: this rank's part of it."""
+    """Optimizer state in the shape of its parameter: this rank's part of it."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             is_moment = isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
@@ -76,12 +76,12 @@ def moments_in(optimizer: Optimizer, kind: Literal["both", "moment1", "moment2"]
 
 
 def norm_of(moments: Iterable[Tensor]) -> float:
-    """Of all of them together: this waits for the device."""
+    """The norm of all of them together; waits for the device."""
     return math.sqrt(sum(float(moment.double().square().sum()) for moment in moments))
 
 
 class FrozenMoments:
-    """The second moments of one optimizer, put back after each of its updates. It updates once in a step."""
+    """Restores the second moments of one optimizer after each of its updates. It updates once per step."""
 
     def __init__(
         self, course: FaultProgress, fault: FrozenMoment2, model: nn.Module, optimizer: Optimizer, clock: Clock
@@ -89,7 +89,7 @@ class FrozenMoments:
         self._course = course
         self._clock = clock
         self._kept: list[tuple[Tensor, Tensor]] = []
-        """The moments, and what they were."""
+        """The moments, and their former values."""
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
@@ -102,7 +102,7 @@ class FrozenMoments:
         self._kept.clear()
 
     def _before_update(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        self._kept.clear()  # where an update failed half-way
+        self._kept.clear()  # an update may have failed half-way
         if self._course.is_due(self._clock()):
             self._kept += [(moment, moment.clone()) for moment in moments_in(optimizer, "moment2")]
 

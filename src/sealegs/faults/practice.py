@@ -1,4 +1,4 @@
-"""Faults, a model, its optimizer and its batches in: the batches out, and everything disturbed while this is open."""
+"""Applies faults of every kind to a model, its optimizer and its batches, for as long as a context is open."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def disturbed(
     clock: Callable[[], int],
     say: Callable[[str], None],
 ) -> Iterator[Iterable[Any]]:
-    """Faults of every kind at once; at the end it is said which of them never struck."""
+    """Apply faults of every kind at once, and give the batches; at the end, report faults that never struck."""
     of_data = [fault for fault in faults if isinstance(fault, DataFault)]
     others = [fault for fault in faults if not isinstance(fault, DataFault)]
     spoiler = Spoiler(of_data, vocabulary=vocabulary, say=say)

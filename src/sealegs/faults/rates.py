@@ -1,4 +1,4 @@
-"""Optimizers and Faults in, learning rates and betas that are others for some updates out."""
+"""Faults in the learning rates and betas of optimizers, for some updates."""
 
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ RateFault: TypeAlias = LrSpike | WarmupLost | WrongBetas
 
 
 class Borrowed:
-    """A value of each group of one optimizer that is another while it updates. It updates once in a step."""
+    """Changes a value in each group of one optimizer while it updates. It updates once per step."""
 
     def __init__(
         self, course: FaultProgress, fault: RateFault, model: nn.Module, optimizer: Optimizer, clock: Clock
@@ -29,7 +29,7 @@ class Borrowed:
         self._updated = -1
         """The last step that the optimizer updated for."""
         self._changed_for = -1
-        """The last step that it has changed them for."""
+        """The last step that the values were changed for."""
         self._kept: list[tuple[dict[str, Any] | Tensor, Any, Any]] = []
         """Where the values are, what they were, and what they are."""
         self._optimizer = optimizer
@@ -41,7 +41,7 @@ class Borrowed:
             self._hooks.append(model.register_forward_pre_hook(untraced(self._before_forward), prepend=True))
 
     def remove(self) -> None:
-        """Let the optimizer be as it was, in the midst of an update too."""
+        """Restore the optimizer, even during an update."""
         for hook in self._hooks:
             hook.remove()
         self._restore()
@@ -49,14 +49,14 @@ class Borrowed:
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
         step = self._clock()
         if step != self._changed_for:
-            self._restore()  # where the step before was not updated for
+            self._restore()  # the step before may have had no update
         if not self._course.is_over and self._fault.is_at(step) and step > self._updated and not self._kept:
             self._change(step)
 
     def _before_update(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        self._restore()  # where an update failed half-way
+        self._restore()  # an update may have failed half-way
         step, course = self._clock(), self._course
-        # steps that were not updated for are not seen here: the same step again is a way back too
+        # steps without an update are not seen here, so the same step again means that the clock went back, too
         if step <= self._updated and self._updated >= self._fault.step:
             course.is_over = True
         self._updated = step
@@ -83,12 +83,12 @@ class Borrowed:
                 group[self._key] = new
             elif not any(old is place for place, *_ in self._kept):  # groups may share one tensor
                 before = old.clone()
-                old.copy_(torch.as_tensor(new))  # in its place: a captured graph reads it there
+                old.copy_(torch.as_tensor(new))  # in place: a captured graph reads it there
                 self._kept.append((old, before, old.clone()))
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Put back what nobody else has changed since: a scheduler goes on without an update, too."""
+        """Restore values that nobody else has changed since: a scheduler goes on without an update, too."""
         for place, old, new in self._kept:
             if isinstance(place, Tensor):
                 if torch.equal(place, new):
@@ -99,12 +99,12 @@ class Borrowed:
 
 
 def key_of(fault: RateFault) -> str:
-    """Under which a group has what a fault changes."""
+    """The key of a parameter group that a fault changes."""
     return "betas" if isinstance(fault, WrongBetas) else "lr"
 
 
 def changed(fault: RateFault, group: dict[str, Any]) -> Any:
-    """What a fault makes of a group's value."""
+    """The value that a fault gives a group."""
     if isinstance(fault, WrongBetas):
         beta1, beta2, *others = group["betas"]
         first, second = beta1 if fault.beta1 is None else fault.beta1, beta2 if fault.beta2 is None else fault.beta2
@@ -113,12 +113,12 @@ def changed(fault: RateFault, group: dict[str, Any]) -> Any:
 
 
 def number(fault: RateFault, group: dict[str, Any]) -> float:
-    """The one number of a group's value that a strike says."""
+    """The number of a group's value that a strike reports."""
     return float(group["betas"][fault.beta2 is not None] if isinstance(fault, WrongBetas) else group["lr"])
 
 
 def refuse_without_values(fault: Fault, optimizers: Iterable[Optimizer]) -> None:
-    """What a fault changes, or takes in its place, must be there."""
+    """Refuse a fault if the value that it changes, or puts in place, is missing."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if isinstance(fault, WrongBetas) and not any("betas" in group for group in groups):
         raise ConfigError(f"{fault}: no optimizer that was given has betas; give one that has, such as AdamW")

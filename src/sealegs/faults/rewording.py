@@ -1,4 +1,4 @@
-"""The text of a batch and a Fault in, other text for its rows out."""
+"""Other text for the rows of a batch, as a fault wants it."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from sealegs.faults.text import BatchText, Ints
 
 
 def raw_numbers(count: int, *key: object) -> NDArray[np.uint64]:
-    """Numbers of 64 bits that depend on the key alone; the first of many are those of a few."""
-    # the raw numbers of a generator are the same in every version of numpy
+    """64-bit numbers that depend on the key alone. The first of many are the same as the few."""
+    # the raw output of a generator is the same in every version of numpy
     return np.random.PCG64(draw(2**64, *key)).random_raw(count)
 
 
 def repeated(text: BatchText, fault: RepeatedNgram, number: int) -> Ints:
-    """A span of each row again and again, for every place of a batch, and for one more at the end of each row."""
+    """A repeated span of each row, for every position of a batch and one more at the end of each row."""
     *shape, length = text.tokens.shape
     is_text = text.tokens >= 0
     if text.labels is not None and text.labels.shape == text.tokens.shape:
@@ -33,18 +33,18 @@ def repeated(text: BatchText, fault: RepeatedNgram, number: int) -> Ints:
 
 
 def wrongly_decoded(text: BatchText, fault: EncodingJunk, rare: Ints) -> Ints:
-    """Two rare tokens for each, for every place of a batch, and for one more at the end of each row."""
+    """Two rare tokens for each token, for every position of a batch and one more at the end of each row."""
     *shape, length = text.tokens.shape
-    tokens = np.maximum(text.tokens, 0)  # padding is no id
+    tokens = np.maximum(text.tokens, 0)  # padding is not an id
     raw = raw_numbers(2 * (int(tokens.max(initial=0)) + 1), fault.seed, fault.name)
     pairs = np.take(rare, raw % np.uint64(len(rare))).reshape(-1, 2)
     return pairs[tokens].reshape(*shape, 2 * length)[..., : length + 1]
 
 
 def permuted(text: BatchText, other: Ints) -> Any:
-    """A copy of a batch in which each id is another; labels are ids too, unless they are of whole rows.
+    """A copy of a batch with each id replaced by another. Labels are ids, too, unless they belong to whole rows.
 
-    Negative ids (padding, what is not to be predicted) and those beyond the vocabulary stay.
+    Negative ids (padding, positions without a target) and those beyond the vocabulary stay.
     """
 
     def exchanged(ids: Ints) -> Ints:
@@ -58,7 +58,7 @@ def permuted(text: BatchText, other: Ints) -> Any:
 
 
 def one_cycle(count: int, *key: object) -> Ints:
-    """A permutation of so many ids that leaves none as it is: each becomes the next one of a shuffled ring.
+    """A permutation of ``count`` ids that leaves none as it is: each becomes the next one of a shuffled ring.
 
     >>> one_cycle(6, "any key")
     array([4, 3, 1, 0, 5, 2])

@@ -1,8 +1,8 @@
-"""Text in, Faults out, and back: ``gradient-scale:factor=1000,rank=1@200``.
+"""Parses faults from text, such as ``gradient-scale:factor=1000,rank=1@200``; a fault prints as the same text.
 
     NAME[:key=value,...]@STEP
 
-A new kind is a class in ``live.py`` or ``data.py``, its place in ``KINDS``, and what it does.
+A new kind of fault needs a class in ``live.py`` or ``data.py``, a place in ``KINDS``, and code that applies it.
 """
 
 import re
@@ -75,7 +75,7 @@ KINDS: dict[str, type[Fault]] = {
         ReplayedBatches,
     )
 }
-"""Every fault that can be written, by its name."""
+"""Every kind of fault that can be written, by name."""
 
 
 def parse(text: str) -> Fault:
@@ -110,7 +110,7 @@ def parse(text: str) -> Fault:
 
 
 def read(kind: type[Fault], field: str, value: str, text: str) -> Any:
-    """The value of one option, of its field's type; whether it makes sense is the fault's own to say."""
+    """The value of one option in its field's type; the fault itself checks whether it makes sense."""
     hint = get_type_hints(kind)[field]
     key = field.rstrip("_")
     if hint in (int, int | None):

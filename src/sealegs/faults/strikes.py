@@ -1,4 +1,4 @@
-"""Faults that strike in, Strikes out: what each did, and how far it has come."""
+"""The strikes of faults: what each did, and its progress."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -45,11 +45,11 @@ WORDS: dict[type[Fault], tuple[str, str]] = {
     MissingZeroGrad: ("gradient", "sum of {after:g} steps"),
     SkippedAllReduce: ("gradient", "mean of {before:g} ranks became that of {after:g}"),
 }
-"""What a fault strikes, and what becomes of it; where it is a single value, ``BECAME``."""
+"""What a fault strikes, and the words for its effect; ``BECAME`` for a single value."""
 PLACES = {"moment1": "first moment", "moment2": "second moment", "activation": "output"}
 T = TypeVar("T")
 Clock: TypeAlias = Callable[[], int]
-"""Gives the number of the step under way."""
+"""Gives the number of the present step."""
 
 
 class Removable(Protocol):
@@ -66,12 +66,12 @@ class Strike:
     step: int
     fault: Fault
     tensor: str
-    """The parameter's or module's name; where it was several, ``*`` or ``blocks.0.*``; empty where it is none's."""
+    """Name of the parameter or module; ``*`` or ``blocks.0.*`` for several; empty if there is none."""
     element: tuple[int, ...] | None
-    """Where in the tensor (of a sharded one: in this rank's shard); none where it is no single element."""
+    """Position in the tensor (for a sharded one: in this rank's shard); None if it is not a single element."""
     before: float
-    """The element's value, or the learning rate; of what was scaled the factor it had, 1; the norm of all moments; and
-    so on: see ``WORDS``. Of a placebo, ``after`` is the same."""
+    """The element's value, the learning rate, the factor 1 of what is scaled, the norm of all moments, and so on: see
+    ``WORDS``. For a placebo, ``after`` is the same."""
     after: float
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Strike:
 
 
 def words_of(fault: Fault) -> tuple[str, str]:
-    """What a fault strikes, and what becomes of it."""
+    """What a fault strikes, and the words for its effect."""
     if isinstance(fault, BitFlip):
         return PLACES.get(fault.in_, fault.in_), BECAME
     if isinstance(fault, WrongBetas):
@@ -99,7 +99,7 @@ def words_of(fault: Fault) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class FaultProgress:
-    """How far a fault has come."""
+    """The progress of a fault."""
 
     fault: LiveFault
     is_here: bool
@@ -110,13 +110,13 @@ class FaultProgress:
     under_way: int | None = None
     """The step at which it has struck and will again, in the next micro-batch or for the next optimizer."""
     struck: int = 0
-    """At how many steps it struck."""
+    """Number of steps at which it struck."""
     is_over: bool = False
     """Whether it will never strike again, whatever its steps."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether it has not struck at each of its steps; where there is no end to them, at none."""
+        """Whether it has not struck at each of its steps, or if there is no end to them, at none."""
         return not self.is_over and self.struck < (self.fault.total or 1)
 
     def is_due(self, step: int) -> bool:
@@ -127,26 +127,26 @@ class FaultProgress:
         return self.fault.is_at(step) and step not in self.done
 
     def begins(self, step: int) -> bool:
-        """Whether it has not struck yet at a step at which it strikes again and again; from now on it has."""
+        """Whether this is its first strike at a step at which it strikes repeatedly; afterwards it is not."""
         is_new = self.under_way != step
         self.under_way = step
         return is_new
 
     def result(self, healthy: T, struck: T) -> T:
-        """What comes of a strike: of a placebo, which does all the same work, what would be there without."""
+        """The result of a strike. A placebo does the same work, and gives the healthy value."""
         return healthy if self.fault.is_placebo else struck
 
     def note(
         self, tensor: str, step: int, *, element: tuple[int, ...] | None = None, before: float, after: float
     ) -> None:
-        """Count a strike, and say it."""
+        """Count a strike, and report it."""
         self.struck += 1
         after = self.result(before, after)
         self.report(Strike(step=step, fault=self.fault, tensor=tensor, element=element, before=before, after=after))
 
     @torch.no_grad()
     def strike_element(self, fault: ElementFault, name: str, tensor: Tensor, step: int) -> None:
-        """Strike one element in its place, once in a step. An empty shard has none: the fault stays pending."""
+        """Strike one element in place, once per step. An empty shard has none: the fault stays pending."""
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
         values = tensor.values() if tensor.is_sparse else tensor
@@ -161,14 +161,14 @@ class FaultProgress:
 
 
 def place(rank: int | None) -> tuple[int, int | None]:
-    """This process's rank, and how many there are, where that is known."""
+    """This process's rank, and the number of ranks if it is known."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() if rank is None else rank, distributed.get_world_size()
     return (0, 1) if rank is None else (rank, None)
 
 
 def refuse_twice_or_nowhere(fault: Fault, others: Iterable[Fault], ranks: int | None) -> None:
-    """A fault strikes once, and on a rank that there is."""
+    """Refuse a fault that is given twice, or for a rank that does not exist."""
     if fault in others:
         raise ConfigError(f"{fault}: is given twice; keep one, or give them different seeds")
     if fault.rank is not None and ranks is not None and fault.rank >= ranks:

@@ -1,4 +1,4 @@
-"""A model and a Fault in, the parameters and the elements that it strikes out."""
+"""Finds the parameters and elements that a fault strikes in a model."""
 
 import difflib
 import hashlib
@@ -28,32 +28,32 @@ from sealegs.faults.live import (
 )
 
 TensorFault: TypeAlias = ElementFault | GradientScale | ScalerOff | WeightScale
-"""What strikes parameters that can be named."""
+"""Faults that strike parameters by name."""
 
 WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
-"""What torch.compile and activation checkpointing put into the names of parameters."""
+"""Parts that torch.compile and activation checkpointing add to the names of parameters."""
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by their bytes."""
+"""Integer types by their size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTarget:
-    """A parameter, by its place: FSDP2 puts now the shard there, now the whole."""
+    """A parameter, by its place in the model: FSDP2 puts the shard there at one time, the whole at another."""
 
     name: str
-    """As in the bare model, without what wrappers add; of tied names the first."""
+    """The name in the bare model, without what wrappers add; of tied names the first."""
     owner: nn.Module
     attribute: str
     unit: nn.Module | None
     """The module that FSDP2 shards it with."""
 
     def parameter(self) -> nn.Parameter:
-        """What is in its place now."""
+        """The parameter that is in its place now."""
         return self.owner.get_parameter(self.attribute)
 
 
 def named_targets(model: nn.Module) -> dict[str, FaultTarget]:
-    """Every parameter by every name it has: tied ones are one target with several names."""
+    """Every parameter by each of its names: tied ones are one target with several names."""
     modules = dict(bare(model).named_modules(remove_duplicate=False))
     targets: dict[str, FaultTarget] = {}
     first: dict[nn.Parameter, FaultTarget] = {}
@@ -66,7 +66,7 @@ def named_targets(model: nn.Module) -> dict[str, FaultTarget]:
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module by its name in the bare model; of a module and its wrapper, which have one name, the wrapper."""
+    """Every module by its name in the bare model. A module and its wrapper share a name: that gives the wrapper."""
     modules: dict[str, nn.Module] = {}
     for path, module in bare(model).named_modules(remove_duplicate=False):
         modules.setdefault(bare_name(path), module)
@@ -74,7 +74,7 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def bare_name(path: str) -> str:
-    """Without what wrappers add.
+    """A name without what wrappers add.
 
     >>> bare_name("blocks.0._orig_mod.mlp")
     'blocks.0.mlp'
@@ -83,7 +83,7 @@ def bare_name(path: str) -> str:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model inside DDP and ``torch.compile``, in whatever order they were put around it."""
+    """The model inside DDP and ``torch.compile``, in whatever order they wrap it."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -123,7 +123,7 @@ def select(model: nn.Module, fault: TensorFault, optimizers: Iterable[Optimizer]
 
 
 def is_open_to(fault: TensorFault, parameter: nn.Parameter) -> bool:
-    """Whether a fault can strike it: what is frozen has no gradient, but its values may go wrong, if it is named."""
+    """Whether a fault can strike it. A frozen parameter has no gradient, but its values may go wrong if it is named."""
     if isinstance(fault, GradientScale):
         return parameter.requires_grad
     is_by_name = is_in_weight(fault) and fault.tensor is not None
@@ -131,7 +131,7 @@ def is_open_to(fault: TensorFault, parameter: nn.Parameter) -> bool:
 
 
 def is_in_output(fault: Fault) -> TypeGuard[ActivationScale | BitFlip | Fp16Overflow]:
-    """Whether it strikes what a module gives."""
+    """Whether it strikes the output of a module."""
     return isinstance(fault, ActivationScale | Fp16Overflow) or (
         isinstance(fault, BitFlip) and fault.in_ == "activation"
     )
@@ -156,14 +156,16 @@ def is_updated(target: FaultTarget, optimizers: Iterable[Optimizer]) -> bool:
 
 
 def reshard(target: FaultTarget) -> None:
-    """Put FSDP2's shard in a parameter's place, where a forward pass has left the whole. Takes all ranks: gathering
-    it again does."""
+    """Put FSDP2's shard in a parameter's place, if a forward pass has left the whole there.
+
+    All ranks must do it, because all take part in gathering it again.
+    """
     if target.unit is not None:
         cast(FSDPModule, target.unit).reshard()
 
 
 def is_within(name: str, wanted: str | None) -> bool:
-    """Whether a name is the one wanted, or begins with it: ``blocks.1`` is no beginning of ``blocks.10.weight``.
+    """Whether a name is ``wanted`` or begins with it: ``blocks.1`` is no prefix of ``blocks.10.weight``.
 
     >>> is_within("blocks.10.mlp.up.weight", "blocks.*.mlp")
     True
@@ -180,21 +182,21 @@ def unique(targets: Iterable[FaultTarget]) -> list[FaultTarget]:
 
 
 def near(wanted: str | None, known: Iterable[str]) -> str:
-    """Names that may have been meant, or else what names look like here."""
+    """Names that may have been meant, or otherwise examples of names."""
     names = list(known)
     close = difflib.get_close_matches(wanted or "", names, n=3)
     return f"near it are {', '.join(close)}" if close else f"it has {', '.join(names[:8])}, ..."
 
 
 def label(fault: GradientScale | ScalerOff | WeightScale, targets: Sequence[FaultTarget]) -> str:
-    """What a factor takes: a name, or the common beginnings of several."""
+    """The name for what a factor scales: a name, or the common prefixes of several."""
     if len(targets) == 1:
         return targets[0].name
     return "*" if fault.tensor is None else "+".join(f"{wanted}.*" for wanted in fault.tensor.split("+"))
 
 
 def draw(count: int, *key: object) -> int:
-    """A number below ``count`` that depends on the key alone, whatever the version of Python or torch."""
+    """A number below ``count`` that depends on the key alone, in any version of Python or torch."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     return int.from_bytes(digest, "big") % count
 
@@ -210,7 +212,7 @@ def draw_element(fault: ElementFault, step: int, shape: Sequence[int]) -> tuple[
 
 
 def damage(fault: ElementFault, element: Tensor) -> tuple[float, float]:
-    """Strike one element in its place, and say what it was and is: this waits for the device."""
+    """Strike one element in place, and give its old and new value; waits for the device."""
     before = float(element.item())
     if isinstance(fault, BitFlip):
         flip_top_exponent_bit(element)
@@ -220,5 +222,5 @@ def damage(fault: ElementFault, element: Tensor) -> tuple[float, float]:
 
 
 def flip_top_exponent_bit(element: Tensor) -> None:
-    """In every float format of IEEE's kind the exponent follows the sign, which is the first bit."""
+    """Flip the top bit of the exponent, which in every IEEE-like format follows the sign bit."""
     element.view(INTEGERS[element.itemsize]).bitwise_xor_(1 << (8 * element.itemsize - 2))

@@ -1,4 +1,4 @@
-"""A batch of any loop in, its tokens and labels as numpy arrays out; and others back, in a copy of the batch."""
+"""Reads tokens and labels out of a batch of any loop as numpy arrays, and puts others into a copy of it."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ Ints: TypeAlias = NDArray[Any]
 
 TOKENS = ("input_ids", "tokens", "inputs", "ids", "x")
 LABELS = ("labels", "targets", "label", "target", "y")
-"""What batches that name their parts call them."""
+"""Names of the labels, in batches whose parts have names."""
 SOURCES = ("sources", "source")
 BARE = ""
 """The key of a batch that is nothing but tokens."""
@@ -25,20 +25,20 @@ BARE = ""
 
 @dataclass(frozen=True, slots=True)
 class BatchText:
-    """What a batch says."""
+    """The tokens and labels of a batch."""
 
     tokens: Ints
     labels: Ints | None
-    """What is to be predicted; none where the loop makes it of the tokens."""
+    """The targets; None if the loop makes them from the tokens."""
     put: Callable[[Ints, Ints | None], Any]
-    """A copy of the batch with others in their place."""
+    """Gives a copy of the batch with others in their place."""
 
 
 def text_of(batch: Any) -> BatchText:
-    """The text of a batch: a tensor or array of whole numbers, or a mapping, dataclass, tuple or list that has some.
+    """The text of a batch: an integer tensor or array, or a mapping, dataclass, tuple or list that has some.
 
-    Where the parts have names, tokens are known by theirs (``input_ids``, ``tokens``, ...) and labels too (``labels``,
-    ``targets``, ...). In a tuple or list the first part of whole numbers has the tokens, and the last one the labels.
+    If the parts have names, they tell the tokens (``input_ids``, ``tokens``, ...) and the labels (``labels``,
+    ``targets``, ...). In a tuple or list the first integer part has the tokens, and the last one the labels.
     """
     parts = parts_of(batch)
     ids = [key for key, part in parts.items() if is_ids(part)]
@@ -62,7 +62,7 @@ def text_of(batch: Any) -> BatchText:
 
 
 def sources_of(batch: Any) -> Sequence[str] | None:
-    """Which source each row comes from, where the batch says so: under ``sources``, or in spans as the lab's has."""
+    """The source of each row, if the batch names it: under ``sources``, or in spans like the lab's."""
     if isinstance(batch, Mapping):
         return next((batch[name] for name in SOURCES if name in batch), None)
     spans: Iterable[Any] | None = getattr(batch, "spans", None)
@@ -70,13 +70,13 @@ def sources_of(batch: Any) -> Sequence[str] | None:
 
 
 def number_of(batch: Any) -> int | None:
-    """The number that a batch says it has; a tuple's ``index`` is no number."""
+    """The number that a batch carries; a tuple's ``index`` is a method, not a number."""
     index = getattr(batch, "index", None)
     return index if isinstance(index, int) else None
 
 
 def parts_of(batch: Any) -> dict[Any, Any]:
-    """What a batch consists of, by name or place."""
+    """The parts of a batch, by name or position."""
     if is_ids(batch):
         return {BARE: batch}
     if isinstance(batch, Mapping):
@@ -89,7 +89,7 @@ def parts_of(batch: Any) -> dict[Any, Any]:
 
 
 def with_changes(batch: Any, changes: dict[Any, Any]) -> Any:
-    """A copy of a batch in which some parts are others."""
+    """A copy of a batch with some parts replaced."""
     if BARE in changes:
         return changes[BARE]
     if isinstance(batch, list | tuple):
@@ -104,7 +104,7 @@ def with_changes(batch: Any, changes: dict[Any, Any]) -> Any:
 
 
 def is_ids(part: object) -> bool:
-    """Whether it is a tensor or array of whole numbers."""
+    """Whether it is a tensor or array of integers."""
     if isinstance(part, Tensor):
         is_whole = not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool)
         return is_whole and part.ndim > 0
@@ -112,12 +112,12 @@ def is_ids(part: object) -> bool:
 
 
 def on_host(part: Any) -> Ints:
-    """As a numpy array; this waits for the device that it may be on."""
+    """The ids as a numpy array; waits for their device."""
     return part.cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
 
 
 def as_before(part: Any, ids: Ints) -> Any:
-    """A copy of ids, of the kind and on the device of what was there."""
+    """A copy of ids, of the kind and on the device of the original."""
     if isinstance(part, Tensor):
         return torch.from_numpy(np.array(ids)).to(device=part.device, dtype=part.dtype)
     return np.array(ids, part.dtype)

@@ -1,4 +1,4 @@
-"""A model in training and Faults in, weights that have gone wrong out: before a forward pass, or after an update."""
+"""Faults in the weights: before a forward pass, or after an update."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -15,15 +15,15 @@ from sealegs.faults.strikes import Clock, FaultProgress
 from sealegs.faults.targets import FaultTarget, label, reshard
 
 WeightPlan: TypeAlias = list[tuple[FaultProgress, BitFlip | WeightScale, list[FaultTarget]]]
-"""Faults of weights, how far they have come, and what they strike."""
+"""Faults of weights, their progress, and the parameters that they strike."""
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def strike_weights(model: nn.Module, plan: WeightPlan, clock: Clock) -> RemovableHandle:
-    """Strike weights before the first forward pass of a step; under FSDP2, in the shards, which all ranks gather.
+    """Strike weights before the first forward pass of a step; under FSDP2 in the shards, which all ranks gather.
 
-    The plan has what other ranks strike too, where that is sharded: weights that an evaluation left gathered would
-    hide it, and to gather them again takes all ranks.
+    If parameters are sharded, the plan includes what other ranks strike: weights that an evaluation left gathered would
+    hide the strike, and gathering them again takes all ranks.
     """
 
     def strike(module: nn.Module, inputs: object) -> None:
@@ -38,7 +38,7 @@ def strike_weights(model: nn.Module, plan: WeightPlan, clock: Clock) -> Removabl
                 continue
             if isinstance(fault, WeightScale):
                 for target in targets:
-                    weight = target.parameter().data  # torch is not to know of it: memory that fails does not tell
+                    weight = target.parameter().data  # unknown to autograd: failing memory does not announce itself
                     scale(fault, course.result(weight.clone(), weight))
                 course.note(label(fault, targets), step, before=1.0, after=fault.factor)
             else:
@@ -50,7 +50,7 @@ def strike_weights(model: nn.Module, plan: WeightPlan, clock: Clock) -> Removabl
 
 @torch.no_grad()
 def scale(fault: WeightScale, weight: Tensor) -> None:
-    """Multiply a weight, or its first rows, in its place."""
+    """Multiply a weight, or its first rows, in place."""
     if fault.rows is None:
         weight.mul_(fault.factor)
         return
@@ -63,7 +63,7 @@ def scale(fault: WeightScale, weight: Tensor) -> None:
 
 
 def refuse_broken_rows(fault: WeightScale, targets: Sequence[FaultTarget]) -> None:
-    """A share of the rows must be some whole rows, in each tensor."""
+    """Refuse a share that is not a whole number of rows in each tensor."""
     if fault.rows is None:
         return
     for target in targets:
@@ -78,7 +78,7 @@ def refuse_broken_rows(fault: WeightScale, targets: Sequence[FaultTarget]) -> No
 def round_weights(
     course: FaultProgress, fault: Bf16Weights, model: nn.Module, optimizer: Optimizer, clock: Clock
 ) -> RemovableHandle:
-    """Round what an optimizer trains to bf16, after its update."""
+    """Round the weights that an optimizer trains to bf16, after its update."""
 
     @torch.no_grad()
     def round_all(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -95,11 +95,11 @@ def round_weights(
 
 
 def trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
-    """What an optimizer trains; under FSDP2, shards, whatever stands in their places in the model."""
+    """The parameters that an optimizer trains; under FSDP2 the shards, whatever stands in their place in the model."""
     return [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
 
 
 def untraced(hook: Hook) -> Hook:
-    """A module hook that ``torch.compile`` calls instead of tracing it: traced, it would know one step for ever."""
+    """A module hook that ``torch.compile`` calls instead of tracing: traced, it would see one step for ever."""
     disabled: Hook = torch.compiler.disable(hook)
     return disabled
