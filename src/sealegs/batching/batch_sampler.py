@@ -1,6 +1,6 @@
-"""Rows with rare tokens in, batches of row numbers out: a ``batch_sampler`` for any torch DataLoader.
+"""A ``batch_sampler`` for any torch DataLoader, which spreads rows with rare tokens over batches.
 
-It needs no torch: a DataLoader takes whatever gives lists of numbers and has a length.
+It needs no torch: a DataLoader takes anything that gives lists of numbers and has a length.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class StratifiedBatchSampler:
         loader = DataLoader(dataset, batch_sampler=sealegs.StratifiedBatchSampler(sealegs.rare_rows(tokens), 32))
 
     Every epoch has another order, drawn from ``seed`` and the number of the epoch alone: the same on every rank, and
-    after a resume. What holds, holds for all rows of a step: of every rank and every accumulated micro-batch.
+    after a resume. The promise is about all rows of a step: of every rank and every accumulated micro-batch.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class StratifiedBatchSampler:
         accumulation: int = 1,
         drop_last: bool = False,
     ) -> None:
-        """``batch_size`` rows a batch and rank, ``accumulation`` batches a step. The rows that are left at the end of
-        an epoch are dealt out evenly, less than one to each is left out; with ``drop_last`` all of them are."""
+        """``batch_size`` rows per batch and rank, ``accumulation`` batches per step. The remaining rows of an epoch are
+        shared out evenly, and less than one per batch is left out; with ``drop_last`` all of them are."""
         for name, value in (("batch_size", batch_size), ("world_size", world_size), ("accumulation", accumulation)):
             if value < 1:
                 raise ConfigError(f"{name}={value}: at least 1")
@@ -51,9 +51,9 @@ class StratifiedBatchSampler:
         self._seed = seed
         self._rank = rank
         self._world_size = world_size
-        self._parts = world_size * accumulation  # of a step, in the order of its micro-batches
+        self._parts = world_size * accumulation  # batches of a step, in the order of its micro-batches
         self._start = 0
-        self._place = (0, 0)  # epoch and number of the batch that is next
+        self._place = (0, 0)  # epoch and number of the next batch
         self._walk_of: Callable[[], object] = lambda: None
         self._drawn: tuple[int, Ints] | None = None
         if not len(self):
@@ -65,13 +65,13 @@ class StratifiedBatchSampler:
         return self.batch_size * self._parts
 
     def order(self) -> Ints:
-        """The rows of this epoch, of all ranks, ``step_rows`` to a step."""
+        """The rows of this epoch for all ranks, ``step_rows`` to a step."""
         if self._drawn is None or self._drawn[0] != self.epoch:
             self._drawn = (self.epoch, spread(self.shuffled(), self._rare, self.step_rows, seed=self._key()))
         return self._drawn[1]
 
     def shuffled(self) -> Ints:
-        """The rows as they were shuffled, before those moved that meet."""
+        """The shuffled rows, before rows moved apart."""
         order = np.empty(self._rare.count, np.int64)
         for first in range(0, len(order), _SHUFFLED_AT_ONCE):
             places = np.arange(first, min(first + _SHUFFLED_AT_ONCE, len(order)))
@@ -79,13 +79,14 @@ class StratifiedBatchSampler:
         return order
 
     def unmet(self) -> Meetings:
-        """What could not be parted: the steps of this epoch that have a rare token in two rows or more."""
+        """The steps of this epoch that still have a rare token in two or more rows."""
         return meetings(self.order(), self._rare, self.step_rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the order of this epoch; without being told, the next one begins when one has ended.
+        """Use the order of this epoch. Without a call, the next epoch follows when one has ended.
 
-        Whoever is in the middle of an epoch stays there, and so does the place that is told, until the next begins.
+        An iteration that is under way stays in its epoch, and so does the position in ``state_dict`` until the next
+        begins.
         """
         if epoch == self.epoch:
             return
@@ -100,7 +101,7 @@ class StratifiedBatchSampler:
         return (steps + more) * (self._parts // self._world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this epoch, for this rank: from the place that was loaded, or from the beginning."""
+        """The batches of this epoch for this rank: from the loaded position, or from the beginning."""
         start, self._start = self._start, 0
         self._place = (self.epoch, start)
         walk = self._walk(self.epoch, self.order(), start)
@@ -108,13 +109,13 @@ class StratifiedBatchSampler:
         return walk
 
     def state_dict(self) -> dict[str, int]:
-        """The place: epoch, and rows of all ranks that were handed out in it. A loader's workers read ahead of the
+        """The position: the epoch, and the rows of all ranks that it has given. A loader's workers read ahead of the
         training: torchdata's StatefulDataLoader and ``guard.batches`` know by how much."""
         epoch, number = self._place
         return {"epoch": epoch, "rows_done": number * self.batch_size * self._world_size, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place, also with another number of ranks, as long as a step has as many rows."""
+        """Go to a position, also with another number of ranks, as long as a step has as many rows."""
         for name, value in self._identity().items():
             if state[name] != value:
                 raise ConfigError(f"{name}={value}: the place is in an order with {name}={state[name]}; give that")

@@ -1,7 +1,7 @@
-"""Documents to drop or to read last, as a file: ``sealegs scan`` writes it, a person may edit it, a trainer reads it.
+"""The list of documents to drop or to read last: ``sealegs scan`` writes it, a person may edit it, a trainer reads it.
 
-A JSON object a line. The first says how many documents each file has: a list for other data is refused. The others
-name a document by its file and its number in that, from 0, and say what to do with it.
+It has one JSON object per line. The first says how many documents each file has: a list for other data is refused. The
+others name a document by its file and its number in it, from 0, and say what to do with it.
 """
 
 import json
@@ -22,22 +22,22 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The documents of a file that are not read, or last."""
+    """The documents of a file to drop, and those to read last."""
 
     documents: int
-    """How many the file has in all."""
+    """Number of documents in the file."""
     dropped: Ints
     deferred: Ints
 
 
 def write_list(file: BinaryIO, sizes: Mapping[str, int], listed: Iterable[Mapping[str, Any]]) -> None:
-    """The list, into an open file. Each of ``listed`` has file, document, action, and whatever helps a reader."""
+    """Write the list into an open file. Each of ``listed`` has file, document, action, and whatever helps a reader."""
     for line in ({"schema": SCHEMA, "files": dict(sizes)}, *listed):
         file.write(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 def read_list(path: Path) -> dict[str, LeftOut]:
-    """What is listed, by file."""
+    """Read the list, by file."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

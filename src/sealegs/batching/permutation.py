@@ -1,4 +1,4 @@
-"""A key in, a permutation out, of any size and at any positions: the order of data as arithmetic, not as state."""
+"""A permutation from a key, of any size and at any positions: the order of data as arithmetic, not as state."""
 
 from typing import TypeAlias
 
@@ -9,10 +9,10 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def shuffled(positions: Ints, size: int, key: int) -> Ints:
-    """A permutation of ``range(size)`` that the key chooses, at some positions; memory and time do not grow with size.
+    """The permutation of ``range(size)`` that a key chooses, at some positions; its cost does not grow with the size.
 
-    A Feistel network mixes the bits of a position: it is one-to-one by construction, whatever the mixing function.
-    Where the result is not below ``size``, it goes through again (and must come out, since the way leads back).
+    A Feistel network mixes the bits of a position: it is one-to-one by construction, whatever the mixing function. A
+    result that is not below ``size`` goes through again; it must come out, since the cycle leads back to its start.
 
     >>> sorted(shuffled(np.arange(10), 10, key=7).tolist()) == list(range(10))
     True

@@ -1,11 +1,11 @@
-"""Rows that hold rare tokens in, an order of all rows out: no batch has a rare token twice, where that can be.
+"""Orders rows so that no batch has a rare token twice, as far as that is possible.
 
-A token that the model has hardly seen has a second moment that is near zero, so its update is as large as Adam's can
-be; several of them in one batch add up. Spread over batches they do not.
+A token that the model has hardly seen has a second moment near zero, so its update is as large as Adam's can be.
+Several of them in one batch add up; spread over batches they do not.
 
-Any order of the rows is taken, and mended: a row that meets another with the same token changes places with a row
-drawn from all. In a shuffled order few rows meet, so it costs what sorting the rare tokens costs, and the others
-stay where the shuffle has put them.
+Any order of the rows is accepted and repaired: a row that shares a rare token with another row of its batch swaps with
+a row drawn from all. In a shuffled order few rows do, so the repair costs as much as sorting the rare tokens, and the
+other rows stay where the shuffle has put them.
 """
 
 import random
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 
 RARE_BELOW = 10
-"""A token is rare that occurs less often in all of the training data."""
+"""A token is rare if it occurs less often than this in all of the training data."""
 
-_TRIES = 100  # places that are tried for a row: of 10 batches, 9 of them taken, the free one is missed once in 40,000
+_TRIES = 100  # positions to try for a row: with 9 of 10 batches taken, the free one is missed once in 40,000
 _SWEEPS = 30  # a row without a place gets another chance when the others have moved
 
 
@@ -37,28 +37,28 @@ def rare_tokens(counts: NDArray[Any]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class RareRows:
-    """Which of the rows hold rare tokens: a pair of row and token for each occurrence, in any order."""
+    """The rows that hold rare tokens: a pair of row and token for each occurrence, in any order."""
 
     count: int
-    """Rows in all, most of them without any."""
+    """Number of rows, most of them without rare tokens."""
     rows: Ints
     tokens: Ints
 
     @classmethod
     def of(cls, tokens: Sequence[Ints]) -> "RareRows":
-        """Of the rare tokens of each row."""
+        """Made from the rare tokens of each row."""
         lengths = [len(each) for each in tokens]
         return cls(len(tokens), np.repeat(np.arange(len(tokens)), lengths), np.concatenate(tokens).astype(np.int64))
 
     def once(self) -> "RareRows":
-        """The same with each pair once: a row that has a token twice cannot be parted by any order."""
+        """The same with each pair once: no order can separate a token that one row has twice."""
         rows, tokens, _ = _distinct(self.rows, self.tokens)
         return RareRows(self.count, rows, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Where an order has a rare token in more than one row of a batch: in ``batches[i]``, ``tokens[i]`` in
+    """The batches of an order that have a rare token in more than one row: ``batches[i]`` has ``tokens[i]`` in
     ``rows[i]`` rows."""
 
     batches: Ints
@@ -67,18 +67,18 @@ class Meetings:
 
     @property
     def too_many(self) -> int:
-        """Rows that hold a rare token which their batch has already."""
+        """Rows that repeat a rare token of their batch."""
         return int((self.rows - 1).sum())
 
 
 def meetings(order: Ints, rare: RareRows, batch: int, *, first: int = 0) -> Meetings:
-    """Which rare tokens meet in which batches; the first row is the one of number ``first`` in its batch.
+    """The rare tokens that meet in each batch; the first row is number ``first`` in its batch.
 
     >>> pairs = RareRows(4, np.array([0, 1, 3]), np.array([7, 7, 7]))
     >>> meetings(np.arange(4), pairs, batch=2)
     Meetings(batches=array([0]), tokens=array([7]), rows=array([2]))
     """
-    place = np.full(rare.count, -1, np.int64)  # a row may not be in the order
+    place = np.full(rare.count, -1, np.int64)  # a row may be missing in the order
     place[order] = first + np.arange(len(order))
     rare = rare.once()
     is_there = place[rare.rows] >= 0
@@ -88,10 +88,10 @@ def meetings(order: Ints, rare: RareRows, batch: int, *, first: int = 0) -> Meet
 
 
 def spread(order: Ints, rare: RareRows, batch: int, *, seed: int = 0, first: int = 0) -> Ints:
-    """An order of the same rows, ``batch`` to a batch, in which each batch has each rare token in one row at most.
+    """An order of the same rows, ``batch`` to a batch, in which each batch has each rare token in at most one row.
 
-    Rows move only for rows that meet; where those fit nowhere, as few meet as is found. ``seed`` chooses the places;
-    the first row is the one of number ``first`` in its batch.
+    Rows move only for rows that meet; if those fit nowhere, as few meet as the search finds. ``seed`` chooses the
+    places. The first row is number ``first`` in its batch.
 
     >>> pairs = RareRows(4, np.array([0, 1]), np.array([7, 7]))
     >>> meetings(spread(np.arange(4), pairs, batch=2), pairs, batch=2).rows
@@ -108,7 +108,7 @@ def spread(order: Ints, rare: RareRows, batch: int, *, seed: int = 0, first: int
 
 
 class _Crowd:
-    """The rows with rare tokens, numbered among themselves, where each is and whom it must not meet."""
+    """The rows with rare tokens, numbered among themselves, with their batches and their tokens."""
 
     def __init__(self, order: Ints, rare: RareRows, batch: int, first: int, draw: random.Random) -> None:
         self.order = order.copy()
@@ -142,13 +142,13 @@ class _Crowd:
         return found
 
     def moved(self, row: int) -> bool:
-        """Let a row change places with another, where no more meet then."""
+        """Swap a row with another if no more rows meet then."""
         home = int(self._place[row] + self._first) // self._batch
         mates = self._mates(row)
         there = Counter(mates)
         if not there[home] or self._is_hopeless(row, there, home):
             return False
-        best, chosen = -1, -1  # a move that changes nothing is one, too: it makes way for others
+        best, chosen = -1, -1  # a swap that changes nothing counts, too: it makes way for others
         for _ in range(_TRIES):
             place = int(self._draw() * len(self.order))
             here = (place + self._first) // self._batch
@@ -171,13 +171,13 @@ class _Crowd:
         return is_least and bool((self._rows_of_each[self._tokens_of(row)] > self._batches).all())
 
     def _gain(self, other: int, here: int, home: int, row: int) -> int:
-        """How many fewer meet when another row goes ``home``, which ``row`` leaves for ``here``."""
+        """How many fewer rows meet if ``other`` goes ``home`` and ``row`` leaves that for ``here``."""
         its = Counter(self._mates(other))
         shared = len(np.intersect1d(self._tokens_of(other), self._tokens_of(row), assume_unique=True))
-        return its[here] - its[home] + 2 * shared  # the two pass each other
+        return its[here] - its[home] + 2 * shared  # the two rows pass each other
 
     def _mates(self, row: int) -> list[int]:
-        """The batch of each other row with one of its tokens, for each of those."""
+        """The batch of each other row with one of its tokens, once per token."""
         rows = [self._rows[self._row_starts[t] : self._row_starts[t + 1]] for t in self._tokens_of(row)]
         others = np.concatenate(rows)
         found: list[int] = ((self._place[others[others != row]] + self._first) // self._batch).tolist()
@@ -194,7 +194,7 @@ class _Crowd:
 
 
 def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints, Ints]:
-    """Pairs of numbers, sorted, each once, and how often each came."""
+    """Sorted pairs of numbers, each once, and how often each came."""
     by_pair = np.lexsort((second, first))
     first, second = first[by_pair], second[by_pair]
     is_new = np.ones(len(first), np.bool_)

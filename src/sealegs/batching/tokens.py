@@ -1,4 +1,4 @@
-"""Token ids in, a memory map if they are many; how often each occurs and which rows hold rare ones out."""
+"""Counts token ids, also in a memory map, and finds the rows that hold rare ones."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,11 +13,11 @@ from sealegs.errors import ConfigError, SourceError
 _PIECE = 1 << 20
 _ROWS_AT_ONCE = 1 << 12
 HIGHEST_ID = 1 << 26
-"""No vocabulary is larger: an id beyond is no token, and its table would fill the memory."""
+"""Largest possible id: no vocabulary is larger, and the table of an id beyond it would fill the memory."""
 
 
 def token_counts(tokens: NDArray[Any], *, at_least: int = 0) -> Ints:
-    """How often each id occurs; a table of ``at_least`` so many ids.
+    """How often each id occurs, in a table of at least ``at_least`` ids.
 
     >>> token_counts(np.array([3, 1, 3]))
     array([0, 1, 0, 2])
@@ -36,7 +36,7 @@ def token_counts(tokens: NDArray[Any], *, at_least: int = 0) -> Ints:
 
 
 def rows_of(tokens: NDArray[Any], starts: Ints, counts: Ints) -> RareRows:
-    """Which rows hold rare tokens: each row is from its start to the next one's, and ``counts`` is of all data.
+    """The rows that hold rare tokens. Each row ends where the next one starts; ``counts`` is over all data.
 
     >>> rows_of(np.array([5, 0, 0, 5, 5, 1]), np.array([0, 2, 4]), np.array([10, 10, 0, 0, 0, 3]))
     RareRows(count=3, rows=array([0, 1, 2]), tokens=array([5, 5, 5]))
@@ -57,8 +57,10 @@ class _Rows(Protocol):
 
 
 def rare_rows(rows: NDArray[Any] | _Rows) -> RareRows:
-    """Which rows hold tokens that are rare in all of them: a table of ids with a line to a row, which may be a memory
-    map, or a sequence of rows of any length, which is gone through twice.
+    """The rows that hold tokens that are rare in all of them.
+
+    ``rows`` is a table of ids with one row per line, which may be a memory map, or a sequence of rows of any length,
+    which is iterated twice.
 
     >>> rare_rows([[1, 2], [2] * 10, [1]])
     RareRows(count=3, rows=array([0, 2]), tokens=array([1, 1]))

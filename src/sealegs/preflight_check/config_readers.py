@@ -1,6 +1,6 @@
-"""Settings as programs write them in, a Plan out: the lab's, Hugging Face's, and any manifest's.
+"""Reads settings into a Plan: the lab's, Hugging Face's, and those of any manifest.
 
-Only what is written is known: a key that is missing has a default, but which one depends on the program's version.
+Only what is written is known. A missing key has a default, but which one depends on the version of the program.
 """
 
 import math
@@ -16,7 +16,7 @@ from sealegs.record.manifest import Manifest, dotted
 
 
 class Read(NamedTuple):
-    """A plan, and what the source calls its fields."""
+    """A plan, and the source's names of its fields."""
 
     plan: Plan
     names: Mapping[str, str]
@@ -88,7 +88,7 @@ SCHEDULES = {
     "constant_with_warmup": ("constant", 1.0),
     "inverse_sqrt": ("inverse-sqrt", 0.0),
 }
-"""Hugging Face's names: our kind, and what is left of the peak."""
+"""Hugging Face's names: our kind, and the share of the peak that is left."""
 MODEL_TYPES: Mapping[str, tuple[str, bool]] = {
     "gpt2": ("pre", False),
     "gpt_neox": ("pre", False),
@@ -104,11 +104,11 @@ MODEL_TYPES: Mapping[str, tuple[str, bool]] = {
     "bert": ("post", False),
     "roberta": ("post", False),
 }
-"""Where the norms of known models stand, and whether queries and keys have one: the configuration does not say."""
+"""Position of the norms in known models, and whether queries and keys have one: the configuration does not say."""
 
 
 def of_lab(settings: Mapping[str, Any], **more: Any) -> Read:
-    """The settings of ``sealegs train``, nested as in its TOML, every one of them there."""
+    """The settings of ``sealegs train``, nested as in its TOML and complete."""
     flat = dict(dotted(settings))
     known: dict[str, Any] = {ours: flat.get(theirs) for theirs, ours in LAB.items()}
     width, base, std = known["width"], known["mup_base_width"], flat["model.init_std"]
@@ -159,7 +159,7 @@ def _lab_parameters(flat: Mapping[str, Any]) -> int:
 
 
 def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
-    """``TrainingArguments.to_json_string()``, or the part of it that somebody wrote down."""
+    """``TrainingArguments.to_json_string()``, or a part of it."""
     known, names = _renamed(values, TRAINING_ARGUMENTS)
     for negated in ("keeps_data_position", "saves_optimizer"):
         if negated in known:
@@ -185,7 +185,7 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
 
 
 def _interval(values: Mapping[str, Any], strategy: str, name: str, ours: str, total: int | None) -> dict[str, Any]:
-    """Steps between two of something: a number, or a share of the run."""
+    """Steps between two checkpoints, logs, ...: given as a number, or as a share of the run."""
     how, every = str(values.get(strategy, "steps")), values.get(name)
     if how == "no":
         return {ours: 0} if ours == "checkpoint_steps" else {}
@@ -213,7 +213,7 @@ def _schedule(values: Mapping[str, Any], total: int | None, lr: Any) -> dict[str
 
 
 def of_model_config(values: Mapping[str, Any], where: str) -> Read:
-    """A model's ``config.json``; of one that nests, what the text model reads."""
+    """A model's ``config.json``; of a nested one, the text model's part."""
     inner = values.get("text_config")
     inside: Mapping[str, Any] = inner if isinstance(inner, Mapping) else values
     known, names = _renamed(inside, MODEL_CONFIG)
@@ -224,7 +224,7 @@ def of_model_config(values: Mapping[str, Any], where: str) -> Read:
             names["logit_softcap"] = "text_config.final_logit_softcapping"
     for cap in ("logit_softcap", "attention_softcap"):
         if known.get(cap) is None and MODEL_CONFIG_CAPS[cap] in inside:
-            known[cap] = 0.0  # null: none
+            known[cap] = 0.0  # null: no cap
     if placed := MODEL_TYPES.get(str(inside.get("model_type"))):
         known |= {"norm_position": placed[0], "qk_norm": placed[1]}
         if placed[0] == "pre":
@@ -241,7 +241,7 @@ MODEL_CONFIG_CAPS = {"logit_softcap": "final_logit_softcapping", "attention_soft
 
 
 def _model_parameters(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Roughly how many, from the shapes; not of mixtures of experts."""
+    """The approximate number of parameters, from the shapes; not for mixtures of experts."""
     width: Any
     width, layers, vocabulary = (known.get(name) for name in ("width", "layers", "vocabulary"))
     inner = values.get("intermediate_size") or values.get("n_inner") or 4 * (width or 0)
@@ -257,7 +257,7 @@ def _model_parameters(values: Mapping[str, Any], known: Mapping[str, Any]) -> di
 
 
 def of_manifest(manifest: Manifest, rows: Mapping[str, float]) -> Read:
-    """The manifest of somebody's own loop, by the names that settings mostly have; and what its rows have shown."""
+    """The manifest of a user's own loop, by the usual names of settings; and what its rows have shown."""
     found = known_of(manifest)
     known: dict[str, Any] = {"dtype": found.dtype, "price_per_hour": manifest.price_per_hour, **rows}
     for name in ("lr", "beta2", "weight_decay", "clip", "init_std", "norm_eps"):
@@ -283,11 +283,11 @@ RECOGNISED: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], str], Read]
     (frozenset({"learning_rate", "per_device_train_batch_size", "lr_scheduler_type"}), of_training_arguments),
     (frozenset({"model_type", "hidden_size", "n_embd", "architectures", "text_config"}), of_model_config),
 )
-"""Keys of which one is enough, and what reads an object that has it."""
+"""Keys of which one is enough, and the reader of an object that has it."""
 
 
 def of_json(text: bytes, where: str) -> Read:
-    """A JSON file of Hugging Face's: which one, its keys say."""
+    """A JSON file of Hugging Face's; its keys tell which one."""
     try:
         values = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

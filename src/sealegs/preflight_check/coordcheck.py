@@ -1,8 +1,8 @@
-"""A way to build a model at any width in, how the size of its activations goes with the width out.
+"""Measures how the size of a model's activations changes with its width.
 
-The coordinate check of Tensor Programs V (Yang et al. 2022, appendix D.1): train a few steps at several widths. Where
-activations keep their size, what was found to be a good learning rate at a small width is one at a large width too;
-where they grow, the large model is trained at a rate that is too high for it, however good it was.
+This is the coordinate check of Tensor Programs V (Yang et al. 2022, appendix D.1): train a few steps at several widths.
+If activations keep their size, a learning rate that is good at a small width is good at a large one. If they grow, it
+is too high for the large model.
 """
 
 import math
@@ -24,7 +24,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 class Trial(NamedTuple):
-    """A model of some width, and what trains it one step further."""
+    """A model of some width, and a function that trains it for one step."""
 
     model: nn.Module
     step: Callable[[], object]
@@ -56,7 +56,7 @@ def coordinate_check(
 
 
 def _sizes(trial: Trial, steps: int) -> dict[str, float]:
-    """Of each layer in the forward pass after so many updates."""
+    """The size of each layer's output in the forward pass after ``steps`` updates."""
     for _ in range(steps):
         trial.step()
     with _watched(trial.model) as seen:
@@ -68,7 +68,7 @@ def _sizes(trial: Trial, steps: int) -> dict[str, float]:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The size of what embeddings, layers and the model give, in the order in which they are called."""
+    """The sizes of what embeddings, layers and the model give, in the order of their calls."""
     seen: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -101,7 +101,7 @@ def _log(value: float) -> float:
 
 
 def _layer(name: str, sizes: Sequence[Sequence[float]], widths: Sequence[int]) -> Layer:
-    """Of each width, the sizes of all seeds."""
+    """One layer, from the sizes of all seeds at each width."""
     logs = np.array([[_log(size) for size in of_seeds] for of_seeds in sizes])
     means = [float(np.exp(mean)) for mean in logs.mean(axis=1)]  # geometric
     slope = within = None
@@ -116,10 +116,10 @@ def _layer(name: str, sizes: Sequence[Sequence[float]], widths: Sequence[int]) -
 
 
 def _slope(logs: Floats, x: Floats) -> tuple[float, float]:
-    """Of the means against the width, and half of its 95 % interval.
+    """The slope of the means against the width, and half of its 95 % interval.
 
-    The interval is that of seeds: how much a width differs from itself, taken over all widths. How far the means are
-    from a straight line is left out: three of them do not say whether that is chance.
+    The interval comes from the spread of the seeds at each width, taken over all widths. The distance of the means from
+    a straight line is left out: three of them do not show whether that is chance.
     """
     widths, seeds = logs.shape
     away = x - x.mean()
@@ -129,7 +129,7 @@ def _slope(logs: Floats, x: Floats) -> tuple[float, float]:
 
 
 def _student(freedom: int) -> float:
-    """What 95 % of Student's t lie within (Abramowitz and Stegun 26.7.5; 3 % short at 2 degrees of freedom)."""
+    """The bound that holds 95 % of Student's t (Abramowitz and Stegun 26.7.5; 3 % short at 2 degrees of freedom)."""
     z = NormalDist().inv_cdf(0.975)
     terms = (
         (z**3 + z) / 4,
@@ -140,7 +140,7 @@ def _student(freedom: int) -> float:
 
 
 def _word(slope: float, within: float) -> Word:
-    """Beyond the limit is what still is at the near end of its interval."""
+    """The word for a slope. Growing and shrinking need a whole interval beyond the limit."""
     if abs(slope) <= FLAT:
         return "flat"
     if abs(slope) - within <= FLAT:

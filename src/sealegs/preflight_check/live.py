@@ -1,6 +1,6 @@
-"""A model, its optimizer, its schedule and its data in, Advice out: ``sealegs.preflight``.
+"""``sealegs.preflight``: advice about a live model, its optimizer, its schedule and its data.
 
-Nothing is changed: the forward pass is one of evaluation, a step is undone, random states are as they were.
+It changes nothing: the forward pass is in evaluation mode, a trial step is undone, random states are restored.
 """
 
 import copy
@@ -28,7 +28,7 @@ from sealegs.preflight_check.structure import read_structure
 from sealegs.report.commands.preflight import Advised
 
 MOST_STEPS = 100_000
-"""Of a schedule that has to be stepped through; one that is a function of the step is asked for all."""
+"""The most steps of a schedule that must be stepped through; one that is a function of the step is read in full."""
 IGNORED = -100
 DTYPES = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -47,12 +47,12 @@ def preflight(
     loss: Loss | None = None,
     **more: Any,
 ) -> Advised:
-    """Everything that can be said before the first step. What is printed is a page; ``findings`` are values.
+    """Everything that can be said before the first step. The result prints as a page; ``findings`` are values.
 
     ``example`` is what the model is called with; without it, token ids are tried. ``labels`` are those of a batch.
     ``loss`` gives the loss of a batch, to be backpropagated: with it one step is tried, and undone. ``more`` is what
-    cannot be seen, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with its
-    tables; or what was read of somebody's settings (``preflight_check.config_readers``), one or several.
+    the objects do not show, by the names of a plan (``steps=20_000, clip=1.0, dtype="bf16"``), or ``plan={...}`` with
+    its tables; or one or several results of ``preflight_check.config_readers``.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     plans = [Plan()]
@@ -70,7 +70,7 @@ def preflight(
         plans.append(plan_from(_schedule(scheduler, more.get("steps"))))
     if scaler is not None or more.get("dtype"):
         plans.append(plan_from({"scaler": scaler is not None and scaler.is_enabled()}))
-    if isinstance(loader, DataLoader):  # of others nothing is known
+    if isinstance(loader, DataLoader):  # nothing is known of other loaders
         plans.append(plan_from(_loading(loader)))
     if labels is not None:
         plans.append(plan_from(_targets(labels)))
@@ -95,9 +95,9 @@ def _weights(model: nn.Module) -> dict[str, Any]:
 
 
 def _untied(model: nn.Module) -> Iterator[str]:
-    """Pairs of an embedding and another matrix that are equal to the last bit, or said to be one, and are not.
+    """Pairs of an embedding and another matrix that are equal bit for bit, or configured to be tied, and are not tied.
 
-    What a configuration says is about the words and the head that reads them, never about other tables of that shape.
+    A configuration is about the word embedding and the head that reads it, never about other tables of that shape.
     """
     owners: Counter[Tensor | None] = Counter(each for module in model.modules() for each in module._parameters.values())
     tables = {each.weight: name for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
@@ -105,7 +105,7 @@ def _untied(model: nn.Module) -> Iterator[str]:
     words, heads = _words_and_heads(model, tables)
     for name, each in model.named_parameters():
         for table, table_name in tables.items():
-            if owners[table] > 1 or each in tables or each.shape != table.shape:  # tied; a table itself; no head
+            if owners[table] > 1 or each in tables or each.shape != table.shape:  # tied; a table; not a head
                 continue
             is_meant = said is True and table in words and each in heads
             if is_meant or (said is None and bool((each == table).all() and each.any())):
@@ -113,7 +113,7 @@ def _untied(model: nn.Module) -> Iterator[str]:
 
 
 def _words_and_heads(model: nn.Module, tables: Mapping[Tensor, str]) -> tuple[set[Tensor | None], set[Tensor | None]]:
-    """The table of the words and the matrix of the head, as Hugging Face's models name them; else the largest table."""
+    """The word embedding and the head, by the names in Hugging Face's models; otherwise the largest table."""
     asked: Any = model
     try:
         words, head = asked.get_input_embeddings(), asked.get_output_embeddings()
@@ -123,7 +123,7 @@ def _words_and_heads(model: nn.Module, tables: Mapping[Tensor, str]) -> tuple[se
 
 
 def _settings(optimizers: Sequence[Optimizer], model: nn.Module | None) -> dict[str, Any]:
-    """Of the group with the largest learning rate; decay, of any group that has it."""
+    """Settings of the group with the largest learning rate; the decay of any group that has it."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     main = max(groups, key=lambda group: _number(group.get("initial_lr", group["lr"])) or 0.0)
     betas = main.get("betas") or (None, None)
@@ -179,7 +179,7 @@ def _ownership(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, A
 
 
 def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> list[str]:
-    """Parameters that one step leaves as they were; the step is then undone."""
+    """Parameters that one step leaves unchanged; the step is then undone."""
     owned = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each in owned}
     before = {each: each.detach().clone() for each in owned | set(model.parameters())}
@@ -194,9 +194,9 @@ def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> l
         with torch.random.fork_rng(devices=devices):
             loss().backward()
             for optimizer in optimizers:
-                for group in optimizer.param_groups:  # a warm-up may begin at nothing
+                for group in optimizer.param_groups:  # a warm-up may begin at zero
                     group["lr"] = max(group.get("initial_lr", 0.0), group["lr"])
-                    group["weight_decay"] = 0.0  # which moves what no gradient moves
+                    group["weight_decay"] = 0.0  # decay moves what no gradient moves
                 _plain_step(optimizer)
         return [name for name, each in trained.items() if torch.equal(each.detach(), before[each])]
     finally:
@@ -214,12 +214,12 @@ def _unmoved(model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss) -> l
 
 
 def _plain_step(optimizer: Optimizer) -> None:
-    """The optimizer's own, without what a scheduler has put around it: it counts, and this is none of its steps."""
+    """The optimizer's own step, without the scheduler's wrapper: that counts steps, and this is not one."""
     type(optimizer).step(optimizer)
 
 
 def _schedule(scheduler: LRScheduler, steps: int | None) -> dict[str, Any]:
-    """The learning rate of every step, of the group with the largest; from the first step on, where it can be told."""
+    """The learning rate of every step, in the group with the largest; from the first step on, if it can be told."""
     known: dict[str, Any] = {"schedule_step": max(0, int(scheduler.last_epoch))}
     if steps is None:
         return known
@@ -228,17 +228,17 @@ def _schedule(scheduler: LRScheduler, steps: int | None) -> dict[str, Any]:
         base, share = _number(scheduler.base_lrs[group]) or 0.0, scheduler.lr_lambdas[group]
         return known | {"rates": tuple(base * float(share(step)) for step in range(steps))}
     if scheduler.last_epoch > 0 or isinstance(scheduler, ReduceLROnPlateau):
-        return known  # where it comes from, or what it waits for, cannot be simulated
+        return known  # a schedule under way, or one that waits for a metric, cannot be simulated
     optimizer = scheduler.optimizer
     stand_in = torch.optim.SGD([{**group, "params": [torch.zeros(1)]} for group in optimizer.param_groups], lr=1.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimizer has not been stepped
+        warnings.simplefilter("ignore")  # the warning that the optimizer has not been stepped
         walked = copy.deepcopy(scheduler, {id(optimizer): stand_in})
         rates = [_rate(stand_in)]
         for _ in range(1, min(steps, MOST_STEPS)):
             try:
                 walked.step()
-            except ValueError:  # of one that knows its end
+            except ValueError:  # a schedule that knows its end
                 break
             rates.append(_rate(stand_in))
     return known | {"rates": tuple(rates)}
@@ -267,7 +267,7 @@ def _loading(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _is_generator(value: object) -> bool:
-    """Something that draws random numbers, and goes to every worker in the state it has."""
+    """Whether it draws random numbers, and goes to every worker in its present state."""
     return isinstance(value, torch.Generator) or any(
         hasattr(value, name) for name in ("bit_generator", "get_state", "getrandbits")
     )
@@ -280,7 +280,7 @@ def _targets(labels: Tensor) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A setting of an optimizer, which may be a tensor."""
+    """A setting of an optimizer as a number; it may be a tensor."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""A base width in, what muP makes of the initial weights and the learning rates at another width out.
+"""Initial weights and learning rates under muP at another width than the base width.
 
-Tensor Programs V (Yang et al. 2022), table 8, for Adam: the entries of hidden matrices begin with a variance of
-1/fan_in and learn at a rate of 1/fan_in; what is read from tokens, and what logits are read with, begins and learns the
-same at every width; logits are divided by the width, attention logits by the width of a head instead of its root.
-All of it is relative to the base width, where a run is an ordinary one but for its attention.
+Tensor Programs V (Yang et al. 2022), table 8, for Adam: hidden matrices start with a variance of 1/fan_in and learn at
+a rate of 1/fan_in. Embeddings and the head start and learn the same at every width. Logits are divided by the width,
+attention logits by the width of a head instead of its root. All of this is relative to the base width, at which a run
+is an ordinary one except for its attention.
 """
 
 import math
@@ -14,7 +14,7 @@ from sealegs.report.commands.preflight import Mup, MupRow
 
 
 def mup_of(known: Mapping[str, Any]) -> Mup | None:
-    """The table of a plan that names a base width."""
+    """The muP table of a plan that names a base width."""
     base, width, lr = known.get("mup_base_width"), known.get("width"), known.get("lr")
     if not base or not width:
         return None

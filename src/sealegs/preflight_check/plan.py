@@ -1,6 +1,6 @@
-"""What a run is about to do, as plain values: whatever is not known is ``None``, and no rule speaks of it.
+"""What a run is about to do, as plain values. A field that is not known is ``None``, and no rule uses it.
 
-A plan can be written by hand, as TOML: a table ``[plan.optimizer]``, ``[plan.schedule]`` ... for each class here.
+A plan can be written by hand as TOML: a table ``[plan.optimizer]``, ``[plan.schedule]`` ... for each class here.
 """
 
 import difflib
@@ -22,7 +22,7 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some of the fields of a plan; no two groups have one of the same name."""
+    """Some of the fields of a plan; no two groups share a name."""
 
 
 class Optimizer(Group, frozen=True, kw_only=True):
@@ -37,52 +37,52 @@ class Optimizer(Group, frozen=True, kw_only=True):
     eps: Number | None = None
     weight_decay: Number | None = None
     decoupled: bool | None = None
-    """Whether weights decay by themselves (AdamW), not through the gradient (Adam with L2)."""
+    """Whether weights decay directly (AdamW), not through the gradient (Adam with L2)."""
     decays_vectors: bool | None = None
-    """Whether gains of norms and biases decay too."""
+    """Whether norm gains and biases decay, too."""
     decays_embeddings: bool | None = None
     moments_dtype: Dtype | None = None
     clip: Number | None = None
-    """What gradients are clipped at; 0 is off."""
+    """The clipping norm; 0 is off."""
     clip_by: Literal["norm", "value"] | None = None
     typical_grad_norm: Number | None = None
-    """The median before clipping, where a run has shown it."""
+    """The median norm before clipping, if a run has shown it."""
     tuned_lr: Positive | None = None
-    """The learning rate that was found best ..."""
+    """The learning rate that was found best."""
     tuned_batch_tokens: Positive | None = None
-    """... and with which batch."""
+    """The batch with which it was found, in tokens."""
 
 
 class Schedule(Group, frozen=True, kw_only=True):
     """The learning rate over the run."""
 
     steps: Size | None = None
-    """Updates in all."""
+    """Number of updates."""
     schedule: Kind | None = None
     warmup_steps: Count | None = None
     decay_steps: Size | None = None
-    """The step at which the schedule has come down; the last of the run, where nothing is said."""
+    """The step at which the schedule has come down; by default the last of the run."""
     final_lr_share: Share | None = None
-    """What is left of the peak there."""
+    """The share of the peak that is left there."""
     cycles: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
-    """Of ``cosine-restarts``."""
+    """Cycles of ``cosine-restarts``."""
     stable_share: Share | None = None
-    """Of ``stable-decay``: the share of the run up to which the rate stays at its peak."""
+    """For ``stable-decay``: the share of the run up to which the rate stays at its peak."""
     rates: Annotated[tuple[Number, ...], msgspec.Meta(min_length=1)] | None = None
-    """The learning rate of every step, where it was simulated or written down."""
+    """The learning rate of every step, if it was simulated or written down."""
     schedule_step: Count | None = None
-    """Where the schedule stands now ..."""
+    """The present step of the schedule."""
     optimizer_step: Count | None = None
-    """... and how many updates the optimizer says it has made."""
+    """The updates that the optimizer has made."""
 
 
 class Precision(Group, frozen=True, kw_only=True):
-    """In which numbers."""
+    """Number formats."""
 
     dtype: Dtype | None = None
-    """Of matrix products."""
+    """Format of matrix products."""
     weights_dtype: Dtype | None = None
-    """Of the weights that the optimizer updates: the master copy, where there is one."""
+    """Format of the weights that the optimizer updates: the master copy, if there is one."""
     scaler: bool | None = None
     """Whether a loss scaler is on."""
     static_scale: Number | None = None
@@ -90,77 +90,77 @@ class Precision(Group, frozen=True, kw_only=True):
     stochastic_rounding: bool | None = None
     softmax_dtype: Dtype | None = None
     naive_softmax: bool | None = None
-    """No maximum is subtracted before the exponential."""
+    """Whether no maximum is subtracted before the exponential."""
     naive_log_loss: bool | None = None
-    """log(softmax(x)), instead of log_softmax(x)."""
+    """Whether the loss is log(softmax(x)) instead of log_softmax(x)."""
     gradient_dtype: Dtype | None = None
-    """In which gradients of micro-batches and ranks are added up."""
+    """Format in which the gradients of micro-batches and ranks are summed."""
     addends: Size | None = None
     """Micro-batches times ranks."""
     fp8_gradients: Literal["e4m3", "e5m2"] | None = None
 
 
 class Architecture(Group, frozen=True, kw_only=True):
-    """What kind of model."""
+    """The kind of model."""
 
     parameters: Size | None = None
     width: Size | None = None
-    """Of the residual stream."""
+    """Width of the residual stream."""
     layers: Size | None = None
     vocabulary: Size | None = None
     norm_position: Literal["pre", "post", "branch"] | None = None
-    """Where norms stand: before what a layer computes; after the residual sum; or on what a layer adds to it."""
+    """Position of the norms: before a layer's computation, after the residual sum, or on what a layer adds to it."""
     norm_eps: Number | None = None
     final_norm: bool | None = None
     embedding_norm: bool | None = None
     qk_norm: bool | None = None
     attention_softcap: Number | None = None
-    """0: none."""
+    """0 is none."""
     attention_kernel: str | None = None
     logit_softcap: Number | None = None
-    """0: none."""
+    """0 is none."""
     misplaced_softcap: Number | None = None
-    """One that stands where the model does not read it."""
+    """A soft-cap at a place where the model does not read it."""
     z_loss: Number | None = None
     """Its factor; 0 is off."""
     gated_mlp: bool | None = None
     tied_head: bool | None = None
     init_std: Number | None = None
-    """The widest spread of initial weights that read the residual stream."""
+    """The widest spread of the initial weights that read the residual stream."""
     widest_tensor: str | None = None
     initial_logit_std: Number | None = None
-    """Measured, before the first step."""
+    """Measured before the first step."""
     narrowed_residual: bool | None = None
-    """Whether what writes into the residual stream begins narrower, by the depth."""
+    """Whether matrices that write into the residual stream start narrower, by the depth."""
     mup_base_width: Size | None = None
 
 
 class ParameterState(Group, frozen=True, kw_only=True):
-    """Names of parameters about which something is wrong; an empty list: looked at, and all is well."""
+    """Names of parameters with a problem; an empty list means checked, and no problem."""
 
     unowned: tuple[str, ...] | None = None
-    """To be trained, and no optimizer has them."""
+    """Trainable, but in no optimizer."""
     strangers: tuple[str, ...] | None = None
-    """In the optimizer, and not in the model."""
+    """In the optimizer, but not in the model."""
     frozen: tuple[str, ...] | None = None
     owned_twice: tuple[str, ...] | None = None
     unmoved: tuple[str, ...] | None = None
-    """As before, after a step."""
+    """Unchanged by a step."""
     untied: tuple[str, ...] | None = None
-    """Meant to be one with another, and not."""
+    """Meant to be tied to another, but not tied."""
     nonfinite: tuple[str, ...] | None = None
     moments_empty: bool | None = None
 
 
 class Data(Group, frozen=True, kw_only=True):
-    """What is read, and in which order."""
+    """The data, and their order."""
 
     batch_tokens: Positive | None = None
-    """Of one update."""
+    """Tokens per update."""
     target_share: Share | None = None
-    """Of the tokens of a batch, those that count for the loss."""
+    """Share of the tokens of a batch that count for the loss."""
     emptiest_row: Share | None = None
-    """The smallest such share of a row."""
+    """The smallest such share in a row."""
     padding_share: Share | None = None
     shuffle: Literal["none", "buffer", "shards", "all"] | None = None
     shuffle_buffer: Count | None = None
@@ -173,18 +173,18 @@ class Data(Group, frozen=True, kw_only=True):
 
 
 class Operations(Group, frozen=True, kw_only=True):
-    """How the run is looked after."""
+    """Checkpoints, logs and restarts."""
 
     checkpoint_steps: Count | None = None
-    """0: never."""
+    """0 is never."""
     checkpoint_minutes: Number | None = None
     keep_checkpoints: Count | None = None
     saves_optimizer: bool | None = None
     keeps_data_position: bool | None = None
-    """Whether a resume goes on where the data were."""
+    """Whether a resume continues at the same position in the data."""
     log_steps: Size | None = None
     nan_filter: bool | None = None
-    """Whether a loss that is not finite is replaced in the log."""
+    """Whether the log replaces a loss that is not finite."""
     seconds_per_step: Positive | None = None
     price_per_hour: Number | None = None
 
@@ -201,7 +201,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     operations: Operations = Operations()
 
     def known(self) -> dict[str, Any]:
-        """What is known, by the names of the fields."""
+        """The known fields, by name."""
         return {name: value for name, value in self.fields() if value is not None}
 
     def fields(self) -> Iterator[tuple[str, Any]]:
@@ -216,7 +216,7 @@ HOMES = {name: group for group in Plan.__struct_fields__ for name in getattr(Pla
 
 
 def plan_from(known: Mapping[str, Any], where: str = "plan") -> Plan:
-    """Fields by their names in, a plan out; ``None`` is not known."""
+    """A plan from fields by name; ``None`` is not known."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in known.items():
         if name not in HOMES:
@@ -228,7 +228,7 @@ def plan_from(known: Mapping[str, Any], where: str = "plan") -> Plan:
 
 
 def written(groups: Any, where: str) -> Plan:
-    """Tables of fields in, as a person writes them, a plan out."""
+    """A plan from tables of fields, as a person writes them."""
     try:
         plan = msgspec.convert(groups, Plan, strict=True)
     except msgspec.ValidationError as error:
@@ -241,7 +241,7 @@ def written(groups: Any, where: str) -> Plan:
 
 
 def _refusal(told: str, groups: Any) -> str:
-    """What msgspec says of a plan, with the field and its value in front."""
+    """msgspec's message about a plan, with the field and its value in front."""
     why, _, place = told.partition(" - at `$.")
     group, _, name = place.rstrip("`").partition(".")
     if isinstance(groups, Mapping) and group in groups and name in groups[group]:
@@ -250,7 +250,7 @@ def _refusal(told: str, groups: Any) -> str:
 
 
 def merged(first: Plan, *others: Plan) -> Plan:
-    """What any of them knows; where several do, the last one's."""
+    """The fields that any of the plans knows; of several values, the last one."""
     known = first.known()
     for other in others:
         known |= other.known()

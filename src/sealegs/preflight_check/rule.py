@@ -1,8 +1,8 @@
-"""A Plan in, Advice out: what a rule is, and how all of them are asked.
+"""The contract of a pre-flight rule, and the check of a Plan by all of them.
 
-A rule is a function that asks for what it needs by the names of its parameters: fields of a plan, or ``curve``, the
-simulated learning rate. Where one without a default is not known, the rule is not asked. Its docstring is its page:
-what is wrong, then ``Why:``, ``Set:``, ``Sure:`` and ``See:``.
+A rule is a function whose parameters name what it needs: fields of a plan, or ``curve``, the simulated learning rate.
+If one without a default is not known, the rule is not called. Its docstring is its page: what is wrong, then ``Why:``,
+``Set:``, ``Sure:`` and ``See:``.
 """
 
 import inspect
@@ -18,12 +18,12 @@ from sealegs.report.commands.preflight import GRADES, Advice, Advised, Grade
 
 
 class RuleFinding(NamedTuple):
-    """What a rule saw."""
+    """What a rule found."""
 
     grade: Grade
     found: str
     knob: str
-    """A field of the plan, or words where there is none."""
+    """A field of the plan, or words if there is none."""
     value: str
 
 
@@ -38,18 +38,18 @@ class Rule:
     code: str
     function: Function
     margin: bool
-    """Whether a finding means that a margin of stability is missing."""
+    """Whether a finding means that a stability margin is missing."""
     title: str
     parts: Mapping[str, str]
     """``why``, ``set``, ``sure`` and ``see`` of its page."""
 
     @property
     def page(self) -> str:
-        """Its documentation."""
+        """The rule's documentation."""
         return f"{self.code}: {inspect.getdoc(self.function)}"
 
     def ask(self, known: Mapping[str, Any]) -> RuleFinding | None:
-        """What it has to say; ``Unknown`` where it knows too little."""
+        """Call the rule; raises ``Unknown`` where the plan knows too little."""
         given = {}
         for name, parameter in inspect.signature(self.function).parameters.items():
             if name in known:
@@ -60,19 +60,19 @@ class Rule:
 
 
 class Unknown(Exception):
-    """A rule needs what the plan does not know."""
+    """A rule needs a field that the plan does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Rules about one part of a run; their codes begin alike."""
+    """Rules about one part of a run; their codes share a prefix."""
 
     prefix: str
     about: str
     rules: list[Rule] = field(default_factory=list)
 
     def rule(self, *, margin: bool = False) -> Callable[[Function], Function]:
-        """Take a function into the family. Codes are numbered in the order of the file."""
+        """Add a function to the family. Codes are numbered in the order of the file."""
 
         def take(function: Function) -> Function:
             title, _, rest = (inspect.getdoc(function) or "").partition("\n")
@@ -89,7 +89,7 @@ class Family:
 
 
 def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] | None = None) -> Advised:
-    """Ask every rule. ``names`` are those of the source for fields of the plan."""
+    """Call every rule. ``names`` are the source's names of the plan's fields."""
     known = plan.known()
     if (curve := curve_of(known)) is not None:
         known["curve"] = curve

@@ -7,9 +7,9 @@ from sealegs.report.commands.preflight import Grade
 
 ARCHITECTURE = Family("ARC", "architecture")
 LARGE = 1e9
-"""Parameters from which on logits are worth a bound of their own."""
+"""Parameters from which on logits deserve a bound of their own."""
 TOO_WIDE = 3.0
-"""Times sqrt(1 / (3 width)): published runs of 7B have 2.2, the one that could not be held had 4.1."""
+"""Times sqrt(1 / (3 width)): published runs of 7B have 2.2, one that was unstable had 4.1."""
 
 
 @ARCHITECTURE.rule(margin=True)

@@ -1,12 +1,12 @@
-"""Rules about how a run is looked after: checkpoints, logs, what a restart would cost."""
+"""Rules about checkpoints, logs, and the cost of a restart."""
 
 from sealegs.preflight_check.rule import Family, RuleFinding
 
 OPERATIONS = Family("OPS", "operations")
 LONG_SECONDS = 3600.0
-"""Work that nobody wants to lose twice a night."""
+"""Seconds of work that nobody wants to lose twice a night."""
 MANY_STEPS = 5000
-"""The same, where nobody knows how long a step takes."""
+"""The same in steps, if the time of a step is not known."""
 
 
 @OPERATIONS.rule()

@@ -9,9 +9,9 @@ OPTIMIZER = Family("OPT", "optimizer")
 CLIP = Family("CLIP", "clipping")
 
 SMALLEST = {"fp16": 6e-8, "bf16": 9.2e-41, "fp32": 1.4e-45}
-"""The smallest number above zero."""
+"""The smallest number above zero in each format."""
 STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Changes under this share of a number may be lost when it is rounded."""
+"""Relative changes below this may be lost to rounding."""
 
 
 @OPTIMIZER.rule(margin=True)

@@ -1,4 +1,4 @@
-"""Rules about the numbers that a run is computed in."""
+"""Rules about the number formats of a run."""
 
 from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
 from sealegs.preflight_check.rules_optimizer import STEP

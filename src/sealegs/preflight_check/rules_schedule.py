@@ -1,4 +1,4 @@
-"""Rules about the learning rate over the run: the whole of it is simulated, and looked at."""
+"""Rules about the learning rate over the whole run, which is simulated."""
 
 import math
 
@@ -8,7 +8,7 @@ from sealegs.report.commands.preflight import Grade
 
 SCHEDULE = Family("SCH", "schedule")
 LONG_WARMUP = 2000
-"""Steps of a warm-up in long runs; a twentieth of others."""
+"""Steps of a warm-up in long runs; in others a twentieth of the run."""
 DECAYING = ("cosine", "linear", "inverse-sqrt", "stable-decay", "cosine-restarts")
 
 
@@ -170,7 +170,7 @@ def restart_misaligned(schedule_step: int, optimizer_step: int) -> RuleFinding |
     Sure: established; a scheduler that is stepped once an epoch looks the same, and is then meant.
     See: the documentation of torch.optim, on saving and loading schedulers.
     """
-    # a loss scaler leaves out some of the optimizer's steps
+    # a loss scaler skips some of the optimizer's steps
     if abs(schedule_step - optimizer_step) <= max(20, optimizer_step // 100):
         return None
     found = f"the schedule is at step {schedule_step}, the optimizer at {optimizer_step}"

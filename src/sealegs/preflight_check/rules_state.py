@@ -1,4 +1,4 @@
-"""Rules about what is there when a run begins: which parameters the optimizer has, and what it remembers."""
+"""Rules about the state in which a run begins: the optimizer's parameters, and its memory of earlier steps."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A schedule in, the learning rate of every step out: the whole run, before it is begun."""
+"""Simulates a schedule: the learning rate of every step of a run, before it begins."""
 
 import math
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 NOMINAL_STEPS = 10_000
-"""Simulated where nobody says how long the run is."""
+"""Steps to simulate if the length of the run is not known."""
 MOST_POINTS = 20_000
-"""Of longer runs so many steps are looked at, and every one around a corner."""
+"""The most steps that are simulated; longer runs are sampled, but every step around a corner is included."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class RateCurve:
 
     @cached_property
     def top(self) -> int:
-        """Where the peak is first reached, as a place in the lists."""
+        """Where the peak is first reached, as an index into the lists."""
         return next(place for place, rate in enumerate(self.rates) if rate >= 0.99 * self.peak)
 
 
 def curve_of(known: Mapping[str, Any]) -> RateCurve | None:
-    """The curve of a plan, by what is known of it."""
+    """The curve of a plan, from its known fields."""
     if rates := known.get("rates"):
         return RateCurve(list(range(len(rates))), list(rates)) if max(rates) > 0 else None
     kind, lr, warmup = known.get("schedule"), known.get("lr"), known.get("warmup_steps")
@@ -54,7 +54,7 @@ def curve_of(known: Mapping[str, Any]) -> RateCurve | None:
 
 
 def _shape(kind: str, done: float, step: int, warmup: int, cycles: float, stable: float) -> float:
-    """What is left of the way down to the floor, from 1 to 0."""
+    """The remaining share of the way down to the floor, from 1 to 0."""
     if kind == "cosine":
         return (1 + math.cos(math.pi * done)) / 2
     if kind == "linear":

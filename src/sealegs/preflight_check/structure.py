@@ -1,10 +1,10 @@
-"""A live model in, what kind it is out: by its structure and by one forward pass, never by the names of classes.
+"""Finds out what kind of model a live one is: by its structure and one forward pass, never by names of classes.
 
-- A *norm* is a module without matrices that gives the same for ten times the input.
-- Where norms stand is read off a forward pass: a norm that reads what its layer reads is before it; a layer that gives
-  what a norm gives has it on the residual stream; else norms are on what is added.
-- Weights are as drawn while every gain of a norm is still exactly one (or zero) and every bias of one zero; what has
-  been trained is not measured against rules for initial weights.
+- A *norm* is a module without matrices that gives the same output for ten times the input.
+- A forward pass shows where norms stand. A norm that reads what its layer reads comes before it. A layer that gives
+  what a norm gives has it on the residual stream. Otherwise norms are on what a layer adds.
+- Weights are fresh while every gain of a norm is exactly one (or zero) and every bias of one zero. Rules for initial
+  weights do not apply to trained ones.
 """
 
 import math
@@ -19,7 +19,7 @@ from sealegs.preflight_check.config_readers import of_model_config
 from sealegs.signals.activations import find_layers
 
 ROWS, TOKENS = 2, 8
-"""Of the forward pass, where nobody gives an example."""
+"""Shape of the forward pass, if no example is given."""
 
 
 class Structure(NamedTuple):
@@ -62,7 +62,7 @@ def _read(model: nn.Module, example: Any) -> dict[str, Any]:
 
 
 def _configured(model: nn.Module) -> dict[str, Any]:
-    """What a Hugging Face model says of itself and a look at it does not show: caps, kernels, ties that should be."""
+    """What a Hugging Face model's config says and its structure does not show: caps, kernels, intended ties."""
     config: Any = getattr(model, "config", None)
     told = config.to_dict() if hasattr(config, "to_dict") else None
     if not isinstance(told, Mapping):
@@ -77,7 +77,7 @@ def _configured(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Each module in evaluation mode inside, and as it was after."""
+    """Put each module into evaluation mode inside, and restore its mode after."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -87,7 +87,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-# Parts.
+# Parts
 
 
 def _embeddings(model: nn.Module) -> Iterator[tuple[str, nn.Embedding]]:
@@ -102,7 +102,7 @@ def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @torch.no_grad()
 def _is_norm(module: nn.Module) -> bool:
-    """By what it does: the scale of its input does not matter to it, its direction does."""
+    """Whether it behaves as a norm: the direction of its input matters, its scale does not."""
     own = list(module.parameters())
     sizes = {each.numel() for each in own}
     has_eps = any("eps" in name and isinstance(value, float) for name, value in vars(module).items())
@@ -116,7 +116,7 @@ def _is_norm(module: nn.Module) -> bool:
     row = torch.randn(2, width, generator=random).to(device, dtype)
     try:
         once, larger = module(row).float(), module(10 * row).float()
-    except Exception:  # not something that takes a row of numbers
+    except Exception:  # not a module that takes a row of numbers
         return False
     if once.shape != row.shape or not once.isfinite().all() or not once.abs().any():
         return False
@@ -125,7 +125,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _eps(norm: nn.Module) -> float | None:
-    """What it adds before it divides; 0 where a row of zeros comes out as NaN, whatever it is called."""
+    """What the norm adds before it divides; 0 if a row of zeros gives NaN, whatever it is called."""
     said = [value for name, value in vars(norm).items() if "eps" in name and isinstance(value, float)]
     own = next(norm.parameters(), None)
     if own is not None and not norm(torch.zeros_like(own)[None]).isfinite().all():
@@ -144,25 +144,25 @@ def _has_qk_norm(layer: nn.Module, norms: Mapping[str, nn.Module]) -> bool:
 
 
 def _is_tied(model: nn.Module, parts: Structure, table: nn.Embedding) -> bool:
-    """Whether two modules have the table; or none but it, outside the layers, has its shape: then a head reads it."""
+    """Whether two modules share the table, or nothing else outside the layers has its shape: then a head reads it."""
     owners = [each for each in model.modules() if any(own is table.weight for own in each._parameters.values())]
     inside = {each for layer in parts.layers.values() for each in layer.parameters()}
     others = [each for each in model.parameters() if each is not table.weight and each not in inside]
     return len(owners) > 1 or not any(sorted(each.shape) == sorted(table.weight.shape) for each in others)
 
 
-# One forward pass.
+# One forward pass
 
 
 class ForwardPass(NamedTuple):
-    """What a forward pass showed: which tensor went where."""
+    """Which tensor went where in a forward pass."""
 
     layers: dict[nn.Module, tuple[int, int]]
-    """Of each layer, what it read and what it gave."""
+    """What each layer read and gave."""
     norms: list[tuple[nn.Module, int, int]]
-    """Of each call of a norm, in order, what it read and gave."""
+    """What each call of a norm read and gave, in order."""
     last_layer_at: int
-    """Calls of norms until the last layer was through."""
+    """Calls of norms until the last layer was done."""
     logits: Tensor | None
 
 
@@ -181,10 +181,10 @@ def _example(model: nn.Module, parts: Structure, given: Any) -> tuple[tuple[Any,
 
 @torch.no_grad()
 def _forward(model: nn.Module, parts: Structure, given: tuple[tuple[Any, ...], dict[str, Any]]) -> ForwardPass | None:
-    """Run it once, and leave no trace; ``None`` where it does not run on this."""
+    """Run the model once, and leave no trace; ``None`` if it does not run on this input."""
     layers: dict[nn.Module, tuple[int, int]] = {}
     norms: list[tuple[nn.Module, int, int]] = []
-    kept: list[Tensor] = []  # as long as they live, no other tensor has their place
+    kept: list[Tensor] = []  # kept alive, so that no other tensor gets the same id
     at_last_layer = 0
 
     def place(value: Any) -> int:
@@ -208,7 +208,7 @@ def _forward(model: nn.Module, parts: Structure, given: tuple[tuple[Any, ...], d
     try:
         with torch.random.fork_rng(devices=_cuda_devices(model)):
             output = model(*args, **kwargs)
-    except Exception:  # whatever a model may raise when it is called with the wrong things
+    except Exception:  # a model may raise anything if it is called with the wrong inputs
         return None
     finally:
         for handle in handles:
@@ -218,7 +218,7 @@ def _forward(model: nn.Module, parts: Structure, given: tuple[tuple[Any, ...], d
 
 
 def _positions(parts: Structure, seen: ForwardPass) -> dict[str, Any]:
-    """Where norms stand, and whether one comes after the last layer."""
+    """The position of the norms, and whether one comes after the last layer."""
     if not parts.norms or not seen.layers or any(layer not in seen.layers for layer in parts.layers.values()):
         return {}
     found: set[str] = set()
@@ -251,7 +251,7 @@ def _cuda_devices(model: nn.Module) -> list[int]:
     return sorted({each.device.index or 0 for each in model.parameters() if each.is_cuda})
 
 
-# Initial weights.
+# Initial weights
 
 
 def _is_fresh(parts: Structure) -> bool:

@@ -1,4 +1,4 @@
-"""Parquet files, Arrow files and datasets that Hugging Face's library saved in, blocks of documents out."""
+"""Reads Parquet files, Arrow files and datasets saved by Hugging Face's library into blocks of documents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _ROWS = 512
 
 
 def ranges(path: Path, format: str) -> list[tuple[int, int, int]]:  # noqa: A002 - it is one
-    """Row groups of a Parquet file, batches of an Arrow file, and their bytes."""
+    """Row groups of a Parquet file or batches of an Arrow file, and their bytes."""
     if format == "parquet":
         with _parquet(path) as file:
             groups = [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
@@ -30,7 +30,7 @@ def ranges(path: Path, format: str) -> list[tuple[int, int, int]]:  # noqa: A002
 
 
 def read_arrow(part: Part, ways: Ways) -> Read:
-    """A column of strings, or of lists of token ids."""
+    """Read a column of strings, or of lists of token ids."""
     number = offset = 0
     for batch in _rows_of(part, ways):
         names = batch.schema.names
@@ -100,7 +100,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _batches(path: Path) -> Iterator[Any]:
-    """The batches of an Arrow file: a stream, as ``datasets`` saves it, or with a table of contents."""
+    """The batches of an Arrow file: a stream, as ``datasets`` saves it, or a file with a table of contents."""
     pa = _arrow()
     try:
         with pa.memory_map(str(path)) as mapped:

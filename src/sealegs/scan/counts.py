@@ -1,8 +1,8 @@
-"""What a scan counts: plain values that are merged in any grouping, so that parts of a corpus can be scanned apart.
+"""The counts of a scan: plain values that merge in any grouping, so that parts of a corpus can be scanned separately.
 
-``merge(merge(a, b), c) == merge(a, merge(b, c))``: the reduce of a map and reduce, on any engine. Nothing grows with
-the text but 20 bytes a document (to find duplicates); of rare tokens all places are kept, which are at most nine for
-each id, and of findings the first million.
+``merge(merge(a, b), c) == merge(a, merge(b, c))``: the reduce of a map and reduce, on any engine. Only 20 bytes per
+document grow with the text, to find duplicates. All places of rare tokens are kept, which are at most nine per id, and
+the first million findings.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ Unit: TypeAlias = Literal["tokens", "characters"]
 Action: TypeAlias = Literal["drop", "defer"]
 
 LISTED = 1_000_000
-"""Findings that are kept; of more, only the number."""
+"""The most findings that are kept; further ones are only counted."""
 _LENGTHS = 48  # powers of two
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentFinding:
-    """Something about a document."""
+    """A finding about a document."""
 
     part: int
     document: int
@@ -38,7 +38,7 @@ class DocumentFinding:
     text: str
     """What was found, with its numbers."""
     excerpt: str
-    """The place, as text."""
+    """The text around the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class UnreadablePart:
 
     part: int
     number: int
-    """Of the document or line in the part."""
+    """Number of the document or line in the part."""
     text: str
 
 
@@ -61,11 +61,11 @@ class SourceSizes:
     longest: int = 0
     """Tokens of the longest document."""
     lengths: tuple[int, ...] = (0,) * _LENGTHS
-    """Documents by the bits of their number of tokens: how many have 0, 1, 2 to 3, 4 to 7, ..."""
+    """Documents by the number of bits of their length: how many have 0 tokens, 1, 2 to 3, 4 to 7, ..."""
 
     @classmethod
     def of(cls, tokens: Ints, size: int) -> "SourceSizes":
-        """Of the number of tokens of each document, and bytes in all."""
+        """Made from the number of tokens of each document, and the bytes of all."""
         bits = np.searchsorted(1 << np.arange(_LENGTHS - 1), tokens, side="right")
         lengths = tuple(np.bincount(bits, minlength=_LENGTHS).tolist())
         return cls(len(tokens), size, int(tokens.sum()), int(tokens.max(initial=0)), lengths)
@@ -82,16 +82,16 @@ class SourceSizes:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where tokens stand that are rare in what was counted so far, one entry for each."""
+    """The places of tokens that are rare in what was counted so far, one entry per occurrence."""
 
     tokens: Ints
     documents: Ints
-    """``document_key`` of each."""
+    """The ``document_key`` of each."""
     offsets: Ints
-    """In the part: tokens, or bytes of a text."""
+    """Position in the part: tokens, or bytes of a text."""
 
     def where(self, wanted: NDArray[np.bool_]) -> "Places":
-        """Some of them."""
+        """Some of the places."""
         return Places(self.tokens[wanted], self.documents[wanted], self.offsets[wanted])
 
     def __add__(self, other: "Places") -> "Places":
@@ -109,36 +109,36 @@ def _nowhere() -> Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What is known of some parts of a corpus."""
+    """The counts of some parts of a corpus."""
 
     tokens: Ints = field(default_factory=_none)
-    """How often each id occurs; of text without a tokenizer, each character."""
+    """How often each id occurs; for text without a tokenizer, each character."""
     places: Places = field(default_factory=_nowhere)
     digests: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    """Of each document ..."""
+    """A digest of each document."""
     documents: Ints = field(default_factory=_none)
-    """... its ``document_key`` ..."""
+    """The ``document_key`` of each document."""
     origins: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """... and the ``source_key`` of its source."""
+    """The ``source_key`` of each document's source."""
     sources: dict[str, SourceSizes] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
-    """How many documents or lines each part has, to number those of the next."""
+    """The number of documents or lines in each part, to number those of the next."""
     found: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Findings by source and kind, also of those that are not kept."""
+    """Findings by source and kind, including those that are not kept."""
     findings: tuple[DocumentFinding, ...] = ()
     problems: tuple[UnreadablePart, ...] = ()
     problem_count: int = 0
     units: frozenset[Unit] = frozenset()
-    """What ``tokens`` counts: of one corpus, one of them."""
+    """What ``tokens`` counts: one unit per corpus."""
 
 
 def document_key(part: int, documents: Ints | int) -> Ints:
-    """One number for a part and a document in it; in the order of the corpus."""
+    """One number for a part and a document in it, in the order of the corpus."""
     return np.asarray(part * (1 << 32) + documents, np.int64)
 
 
 def part_and_document(key: int) -> tuple[int, int]:
-    """Back."""
+    """The inverse of ``document_key``."""
     return key >> 32, key & ((1 << 32) - 1)
 
 
@@ -148,7 +148,7 @@ def source_key(source: str) -> int:
 
 
 def merge(one: Counts, two: Counts) -> Counts:
-    """What is known of both."""
+    """The counts of both."""
     shorter, longer = sorted((one.tokens, two.tokens), key=len)
     tokens = longer.copy()
     tokens[: len(shorter)] += shorter
@@ -170,7 +170,7 @@ def merge(one: Counts, two: Counts) -> Counts:
 
 
 def merged(counts: Iterable[Counts]) -> Counts:
-    """What is known of all, in their order; equals are merged with equals, so that none is copied often."""
+    """The counts of all, in their order; merged in pairs of equal size, so that none is copied often."""
     pending: list[tuple[int, Counts]] = []
     for each in counts:
         size = 1

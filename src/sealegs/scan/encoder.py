@@ -1,4 +1,4 @@
-"""A tokenizer.json in, a function out that makes token ids of documents."""
+"""Makes a function that encodes documents as token ids, from a tokenizer.json."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from sealegs.scan.text import Encode
 
 @cache
 def tokenizer_of(path: str) -> Any:
-    """Any tokenizer of the ``tokenizers`` library, read once a process."""
+    """Any tokenizer of the ``tokenizers`` library, read once per process."""
     try:
         import tokenizers
     except ImportError as error:
@@ -23,7 +23,7 @@ def tokenizer_of(path: str) -> Any:
         made = tokenizers.Tokenizer.from_str(Path(path).read_bytes().decode())
     except OSError as error:
         raise SourceError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
-    except BaseException as error:  # the library raises no narrower one, and Rust's panic is no Exception
+    except BaseException as error:  # the library raises nothing narrower, and Rust's panic is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise SourceError(f"--tokenizer {path}: not a tokenizer.json ({error})") from error
@@ -33,7 +33,7 @@ def tokenizer_of(path: str) -> Any:
 
 
 def encoder(path: str) -> Encode:
-    """By the tokenizer of a path; without the tokens that it would add around a document."""
+    """The encoder of a tokenizer file; it adds no special tokens around a document."""
     tokenizer = tokenizer_of(path)
 
     def encode(documents: list[str]) -> tuple[NDArray[Any], Ints]:

@@ -1,4 +1,4 @@
-"""UTF-8 in, what shows that it was decoded wrongly out: mojibake, replacement and control characters."""
+"""Finds signs of wrong decoding in UTF-8: mojibake, replacement and control characters."""
 
 import re
 
@@ -8,16 +8,16 @@ from sealegs.batching.stratified import Ints
 
 REPLACEMENT = "\ufffd".encode()
 
-# A UTF-8 text that was read as Latin-1 or Windows-1252 and saved as UTF-8 again has each of its bytes as a character.
-# Windows-1252 has its own characters where Latin-1 has controls (0x80 to 0x9f).
+# UTF-8 that was read as Latin-1 or Windows-1252 and saved as UTF-8 again has each of its bytes as a character.
+# Windows-1252 has characters of its own where Latin-1 has controls (0x80 to 0x9f).
 _WINDOWS = "".join(bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0))
 _CONTINUED = rb"(?:\xc2[\x80-\xbf]|" + b"|".join(re.escape(each.encode()) for each in _WINDOWS) + rb")"
-# What no text has by itself: three characters that were a quotation mark or a dash, four that were an emoji.
+# Never in sound text: three characters that were a quotation mark or a dash, four that were an emoji.
 _SURE = rb"\xc3\xa2(?:\xe2\x82\xac|\xe2\x80\x9a|\xe2\x80\x9e|\xc2[\x80\x82\x84])" + _CONTINUED
 _SURE += rb"|\xc3\xb0(?:\xc5\xb8|\xc2\x9f)" + _CONTINUED + rb"{2}"
-# Two that were an accented Latin letter or a sign. Once, it may be a quoted word that ends in a capital.
+# Two that were an accented Latin letter or a sign. A single one may be a quoted word that ends in a capital.
 _LATIN = rb"\xc3[\x82\x83]" + _CONTINUED
-# Any other sequence. Capitals before a quotation mark look the same, so it has to be most of them.
+# Any other sequence. Capitals before a quotation mark look the same, so most of them must be such sequences.
 _OTHER = rb"\xc3[\x84-\x9f]" + _CONTINUED + rb"|\xc3[\xa0-\xaf]" + _CONTINUED + rb"{2}"
 _MOJIBAKE = re.compile(b"(" + _SURE + b")|(" + _LATIN + b")|(" + _OTHER + b")")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]|\xc2[\x80-\x84\x86-\x9f]")  # U+0085 is a line break
@@ -50,7 +50,7 @@ def mojibake(document: bytes) -> tuple[int, int] | None:
 
 
 def suspects(data: bytes) -> Ints:
-    """Where a mojibake, a replacement character or a control character of Latin-1 may be: a quick look at the bytes."""
+    """Where mojibake, a replacement character or a Latin-1 control character may be: a quick look at the bytes."""
     raw = np.frombuffer(data + bytes(2), np.uint8)
     leads = np.flatnonzero(raw >= 0xC2)
     first, second, third = raw[leads], raw[leads + 1], raw[leads + 2]
@@ -72,7 +72,7 @@ def controls(document: bytes) -> tuple[int, int] | None:
 
 
 def not_utf8(document: bytes) -> int | None:
-    """Where the first byte is that is no UTF-8; None where all are."""
+    """The position of the first byte that is not UTF-8; None if all are."""
     try:
         document.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Rows with rare tokens and an order in, what lies ahead in it out: batches that hold many of them."""
+"""Forecasts which batches of an order of rows hold many rare tokens."""
 
 import math
 from dataclasses import dataclass
@@ -17,28 +17,28 @@ class Crowd:
 
     batch: int
     tokens: Ints
-    """Each occurrence in it, those first that are in the most rows."""
+    """Each occurrence in it, those in the most rows first."""
     rows: Ints
-    """The row of each."""
+    """The row of each occurrence."""
     met: int
-    """Tokens that are in two rows or more."""
+    """Tokens that are in two or more rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What lies ahead."""
+    """The forecast for an order of rows."""
 
     batches: int
     usual: float
-    """Rare tokens of a batch, on average."""
+    """Rare tokens per batch, on average."""
     crowded: int
-    """Batches that have more of them than chance would give a batch of one run in a hundred."""
+    """Batches with more of them than chance gives any batch in 99 of 100 runs."""
     meeting: int
     worst: tuple[Crowd, ...]
 
 
 def ahead(order: Ints, rare: RareRows, batch: int) -> Ahead:
-    """By an order of the rows, ``batch`` to a batch; rows that are not in it are not read.
+    """The forecast for an order of the rows, ``batch`` to a batch; rows that are not in it are not read.
 
     >>> rare = RareRows(8, np.array([0, 1]), np.array([7, 7]))
     >>> ahead(np.arange(8), rare, batch=2).worst[0].batch
@@ -76,6 +76,6 @@ def _limit(usual: float, batches: int) -> int:
     """The number that chance does not reach in any batch of a run, in 99 of 100 runs."""
     left, count = 1.0, 0
     while usual and left * batches >= _CHANCE:
-        left -= math.exp(count * math.log(usual) - usual - math.lgamma(count + 1))  # Poisson's
+        left -= math.exp(count * math.log(usual) - usual - math.lgamma(count + 1))  # Poisson
         count += 1
     return max(count, 2)

@@ -1,4 +1,4 @@
-"""Files of token ids in, blocks of documents out: memory maps, of which only what is looked at is read."""
+"""Reads files of token ids into blocks of documents, through memory maps that load only what is needed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _BLOCK_TOKENS = 1 << 20
 
 
 def open_ids(path: Path, dtype: str) -> tuple[NDArray[Any], int | None]:
-    """The token ids of a file, end to end, and how many a row has, where it is a table."""
+    """The token ids of a file, end to end, and the tokens per row if it is a table."""
     try:
         if path.suffix == ".bin":
             kind = _whole_numbers(dtype)
@@ -59,7 +59,7 @@ def ranges(path: Path, ways: Ways) -> list[tuple[int, int]]:
 
 
 def read_ids(part: Part, ways: Ways) -> Read:
-    """Documents by the file of their starts, by the token that ends them, or rows."""
+    """Read documents by the file of their starts, by the token that ends them, or by rows."""
     path = Path(part.path or part.file)
     tokens, row = open_ids(path, ways.dtype)
     number, place = 0, part.start
@@ -75,7 +75,7 @@ def read_ids(part: Part, ways: Ways) -> Read:
 
 
 def is_of_documents(path: Path, ways: Ways) -> bool:
-    """Whether it says where its documents are."""
+    """Whether the file says where its documents are."""
     return ways.end is not None or document_starts(path) is not None
 
 
@@ -91,7 +91,7 @@ def _starts(ids: NDArray[Any], place: int, path: Path, row: int | None, ways: Wa
 
 
 def _next_start(tokens: NDArray[Any], place: int, path: Path, row: int | None, ways: Ways) -> int:
-    """The first document that begins at a place or after it."""
+    """The first document that begins at a position or after it."""
     if ways.end is not None:
         for first, piece in _from(tokens, place - 1):
             ends = np.flatnonzero(piece == ways.end)

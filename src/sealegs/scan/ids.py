@@ -1,4 +1,4 @@
-"""A block of token ids in, Counts out."""
+"""Counts a block of token ids, and finds what is wrong with its documents."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ _SHOWN = 24
 
 
 def look_at_ids(block: Ids, part: int, *, longest: int, end: int | None) -> Counts:
-    """Count a block, and find what is wrong with its documents. ``end`` is the token after each, and no text."""
+    """Count a block, and find what is wrong with its documents. ``end`` is the token after each, and is not text."""
     documents = document_key(part, block.numbers)
     counted, places = count_ids(block.ids, block.starts, documents, block.offset)
     lengths = np.diff(block.starts, append=len(block.ids))
@@ -31,7 +31,7 @@ def look_at_ids(block: Ids, part: int, *, longest: int, end: int | None) -> Coun
     for number in np.flatnonzero(lengths > longest).tolist():
         about = _shown(block, int(block.starts[number]))
         findings.append((number, "over-long", "defer", f"{lengths[number]:,} tokens", about))
-    raw = memoryview(block.ids.astype("<u4").tobytes())  # the same for the same ids, whatever their width
+    raw = memoryview(block.ids.astype("<u4").tobytes())  # the same bytes for the same ids, whatever their width
     bounds = zip((4 * block.starts[with_text]).tolist(), (4 * ends[with_text]).tolist(), strict=True)
     digests = [digest(raw[start:stop]) for start, stop in bounds]
     return Counts(
@@ -48,5 +48,5 @@ def look_at_ids(block: Ids, part: int, *, longest: int, end: int | None) -> Coun
 
 
 def _shown(block: Ids, place: int) -> str:
-    """Token ids, to be put into words by who has a tokenizer."""
+    """Token ids as text; a caller with a tokenizer can decode them."""
     return " ".join(map(str, block.ids[place : place + _SHOWN].tolist()))

@@ -1,4 +1,4 @@
-"""Paths in, the parts of a corpus out: which file is read how, cut where documents end."""
+"""Divides a corpus into parts: which file is read how, cut between documents."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,10 +35,10 @@ _FILES_A_PART = 1000
 
 
 def planned(corpus: Sequence[str], ways: Ways) -> list[Part]:
-    """The parts of some files and folders; each part reads in bounded memory."""
+    """The parts of some files and folders; each is read in bounded memory."""
     parts: list[Part] = []
     if ways.tokenizer is not None:
-        tokenizer_of(ways.tokenizer)  # refused now, not by every process
+        tokenizer_of(ways.tokenizer)  # refused now, not in every process
     for name in corpus:
         path = Path(name)
         if not path.exists():
@@ -51,17 +51,17 @@ def planned(corpus: Sequence[str], ways: Ways) -> list[Part]:
 
 
 def in_order(parts: Iterable[Part]) -> list[Part]:
-    """With their numbers."""
+    """The parts with their numbers."""
     return [replace(part, number=number) for number, part in enumerate(parts)]
 
 
 def of_ids(name: str, path: Path, ways: Ways) -> list[Part]:
-    """The parts of a file of token ids that goes by a name of its own."""
+    """The parts of a file of token ids under a given name."""
     return [Part(0, name, name, "ids", *each, path=str(path)) for each in _ranges(path, "ids", ways)]
 
 
 def of_files(name: str, files: Sequence[str]) -> list[Part]:
-    """The parts of a corpus of files that are a document each, numbered through under one name."""
+    """The parts of files that are a document each, numbered under one name."""
     parts: list[Part] = []
     here: list[str] = []
     size = 0
@@ -77,7 +77,7 @@ def of_files(name: str, files: Sequence[str]) -> list[Part]:
 
 
 def _parts_of(files: Sequence[Path], root: Path, ways: Ways) -> Iterator[Part]:
-    """In the order of the files; those that are a document each are taken together."""
+    """The parts in the order of the files; files that are a document each are taken together."""
     alone: dict[str, list[str]] = {}
     for file in files:
         format_ = format_of(file)
@@ -98,7 +98,7 @@ def _parts_of(files: Sequence[Path], root: Path, ways: Ways) -> Iterator[Part]:
 
 
 def format_of(path: Path) -> Format:
-    """By its name; what is not known is text, one document."""
+    """The format by the file's name; an unknown one is text, one document."""
     name = path.name.lower()
     return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), "whole")
 
@@ -118,7 +118,7 @@ def _ranges(path: Path, format_: Format, ways: Ways) -> list[tuple[int, int, int
 
 
 def _source(file: Path, root: Path) -> str:
-    """The file or folder that was named, or a folder right in it."""
+    """The named file or folder, or a folder directly in it."""
     below = file.relative_to(root).parts
     return str(root / below[0]) if len(below) > 1 else str(root)
 

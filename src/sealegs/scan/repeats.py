@@ -1,4 +1,4 @@
-"""Tokens of documents in, spans out that are repeated many times on end, as no text is by itself."""
+"""Finds spans in documents that repeat many times in a row, as no natural text does."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 
 TIMES = 32
-"""So many repeats on end make a document degenerate ..."""
+"""Consecutive repeats that make a document degenerate."""
 LONGEST_SPAN = 13
-"""... of a span of up to so many tokens (the rule of OLMo 2)."""
+"""The longest span, in tokens, whose repeats count (the rule of OLMo 2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A span that is repeated on end."""
+    """A span that repeats in a row."""
 
     document: int
     start: int
-    """Its first token, counted from the first of all."""
+    """Its first token, counted from the first of all documents."""
     span: int
     """Tokens of the span."""
     times: int
 
 
 def repeats(tokens: NDArray[Any], starts: Ints) -> Iterator[Repeat]:
-    """The first span of each document that comes ``TIMES`` times on end or more, by the shortest span.
+    """The first span of each document that repeats at least ``TIMES`` times in a row; the shortest span counts.
 
-    ``tokens`` are the documents' end to end, as anything that can be told apart; ``starts`` where each begins.
+    ``tokens`` are the documents end to end, as any comparable values; ``starts`` is where each begins.
 
     >>> list(repeats(np.array([1, 2, 3] + [7, 8] * 40), np.array([0, 1])))
     [Repeat(document=1, start=3, span=2, times=40)]
@@ -38,7 +38,7 @@ def repeats(tokens: NDArray[Any], starts: Ints) -> Iterator[Repeat]:
     ends = np.append(starts[1:], len(tokens))
     known: set[int] = set()
     for span in range(1, LONGEST_SPAN + 1):
-        least = (TIMES - 1) * span  # tokens on end that are as the one a span before
+        least = (TIMES - 1) * span  # consecutive tokens that equal the one a span before
         suspects = np.unique(np.searchsorted(starts, _suspects(tokens, span, least), side="right") - 1)
         for document in suspects.tolist():
             if document in known:
@@ -54,7 +54,7 @@ def repeats(tokens: NDArray[Any], starts: Ints) -> Iterator[Repeat]:
 
 
 def _suspects(tokens: NDArray[Any], span: int, least: int) -> Ints:
-    """Tokens in whose neighbourhood a run may be: of a grid that every run meets four times, all four are alike."""
+    """Tokens near which a run may be: every run has four grid points in a row that equal the token a span before."""
     grid = np.arange(span, len(tokens), least // 4)
     is_same = tokens[grid] == tokens[grid - span]
     found: Ints = grid[:-3][is_same[:-3] & is_same[1:-2] & is_same[2:-1] & is_same[3:]]

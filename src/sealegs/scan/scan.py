@@ -1,4 +1,4 @@
-"""Parts of a corpus in, Counts out: ``scan_part`` is the map, ``merge`` the reduce; on the cores of one machine."""
+"""Scans the parts of a corpus on the cores of one machine: ``scan_part`` is the map, ``merge`` the reduce."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ from sealegs.scan.ids import look_at_ids
 from sealegs.scan.plan import READERS
 from sealegs.scan.text import look_at_text
 
-_PENDING = 2  # parts a process that are under way or waiting: what is held in memory
+_PENDING = 2  # parts per process that are under way or waiting: this bounds the memory
 
 
 def scan_part(part: Part, ways: Ways) -> Counts:
-    """What is known of one part. A pure function of what lies on the disk."""
+    """The counts of one part: a pure function of the files."""
     return merged(_looked_at(part, ways))
 
 
@@ -54,7 +54,7 @@ def _problem(part: Part, number: int, text: str) -> Counts:
 
 
 def scan(parts: Sequence[Part], ways: Ways, *, jobs: int, tell: Callable[[int], None] = lambda _: None) -> Counts:
-    """What is known of all parts, ``jobs`` at a time. ``tell`` hears the bytes of each part that is done."""
+    """The counts of all parts, ``jobs`` at a time. ``tell`` gets the bytes of each finished part."""
     return merged(_scanned(parts, ways, jobs, tell))
 
 
@@ -75,7 +75,7 @@ def _scanned(parts: Sequence[Part], ways: Ways, jobs: int, tell: Callable[[int],
     try:
         with interrupts_held():
             submit(_PENDING * jobs)
-        while pending:  # in the order of the corpus, so that the same is kept where not everything is
+        while pending:  # in the order of the corpus, so that the kept findings are always the same ones
             part, future = pending.popleft()
             yield future.result()
             submit(1)
@@ -98,7 +98,7 @@ def _be_one_of_several() -> None:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """What is started here never hears of Ctrl-C, from its first moment on; who starts it does, and ends it."""
+    """Keep Ctrl-C from the processes that are started inside; their parent gets it, and ends them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Counts of a whole corpus in, what is told of it out: documents by name, duplicates, rare tokens, the list."""
+"""Summarises the counts of a corpus: documents by name, duplicates, rare tokens, the list of documents to drop."""
 
 import unicodedata
 from collections import Counter, defaultdict
@@ -27,14 +27,14 @@ _ORDER = ("drop", "defer")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A document as a person knows it."""
+    """A document by the name that a person knows."""
 
     file: str
     document: int
 
 
 class CorpusSummary:
-    """Counts, and the parts that they are of, by which everything in them gets its name."""
+    """The counts of a corpus, and its parts, which give everything in the counts a name."""
 
     def __init__(self, counts: Counts, parts: Sequence[Part], ways: Ways) -> None:
         self._parts = parts
@@ -54,19 +54,19 @@ class CorpusSummary:
         )
 
     def name(self, part: int, document: int) -> Named:
-        """Of a document by its number in a part."""
+        """The name of a document by its number in a part."""
         here = self._parts[part]
         if here.files and not here.file:
             return Named(here.files[document], 0)
         return Named(here.file, self._before[part] + document)
 
     def names(self, keys: Ints) -> list[str]:
-        """Of documents by their keys, each once."""
+        """The names of documents by their keys, each once."""
         named = (self.name(*part_and_document(key)) for key in dict.fromkeys(keys.tolist()))
         return [f"{each.file}#{each.document}" for each in named]
 
     def sizes(self) -> dict[str, int]:
-        """Documents of each file."""
+        """Documents per file."""
         found: dict[str, int] = defaultdict(int)
         for part in self._parts:
             if part.files and not part.file:
@@ -76,7 +76,7 @@ class CorpusSummary:
         return dict(found)
 
     def listed(self) -> Iterator[dict[str, Any]]:
-        """The documents to drop or to defer, each once, with all that speaks against it."""
+        """The documents to drop or to defer, each once, with all findings about it."""
         by_document: dict[tuple[int, int], list[DocumentFinding]] = defaultdict(list)
         for each in self.counts.findings:
             by_document[each.part, each.document].append(each)
@@ -90,7 +90,7 @@ class CorpusSummary:
             }
 
     def scanned(self, corpus: Sequence[str]) -> Scanned:
-        """Everything that is told; without a forecast."""
+        """The report without a forecast."""
         counts = self.counts
         actions = Counter(each["action"] for each in self.listed())
         rare = np.flatnonzero(rare_tokens(counts.tokens))
@@ -118,7 +118,7 @@ class CorpusSummary:
         )
 
     def text_of_token(self, token: int) -> str:
-        """For the eye."""
+        """A token as readable text."""
         if self.unit == "characters":
             character = chr(token)
             seen = repr(character) if character.isprintable() else ""
@@ -128,7 +128,7 @@ class CorpusSummary:
         return f"#{token} {tokenizer_of(self._ways.tokenizer).decode([token], skip_special_tokens=False)!r}"
 
     def _rarest(self, rare: Ints) -> list[int]:
-        """Of rare tokens, those that meet in the fewest documents: where a batch is most likely to have several."""
+        """The rare tokens in the fewest documents: a batch most likely has several of these."""
         held = self.counts.places
         documents: dict[int, set[int]] = {token: set() for token in rare.tolist()}
         for token, document in zip(held.tokens.tolist(), held.documents.tolist(), strict=True):
@@ -179,7 +179,7 @@ class CorpusSummary:
         return Example(file=named.file, document=named.document, what=found.text, excerpt=about)
 
     def _beginning(self, part: int, document: int) -> str:
-        """Of the text of a document, read once more."""
+        """The beginning of a document's text, read again."""
         for block in READERS[self._parts[part].format](self._parts[part], self._ways):
             if isinstance(block, TextDocuments | Ids) and document in block.numbers:
                 here = int(np.flatnonzero(block.numbers == document)[0])
@@ -199,7 +199,7 @@ class CorpusSummary:
 
 
 def _numbers_before(counts: Counts, parts: Sequence[Part]) -> list[int]:
-    """How many documents of its file lie before each part."""
+    """Documents of the same file before each part."""
     so_far: dict[str, int] = defaultdict(int)
     before = []
     for part in parts:
@@ -218,7 +218,7 @@ def _sources_of(findings: Sequence[DocumentFinding], counts: Counts) -> list[str
 
 
 def _duplicates(settled: CorpusSummary, counts: Counts) -> Iterator[DocumentFinding]:
-    """All documents that have come before."""
+    """All documents that came before."""
     by_digest = np.lexsort((counts.documents, counts.digests))
     digests, documents = counts.digests[by_digest], counts.documents[by_digest]
     again = np.flatnonzero(digests[1:] == digests[:-1]) + 1

@@ -1,4 +1,4 @@
-"""A block of text documents in, Counts out: everything that can be said of text without a model."""
+"""Counts a block of text documents, and finds everything that text shows without a model."""
 
 import hashlib
 from collections import Counter
@@ -18,26 +18,26 @@ from sealegs.scan.repeats import Repeat, repeats
 from sealegs.scan.words import Words, keys, words
 
 LONGEST_WORD = 1000
-"""ASCII characters without a space: more are a table, a key or a picture, and no text."""
+"""ASCII characters without a space: a longer run is a table, a key or a picture, not text."""
 LEAST_LETTERS = 0.25
-"""Share of letters and digits in what is no space: fewer are drawings, in documents of ..."""
+"""Smallest share of letters and digits among the characters that are not spaces: with fewer it is a drawing."""
 LEAST_MARKS = 200
-"""... at least so many characters."""
+"""Fewest characters of a document to which that share applies."""
 SPOILT = 0.001
-"""Share of wrong characters from which on a document is dropped, and not only put off; ..."""
+"""Share of wrong characters from which on a document is dropped, not only deferred."""
 DEGENERATE = 0.1
-"""... of it that is repeated, or runs without a space."""
+"""The same for the share that is repeated, or runs without a space."""
 _SHOWN = 60
 
 
 Encode: TypeAlias = Callable[[list[str]], tuple[NDArray[Any], Ints]]
-"""Documents in, their token ids end to end and where each document starts out."""
+"""Encodes documents: their token ids end to end, and where each document starts."""
 
 
 def look_at_text(text: TextDocuments, part: int, *, longest: int, encode: Encode | None = None) -> Counts:
     """Count a block, and find what is wrong with its documents.
 
-    ``longest`` is in tokens: those that ``encode`` makes, else words.
+    ``longest`` is in tokens of ``encode``, or in words without it.
     """
     found = words(text.data, text.starts)
     unit = "word" if encode is None else "token"
@@ -91,12 +91,12 @@ def numbered(findings: list[Found], part: int, numbers: Ints) -> tuple[DocumentF
 
 
 def digest(document: bytes | memoryview) -> int:
-    """Tells one document from another: two of a hundred million are taken for one once in four thousand corpora."""
+    """A digest of a document: two of a hundred million collide once in four thousand corpora."""
     return int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
 
 
 def count_ids(ids: NDArray[Any], starts: Ints, documents: Ints, offset: int = 0) -> tuple[Ints, Places]:
-    """How often each id occurs in a block, and where those are that are rare in it; ``documents`` are keys."""
+    """How often each id occurs in a block, and the places of ids that are rare in it; ``documents`` are keys."""
     counted = token_counts(ids)
     at = np.flatnonzero((counted < RARE_BELOW)[ids])
     return counted, Places(ids[at].astype(np.int64), documents[_holding(starts, at)], offset + at)
@@ -108,7 +108,7 @@ def _holding(starts: Ints, places: Ints) -> Ints:
 
 
 def _characters(text: TextDocuments, part: int) -> tuple[Ints, Places]:
-    """The same of the characters of a text: those of ASCII as bytes, the others decoded."""
+    """The same for the characters of a text: ASCII as bytes, others decoded."""
     raw = np.frombuffer(text.data, np.uint8)
     counted = np.bincount(raw, minlength=128)[:128]
     rare = np.flatnonzero((counted > 0) & (counted < RARE_BELOW)).tolist()
@@ -119,7 +119,7 @@ def _characters(text: TextDocuments, part: int) -> tuple[Ints, Places]:
         beyond = beyond[beyond >= 128]
         counted = np.append(counted, np.bincount(beyond, minlength=128)[128:])
         rarely = np.flatnonzero((counted < RARE_BELOW)[beyond])
-        leads = np.flatnonzero(raw >= 0xC0)  # where each of them begins, if all are sound
+        leads = np.flatnonzero(raw >= 0xC0)  # where each of them begins, if all are valid
         at = np.append(at, leads[np.minimum(rarely, len(leads) - 1)])
         points = np.append(points, beyond[rarely])
     return counted, Places(points, document_key(part, text.numbers)[_holding(text.starts, at)], at)
@@ -138,7 +138,7 @@ def _document(text: TextDocuments, number: Any) -> bytes:
 
 
 def excerpt(document: bytes, place: int = 0) -> str:
-    """The text about a place in a document, on one line."""
+    """The text around a place in a document, on one line."""
     start, stop = _whole(document, max(0, place - _SHOWN // 3)), _whole(document, place + _SHOWN)
     return shown(document[start:stop].decode(errors="replace"))
 
@@ -155,16 +155,16 @@ def _about(text: TextDocuments, place: int) -> str:
 
 
 def shown(text: str) -> str:
-    """On one line, with what cannot be printed as escapes."""
+    """Text on one line, with escapes for what cannot be printed."""
     flat = text.strip()[: 2 * _SHOWN]
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in flat)
 
 
-# Degenerate text.
+# Degenerate text
 
 
 def _is_so(data: bytes, found: Words, each: Repeat) -> bool:
-    """Whether the words are the same, and not only their numbers."""
+    """Whether the words are equal, and not only their numbers."""
     span = [
         data[found.starts[word] : found.ends[word]] for word in range(each.start, each.start + each.span * each.times)
     ]
@@ -172,27 +172,27 @@ def _is_so(data: bytes, found: Words, each: Repeat) -> bool:
 
 
 def _place_of(each: Repeat, text: TextDocuments, found: Words, encode: Encode | None) -> str:
-    """Where it is; of tokens only the document is known."""
+    """The text around it; for tokens only the document is known."""
     return _about(text, int(found.starts[each.start] if encode is None else text.starts[each.document]))
 
 
 def repeated(each: Repeat, about: str, unit: str, length: int) -> Found:
-    """A repeated span in a document of so many tokens."""
+    """The finding about a repeated span in a document of ``length`` tokens."""
     what = f"{each.span} {unit}{'s' * (each.span > 1)}, {each.times:,} times on end"
     return each.document, "repeats", _action(each.span * each.times, length, DEGENERATE), what, about
 
 
 def _action(bad: int, of: int, limit: float) -> Action:
-    """Whether what is left of a document is worth reading, if late."""
+    """The action: defer if the rest of a document is worth reading, otherwise drop."""
     return "drop" if bad >= limit * of else "defer"
 
 
 def _unbroken(text: TextDocuments, found: Words) -> Iterator[Found]:
-    """Runs without a space."""
+    """Findings of runs without a space."""
     if not len(found.starts):
         return
     begins = np.append(True, found.ends[:-1] != found.starts[1:])
-    begins[found.firsts[:-1][found.firsts[:-1] < len(begins)]] = True  # a document is a break, too
+    begins[found.firsts[:-1][found.firsts[:-1] < len(begins)]] = True  # a new document is a break, too
     chains = np.flatnonzero(begins)
     last = np.append(chains[1:] - 1, len(found.ends) - 1)
     sizes = found.ends[last] - found.starts[chains]
@@ -200,7 +200,7 @@ def _unbroken(text: TextDocuments, found: Words) -> Iterator[Found]:
     for chain in np.flatnonzero(sizes >= LONGEST_WORD):
         start, size = int(found.starts[chains[chain]]), int(sizes[chain])
         run = np.frombuffer(text.data[start : start + size], np.uint8)
-        if np.count_nonzero(run < 0x80) >= LONGEST_WORD:  # not so of scripts that have no spaces
+        if np.count_nonzero(run < 0x80) >= LONGEST_WORD:  # not for scripts without spaces
             document = int(_holding(text.starts, np.array(start)))
             longest[document] = max(longest.get(document, (0, 0)), (size, start))
     for document, (size, start) in longest.items():
@@ -209,7 +209,7 @@ def _unbroken(text: TextDocuments, found: Words) -> Iterator[Found]:
 
 
 def _symbols(text: TextDocuments, found: Words) -> Iterator[Found]:
-    """Documents of marks."""
+    """Findings of documents made of marks."""
     sizes = found.summed(found.lengths)
     letters = found.summed(np.where(found.is_letters, found.lengths, 0))
     for number in np.flatnonzero((sizes >= LEAST_MARKS) & (letters < LEAST_LETTERS * sizes)):
@@ -217,7 +217,7 @@ def _symbols(text: TextDocuments, found: Words) -> Iterator[Found]:
         yield int(number), "symbols", "drop", f"{share:.0%} letters and digits", excerpt(_document(text, number))
 
 
-# Misread text.
+# Misread text
 
 
 def _misread(text: TextDocuments, found: Words) -> Iterator[Found]:
@@ -251,7 +251,7 @@ def _spoilt(number: int, kind: Kind, what: str, found: tuple[int, int], document
 
 
 def _wrong_bytes(text: TextDocuments) -> Ints:
-    """A place in each document that is no UTF-8."""
+    """A place in each document that is not UTF-8."""
     try:
         text.data.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Text files in, blocks of documents out: parted by blank lines, a file to each, or a JSON object a line."""
+"""Reads text files into blocks of documents: divided by blank lines, one per file, or one JSON object per line."""
 
 import gzip
 import re
@@ -37,7 +37,7 @@ def ranges(path: Path, format: str) -> list[tuple[int, int]]:  # noqa: A002 - it
     """Pieces of a file that begin and end with a document."""
     size = path.stat().st_size
     if path.suffix == ".gz":
-        return [(0, size)]  # can be read from its beginning only
+        return [(0, size)]  # can only be read from its beginning
     pattern = _LINE if format == "lines" else _BLANK
     cuts = [0]
     with path.open("rb") as file:
@@ -58,7 +58,7 @@ def _next_cut(file: BinaryIO, place: int, pattern: re.Pattern[bytes], size: int)
 
 
 def is_text(path: Path) -> str | None:
-    """Why a file is no text that can be read, by its beginning; None where it is."""
+    """Why a file is not readable text, judged by its beginning; None if it is."""
     with path.open("rb") as file:
         glance = file.read(_GLANCE)
     if glance.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -67,7 +67,7 @@ def is_text(path: Path) -> str | None:
 
 
 def read_paragraphs(part: Part, ways: Ways) -> Read:
-    """Documents that blank lines part, as ``sealegs train`` reads a .txt file."""
+    """Read documents that blank lines divide, as ``sealegs train`` reads a .txt file."""
     number = 0
     with _opened(part) as file:
         for data in _pieces(file, part, _BLANK):
@@ -84,7 +84,7 @@ def read_paragraphs(part: Part, ways: Ways) -> Read:
 
 
 def read_whole(part: Part, ways: Ways) -> Read:
-    """Files that are a document each."""
+    """Read files that are a document each."""
     documents: list[bytes] = []
     numbers: list[int] = []
     for number, name in enumerate(part.files):
@@ -108,7 +108,7 @@ def read_whole(part: Part, ways: Ways) -> Read:
 
 
 def read_lines(part: Part, ways: Ways) -> Read:
-    """A JSON object a line, of which one field is the document."""
+    """Read one JSON object per line, of which one field is the document."""
     decode = _decoder(ways)
     number = 0
     with _opened(part) as file:

@@ -1,4 +1,4 @@
-"""UTF-8 text in, its words out as numbers that can be compared: runs of letters and digits, and runs of marks."""
+"""Splits UTF-8 text into words, as numbers that can be compared: runs of letters and digits, and runs of marks."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
 def _class_of(byte: int) -> int:
     character = chr(byte)
-    if byte >= 0x80 or character.isalnum() or character == "_":  # whatever is not ASCII is taken for a letter
+    if byte >= 0x80 or character.isalnum() or character == "_":  # everything that is not ASCII counts as a letter
         return _LETTERS
     if character in " \t\n\r\f\v":
         return _SPACE
@@ -31,24 +31,24 @@ class Words:
     starts: Ints
     ends: Ints
     is_letters: NDArray[np.bool_]
-    """Whether each is letters and digits, or marks."""
+    """Whether each word is letters and digits, or marks."""
     firsts: Ints
-    """The first word of each document, and the end of the last one's."""
+    """The first word of each document, and the end of the last document."""
     controls: Ints
-    """Where control characters are."""
+    """Positions of control characters."""
 
     @property
     def lengths(self) -> Ints:
-        """Bytes of each."""
+        """Bytes of each word."""
         return self.ends - self.starts
 
     def summed(self, values: Ints) -> Ints:
-        """A value of each word, added up by document."""
+        """The sum of a value of each word, by document."""
         return np.diff(np.append(0, np.cumsum(values))[self.firsts])
 
 
 def words(data: bytes, starts: Ints) -> Words:
-    """Cut documents into words; ``starts`` is where each document begins."""
+    """Split documents into words; ``starts`` is where each document begins."""
     classes = np.frombuffer(data.translate(_CLASSES), np.uint8)
     is_edge = np.empty(len(data), np.bool_)
     is_edge[1:] = classes[1:] != classes[:-1]
@@ -64,12 +64,12 @@ def words(data: bytes, starts: Ints) -> Words:
 
 
 def keys(data: bytes, found: Words) -> NDArray[np.uint64]:
-    """A number for each word, the same for the same word; of up to 16 bytes also another for another.
+    """A number for each word, equal for equal words. Words of up to 16 bytes that differ have different numbers.
 
-    Of a longer one, the first and the last eight bytes and the length decide.
+    For a longer word, the first and the last eight bytes and the length decide.
     """
     padded = data + bytes(8)
-    eight = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))  # from each byte on
+    eight = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))  # eight bytes from each position on
     lengths = found.lengths
     numbers: NDArray[np.uint64] = (eight[found.starts] & _FIRST_BYTES[np.minimum(lengths, 8)]) * _GOLDEN
     long = np.flatnonzero(lengths > 8)
