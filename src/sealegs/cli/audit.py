@@ -1,4 +1,4 @@
-"""``sealegs audit``: a checkpoint in, what it holds and what a resume from it would lack out."""
+"""``sealegs audit``: shows what a checkpoint holds, and what a resume from it would lack."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read, look, say."""
+    """Read the checkpoint, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs audit", description=DESCRIPTION)
     path = _place(options.checkpoint)
     try:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _place(words: str) -> Path:
-    """A path; or the newest checkpoint of a run, by its folder or its name."""
+    """A path, or the newest checkpoint of a run, by its folder or its name."""
     path = Path(words)
     if not path.exists() and "/" not in words:
         path = Path("experiments") / words

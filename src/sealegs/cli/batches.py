@@ -1,4 +1,4 @@
-"""``sealegs batches``: token ids in, an order of their rows out in which no batch has a rare token twice."""
+"""``sealegs batches``: orders rows of token ids so that no batch has a rare token twice."""
 
 import json
 import sys
@@ -61,7 +61,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Order, and tell."""
+    """Order the rows, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs batches", description=DESCRIPTION)
     if options.row is not None and options.row < 1:
         raise ConfigError(f"--row {options.row}: at least 1")

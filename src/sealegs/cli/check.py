@@ -1,4 +1,4 @@
-"""``sealegs check``: any training log in, what is wrong with the run out."""
+"""``sealegs check``: says what is wrong with a run, from any training log."""
 
 import json
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read, look, say."""
+    """Read the log, and print the diagnosis."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs check", description=DESCRIPTION)
     from sealegs.report.commands.check import contract, page  # only now: --help must not wait for numpy
     from sealegs.report.commands.explain import explained
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check(source: str, *, metrics: dict[str, str], pattern: str | None, rules: str) -> "Diagnosis":
-    """Everything that is said about a log."""
+    """The diagnosis of a log."""
     from sealegs.diagnosis.findings import look
     from sealegs.diagnosis.rank import diagnose
     from sealegs.readers.read import read
@@ -82,7 +82,7 @@ def check(source: str, *, metrics: dict[str, str], pattern: str | None, rules: s
 
 
 def place_of(source: str) -> str:
-    """A bare name may be a run in ``experiments``, as in the other commands."""
+    """The path of a source: a bare name may be a run in ``experiments``, as in the other commands."""
     named = Path("experiments") / source
     return str(named) if not Path(source).exists() and "/" not in source and named.is_dir() else source
 

@@ -1,4 +1,4 @@
-"""``sealegs coordcheck``: a model at several widths in, whether its activations keep their size out."""
+"""``sealegs coordcheck``: trains a model at several widths, and says whether its activations keep their size."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ examples:
   sealegs coordcheck --build train.py:build --widths 128 256 512
 """
 WIDEST = 512
-"""A model of the lab that is wider is looked at from there downwards."""
+"""Largest default width: a wider model of the lab is checked from there downwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, compare, say."""
+    """Train, compare, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs coordcheck", description=DESCRIPTION)
     if options.steps < 1:
         raise ConfigError(f"--steps {options.steps}: at least 1")
@@ -112,7 +112,7 @@ def _lab(options: Options) -> tuple["Callable[[int, int], Trial]", Sequence[int]
     from sealegs.lab.train import resolved
 
     settings = resolved(config.starting_point(config=options.config))
-    # the rate as it is at its peak, from the first step on
+    # the peak rate from the first step on
     flat = replace(settings, optimizer=replace(settings.optimizer, warmup_steps=0, final_lr_share=1.0))
     data = open_data(flat, say=lambda text: print(text, file=sys.stderr))
     batches = [data.training.batch(number) for number in range(options.steps + 1)]
@@ -133,7 +133,7 @@ def _widths(settings: "Settings") -> list[int]:
 
 
 def _at_width(settings: "Settings", width: int) -> "Settings":
-    """As wide, with as many heads, and an MLP in proportion."""
+    """The settings at another width, with as many heads and an MLP in proportion."""
     hidden = max(1, round(settings.model.hidden * width / settings.model.width))
     return replace(settings, model=replace(settings.model, width=width, hidden=hidden))
 

@@ -1,4 +1,4 @@
-"""``sealegs dashboard``: runs in, one HTML file out, or a page that follows them."""
+"""``sealegs dashboard``: draws runs as one HTML file, or as a page that follows them."""
 
 import sys
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read, draw, write; or serve."""
+    """Read the runs, and write the page or serve it."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs dashboard", description=DESCRIPTION)
     named = _named([place_of(run) for run in options.runs])
     target = _target(options, [source for source, _ in named])
@@ -70,7 +70,7 @@ def _serve(named: Sequence[tuple[str, str]]) -> int:
 
 
 def _named(sources: Sequence[str]) -> list[tuple[str, str]]:
-    """Each source with the name it has on the page: short where that tells them apart."""
+    """Each source with its name on the page: a short one if that tells them apart."""
     if not sources:
         raise ConfigError("which run? give its name in experiments/, its folder, or a log")
     for source in sources:

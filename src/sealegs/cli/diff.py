@@ -1,4 +1,4 @@
-"""``sealegs diff``: two runs in, where they part out."""
+"""``sealegs diff``: shows where two runs differ."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read both, compare, say."""
+    """Read both runs, and print their differences."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs diff", description=DESCRIPTION)
     names = options.a, options.b
     difference = differ(*(read(place_of(name)).run for name in names))

@@ -1,4 +1,4 @@
-"""``sealegs do``: a person's wish in, what became of it out."""
+"""``sealegs do``: sends a person's request to a run, and says what became of it."""
 
 import sys
 import time
@@ -50,7 +50,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Ask, wait, say what was done."""
+    """Send the request, wait, and print the answer."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs do", description=DESCRIPTION)
     folder = named_folder(options.run)
     manifests.load(folder)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def answered(folder: Path, request: Request, patience_s: float) -> Intervention:
-    """Wait for the run to say what it did."""
+    """Wait for the run to write what it did."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         for event in open_run(folder).events:

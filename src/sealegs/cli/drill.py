@@ -1,4 +1,4 @@
-"""``sealegs drill``: faults in, a score card out: would this run survive them?"""
+"""``sealegs drill``: injects faults, and prints a score card: would this run survive them?"""
 
 import json
 import math
@@ -55,7 +55,7 @@ examples:
 T = TypeVar("T")
 R = TypeVar("R")
 LEFT_OUT = (1, 5, 10, 20, 40, 80)
-"""Healthy batches that the placebo twins leave out: what a rescue without any harm comes to."""
+"""Healthy batches that the placebo twins leave out: they show what leaving out batches costs without any harm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Drill, and tell."""
+    """Run the drills, and print the score card."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs drill", description=DESCRIPTION)
     if options.list:
         print(listed([(each.family, each.name, each.what, _how(each)) for each in DRILLS.values()]))
@@ -117,7 +117,7 @@ def _refuse(options: Options) -> None:
 
 @contextmanager
 def _place(keep_in: Path | None) -> Iterator[Path]:
-    """Where the runs go."""
+    """The folder of the runs."""
     if keep_in is not None:
         keep_in.mkdir(parents=True, exist_ok=True)
         yield keep_in
@@ -143,24 +143,24 @@ def _lab(options: Options, place: Path, device: Literal["auto", "cpu"] = "auto")
 
 
 def _span(options: Options) -> tuple[int, int]:
-    """The step that faults strike, and the one at which runs are compared."""
+    """The step at which faults strike, and the one at which runs are compared."""
     at = options.at or (230 if options.build is None else 200)
     return at, at + (options.after or (200 if options.build is None else 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Practised:
-    """What came of the drills of one loop."""
+    """The results of the drills of one loop."""
 
     loop: "Loop | RankedLoop"
     clean: float
-    """The loss of the twin."""
+    """The loss of the clean twin."""
     spread: float
     shown: dict[str, DrillShown]
 
 
 def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
-    """Those in one process, then those on several ranks; as it comes, a line on stderr."""
+    """The drills in one process, then those on several ranks; each result as a line on stderr."""
     from sealegs.drills.multi_rank import RankedLoop
     from sealegs.drills.rank_processes import Crew
     from sealegs.drills.score import CLOSE
@@ -181,7 +181,7 @@ def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
         jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
         found.append(_practised(options, _loop(options, place), alone, place, jobs, tell))
     if together:
-        with Crew() as crew:  # which takes a core a rank, so that there is one run at a time
+        with Crew() as crew:  # it takes a core per rank, so only one run goes at a time
             loop = RankedLoop(lab=_lab(options, place, "cpu"), crew=crew)
             found.append(_practised(options, loop, together, place, 1, tell))
     first, last = found[0], found[-1]
@@ -208,7 +208,7 @@ def _practised(
     jobs: int,
     tell: Callable[[str], None],
 ) -> Practised:
-    """Twins first, then every drill."""
+    """The twins first, then every drill."""
     loop.prepare()
     losses: dict[int, float] = {}
     for count, loss in _results(jobs, partial(_twin, loop, place), (0, *LEFT_OUT)):
@@ -224,7 +224,7 @@ def _practised(
 
 
 def _results(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-    """Of each item, as they come; one at a time in this process, since a device may have room for one."""
+    """The result of each item as they come; one at a time in this process, since a device may have memory for one."""
     if jobs == 1:
         yield from ((item, function(item)) for item in items)
         return
@@ -237,7 +237,7 @@ def _results(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Itera
 
 
 def _twin(loop: "Loop | RankedLoop", place: Path, left_out: int) -> float:
-    """The loss of a healthy run without so many batches."""
+    """The loss of a healthy run without ``left_out`` batches."""
     name = f"twin-{left_out}{'-on-ranks' if loop.ranks > 1 else ''}"
     return loop.ending(place / name, None, guarded=True, without=left_out)
 
@@ -245,13 +245,13 @@ def _twin(loop: "Loop | RankedLoop", place: Path, left_out: int) -> float:
 def _done(
     loop: "Loop | RankedLoop", place: Path, clean: float, spread: float, options: Options, drill: Drill
 ) -> "Score":
-    """Both runs of a drill, and what they come to."""
+    """The score of a drill, from both of its runs."""
     from sealegs.drills.score import score
 
     folder = place / "".join(letter if letter.isalnum() or letter in "-.=" else "_" for letter in drill.name)
     watched = loop.ending(folder / "unguarded", drill, guarded=False)
     guarded = loop.ending(folder / "guarded", drill, guarded=True)
-    if drill.settings and drill.faults:  # beside a run of the same settings: it is the fault that is asked about
+    if drill.settings and drill.faults:  # compared with a run of the same settings: the drill is about the fault
         clean = loop.ending(folder / "clean", replace(drill, faults=()), guarded=True)
     gaps = ((watched - clean) / spread, (guarded - clean) / spread)
     explain = partial(_cause_of, options.build) if options.diagnose and not drill.is_benign else None
@@ -270,8 +270,8 @@ def _cause_of(build: str | None, run: Path) -> tuple[str | None, str]:
 
 
 def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
-    """As ``sealegs replay`` and ``sealegs postmortem`` do it: the root cause in the document that they write about an
-    incident, what the replay says, and the steps that it ran."""
+    """The root cause of an incident as ``sealegs replay`` and ``sealegs postmortem`` find it, what the replay says, and
+    the steps that it ran."""
     from sealegs.capsule.read import open_capsule
     from sealegs.replay.causes import judge_causes
     from sealegs.replay.experiment import Experiment

@@ -1,4 +1,4 @@
-"""``sealegs interventions``: a run in, what was done to it out."""
+"""``sealegs interventions``: prints what was done to a run."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""``sealegs locate``: an incident in, the first operation out that makes finite numbers others."""
+"""``sealegs locate``: finds the first operation of an incident that makes a number that is not finite."""
 
 import json
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look for it."""
+    """Run the step again, and print the operation."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs locate", description=DESCRIPTION)
     try:
         from sealegs.capsule.read import open_capsule

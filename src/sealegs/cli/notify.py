@@ -1,4 +1,4 @@
-"""``sealegs notify``: where messages go in, one that tries it out."""
+"""``sealegs notify``: sends a test message."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, send, say what came of it."""
+    """Parse, send, and say whether it arrived."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs notify", description=DESCRIPTION)
     way = delivery.opened(options.where)
     message = Message(

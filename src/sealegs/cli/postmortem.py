@@ -1,4 +1,4 @@
-"""``sealegs postmortem``: the incidents of a run in, a document about each out."""
+"""``sealegs postmortem``: writes a document about each incident of a run."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read, diagnose, write."""
+    """Read the run, diagnose its incidents, and write the documents."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs postmortem", description=DESCRIPTION)
     cases = list(cases_of(options.incident))
     if not cases:
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
-    """Each incident that is asked for, and its folder where it has one."""
+    """Each requested incident, and its folder if it has one."""
     name, mark, digits = words.rpartition("#")
     if not mark or Path(words).exists():
         name, digits = words, ""
     elif not digits.isdecimal():
         raise ConfigError(f"{words}: after the # comes the number of an incident: {name}#1")
     place = Path(place_of(name))
-    if (place / INCIDENT).is_file():  # brought here without its run
+    if (place / INCIDENT).is_file():  # an incident folder without its run
         incident, replayed, has_capsule = open_incident(place)
         run = replace(open_run(place / CAPSULE), folder=place)
         case = Case(source=name, run=run, incident=incident, replayed=replayed, has_capsule=has_capsule)
@@ -110,7 +110,7 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
 
 
 def write(case: Case, target: Path) -> tuple[Postmortem, list[Path]]:
-    """The document, its pictures and its page; gives what was written."""
+    """Write the document, its pictures and its page; gives the document and the files."""
     document = postmortem_of(case)
     folder = target.parent
     drawn, without = _drawn(case, target)
@@ -127,7 +127,7 @@ def write(case: Case, target: Path) -> tuple[Postmortem, list[Path]]:
 
 
 def _drawn(case: Case, target: Path) -> tuple[tuple[Picture, ...], str]:
-    """The pictures, and why there are none."""
+    """The pictures, or the reason why there are none."""
     if not plots.can_draw():
         return (), "none: matplotlib is not installed: `pip install 'sealegs[report]'`"
     met = numbers.met(asdict(case.incident), rows_about(case.run, case.incident))
@@ -143,7 +143,7 @@ def _target(output: Path | None, case: Case, folder: Path | None, *, is_one: boo
         is_run = (case.run.folder / MANIFEST).is_file()
         if folder is None and not is_run:
             raise ConfigError(f"{case.source}: not a run folder, so say where to write: -o FILE.md")
-        # a folder of that number would be taken for one that the guard has made, and an incident be left out
+        # a folder with that number would pass for one of the guard's, and hide an incident
         return (folder or case.run.folder / INCIDENTS / f"seen-{case.incident.number}") / FILE
     if output.suffix.lower() != ".md":
         raise ConfigError(f"-o {output}: the name of a document ends in .md; its page is written beside it")
@@ -154,7 +154,7 @@ def _target(output: Path | None, case: Case, folder: Path | None, *, is_one: boo
 
 
 def _learn(document: Postmortem, path: Path) -> None:
-    """One line in the book of lessons: that of this incident is replaced."""
+    """Write the lesson as one line into the file of lessons, in place of the incident's former one."""
     head = f"- {document.run_id}#{document.incident}: "
     lines = path.read_text("utf-8").splitlines() if path.exists() else LESSONS_TITLE.splitlines()
     kept = [line for line in lines if not line.startswith(head)]

@@ -1,4 +1,4 @@
-"""``sealegs preflight``: what a run is about to do in, what is wrong with it out, before it costs anything."""
+"""``sealegs preflight``: says what is wrong with a run that has not begun, before it costs anything."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read, ask every rule, say."""
+    """Read the settings, call every rule, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs preflight", description=DESCRIPTION)
     from sealegs.preflight_check.plan import merged
     from sealegs.preflight_check.rule import check
@@ -82,7 +82,7 @@ def explained(code: str) -> str:
 
 
 def read(source: str) -> "Iterator[Read]":
-    """The plans of a source: of a folder of Hugging Face's, one for each file."""
+    """The plans of a source; a Hugging Face folder has one for each file."""
     from sealegs.preflight_check.config_readers import Read, of_json, of_lab
     from sealegs.preflight_check.plan import written
     from sealegs.record.schema import MANIFEST
@@ -120,7 +120,7 @@ def read(source: str) -> "Iterator[Read]":
 
 
 def of_run(folder: Path) -> "Read":
-    """What the manifest says, and what the rows have shown."""
+    """The plan from a run's manifest, and from what its rows have shown."""
     from sealegs.lab import config
     from sealegs.preflight_check.config_readers import of_lab, of_manifest
     from sealegs.record import manifest as manifests
@@ -128,7 +128,7 @@ def of_run(folder: Path) -> "Read":
     manifest = manifests.load(folder)
     try:
         settings = asdict(config.of_run(folder)) if manifest.settings else None
-    except ConfigError:  # of somebody's own loop
+    except ConfigError:  # the manifest of a user's own loop
         settings = None
     shown = rows_of(folder)
     speed = shown.pop("tokens_per_s", None)

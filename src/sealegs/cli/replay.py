@@ -1,4 +1,4 @@
-"""``sealegs replay``: an incident in, its tested cause out."""
+"""``sealegs replay``: runs an incident again, and prints its tested cause."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it again."""
+    """Run the incident again, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs replay", description=DESCRIPTION)
     try:
         from sealegs.capsule.read import open_capsule
@@ -81,13 +81,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def keep(found: Replayed, folder: Path) -> None:
-    """Beside the incident."""
+    """Write the result beside the incident."""
     with writing(folder / REPLAY), whole_file(folder / REPLAY) as file:
         file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
 
 
 def told(source: str, incident: Incident, tested: "Tested", usual: "LossBefore") -> Replayed:
-    """As plain values."""
+    """The result as plain values."""
     lit = tested.spotlight
     return Replayed(
         source=source,
@@ -126,7 +126,7 @@ def told(source: str, incident: Incident, tested: "Tested", usual: "LossBefore")
 
 
 def incident_of(words: str) -> Path:
-    """``RUN``, ``RUN#N``, or the folder of an incident, wherever it was brought."""
+    """The incident folder for ``RUN``, ``RUN#N``, or a path to a folder that was copied elsewhere."""
     from sealegs.capsule.read import incident_folder
 
     name, mark, number = words.partition("#")
@@ -137,7 +137,7 @@ def incident_of(words: str) -> Path:
 
 
 def builder(capsule: Path, build: str | None) -> "Callable[[], Subject]":
-    """What makes the subject of a capsule: the user's function, or the lab's where it trained."""
+    """A function that builds the subject of a capsule: the user's, or the lab's for its own runs."""
     from sealegs.replay.subject import load_builder
 
     if build is not None:
@@ -149,12 +149,12 @@ def builder(capsule: Path, build: str | None) -> "Callable[[], Subject]":
 
 
 def lab_settings(capsule: Path) -> "Settings":
-    """Those of the run that a capsule is of, where `sealegs train` has trained it."""
+    """The lab's settings of the run that a capsule is from, if `sealegs train` trained it."""
     from sealegs.lab import config
     from sealegs.lab.train import resolved
 
     try:
-        if not manifests.load(capsule).settings:  # of a guard in somebody's own loop; ours would be the defaults
+        if not manifests.load(capsule).settings:  # a guard in a user's own loop: the defaults would be wrong
             raise SourceError("its manifest has no settings")
         return resolved(config.of_run(capsule))
     except (ConfigError, SourceError) as error:

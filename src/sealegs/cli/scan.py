@@ -1,4 +1,4 @@
-"""``sealegs scan``: a corpus in, what waits in it out, and a list of documents that a trainer leaves out."""
+"""``sealegs scan``: shows what is in a corpus, and lists documents that a trainer should leave out."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Scan, and tell."""
+    """Scan the corpus, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs scan", description=DESCRIPTION)
     _refuse(options)
     is_run = options.corpus[0].endswith(".toml")
@@ -140,12 +140,12 @@ def _of_files(options: Options) -> Planned:
 
 
 def _of_run(options: Options) -> Planned:
-    """The tokens of a run of the lab, under the names that it has for its sources."""
+    """The tokens of a lab run, under its names of the sources."""
     from sealegs.lab.config import starting_point
     from sealegs.lab.sources import open_sources
 
     settings = starting_point(config=Path(options.corpus[0]))
-    open_sources(settings, lambda text: print(text, file=sys.stderr))  # made anew, they lie elsewhere than in the end
+    open_sources(settings, lambda text: print(text, file=sys.stderr))  # new ones lie elsewhere at first
     sources, tokenizer = open_sources(settings, lambda _: None)
     beside = [Path(source.tokens.filename) for source in sources]  # type: ignore[attr-defined]
     made_by = str(beside[0].with_name("tokenizer.json")) if tokenizer is not None else settings.data.tokenizer
@@ -177,7 +177,7 @@ def _progress(parts: Sequence[Part]) -> Callable[[int], None]:
     return tell
 
 
-# What lies ahead.
+# The forecast
 
 
 def _forecast_of_rows(settled: CorpusSummary, parts: Sequence[Part], options: Options) -> Forecast:
@@ -260,7 +260,7 @@ def _shown(found: Ahead, order: str, rows: int, settled: CorpusSummary, name: Ca
 
 
 def _write(folder: Path, settled: CorpusSummary, scanned: Scanned) -> None:
-    """Everything or nothing."""
+    """Write all files, or none."""
     with writing(folder):
         try:
             with folder_aside(folder) as aside:

@@ -1,4 +1,4 @@
-"""``sealegs train``: words in, a run folder out."""
+"""``sealegs train``: trains a run of the lab into a run folder."""
 
 import argparse
 import shlex
@@ -83,12 +83,12 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, train, say what came of it."""
+    """Parse, train, and print the summary."""
     options = parse(arguments)
     folder = run_folder(options)
     told = sinks_of(options)  # here, to refuse a wrong name before anything is read
     if not options.resume:
-        refuse_taken(folder)  # asked again when the folder is made; here to save the wait
+        refuse_taken(folder)  # checked again when the folder is made; here to save the wait
     if find_spec("torch") is None:
         raise MissingExtra("sealegs train", "PyTorch", "lab")
     from sealegs.faults.practice import disturbed
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Batches to leave out.
+    """The batches to leave out, from texts.
 
     >>> ranges(["14250:14280", "7:8"])
     [(14250, 14280), (7, 8)]
@@ -141,7 +141,7 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options, on top of the settings that preset, size, file or the run to resume bring as defaults."""
+    """The options, on top of the settings from preset, size, file or the run to resume."""
     words = list(arguments)
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--run", "--size", "--preset"):
@@ -149,7 +149,7 @@ def parse(arguments: Sequence[str]) -> Options:
     peek.add_argument("--resume", action="store_true")
     try:
         seen, _ = peek.parse_known_args(words)
-    except argparse.ArgumentError:  # a flag without its value: tyro says so below, with the usage
+    except argparse.ArgumentError:  # a flag without its value: tyro reports it below, with the usage
         seen = peek.parse_args([])
     file = Path(words[0]) if words and not words[0].startswith("-") else None
     if seen.resume and seen.run:
@@ -172,7 +172,7 @@ _FLAGS = tyro.constructors.ConstructorRegistry()
 def _weights(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[Mapping[str, float]] | None:
-    """Weighted sources as ``NAME[=WEIGHT] ...``: tyro would make a flag of each name that is there already."""
+    """Weighted sources as ``NAME[=WEIGHT] ...``: tyro would make a flag of each existing name."""
     if get_origin(info.type) is not Mapping:
         return None
 
@@ -195,7 +195,7 @@ def named_folder(run: str) -> Path:
 
 
 def run_folder(options: Options) -> Path:
-    """Where the run is, or will be."""
+    """The folder of the run."""
     if options.run is not None:
         if not Path(options.run).name or Path(options.run).name.startswith("."):
             raise ConfigError(f"--run {options.run!r}: give a name that does not start with a dot")
@@ -207,7 +207,7 @@ def run_folder(options: Options) -> Path:
 
 
 def sinks_of(options: Options) -> list[Sink]:
-    """The trackers that were asked for, each behind its queue, and who is to be notified."""
+    """The requested trackers, each behind its queue, and the notifier."""
     said = config.told(options.config)
     in_file = (said.tracker,) if isinstance(said.tracker, str) else said.tracker
     found = [tracker(name) for name in dict.fromkeys(options.tracker or in_file)]
@@ -221,12 +221,12 @@ EXIT_CODES = {"Ctrl-C": 130, "SIGTERM": 143}
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], str | None]]:
-    """Let the step end and a checkpoint be written at Ctrl-C or SIGTERM; a second one stops at once."""
+    """At Ctrl-C or SIGTERM, let the step end and a checkpoint be written; a second signal stops at once."""
     asked: list[str] = []
 
     def ask(number: int, _: object) -> None:
         asked.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
-        # not what was there before: a job in the background begins with SIGINT ignored, and could not be stopped
+        # not the former handler: a background job starts with SIGINT ignored, and could not be stopped
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         with suppress(OSError):  # a terminal that has gone must not cost the checkpoint
             print(
@@ -247,7 +247,7 @@ SHOWN = 20
 
 
 def what_happened(folder: Path) -> list[str]:
-    """Every step that was skipped and every remark, as lines; the last of them, where there are many."""
+    """Every skipped step and every notice as lines; of many, the last ones."""
     kinds = ("fault", "skip", "alarm", "halt", "remark", "stalled")
     run = open_run(folder)
     events = [event for event in run.events if event.kind in kinds]
@@ -262,7 +262,7 @@ def what_happened(folder: Path) -> list[str]:
 
 
 def halted(folder: Path) -> str:
-    """What led to a halt, and what is there to go on from."""
+    """What led to a halt, and the checkpoint to go on from."""
     again = f"go on from the last checkpoint with: sealegs train --run {shlex.quote(str(folder))} --resume"
     if not any(folder.glob(f"{CHECKPOINTS}/*")):
         again = "there is no checkpoint yet: mend the cause and start again"
@@ -270,7 +270,7 @@ def halted(folder: Path) -> str:
 
 
 def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> str:
-    """What came of it: numbers, folder, and how to go on."""
+    """The end of a run: numbers, folder, and how to go on."""
     early = f", stopped by {result.stopped_by}" if result.stopped_by else ""
     lines = [f"{result.steps} of {settings.steps} steps{early}"]
     if result.eval_loss is not None:

@@ -1,4 +1,4 @@
-"""``sealegs verify``: an incident and its remedy in, what the remedy brings out, against what was promised."""
+"""``sealegs verify``: runs an incident again with its remedy, and compares the result with what was promised."""
 
 import json
 import sys
@@ -64,7 +64,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it again, compare, write it down."""
+    """Run the incident again, compare, and write the result."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs verify", description=DESCRIPTION)
     fixes = tuple(parse_fix(text) for text in options.fix)
     try:
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if found.kept else 1
 
 
-# What is asked.
+# The request
 
 
 def _case(words: str, folder: Path) -> Case:
@@ -114,7 +114,7 @@ def _case(words: str, folder: Path) -> Case:
 
 
 def _remedy(case: Case, document: Postmortem) -> tuple[Fix, ...]:
-    """That of the tested cause, which may be to change nothing."""
+    """The remedy of the tested cause, which may be to change nothing."""
     replayed = case.replayed
     if replayed is None:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _promises(expected: Sequence[str], document: Postmortem, fixes: Sequence[Fix
     )
 
 
-# What came of it.
+# The result
 
 
 def _compared(task: Task, shown: Rerun, begun: Literal["seed", "snapshot"]) -> Verified:

@@ -1,4 +1,4 @@
-"""An incident and Fixes in, what the steps of a rerun with them show out: from the capsule, or from the seed."""
+"""Reruns an incident with remedies: from the capsule, or from the seed."""
 
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from sealegs.replay.remedy import Batches
 
 RERUN = "rerun-{}"
-"""In the folder of an incident: a run from the seed, with the remedy."""
+"""The folder of a run from the seed with the remedy, inside the incident's."""
 Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be run, and what must come of it."""
+    """What to run, and what the result must be."""
 
     case: Case
     folder: Path
-    """Of the incident."""
+    """The folder of the incident."""
     capsule: "Capsule"
     settings: Settings | None
-    """Where `sealegs train` has trained it."""
+    """The lab's settings, if `sealegs train` trained the run."""
     build: str | None
     fixes: tuple[Fix, ...]
     promises: tuple[Promise, ...]
 
     @property
     def last(self) -> int:
-        """The last step that something is promised about."""
+        """The last step that a promise is about."""
         return max(promise.last for promise in self.promises)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What came of it, by signal and step."""
+    """The result of a rerun, by signal and step."""
 
     values: dict[str, dict[int, float]]
     first: int
@@ -64,7 +64,7 @@ class Rerun:
 
 
 def _with_settings(settings: Settings, fixes: Sequence[Fix], allowed: Callable[[str], bool], cure: str) -> Settings:
-    """Settings with those fixes that are settings."""
+    """The settings with those fixes that are settings."""
     for fix in (fix for fix in fixes if fix.is_setting):
         if not allowed(fix.name):
             raise ConfigError(f"--fix {fix}: {fix.name} cannot be changed here; {cure}")
@@ -76,11 +76,11 @@ def _with_settings(settings: Settings, fixes: Sequence[Fix], allowed: Callable[[
     return settings
 
 
-# From the snapshot.
+# From the snapshot
 
 
 def from_snapshot(task: Task, *, say: Say) -> Rerun:
-    """From the state of the capsule on."""
+    """Run from the state of the capsule."""
     from sealegs.replay.remedy import plan, rerun
 
     experiment, more = _experiment(task, say)
@@ -96,7 +96,7 @@ def from_snapshot(task: Task, *, say: Say) -> Rerun:
 
 
 class _Counted(Iterator["Batches"]):
-    """Batches that the capsule does not have, and how many were taken."""
+    """Batches beyond the capsule's, and how many of them were used."""
 
     def __init__(self, batches: "Iterator[Batches]", *, is_borrowed: bool) -> None:
         self._batches = batches
@@ -109,7 +109,7 @@ class _Counted(Iterator["Batches"]):
 
 
 def _experiment(task: Task, say: Say) -> "tuple[Experiment, _Counted]":
-    """What runs again, and the batches that come after those of the capsule."""
+    """The experiment, and the batches that follow those of the capsule."""
     from sealegs.replay.experiment import Experiment
     from sealegs.replay.remedy import borrowed
 
@@ -134,7 +134,7 @@ def _experiment(task: Task, say: Say) -> "tuple[Experiment, _Counted]":
 
 
 def _data(settings: Settings, capsule: "Capsule") -> "TokenSources":
-    """What the run was trained on, if it is still that."""
+    """The data of the run, if they are unchanged."""
     from sealegs.lab.sources import open_data
 
     data = open_data(settings)
@@ -145,7 +145,7 @@ def _data(settings: Settings, capsule: "Capsule") -> "TokenSources":
 
 
 def _following(data: "TokenSources", experiment: "Experiment") -> "Iterator[Batches]":
-    """The batches after those of the capsule, which can be made again from their numbers."""
+    """The batches after those of the capsule, made again from their numbers."""
     last = experiment.capsule.steps().stop - 1
     number = next(each.number for each in experiment.capsule.batches if each.step == last)
     number = last if number is None else number
@@ -154,11 +154,11 @@ def _following(data: "TokenSources", experiment: "Experiment") -> "Iterator[Batc
         yield (data.training.batch(number).recorded(),)
 
 
-# From the seed.
+# From the seed
 
 
 def from_seed(task: Task, *, is_named: bool, say: Say) -> Rerun | int:
-    """A run from the first step on, with the batches of the capsule where it has them; or the exit code of a stop."""
+    """Run from the first step, with the batches of the capsule where it has them; gives an exit code if stopped."""
     from sealegs.lab.train import train
     from sealegs.replay.remedy import plan
 
@@ -194,7 +194,7 @@ def from_seed(task: Task, *, is_named: bool, say: Say) -> Rerun | int:
 
 
 def _seed_settings(settings: Settings, fixes: Sequence[Fix]) -> Settings:
-    """Those of the run, with the remedy; nobody helps, so that what comes of it is the remedy's doing."""
+    """The settings of the run with the remedy, in shadow mode, so that the remedy alone makes the difference."""
     for fix in fixes:
         optimizer = settings.optimizer
         if fix.name == "clip":
@@ -224,7 +224,7 @@ def _remedied(
     clock: Callable[[], int],
     _: Say,
 ) -> Iterator[Any]:
-    """The batches as they are planned; norms are measured where updates are made, and some updates are not."""
+    """The planned batches. Norms are measured before updates, and some updates are left out."""
     from sealegs.faults.batches import Spoilt
     from sealegs.replay.remedy import norm_of
 
@@ -232,7 +232,7 @@ def _remedied(
 
     def before_update(*__: Any) -> None:
         if clock() in gated:
-            optimizer.zero_grad(set_to_none=True)  # without gradients nothing is changed, and nothing counted
+            optimizer.zero_grad(set_to_none=True)  # without gradients nothing changes, and no step is counted
         else:
             clipped[clock()] = norm_of([optimizer])
 
@@ -248,7 +248,7 @@ def _planner(planned: "dict[int, Batches]") -> Any:
     from sealegs.lab.subject import whole
 
     class Planner(Spoiler):
-        """Puts the batches that are planned in the place of those that come."""
+        """Replaces batches by the planned ones."""
 
         def apply(self, batch: T, number: int) -> T:
             if number not in planned:

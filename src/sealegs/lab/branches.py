@@ -1,4 +1,4 @@
-"""A run in, other runs out that go on from it: one beginning, several endings."""
+"""Branches of a run: several runs that continue from one beginning."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -28,18 +28,18 @@ def branch(
     sinks: Sequence[Sink] = (),
     should_stop: Callable[[], str | None] = lambda: None,
 ) -> Result:
-    """Go on from where a run stopped, in a folder of its own; the run stays as it is."""
+    """Continue a stopped run in a folder of its own; the original stays as it is."""
     fork(beginning, folder)
     return train(settings, data, folder, resume=True, disturb=disturb, skip=skip, sinks=sinks, should_stop=should_stop)
 
 
 def fork(beginning: Path, folder: Path) -> None:
-    """Copy a run that stopped, as a run of its own: post-mortems and lessons go by its name."""
+    """Copy a stopped run as a run of its own, under a new name, which post-mortems and lessons use."""
     shutil.copytree(beginning, folder)
     manifests.save(replace(manifests.load(folder), run_id=manifests.new_id(folder.name)), folder)
 
 
 def stop_after(steps: int) -> Callable[[], str | None]:
-    """A reason to stop after so many steps; it is asked before the first, and after each."""
+    """A reason to stop after ``steps`` steps; the loop calls it before the first step, and after each."""
     asked = iter(range(steps))
     return lambda: None if next(asked, None) is not None else f"to go on from after {steps} steps"

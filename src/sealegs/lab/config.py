@@ -1,4 +1,4 @@
-"""Presets, a TOML file and a manifest in, ``Settings`` out: unknown keys and wrong types are refused by name."""
+"""Makes ``Settings`` from presets, a TOML file and a manifest; refuses unknown keys and wrong types by name."""
 
 import difflib
 import tomllib
@@ -20,12 +20,12 @@ T = TypeVar("T", bound="DataclassInstance")
 
 _STARTING_POINTS = ("preset", "size")
 _TOLD = "run"
-"""The table of what is no setting of the run: who is told of it. It is not in the manifest."""
+"""The table of what is not a setting of the run: where it is reported. It is not in the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Who is told of a run besides its folder."""
+    """Where a run is reported, besides its folder."""
 
     tracker: str | tuple[str, ...] = ()
     """Names of trackers, or one."""
@@ -36,18 +36,18 @@ class Listeners:
 
 
 def told(config: Path | None) -> Listeners:
-    """What a file says in its table ``[run]``."""
+    """The table ``[run]`` of a file."""
     written = read_toml(config).get(_TOLD, {}) if config else {}
     if not isinstance(written, Mapping):
         raise ConfigError(f"{config}: {_TOLD}={written!r}: a table, [{_TOLD}]")
     words = [where] if isinstance(where := written.get("notify", ""), str) else where
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # it may hold a secret: unsaid
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # may be a secret: unsaid
         raise ConfigError(f"{config}: {_TOLD}.notify: an address, a command or $NAME as text, or a list of words")
     return overlaid(Listeners(), written, where=str(config), group=f"{_TOLD}.")
 
 
 def starting_point(*, preset: str | None = None, size: str | None = None, config: Path | None = None) -> Settings:
-    """The settings before the command line has its say: preset, then size, then the file on top."""
+    """The settings before the command line: preset, then size, then the file on top."""
     written = read_toml(config) if config else {}
     written.pop(_TOLD, None)
     in_file = {name: written.pop(name, None) for name in _STARTING_POINTS}
@@ -86,7 +86,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def overlaid(base: T, values: Mapping[str, Any], *, where: str, group: str = "") -> T:
-    """A settings value with some fields replaced, and those of the groups inside it."""
+    """Settings with some fields replaced, also inside their groups."""
     types = get_type_hints(type(base))
     known = [entry.name for entry in fields(base)]
     changes: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def _named(choices: Mapping[str, Settings], what: str, name: str) -> Settings:
 
 
 def _resized(settings: Settings, size: Settings) -> Settings:
-    """A preset at another size: that size's shape and learning rate, everything else as the preset has it."""
+    """A preset at another size: that size's shape and learning rate, everything else as in the preset."""
     shape = {name: getattr(size.model, name) for name in ("layers", "width", "heads", "hidden")}
     return replace(
         settings,

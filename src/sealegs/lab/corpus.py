@@ -1,8 +1,8 @@
-"""A seed, a path or this interpreter in, text documents out: what the lab's models are trained on.
+"""The text that the lab's models train on: generated sentences, text files, and this interpreter's own source.
 
-A sentence of the grammar corpus is a template (words.py) whose slots are filled as they are met. ``{act.past}`` draws
-a clause (who, verb, what) by the name of ``act`` and gives its verb's past; every ``act`` in that sentence is the same
-clause, ``act2`` is another one. ``^`` asks for a capital letter.
+A sentence of the grammar corpus is a template (words.py) whose slots are filled from left to right. ``{act.past}``
+draws a clause (who, verb, what) under the name ``act`` and gives its verb's past. Every ``act`` in that sentence is the
+same clause; ``act2`` is another one. ``^`` makes a capital letter.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "id
 
 
 def grammar_sentences(seed: int, count: int) -> list[str]:
-    """``count`` different sentences of a grammar tutor, of which the first n are those that a count of n gives.
+    """``count`` different sentences of a grammar tutor. A larger count starts with the sentences of a smaller one.
 
     They are the same on every platform and from Python 3.11 on: the random module promises to keep the sequence that
     ``random()`` gives for a seed, and does not promise that of ``choices()`` or ``shuffle()``.
@@ -38,20 +38,20 @@ def grammar_sentences(seed: int, count: int) -> list[str]:
 
 
 def stdlib_folder() -> Path:
-    """Where this interpreter's standard library lies."""
+    """The folder of this interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def stdlib_documents() -> Iterator[tuple[str, str]]:
-    """Name and text of each module of this interpreter's standard library, in a shuffled order that stays the same.
+    """Name and text of each module of this interpreter's standard library, in a fixed shuffled order.
 
-    Shuffled, so that the last documents are as fair a sample as the first; by a digest of the name, so that a module
-    more or less leaves the others where they are.
+    Shuffled, so that the last documents are as fair a sample as the first; by a digest of the name, so that an added or
+    removed module leaves the others where they are.
     """
     library = stdlib_folder()
     names: list[str] = []
     for folder, subfolders, files in os.walk(library):
-        subfolders[:] = [name for name in subfolders if name not in _NOT_LIBRARY]  # os.walk goes into what is left
+        subfolders[:] = [name for name in subfolders if name not in _NOT_LIBRARY]  # os.walk enters those that are left
         names += ((Path(folder) / file).relative_to(library).as_posix() for file in files if file.endswith(".py"))
     if not names:
         raise SourceError(f"{library}: holds no source of Python's standard library: train on a text file instead")
@@ -65,7 +65,7 @@ def stdlib_documents() -> Iterator[tuple[str, str]]:
 
 
 def text_documents(path: Path) -> Iterator[str]:
-    """The documents of a UTF-8 text file, which blank lines part. What is wrong with it is raised when it is met."""
+    """The documents of a UTF-8 text file, divided by blank lines. An error is raised at the place where it occurs."""
     lines: list[str] = []
     number = found = 0
     try:
@@ -88,15 +88,15 @@ def text_documents(path: Path) -> Iterator[str]:
         raise SourceError(f"{path}: has no text in it: give a file with documents that blank lines part")
 
 
-# How a sentence is drawn.
+# How a sentence is drawn
 
 
 class _Ranked:
-    """Items to draw as words fall in a text (Zipf): the one of rank r, counted from 0, has a weight of 1 / (r + 1)."""
+    """Items drawn as words occur in text (Zipf): the item of rank r, from 0, has a weight of 1 / (r + 1)."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.items = tuple(items)
-        # Not sum(), which adds up differently from Python 3.12 on.
+        # not sum(), which adds up differently from Python 3.12 on
         self._bounds = tuple(accumulate(1 / (rank + 1) for rank in range(len(self.items))))
 
     def at(self, chance: float) -> Any:
@@ -105,7 +105,7 @@ class _Ranked:
 
 
 class _Slots(dict[str, Any]):
-    """What one sentence speaks of, drawn when it is first asked for; nobody and nothing comes in twice."""
+    """The people and things of one sentence, drawn at their first use; none comes twice."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Slots(dict[str, Any]):
         if kind in _CLAUSES:
             subjects, verbs = _CLAUSES[kind]
             filled = self._clause(self._new(subjects), self._new(verbs))
-        elif kind == "next":  # what the one who did the act did then
+        elif kind == "next":  # what the subject of the act did next
             filled = self._clause(_PERSONS[self["act"].mark], self._new(_CLAUSES["act"][1]))
         elif kind == "quality":
             adjective = self._new(_ADJECTIVES)
@@ -134,7 +134,7 @@ class _Slots(dict[str, Any]):
         return item
 
     def _clause(self, subject: Forms, verb: Forms) -> Forms:
-        """Somebody does something: all the forms for which a template may ask."""
+        """Somebody does something: all the forms that a template may use."""
         thing = verb.things.at(self._draw())
         forms = Forms(**vars(subject), **vars(verb), **vars(thing))
         forms.present, forms.mismatch = (verb.base, verb.third) if subject.do == "do" else (verb.third, verb.base)
@@ -150,7 +150,7 @@ def _capitalised(sentence: str) -> str:
     return re.sub(r'(?:^|\^)("?.)', lambda start: start[1].upper(), sentence)
 
 
-# How the word lists are read.
+# How the word lists are read
 
 
 def _listed(text: str) -> list[str]:
@@ -162,7 +162,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _subject(name: str, mark: str) -> Forms:
-    """Somebody, with the pronouns that stand for them, the verbs that agree, and who replies to a question."""
+    """A person, with their pronouns, the verbs that agree, and who replies to a question."""
     person = dict(zip(("he", "him", "his", "be", "was", "have", "do"), _PRONOUNS[mark].split(), strict=True))
     reply, _, reply_his, reply_be, *_ = _PRONOUNS[{"i": "y", "y": "i"}.get(mark, mark)].split()
     by = person["him"] if name == person["he"] else name
@@ -188,7 +188,7 @@ def _verb(line: str) -> Forms:
 
 
 def _thing(entry: str) -> Forms:
-    """What it is done to, or where or how; the same in everybody's mouth, unless a ``~`` waits for its owner."""
+    """An object, a place or a manner; the same for every subject, unless a ``~`` stands for its owner."""
     what = entry.rstrip("*")
     agreeing = ("them", "are", "were", "have") if entry.endswith("*") else ("it", "is", "was", "has")
     return Forms(
@@ -205,7 +205,7 @@ def _noun(entry: str) -> Forms:
 
 
 def _adjective(line: str) -> Forms:
-    """An adjective in its degrees, and the nouns of which it may be said; an ``@`` among them stands for people."""
+    """An adjective in its degrees, and the nouns that it fits; an ``@`` among them stands for people."""
     pair, _, nouns = line.partition(" : ")
     adjective, opposite = pair.split()
     more, most = spelling.degrees(adjective)
@@ -226,7 +226,7 @@ def _outcome(entry: str) -> Forms:
 
 
 def _for_passive(verb: Forms) -> Forms:
-    """The verb with only those things that may begin a sentence: the keys were lost, not "her keys"."""
+    """The verb with only those objects that may begin a sentence: the keys were lost, not "her keys"."""
     return Forms(**{**vars(verb), "things": _Ranked(thing for thing in verb.things.items if "~" not in thing.what)})
 
 

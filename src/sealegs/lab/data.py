@@ -1,10 +1,10 @@
-"""Token arrays in, batches out: any batch of any epoch by its number alone.
+"""Makes batches from token arrays: any batch of any epoch, by its number alone.
 
 The order is arithmetic, not state. Sample ``k`` of a run belongs to one source, by a shuffled table of the weights, and
-is the n-th draw from it; the n-th draw from a source of w windows is window ``shuffled(n mod w)`` of its epoch
+is the n-th draw from it. The n-th draw from a source of w windows is window ``shuffled(n mod w)`` of its epoch
 ``n div w``. So a stream resumes at any batch without reading what came before, a source of any size is shuffled
-without a table in memory, and the batch of step 312 can be made again by anyone who knows the settings. Weights that
-are changed on the way begin a new part, in which every source goes on with the draw after its last.
+without a table in memory, and anyone who knows the settings can make the batch of step 312 again. Weights that change
+during a run begin a new part, in which every source goes on with the draw after its last.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class Source:
         )
 
     def fingerprint(self) -> str:
-        """Tells whether this is the data it was: size, document starts, first and last million tokens."""
+        """A digest that shows whether the data have changed: size, document starts, first and last million tokens."""
         digest = hashlib.blake2b(f"{len(self.tokens)} {len(self.starts)}".encode(), digest_size=8)
         for part in (self.tokens[:1_000_000], self.tokens[-1_000_000:], self.starts):
             digest.update(part.astype(np.uint32).tobytes())
@@ -90,7 +90,7 @@ class Batch:
 
     @property
     def target_count(self) -> int:
-        """How many targets count: the denominator of the mean loss."""
+        """The number of targets that count: the denominator of the mean loss."""
         return int(np.count_nonzero(self.targets != IGNORED))
 
     @property
@@ -100,18 +100,18 @@ class Batch:
 
     @property
     def sources(self) -> str:
-        """Rows by source, for reading: ``grammar=6 stdlib=2``."""
+        """Rows by source, as text: ``grammar=6 stdlib=2``."""
         return " ".join(
             f"{name}={rows}" for name, rows in sorted(Counter(span.source.name for span in self.spans).items())
         )
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory, without the sources that it was cut from."""
+        """Bytes in memory, without the sources that it was cut from."""
         return self.tokens.nbytes + self.targets.nbytes
 
     def recorded(self) -> dict[str, Any]:
-        """What an incident's capsule keeps of it: nothing that lies elsewhere."""
+        """What an incident's capsule keeps of it, without references to anything outside."""
         return {
             "tokens": self.tokens.astype(np.int32),
             "targets": self.targets.astype(np.int32),
@@ -127,23 +127,23 @@ class Batch:
 
     @property
     def token_entropy(self) -> float:
-        """Entropy of the target tokens' frequencies, in nats: a repeated document shows as a low one."""
+        """Entropy of the target tokens' frequencies, in nats: low for a repeated document."""
         return entropy(np.bincount(self.targets[self.targets != IGNORED]))
 
     def micro_batches(self, count: int) -> list[tuple[Ints, Ints]]:
-        """Tokens and targets in so many equal portions."""
+        """Tokens and targets in ``count`` equal parts."""
         return list(zip(np.split(self.tokens, count), np.split(self.targets, count), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A stretch of a stream over which the weights stay the same."""
+    """A stretch of a stream with constant weights."""
 
     first: int
     """Its first batch."""
     weights: dict[str, float]
     shares: list[int]
-    """Samples of a cycle by source."""
+    """Samples per cycle by source."""
     drawn: list[int]
     """Draws from each source before it."""
     is_stratified: bool
@@ -155,20 +155,20 @@ class _Table:
     """The windows of a source that are read."""
 
     first: int
-    """How many come first in an epoch; the others are put off to its end."""
+    """Windows that come first in an epoch; the others are deferred to its end."""
     numbers: Ints | None
-    """Their numbers in the source; None where all are read."""
+    """Their numbers in the source; None if all are read."""
 
     @property
     def count(self) -> int:
-        """How many are read."""
+        """Number of windows that are read."""
         return self.first if self.numbers is None else len(self.numbers)
 
 
 class Stream:
-    """Batches of weighted sources, shuffled, without end. ``batch`` is pure; ``next`` walks, and its place is a number.
+    """Batches of weighted sources, shuffled, without end. ``batch`` is pure; ``next`` moves a position, a number.
 
-    The weights can be changed on the way: a batch is a function of its number and of the weights in force at it.
+    The weights can be changed during a run: a batch is a function of its number and of the weights in force there.
     """
 
     def __init__(
@@ -202,18 +202,18 @@ class Stream:
         self._next = 0
 
     def next(self) -> Batch:
-        """The batch at the stream's place, which then moves on."""
+        """The batch at the stream's position, which then moves on."""
         batch = self.batch(self._next)
         self._next += 1
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the stream's place on."""
+        """The batches from the stream's position on."""
         while True:
             yield self.next()
 
     def reweight(self, source: str, weight: float) -> None:
-        """Give a source another weight from the next batch on; 0 takes it out."""
+        """Give a source another weight from the next batch on; 0 removes it."""
         weights = self._parts[-1].weights
         if source not in weights:
             raise ConfigError(f"source={source!r}: not one of those that are mixed; give one of {sorted(weights)}")
@@ -225,21 +225,21 @@ class Stream:
         self._begin_part(self._next, changed, is_stratified=self._parts[-1].is_stratified)
 
     def stratify(self) -> None:
-        """Spread rare tokens over the batches from the next one on: none has one of them in two rows, if it can be.
+        """Spread rare tokens from the next batch on, so that no batch has one in two rows if that is possible.
 
-        Within a cycle of 1024 rows: where the rows of a batch do not divide that, a batch may be of two cycles.
+        This holds within a cycle of 1024 rows. If the batch size does not divide 1024, a batch may span two cycles.
         """
         self._begin_part(self._next, self._parts[-1].weights, is_stratified=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream, and the weights by the batch that they begin at, where they were changed."""
+        """The position in the stream; and if weights were changed, the weights by the batch that they begin at."""
         if [(part.weights, part.is_stratified) for part in self._parts] == [(self._weights, self._is_stratified)]:
             return {"next_batch": self._next}
         weights = [[part.first, dict(part.weights), *[True] * part.is_stratified] for part in self._parts]
         return {"next_batch": self._next, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place in the stream, with the weights of that time."""
+        """Go to a position in the stream, with the weights of that time."""
         parts = state.get("weights", [[0, self._weights, *[True] * self._is_stratified]])
         for _, weights, *_ in parts:
             if weights.keys() != self._weights.keys():
@@ -252,7 +252,7 @@ class Stream:
             self._begin_part(int(first), weights, is_stratified=bool(is_stratified))
 
     def _begin_part(self, first: int, weights: Mapping[str, float], *, is_stratified: bool) -> None:
-        """Let other weights be in force from a batch on."""
+        """Put other weights in force from a batch on."""
         while self._parts and self._parts[-1].first >= first:
             self._parts.pop()
         self._cycle = ((-1, -1), *self._cycle[1:])
@@ -298,7 +298,7 @@ class Stream:
         return Batch(index, tokens, targets, spans)
 
     def _table(self, source: Source, left_out: LeftOut | None) -> _Table:
-        """Windows by their number, where not all are read: those that come first and those that come last."""
+        """Windows by number, if not all are read: those that come first and those that come last."""
         if self._packed and left_out is None:
             return _Table((len(source.tokens) - 1) // self._context, None)
         if self._packed:
@@ -345,7 +345,7 @@ class Stream:
         sources = np.repeat(np.arange(len(self._sources)), shares)[order]
         windows = np.empty(_CYCLE, np.int64)
         for i, source in enumerate(self._sources):
-            name = PurePath(source.name).name  # not its folder: a run goes on in the same order wherever its data lie
+            name = PurePath(source.name).name  # not its folder: a run keeps its order wherever its data lie
             epochs, positions = np.divmod(drawn[i] + cycle * shares[i] + np.arange(shares[i]), self._windows[i])
             for epoch in np.unique(epochs):
                 here = epochs == epoch
@@ -372,7 +372,7 @@ class Stream:
         return window if numbers is None else int(numbers[window])
 
     def _shuffled(self, source: int, positions: Ints, key: int) -> Ints:
-        """What comes first, shuffled, then what comes last, shuffled."""
+        """The windows that come first, shuffled, then those that come last, shuffled."""
         first = self._tables[source].first
         is_last = positions >= first
         result = np.empty_like(positions)
@@ -386,14 +386,14 @@ class Stream:
 
 
 def _touches(of: Ints, documents: Ints) -> NDArray[np.bool_]:
-    """Which windows, by their first and last document, have one of these in them."""
+    """Which windows, by their first and last document, contain one of these."""
     first, after = np.searchsorted(documents, of[0]), np.searchsorted(documents, of[1], side="right")
     touched: NDArray[np.bool_] = after > first
     return touched
 
 
 def too_high(name: str, token: int, vocabulary: int) -> str:
-    """The sentence about a token id beyond the vocabulary."""
+    """The error text about a token id beyond the vocabulary."""
     return (
         f"{name}: token id {token} is beyond model.vocabulary={vocabulary}; "
         f"set model.vocabulary to at least {token + 1}, or tokenise the data with the right tokenizer"
@@ -401,7 +401,7 @@ def too_high(name: str, token: int, vocabulary: int) -> str:
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares of ``total``, as near to the weights as can be, none of them nothing.
+    """Integer shares of ``total``, as near to the weights as possible, each at least 1.
 
     >>> apportion([0.7, 0.3, 1e-9], 10)
     [6, 3, 1]

@@ -1,4 +1,4 @@
-"""Token ids in, logits and per-token losses out: the reference decoder, with a switch for each stability margin."""
+"""The reference decoder, with a switch for each stability margin: logits and per-token losses from token ids."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sealegs.lab.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What one forward pass knows: sums, so that micro-batches add up and the caller chooses the denominator."""
+    """The losses of one forward pass: sums, so that micro-batches add up and the caller chooses the denominator."""
 
     tokens: Tensor
     """Cross-entropy of each target token, (rows, context); 0 where the target is ignored."""
@@ -41,7 +41,7 @@ class Transformer(nn.Module):
     def _initialise(self) -> None:
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                # what writes into the residual stream is narrowed, so that its variance does not grow with depth
+                # what writes into the residual stream starts narrower, so that its variance does not grow with depth
                 writes_residual = name.endswith((".attention.out", ".mlp.down"))
                 depth_factor = 1 / math.sqrt(2 * self.settings.layers) if writes_residual else 1.0
                 width_factor = 1 / math.sqrt(self.settings.mup_times) if name.startswith("blocks.") else 1.0
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         return self.losses_of(self(tokens), targets)
 
     def losses_of(self, logits: Tensor, targets: Tensor) -> Losses:
-        """The same of logits that are there: DDP must be called itself to see the backward pass."""
+        """The same from given logits: DDP's own forward must be called for it to see the backward pass."""
         flat, wanted = logits.flatten(0, 1), targets.flatten()
         if self.settings.naive_log_loss:
             log_probabilities = naive_softmax(flat).log()
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
         return Losses(tokens=per_token.detach().view_as(targets), total=total)
 
     def parameter_count(self) -> int:
-        """Trained numbers in all."""
+        """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
@@ -150,13 +150,13 @@ class Mlp(nn.Module):
 
 
 def norm(settings: ModelSettings, width: int | None = None) -> nn.Module:
-    """The norm that the settings ask for."""
+    """The norm that the settings choose."""
     kind = nn.RMSNorm if settings.norm == "rmsnorm" else nn.LayerNorm
     return kind(width or settings.width, eps=settings.norm_eps)
 
 
 def rotary_table(settings: ModelSettings) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's turn, (context, head width / 2)."""
+    """Cosine and sine of each position's angle, (context, head width / 2)."""
     pairs = settings.width // settings.heads // 2
     frequency = settings.rotary_base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
     angle = torch.outer(torch.arange(settings.context, dtype=torch.float64), frequency)
@@ -164,7 +164,7 @@ def rotary_table(settings: ModelSettings) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair of (first half, second half) by its position's angle."""
+    """Rotate each pair of (first half, second half) by its position's angle."""
     cosine, sine = (table.to(x.dtype) for table in rotation)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

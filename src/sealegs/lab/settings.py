@@ -17,7 +17,7 @@ def _refuse_unless(sound: bool, name: str, value: Any, cure: str) -> None:
 
 
 def _refuse_unknown_choices(settings: Any, group: str = "") -> None:
-    """Fields that are a choice of words take no other word."""
+    """Refuse a word that is not one of a field's choices."""
     for name, kind in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         if get_origin(kind) is Literal and value not in get_args(kind):
@@ -91,13 +91,13 @@ class ModelSettings:
 
     @property
     def initial_std(self) -> float:
-        """The spread of initial weights as a number; under muP, of embedding and head."""
+        """The spread of initial weights as a number; under muP, that of embedding and head."""
         width = self.mup_base_width or self.width
         return math.sqrt(1 / (3 * width)) if isinstance(self.init_std, str) else self.init_std
 
     @property
     def mup_times(self) -> float:
-        """How many times the base width this is; 1 without muP."""
+        """This width as a multiple of the base width; 1 without muP."""
         return self.width / (self.mup_base_width or self.width)
 
 

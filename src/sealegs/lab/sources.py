@@ -1,6 +1,6 @@
-"""Settings in, streams of tokens out: finds, tokenises and caches what ``data.sources`` names.
+"""Opens the data of a run: finds, tokenises and caches what ``data.sources`` names.
 
-Tokenised files need numpy alone; text needs the ``tokenizers`` library, which is imported when a text source asks.
+Tokenised files need numpy alone. Text needs the ``tokenizers`` library, which is imported only then.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ _SCANNED_TOKENS = 1 << 30  # ids are checked before the start up to here, and in
 
 @dataclass(frozen=True, slots=True)
 class TokenSources:
-    """What a run reads."""
+    """The data of a run."""
 
     training: Stream
     held_out: Stream
     facts: dict[str, Any]
     """For the manifest: tokens, documents and fingerprint of each source, and the unigram entropy."""
     tokenizer: bytes | None
-    """The tokenizer.json that made the tokens, where there is one."""
+    """The tokenizer.json that made the tokens, if there is one."""
 
 
 def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None) -> TokenSources:
-    """Open every source, cut off what is held out, and line up the streams."""
+    """Open every source, split off what is held out, and make the streams."""
     sources, tokenizer = open_sources(settings, say)
     for source in sources:
         _refuse_unknown_ids(source, settings.model.vocabulary)
@@ -103,7 +103,7 @@ def _left_out(sources: Sequence[Source], path: str | None) -> dict[str, LeftOut]
 
 
 def open_sources(settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes | None]:
-    """Every source whole, and the tokenizer.json that made the tokens, where there is one."""
+    """Every source whole, and the tokenizer.json that made the tokens, if there is one."""
     names = list(settings.data.sources)
     opened = {name: _open_tokenised(name) for name in names if Path(name).suffix in _TOKENISED}
     texts = [name for name in names if name not in opened]
@@ -163,7 +163,7 @@ def _refuse_unknown_ids(source: Source, vocabulary: int) -> None:
             raise SourceError(f"{source.name}: token id {part.min()} is negative; token ids start at 0")
 
 
-# Text.
+# Text
 
 
 def _documents(name: str, settings: Settings) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _identity(name: str, settings: Settings) -> str:
 
 
 def _tokenised(names: Sequence[str], settings: Settings, say: Callable[[str], None]) -> tuple[list[Source], bytes]:
-    """The tokens of these text sources and the tokenizer that made them: found in the cache, or made."""
+    """The tokens of these text sources and the tokenizer that made them: from the cache, or made now."""
     from sealegs.lab import tokenizer as bpe
 
     vocabulary = settings.model.vocabulary
@@ -203,7 +203,7 @@ def _tokenised(names: Sequence[str], settings: Settings, say: Callable[[str], No
     folder = cache_folder() / "tokens" / hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
     try:
         return _load_cached(folder, names)
-    except (OSError, ValueError):  # not there yet; or cut short by a full disk, or a copy
+    except (OSError, ValueError):  # not there yet, or cut short by a full disk or a copy
         say(f"tokenising {', '.join(names)} (kept in {folder} for next time)")
     tokenizer = given or bpe.train(chain.from_iterable(_documents(name, settings) for name in names), vocabulary)
     shutil.rmtree(folder, ignore_errors=True)
@@ -215,9 +215,9 @@ def _tokenised(names: Sequence[str], settings: Settings, say: Callable[[str], No
                     tokens, starts = tokenizer.encode_documents(_documents(name, settings))
                     np.save(aside / f"{i}.npy", tokens)
                     np.save(aside / f"{i}.starts.npy", starts)
-                made = _load_cached(aside, names)  # from here: another run may take the folder away to mend it
+                made = _load_cached(aside, names)  # from here: another run may remove the folder to repair it
         except OSError as error:
-            if not is_taken(error):  # another run was quicker with the same tokens
+            if not is_taken(error):  # otherwise another run was quicker with the same tokens
                 raise
         return made
 
@@ -238,7 +238,7 @@ def _load_cached(folder: Path, names: Sequence[str]) -> tuple[list[Source], byte
 
 
 def cache_folder() -> Path:
-    """Where tokens are kept between runs: SEALEGS_CACHE, or the user's cache folder."""
+    """The folder that keeps tokens between runs: SEALEGS_CACHE, or the user's cache folder."""
     if given := os.environ.get("SEALEGS_CACHE"):
         return Path(given)
     try:
@@ -248,7 +248,7 @@ def cache_folder() -> Path:
 
 
 def _unigram_entropy(sources: Sequence[Source], settings: Settings) -> float:
-    """The loss of a model that knows how frequent each token is and nothing else: what training has to beat."""
+    """The loss of a model that knows only the frequency of each token: what training has to beat."""
     shares = np.zeros(settings.model.vocabulary)
     for source in sources:
         counts = np.bincount(source.tokens[: 1 << 24], minlength=settings.model.vocabulary)

@@ -1,4 +1,4 @@
-"""A word in, its forms out: English spelling rules."""
+"""English spelling rules: the forms of a word."""
 
 import re
 
@@ -18,13 +18,13 @@ def article(phrase: str) -> str:
 
 
 def doubles(base: str) -> bool:
-    """Whether the last letter doubles before -ed and -ing: stopped, admitted; travelled, as the British do."""
+    """Whether the last letter doubles before -ed and -ing: stopped, admitted; travelled, as in British spelling."""
     short = _ONE_SHORT_SYLLABLE.fullmatch(base) or _BRITISH_DOUBLE.fullmatch(base)
     return short is not None or base in _STRESSED_AT_THE_END
 
 
 def third_person(base: str) -> str:
-    """``he``'s form of the present: goes, tries, watches, has."""
+    """The third person singular of the present: goes, tries, watches, has."""
     return "has" if base == "have" else plural(base)
 
 
@@ -45,7 +45,7 @@ def ing(base: str) -> str:
 
 
 def regular_past(base: str) -> str:
-    """The past that a regular verb has, and that a learner gives an irregular one by mistake: goed, writed."""
+    """The regular past, which a learner also gives an irregular verb by mistake: goed, writed."""
     if base.endswith("e"):
         return f"{base}d"
     if base.endswith("y") and base[-2] not in "aeiou":
@@ -54,7 +54,7 @@ def regular_past(base: str) -> str:
 
 
 def spelling_rule(base: str) -> str:
-    """What a regular verb does in the past, in a tutor's words."""
+    """The rule for a regular verb's past, in a tutor's words."""
     if base.endswith("e"):
         return "takes only a d"
     if base.endswith("c"):

@@ -1,4 +1,4 @@
-"""The settings of a run in, something out whose steps can be run again."""
+"""The subject of a lab run for replays, from its settings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from sealegs.replay.subject import Subject, Text
 
 
 def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
-    """What ``train`` trains with these settings, which must be ``resolved``; tokens are spelt by a tokenizer."""
+    """What ``train`` trains with these settings, which must be ``resolved``. A tokenizer prints the tokens as text."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = Transformer(settings.model).to(settings.device)
@@ -39,7 +39,7 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
             now = settings
 
     def gradients(batches: Sequence[Mapping[str, Any]]) -> Tensor:
-        # the lab takes one a step, and divides it itself; several are those of its ranks, whose mean DDP takes
+        # the lab has one batch per step, and divides it itself; several are those of its ranks, which DDP averages
         losses = [backward(scaler, model.losses, whole(batch), now)[0] for batch in batches]
         if len(losses) > 1:
             for gradient in (weight.grad for weight in model.parameters() if weight.grad is not None):
@@ -69,7 +69,7 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
 
 
 def whole(recorded: Mapping[str, Any]) -> Batch:
-    """A batch of which the capsule has the numbers; where they came from is text there."""
+    """The batch from the numbers in a capsule, where its sources are only text."""
     tokens, targets = (recorded[name].astype(np.int64) for name in ("tokens", "targets"))
     return Batch(0, tokens, targets, ())
 
@@ -81,6 +81,6 @@ def _without(recorded: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
 def _speller(tokenizer: Path | None) -> Callable[[Sequence[int]], str]:
     if tokenizer is None or not tokenizer.exists():
         return lambda tokens: " ".join(map(str, tokens))
-    from sealegs.lab import tokenizer as bpe  # not for those who train on token ids
+    from sealegs.lab import tokenizer as bpe  # not needed to train on token ids
 
     return bpe.load(tokenizer).decode

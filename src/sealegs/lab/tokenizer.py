@@ -1,6 +1,6 @@
-"""Text documents in, token ids out, and back: a byte-level BPE that is trained on the documents.
+"""A byte-level BPE tokenizer that is trained on the documents.
 
-Nothing is lost or tidied up: tokens are runs of bytes, so what was encoded decodes to the same characters.
+Nothing is lost or normalised: tokens are runs of bytes, so encoded text decodes to the same characters.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,17 +14,17 @@ from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.record.files import whole_file, writing
 
 END = "<|end|>"
-"""What the end token looks like; a text that says this is encoded as the seven characters that it is."""
+"""The text of the end token. The same text in a document is encoded as its seven characters."""
 END_ID = 0
 SMALLEST_VOCABULARY = 257
 """A token for each byte, and the end token."""
 
-# The library trains in the square of the length of an unbroken run (0.1 s for 10,000 equal letters, 1.1 s for 30,000,
-# no end in nine minutes for a million), so it gets long documents in pieces. A cut spoils one word in two thousand.
+# Training time is quadratic in the length of an unbroken run (0.1 s for 10,000 equal letters, 1.1 s for 30,000, no
+# end in nine minutes for a million), so long documents are cut into pieces. A cut spoils one word in two thousand.
 _TRAINING_PIECE = 10_000
-# How many characters are encoded in one go: the library takes hundreds of bytes a token on the way.
+# Characters that are encoded at a time: the library takes hundreds of bytes per token meanwhile.
 _ENCODING_PIECE = 500_000
-# Loses a character under every normalisation or prefix space that a tokenizer from elsewhere may bring.
+# Loses a character under every normalisation or prefix space that a foreign tokenizer may have.
 _PROBE = f"\u00c9e\u0301 \ufb01 \u1e9e\r\n\t  don't{END}\x00\U0001f6a2 "
 
 
@@ -40,11 +40,11 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many tokens there are: fewer than were asked for when the documents had no more to give."""
+        """Number of tokens: fewer than requested if the documents had no more to give."""
         return len(self._bytes)
 
     def encode_documents(self, documents: Iterable[str]) -> tuple[NDArray[np.uint16 | np.uint32], NDArray[np.int64]]:
-        """All documents in a row, an end token after each, and the position at which each of them starts."""
+        """All documents end to end, an end token after each, and the position at which each of them starts."""
         dtype = np.uint16 if self.size <= 1 << 16 else np.uint32
         runs: list[NDArray[np.uint16 | np.uint32]] = [np.empty(0, dtype)]
         starts = [0]
@@ -62,11 +62,11 @@ class Tokenizer:
         return np.concatenate(runs), np.array(starts[:-1], np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some tokens, end tokens in plain sight; a character of which a part is missing is U+FFFD."""
+        """The text of some tokens, with end tokens visible; a character with a missing part is U+FFFD."""
         return b"".join(map(self._bytes_of, ids)).decode(errors="replace")
 
     def token_text(self, token: int) -> str:
-        """One token for the eye: a space as ``␣``, a part of a character or what cannot be printed as an escape."""
+        """One token as readable text: a space as ``␣``, partial or unprintable characters as escapes."""
         text = self._bytes_of(token).decode(errors="backslashreplace").replace(" ", "␣")
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -80,7 +80,7 @@ class Tokenizer:
             file.write(self.to_json().encode())
 
     def _bytes_of(self, token: int) -> bytes:
-        # A model's vocabulary may be larger than the tokenizer's, so ids without a text exist.
+        # a model's vocabulary may be larger than the tokenizer's, so ids without a text exist
         return self._bytes[token] if 0 <= token < self.size else f"<|{token}|>".encode()
 
 
@@ -100,7 +100,7 @@ def train(documents: Iterable[str], vocabulary: int) -> Tokenizer:
     bpe.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocabulary,
-        min_frequency=2,  # what occurs once teaches nothing about another text
+        min_frequency=2,  # a single occurrence teaches nothing about another text
         special_tokens=[END],
         initial_alphabet=_byte_characters(),
         show_progress=False,
@@ -110,14 +110,14 @@ def train(documents: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def load(path: Path, vocabulary: int | None = None) -> Tokenizer:
-    """Read a tokenizer that was saved, which must fit into a model's ``vocabulary``."""
+    """Read a saved tokenizer, which must fit into a model's ``vocabulary``."""
     library = _library()
     try:
         bpe = library.Tokenizer.from_str(path.read_bytes().decode())
         is_ours = _is_ours(bpe)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror}): give the path of a tokenizer.json") from error
-    except BaseException as error:  # the library raises no narrower one, and Rust's panic is no Exception
+    except BaseException as error:  # the library raises nothing narrower, and Rust's panic is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise SourceError(f"{path}: damaged, or not a tokenizer.json ({error}): copy or train it anew") from error
@@ -132,7 +132,7 @@ def load(path: Path, vocabulary: int | None = None) -> Tokenizer:
 
 
 def _is_ours(bpe: Any) -> bool:
-    """Whether token 0 is the end token, every other id is a run of bytes, and no text is lost on the way."""
+    """Whether token 0 is the end token, every other id is a run of bytes, and encoding loses no text."""
     tokens = [bpe.id_to_token(token) for token in range(bpe.get_vocab_size())]
     if None in tokens or tokens[:1] != [END]:
         return False
@@ -153,7 +153,7 @@ def _library() -> Any:
 
 
 def _byte_characters() -> list[str]:
-    """The character by which a byte-level vocabulary writes each byte: itself where it shows, else one from 256 on."""
+    """The character by which a byte-level vocabulary writes each byte: itself if printable, else one from 256 on."""
     shows = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in shows else next(others)) for byte in range(256)]
@@ -164,14 +164,14 @@ def _pieces(text: str, length: int) -> Iterator[str]:
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """The documents in lists of bounded length, long ones in pieces; beside each piece, whether its document ends."""
+    """The documents in lists of bounded length, long ones in pieces; with each piece, whether its document ends."""
     batch: list[tuple[str, bool]] = []
     characters = 0
     for text in documents:
         *beginning, end = _pieces(text, _ENCODING_PIECE)
         for piece in (*((part, False) for part in beginning), (end, True)):
             batch.append(piece)
-            characters += len(piece[0]) + 1  # an empty document takes room too
+            characters += len(piece[0]) + 1  # an empty document counts, too
             if characters > _ENCODING_PIECE:
                 yield batch
                 batch, characters = [], 0

@@ -1,4 +1,4 @@
-"""Settings and data in, a trained model and its run folder out: a small pretraining job, to be read top to bottom.
+"""A small pretraining job, to be read top to bottom: trains a model on data, and writes its run folder.
 
 Imports torch, numpy and the standard library alone, so that it runs in any training image.
 """
@@ -41,8 +41,8 @@ from sealegs.watch import Watch
 Disturb: TypeAlias = Callable[
     [nn.Module, Optimizer, Stream, Callable[[], int], Callable[[str], None]], AbstractContextManager[Iterable[Batch]]
 ]
-"""Something that disturbs a model, its optimizer and its batches while it is open: told how to ask for the number of
-the step, and whom to tell."""
+"""A context that disturbs a model, its optimizer and its batches while it is open. It gets a function for the number
+of the step, and one that takes a line of text."""
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
@@ -54,16 +54,16 @@ class Result:
     steps: int
     """Steps done, in all."""
     stopped_by: str | None
-    """What asked the run to stop before its last step, if anything did."""
+    """The reason to stop before the last step, if there was one."""
     eval_loss: float | None
-    """Of the last weights; none where the run was stopped."""
+    """Loss of the last weights; None if the run was stopped."""
     unigram_entropy: float
     ended_badly: str = ""
     """Why it did not end well, in a sentence."""
 
 
 def undisturbed(_: nn.Module, __: Optimizer, stream: Stream, *___: object) -> AbstractContextManager[Stream]:
-    """The data as they are."""
+    """The data unchanged."""
     return nullcontext(stream)
 
 
@@ -80,9 +80,9 @@ def train(
 ) -> Result:
     """Train to the last step, or until ``should_stop`` gives a reason; either way leave a checkpoint.
 
-    ``settings`` must be ``resolved``. A resumed run takes its newest checkpoint to trust and computes, on the CPU bit
-    for bit, what it would have computed without the interruption. ``skip`` are ranges of batches never to train on.
-    ``disturb`` is for practice.
+    ``settings`` must be ``resolved``. A resumed run starts from its newest trusted checkpoint and computes what it
+    would have computed without the interruption, on the CPU bit for bit. ``skip`` are ranges of batches never to train
+    on. ``disturb`` is for drills.
     """
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -90,7 +90,7 @@ def train(
     optimizer = build_optimizer(model, settings.optimizer)
     scheduler = LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))
     with disturb(model, optimizer, data.training, lambda: -1, lambda text: None):
-        pass  # what does not fit the model is refused here, before there is a folder
+        pass  # data that do not fit the model are refused here, before there is a folder
     scaler = GradScaler(settings.device, enabled=settings.dtype == "fp16")
     manifest = describe(settings, data, model, folder.name)
     with RunWriter.reopen(folder) if resume else RunWriter.create(folder, manifest) as record:
@@ -143,7 +143,7 @@ def train(
 
 
 SNAPSHOT_BYTES = 8 * 2**30
-"""For snapshots in memory, also where nothing goes back to them: an incident is run again from them."""
+"""Memory for snapshots. They are also taken if nothing goes back to them: an incident is run again from them."""
 PLAYBOOKS = {"observe": Playbook.observe, "standard": Playbook.standard, "palm": Playbook.palm}
 
 
@@ -199,10 +199,10 @@ LossFunction: TypeAlias = Callable[[Tensor, Tensor], Losses]
 
 
 def backward(scaler: GradScaler, losses: LossFunction, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Gradients of one batch; its mean loss, and the loss of each of its tokens.
+    """The gradients of one batch; gives its mean loss, and the loss of each of its tokens.
 
     Micro-batches may hold different numbers of targets, so their losses are summed and divided by the targets of the
-    whole batch: the mean of the micro-batches' means would weigh a token by the company it is in.
+    whole batch: a mean of the micro-batches' means would weigh tokens differently.
     """
     loss = torch.zeros((), device=settings.device)
     of_tokens = []
@@ -230,7 +230,7 @@ def evaluate(losses: LossFunction, held_out: Stream, settings: Settings) -> Tens
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """AdamW, with weight decay on matrices only: decay on norms and biases pulls at what sets the scale.
+    """AdamW with weight decay on matrices only: decay on norms and biases would pull at what sets the scale.
 
     Under muP the matrices inside the blocks are a third group, with a learning rate of their own.
     """
@@ -249,7 +249,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def rates_and_decays(settings: OptimizerSettings, shape: ModelSettings) -> list[tuple[float, float]]:
-    """Peak learning rate and weight decay of each group. What a step takes off a weight is their product: the same."""
+    """Peak learning rate and weight decay of each group. muP keeps their product, by which a step decays a weight."""
     groups = [(settings.lr, settings.weight_decay), (settings.lr, 0.0)]
     if shape.mup_base_width is not None:
         groups.append((settings.lr / shape.mup_times, settings.weight_decay * shape.mup_times))
@@ -273,16 +273,16 @@ def precision(settings: Settings) -> AbstractContextManager[object]:
 
 
 def on_device(values: Ints, settings: Settings) -> Tensor:
-    """Token ids where the model is; the copy to a GPU runs behind the kernels before it."""
+    """Token ids on the model's device; the copy to a GPU overlaps with earlier kernels."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(settings.device, non_blocking=True) if settings.device == "cuda" else tensor
 
 
-# Starting, stopping and going on.
+# Starting, stopping and resuming
 
 
 def resolved(settings: Settings) -> Settings:
-    """The settings with every ``auto`` made definite, for this machine."""
+    """The settings with every ``auto`` resolved for this machine."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -296,7 +296,7 @@ def resolved(settings: Settings) -> Settings:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use; ``OMP_NUM_THREADS`` says so where several processes share a machine."""
+    """Cores that this process may use; ``OMP_NUM_THREADS`` limits them where several processes share a machine."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     if said.isdecimal() and int(said) > 0:
         return int(said)
@@ -335,11 +335,11 @@ MAY_CHANGE_IN_MODEL = {
     "model.naive_log_loss",
     "model.init_std",
 }
-"""Margins. Anything else in the model would go on as another function of the same weights."""
+"""Stability margins. A change of anything else would make another function of the same weights."""
 
 
 def what_changed(record: RunWriter, settings: Settings, data: TokenSources) -> dict[str, list[object]]:
-    """Old and new value of each setting that was changed; refused where it would not go on as it began."""
+    """Old and new value of each changed setting; refuses changes with which the run would not go on as it began."""
     before = record.manifest
     done = max(Checkpoints(record.folder / CHECKPOINTS).steps(), default=0)
     if settings.steps < done:
@@ -356,7 +356,7 @@ def what_changed(record: RunWriter, settings: Settings, data: TokenSources) -> d
 
 
 def take_settings(optimizer: AdamW, scheduler: LambdaLR, settings: Settings, step: int) -> None:
-    """A checkpoint brings back the optimizer's settings of its time: put those that the run has now in their place."""
+    """Put the present settings into an optimizer that a checkpoint has restored with the settings of its time."""
     wanted = settings.optimizer
     share = lr_share(wanted, settings.steps, step)
     parts = rates_and_decays(wanted, settings.model)
@@ -366,7 +366,7 @@ def take_settings(optimizer: AdamW, scheduler: LambdaLR, settings: Settings, ste
 
 
 def begin(folder: Path, guard: Guard, manifest: Manifest, data: TokenSources, changed: dict[str, list[object]]) -> None:
-    """Put what a reader will need beside the manifest, and say how it begins."""
+    """Put what a reader will need beside the manifest, and write the first event."""
     tokenizer = folder / TOKENIZER
     if data.tokenizer is not None and not tokenizer.exists():
         with writing(tokenizer), whole_file(tokenizer) as file:
@@ -378,14 +378,14 @@ def begin(folder: Path, guard: Guard, manifest: Manifest, data: TokenSources, ch
         "versions": manifest.versions,
         "git": manifest.git,
         "host": manifest.host,
-    }  # may be others than at the start
+    }  # may differ from the start
     told = asdict(guard.resumed)
-    del told["audit"]  # the guard tells of it, at the first step
+    del told["audit"]  # the guard reports it at the first step
     guard.watch.note("resume", step=guard.number, **told, changed=changed, **here)
 
 
 def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:
-    """Old and new value of each setting that is not what the manifest says, by its dotted name."""
+    """Old and new value of each setting that differs from the manifest, by dotted name."""
     old = dict(manifests.dotted(before.settings))
     new = dict(manifests.dotted(json.loads(json.dumps(asdict(settings)))))
     return {name: [old.get(name), new.get(name)] for name in old | new if old.get(name) != new.get(name)}
