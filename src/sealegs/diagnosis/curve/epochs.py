@@ -1,4 +1,4 @@
-"""A Run in, what its epochs explain out: steps down where the data comes again, and rises at the end of each pass."""
+"""Explains parts of a loss curve by epochs: steps down where the data comes again, rises at the end of each pass."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ from sealegs.record.run import Run
 ROWS = 8
 """Rows on each side of a boundary that are compared."""
 ENOUGH = 5.0
-"""Times the usual change from eight rows to the next that a step down must be ..."""
+"""A step down must be this many times the usual change from eight rows to the next eight."""
 SMALLEST = 0.1
-"""... and its least height: 10 %."""
+"""A step down must also be at least this high: 10 %."""
 FEWEST = 2
-"""Boundaries that must show it: one may be anything."""
+"""Boundaries that must show a step down: a single one may be anything."""
 ARTEFACTS = 3
-"""Short rises that must all be at boundaries, or beside evaluations, to be explained by them."""
+"""Fewest short rises that boundaries or evaluations can explain, if all of them are there."""
 RARE = 0.1
-"""Share of the rows that may be such: where every row is one, none explains anything."""
+"""Largest share of the rows that may be boundaries: if every row is one, none explains anything."""
 
 
 def boundaries(run: Run, curve: LossCurve) -> Indices:
@@ -34,7 +34,7 @@ def boundaries(run: Run, curve: LossCurve) -> Indices:
 
 
 def epoch_steps(run: Run, curve: LossCurve) -> list[Stretch]:
-    """Steps down at the boundaries of epochs, as one stretch from the first to the last: memorisation, and benign."""
+    """Steps down at the boundaries of epochs, as one stretch from the first to the last: benign memorisation."""
     begins = np.searchsorted(curve.finite, boundaries(run, curve))
     if len(begins) < FEWEST or len(curve.finite) < 4 * ROWS:
         return []

@@ -1,8 +1,8 @@
-"""A Run in, Stretches out: what the live statistic says of it, where that is calibrated, or the textbook's rules.
+"""Applies the live statistic to a loss curve if it is calibrated for it; or the rules of the textbook.
 
-The statistic is calibrated for positive losses of every step, in runs of a thousand and more. Runs of ours are judged
-by the whole fold that judged them live; other logs by the statistic of the loss alone. A run too long for that is
-screened: the statistic judges the surroundings of its highest points, and nothing else.
+The statistic is calibrated for positive losses of every step, in runs of at least a thousand. Our own runs are judged
+by the whole fold that judged them live, other logs by the statistic of the loss alone. A run too long for that is
+screened: the statistic judges only the surroundings of its highest points.
 """
 
 from collections.abc import Iterator
@@ -24,40 +24,40 @@ from sealegs.stats.calibration import CalibrationAudit
 from sealegs.vocabulary import Row
 
 LONG = 1000
-"""Rows from which the statistic knows its tail; shorter runs it is not asked about."""
+"""Rows from which on the statistic knows its tail; it does not judge shorter runs."""
 ALARM = 0.5e-5
-"""Chance of a false alarm a row, half of the live budget: the other half is the gradient norm's."""
+"""Chance of a false alarm per row: half of the live budget, since the gradient norm has the other half."""
 IN_A_ROW, EACH = 3, 1e-3
-"""So many rows of such a chance each are an alarm too: 1e-9 where batches are independent, and far below the budget
-where neighbours are half alike."""
+"""IN_A_ROW rows with a chance below EACH are an alarm, too: 1e-9 if batches are independent, and far below the budget
+if neighbours are half alike."""
 SMALLEST = 1.05
-"""A rise by less than this factor is no spike, as live."""
+"""A rise by less than this factor is no spike, as in the live guard."""
 MOST_FOLDED = 8_192
 """Rows of our own runs that the whole fold judges: 0.1 ms each."""
 MOST_SCANNED = 100_000
 """Rows that the statistic of the loss judges: 4 us each."""
 SHORT = drift.BLOCK
-"""Rows below which a rise is the statistic's alone, where it may be asked; its slow channel has blocks of so many."""
+"""A shorter rise needs an alarm of the statistic, if that is calibrated. Its slow channel has blocks of this length."""
 SCREENED = 40
-"""Of longer runs, the highest points that are judged, each in its surroundings: so many rows before and after."""
+"""The most high points that are judged in longer runs, each with BEFORE rows before and AFTER rows after it."""
 BEFORE, AFTER = 800, 100
 BLOCK = 64
-"""Rows whose median the screen compares a point with: of the block before its own."""
+"""Rows of a block: the screen compares a point with the median of the block before its own."""
 PART = 65_536
-"""Windows that are averaged at once."""
+"""Windows that are averaged at a time."""
 FOLDED = ("grad_norm", "loss_scale", "grads_finite", "params_finite", "gate_closed", "loss_p", "grad_norm_p")
-"""Signals that the detectors of the fold look at, besides the loss."""
+"""Signals that the detectors of the fold use, besides the loss."""
 
 
 def judges_from(curve: LossCurve) -> int:
-    """The row from which what is short is the live statistic's; beyond the last, where it may not be asked."""
+    """The row from which on the live statistic judges short rises; beyond the last row if it is not calibrated."""
     losses = curve.losses[curve.finite]
     is_calibrated = len(losses) >= LONG and curve.interval == 1 and bool((losses > 0).all())
     return YOUNG if is_calibrated else len(curve.losses)
 
 
 def surprising(run: Run, curve: LossCurve) -> list[Stretch]:
-    """Alarms of the live statistic, where it may be asked."""
+    """Alarms of the live statistic, if it is calibrated for the curve."""
     if run.manifest.created and len(curve.losses) <= MOST_FOLDED:
         return _as_live(run, curve)
     if judges_from(curve) == len(curve.losses):
@@ -67,7 +67,7 @@ def surprising(run: Run, curve: LossCurve) -> list[Stretch]:
     found = []
     for begin, end, judged_from in _windows(heights):
         p, _ = streaming.scan(heights[begin:end], limit=SUSPICIOUS)
-        p[:LONG] *= ALARM / judge.YOUNG_ALARM  # until then it knows its tail only roughly, as live
+        p[:LONG] *= ALARM / judge.YOUNG_ALARM  # the tail is known only roughly until then, as in the live guard
         high = _alarms(heights[begin:end], p)
         high[: judged_from - begin] = False
         found += [Stretch(int(rows[begin + a]), int(rows[begin + b]), "spike") for a, b in closed_up(high, gap=10)]
@@ -80,7 +80,7 @@ def is_screened(curve: LossCurve) -> bool:
 
 
 def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
-    """Stretches to judge: where each begins, where it ends, and from where on its alarms count."""
+    """Stretches to judge: where each begins, where it ends, and the row from which on its alarms count."""
     count = len(heights)
     if count <= MOST_SCANNED:
         yield 0, count, YOUNG
@@ -99,10 +99,10 @@ def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
 
 
 def _alarms(heights: Floats, p: Floats) -> NDArray[np.bool_]:
-    """Which values are alarms, once the statistic has been held to its promise."""
+    """Which values are alarms, after the calibration of the p-values has been audited and corrected."""
     audit = CalibrationAudit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
     alarms = p < ALARM / audit.correction
-    for first, last in stretches(p < EACH):  # as they are: a burst by itself would make them look dishonest
+    for first, last in stretches(p < EACH):  # uncorrected: a burst by itself would make the p-values look uncalibrated
         alarms[first : last + 1] |= last - first + 1 >= IN_A_ROW
     for at in np.flatnonzero(alarms).tolist():
         alarms[at] = heights[at] - np.median(heights[max(at - 32, 0) : at + 1]) > np.log(SMALLEST)
@@ -114,7 +114,7 @@ def _as_live(run: Run, curve: LossCurve) -> list[Stretch]:
     found = []
     for incident in incidents_of(rows, judge.replay(rows)):
         peak = curve.row_of(incident.peak, incident.peak_loss)
-        same = curve.segments == curve.segments[peak]  # a step may have been gone through before, or again
+        same = curve.segments == curve.segments[peak]  # the run may have gone through a step several times
         end = incident.peak if incident.end is None or incident.end < incident.peak else incident.end
         within = np.append(peak, np.flatnonzero(same & (curve.steps >= incident.start) & (curve.steps <= end)))
         is_open = incident.end is None and bool(curve.segments[peak] == curve.segments[-1])
@@ -123,7 +123,7 @@ def _as_live(run: Run, curve: LossCurve) -> list[Stretch]:
 
 
 def _rows(run: Run, curve: LossCurve) -> Iterator[Row]:
-    """The rows as they were written, with what the detectors look at."""
+    """The rows in the order written, with the signals that the detectors use."""
     beside_loss = {signal: beside(run, curve, signal) for signal in FOLDED if signal in run.signals}
     for at, (step, loss) in enumerate(zip(curve.steps.tolist(), curve.losses.tolist(), strict=True)):
         row: dict[str, float | str] = {"step": step, "loss": loss}
@@ -132,7 +132,7 @@ def _rows(run: Run, curve: LossCurve) -> Iterator[Row]:
 
 
 def by_the_book(curve: LossCurve) -> list[Stretch]:
-    """Three sigma over the last 100 values, and rises without a break for 200 steps, literally.
+    """The textbook's rules, literally: three sigma over the last 100 values, and rises without a break for 200 steps.
 
     A spike lasts until the mean of ten rows is within half a sigma of the mean before it, or for 500 rows.
     """
@@ -160,11 +160,11 @@ def by_the_book(curve: LossCurve) -> list[Stretch]:
 
 
 def _windowed(losses: Floats, width: int) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of every so many values in a row, in parts: all windows at once are a gigabyte."""
+    """Mean and standard deviation of every window of ``width`` values, in parts: all at once take a gigabyte."""
     means, sigmas = [], []
     for begin in range(0, len(losses) - width + 1, PART):
         part = losses[begin : begin + PART + width - 1]
-        level = float(np.median(part))  # so that squares of large losses do not swallow the spread of small ones
+        level = float(np.median(part))  # so that squares of large losses do not hide the spread of small ones
         windows = np.lib.stride_tricks.sliding_window_view(part - level, width)
         mean = np.einsum("ij->i", windows) / width
         squares = np.einsum("ij,ij->i", windows, windows) / width

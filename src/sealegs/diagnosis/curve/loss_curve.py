@@ -1,4 +1,4 @@
-"""A Run in, its loss as a Curve out: every row as it was written, also those that a resume went back behind."""
+"""The loss of a run as a curve: every row in the order written, those that a resume superseded included."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +13,12 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 SHORTEST_PART = 24
-"""Rows below which what was begun again from the start is not looked at by itself."""
+"""Fewest rows of a new start from the first step that are judged by themselves."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The losses of a run. Time is counted in rows: steps may go back, or go by hundreds."""
+    """The losses of a run. Time is counted in rows: steps may go back, or advance by hundreds."""
 
     steps: Indices
     segments: Indices
@@ -27,12 +27,12 @@ class LossCurve:
 
     @cached_property
     def finite(self) -> Indices:
-        """The rows whose loss is a number."""
+        """The rows whose loss is finite."""
         return np.flatnonzero(np.isfinite(self.losses))
 
     @cached_property
     def interval(self) -> int:
-        """Steps from row to row, usually."""
+        """The usual number of steps between two rows."""
         forward = np.diff(self.steps)
         forward = forward[forward > 0]
         return int(np.median(forward)) if len(forward) else 1
@@ -44,7 +44,7 @@ class LossCurve:
 
     @cached_property
     def parts(self) -> tuple[Indices, ...]:
-        """The rows of each try that began at the first step again, finite ones only: each begins high, in health."""
+        """The finite rows of each attempt that started at the first step again: a healthy one starts high."""
         begun = [row for row in self.resumes if self.steps[row] <= self.steps[0]]
         edges = [0]
         for row in begun:
@@ -54,24 +54,24 @@ class LossCurve:
         return tuple(np.split(self.finite, cuts))
 
     def row_of(self, step: int, loss: float) -> int:
-        """The row of a step, where that was gone through several times the one with such a loss; NaN for none."""
+        """The row of a step; of several, the one with that loss. NaN stands for a loss that is not finite."""
         rows = np.flatnonzero(self.steps == step)
         off = np.abs(self.losses[rows] - loss) if np.isfinite(loss) else np.isfinite(self.losses[rows])
         return int(rows[np.argmin(np.where(np.isnan(off), np.inf, off))])
 
 
 def curve_of(run: Run) -> LossCurve:
-    """The losses of a run; empty where it has none."""
+    """The losses of a run; empty if it has none."""
     if "loss" not in run.signals:
         return LossCurve(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
     steps, segments, written = run.written("loss")
     losses = numbers(written)
-    bounded = np.clip(losses, -BEYOND, BEYOND)  # or squares and sums of them would be infinite
+    bounded = np.clip(losses, -BEYOND, BEYOND)  # otherwise their squares and sums would be infinite
     return LossCurve(steps, segments, np.where(np.isfinite(losses), bounded, losses))
 
 
 def numbers(values: NDArray[np.float64]) -> Floats:
-    """A column of numbers; text is none of them."""
+    """A column as numbers; text gives NaN."""
     if values.dtype.kind not in "fiub":
         return np.full(len(values), np.nan)
     return values.astype(np.float64)
@@ -87,7 +87,7 @@ def beside(run: Run, curve: LossCurve, signal: str) -> Floats:
     values = np.where(np.isfinite(values), values, np.inf)
     if len(steps) == len(curve.steps) and np.array_equal(steps, curve.steps):
         return values
-    # Rows are in order of segment and step: one number says which comes first.
+    # rows are in order of segment and step, so that one number gives their order
     span = int(max(steps.max(), curve.steps.max())) - int(min(steps.min(), curve.steps.min())) + 1
     of_curve, of_signal = curve.segments * span + curve.steps, segments * span + steps
     at = np.minimum(np.searchsorted(of_signal, of_curve), len(of_signal) - 1)

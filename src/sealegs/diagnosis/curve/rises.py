@@ -1,10 +1,12 @@
-"""A whole curve in, its Rises out: where it went up, judged with everything before and after at hand.
+"""Finds the rises of a whole curve, judged with everything before and after at hand.
 
 The live statistic needs a positive per-step loss and 150 values to begin with. Foreign logs have 40 points, or one
-every hundred steps, and losses of 0, of 1e18 or below zero. So here a value is compared with the median of the last few
-that were not high themselves, in units of how far those are usually from theirs; once high, the level before is kept
-until the curve is back. The same is asked of medians of 2 to 16 points, which see what noise hides from single ones,
-and of 64 blocks of the whole curve, against the lowest so far, which see what comes slowly.
+every hundred steps, and losses of 0, of 1e18 or below zero. So a value is compared here with the level, the median of
+the last few values that were not high, in units of the usual deviation of such values from their level. While a value
+is high, the level before it is kept until the curve is back.
+
+Medians of 2 to 16 points are judged in the same way: they show rises that noise hides in single points. The medians of
+64 blocks of the whole curve are compared with the lowest so far: they show slow rises.
 """
 
 from collections.abc import Iterator
@@ -17,47 +19,47 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-3
-"""Share of the first loss below which heights tell losses no longer apart: 1e-9 to 1e-6 is no rise after 1."""
+"""Share of the first loss below which differences do not count: 1e-9 to 1e-6 is no rise after 1."""
 NEGATIVE = 0.002
-"""Share of negative values from which the curve is taken as it is, and not its logarithm."""
+"""Share of negative values from which on the curve itself is used, not its logarithm."""
 MOST = 16_384
-"""Points looked at one by one; longer curves are looked at by medians of blocks."""
+"""The most points that are judged one by one; longer curves are judged by medians of blocks."""
 SCALES = (1, 2, 4, 8, 16)
-"""Points to a median."""
+"""Points per median."""
 FEWEST = 48
-"""Medians that a scale needs to be asked."""
+"""Fewest medians with which a scale is used."""
 WARM = 8
 """Points before the first one that is judged by those before it alone."""
 LEVEL = 12
 """Points whose median is the level."""
 SPREAD = 32
-"""Points whose median distance from the level is the usual one ..."""
+"""Points whose median distance from the level gives the usual deviation."""
 TAIL = 1024
-"""... unless the highest 5 % of so many, divided by what they are of t3 noise, say that it is more: heavy tails are
-usual where they are usual."""
+"""Points whose highest 5 % may give a larger usual deviation, divided by HEAVY as for t3 noise: in a heavy-tailed
+curve high values are usual."""
 HEAVY = 2.0
 HIGH = 4.5
-"""Usual deviations above the level from which a point is high, if its neighbours are ..."""
+"""Usual deviations above the level from which on a point is high, if its neighbours are, too."""
 ALONE = 6.5
-"""... and if it is alone. Among more points a higher one comes by chance: times (points / 1000) ** 0.1."""
+"""The same for a single high point. More points give a higher one by chance: times (points / 1000) ** 0.1."""
 PAIR = 0.8
 """Share of that which two points need."""
 BACK = 3.0
-"""Usual deviations below which a point is no longer high; so many points end a rise:"""
+"""Usual deviations below which a point is no longer high. CALM such points end a rise."""
 CALM = 3
 SMALLEST = 0.12
-"""Least rise in height: 13 % where heights are logarithms."""
+"""Smallest rise in height: 13 % if heights are logarithms."""
 QUIETEST = 0.01
-"""The least that is taken for a usual deviation: a smooth curve would make anything a surprise."""
+"""Smallest usual deviation: on a smooth curve everything would be a surprise."""
 BLOCKS = 64
 """Blocks of the whole curve in which slow rises are looked for."""
 SLOW_HIGH = 6.0
 SLOW_SMALLEST = 0.06
-"""Least rise that is there at the end still; one that has come back must be as high as any other, and ..."""
+"""Smallest slow rise that is still there at the end. One that has come back must reach SMALLEST."""
 SLOW_PASSED = 10.0
-"""... higher above the noise. Those of the first tenth are left out: a rise while rates warm up is usual."""
+"""Usual deviations that such a rise must reach, too. In the first tenth it does not count: rates warm up there."""
 SLOW_LEAST = 3
-"""Blocks that it must last."""
+"""Fewest blocks that a slow rise lasts."""
 
 
 class CurveRise(NamedTuple):
@@ -66,19 +68,19 @@ class CurveRise(NamedTuple):
     first: int
     """Index of its first point."""
     last: int
-    """Index of its last point; that of the curve, where it is not back."""
+    """Index of its last point; the curve's last if it is not back."""
     deviations: float
-    """How high, in usual deviations."""
+    """Its height in usual deviations."""
     height: float
-    """How high, in heights above the level before."""
+    """Its height above the level before."""
     level: float
-    """The height before."""
+    """The level before."""
     is_slow: bool = False
-    """Whether it is only seen in blocks of the whole curve."""
+    """Whether only the blocks of the whole curve show it."""
 
 
 def heights_of(losses: Floats) -> Floats:
-    """A scale on which rises of a curve can be compared: the logarithm, or shares of the range of a negative loss."""
+    """A scale on which rises can be compared: the logarithm, or shares of the range if the loss is negative."""
     if np.mean(losses < 0) > NEGATIVE:
         low, high = np.quantile(losses, [0.1, 0.9])
         return np.asarray(losses / (2 * max(high - low, 1e-3 * abs(low), 1e-12 * float(np.abs(losses).max()))))
@@ -87,7 +89,7 @@ def heights_of(losses: Floats) -> Floats:
 
 
 def rises_of(losses: Floats) -> list[CurveRise]:
-    """All rises of a finite curve, in order. Those that overlap are one; slow ones stay where others explain little."""
+    """All rises of a finite curve, in order. Overlapping ones are merged; slow ones stay if others explain little."""
     if len(losses) <= WARM:
         return []
     heights = heights_of(losses)
@@ -121,7 +123,7 @@ def _early(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
 
 
 def _walk(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
-    """Rises against the level before each, with the number of points that were high."""
+    """Rises against the level before each, with the number of high points."""
     level = usual = top = 0.0
     first = last = points = -1
     levels: list[float] = heights[:WARM].tolist()
@@ -161,11 +163,11 @@ def _walk(heights: Floats) -> Iterator[tuple[CurveRise, int]]:
 
 
 def _usual(levels: list[float], misses: list[float]) -> float:
-    """How far points are from their level, as a standard deviation."""
+    """The usual distance of points from their level, as a standard deviation."""
     if len(misses) < WARM:
         steps = sorted(abs(b - a) for a, b in pairwise(levels))
         return max(1.05 * _median(steps), QUIETEST)  # 1.4826 / sqrt(2)
-    # Not about their middle: where a curve falls, misses are below zero, and it is less sure what is usual there.
+    # Not around their median: where a curve falls, misses are negative, and what is usual is less certain.
     recent = misses[-SPREAD:] if len(misses) >= SPREAD else misses[len(misses) // 2 :]
     spread = _median(sorted(abs(miss) for miss in recent))
     high = sorted(misses[-TAIL:])
@@ -173,7 +175,7 @@ def _usual(levels: list[float], misses: list[float]) -> float:
 
 
 def _slow(heights: Floats) -> Iterator[CurveRise]:
-    """What is above the lowest level so far for several of 64 blocks."""
+    """Rises above the lowest level so far that last several of 64 blocks."""
     size = max(1, len(heights) // BLOCKS)
     count = len(heights) // size
     if count < WARM:
@@ -205,7 +207,7 @@ def _slow(heights: Floats) -> Iterator[CurveRise]:
 
 
 def _from_the_start(heights: Floats) -> Iterator[CurveRise]:
-    """A curve that has never been back where it began: nine tenths of it are above the lowest of its first points."""
+    """A curve that never came back to its start: nine tenths of it are above the lowest of its first points."""
     start, later = float(heights[:CALM].min()), heights[max(len(heights) // 10, CALM) :]
     usual = max(1.4826 * float(np.median(np.abs(later - np.median(later)))), QUIETEST)
     lowest = float(np.quantile(later, 0.1)) - start
@@ -232,7 +234,7 @@ def _joined(rises: list[CurveRise]) -> list[CurveRise]:
 
 
 def _trimmed(heights: Floats, rise: CurveRise) -> CurveRise:
-    """From its first high point to its last: medians are coarse."""
+    """A rise from its first high point to its last: medians are coarse."""
     enough = max(SMALLEST, BACK * rise.height / rise.deviations) / 2
     high = np.flatnonzero(heights[rise.first : rise.last + 1] - rise.level > enough)
     if not len(high):
@@ -242,14 +244,14 @@ def _trimmed(heights: Floats, rise: CurveRise) -> CurveRise:
 
 
 def _faded(losses: Floats, rises: list[CurveRise]) -> list[CurveRise]:
-    """With what fades out after each, as long again at the most: losses far below the first have hardly a height."""
+    """Rises with their fading ends, at most as long again: losses far below the first have hardly any height."""
     faded = []
     for rise, following in zip(rises, [*(one.first for one in rises[1:]), len(losses) - 1], strict=False):
         before = losses[max(rise.first - LEVEL, 0) : rise.first]
         after = losses[rise.last + 1 : min(2 * rise.last - rise.first + 2, following)]
         if len(before) and len(after) and float(np.median(before)) > 0:
             above = np.flatnonzero(after > np.exp(SMALLEST) * float(np.median(before)))
-            back = np.flatnonzero(np.diff(above, prepend=-1) > CALM)  # so many in a row that were not
+            back = np.flatnonzero(np.diff(above, prepend=-1) > CALM)  # CALM in a row that were not above
             above = above[: back[0]] if len(back) else above
             rise = rise._replace(last=rise.last + 1 + int(above[-1])) if len(above) else rise
         faded.append(rise)
@@ -257,13 +259,13 @@ def _faded(losses: Floats, rises: list[CurveRise]) -> list[CurveRise]:
 
 
 def _explained(slow: CurveRise, quick: list[CurveRise]) -> bool:
-    """Whether other rises are a third of a slow one, and what is left at its end, if anything is, is theirs too."""
+    """Whether quick rises cover more than a third of a slow one."""
     shared = sum(max(0, min(slow.last, one.last) - max(slow.first, one.first) + 1) for one in quick)
     return 3 * shared > slow.last - slow.first + 1
 
 
 def stretches(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """First and last index of each row of True.
+    """First and last index of each run of True.
 
     >>> stretches(np.array([True, False, True, True]))
     [(0, 0), (2, 3)]
@@ -273,7 +275,7 @@ def stretches(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def running_median(values: Floats, width: int) -> Floats:
-    """The median of so many values around each; an odd number."""
+    """The median of ``width`` values around each; ``width`` is odd."""
     padded = np.pad(values, width // 2, mode="edge")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1))
 

@@ -1,4 +1,4 @@
-"""A Curve in, Stretches out: where something is wrong with it, of which kind; one function a kind."""
+"""Finds the stretches of a curve in which something is wrong, with one function per kind."""
 
 from typing import NamedTuple
 
@@ -13,23 +13,23 @@ from sealegs.record.run import Run
 from sealegs.vocabulary import Severity
 
 NEAR = 10
-"""Rows between two that are not finite, within which they are one stretch."""
+"""Rows between two that are not finite, up to which they are one stretch."""
 SCALER_SEARCH = 20
-"""Rows at the start of a run in which gradients may overflow: a scaler looks for its scale."""
+"""Rows at the start of a run in which gradients may overflow, because a scaler searches for its scale."""
 AFTER_RESUME = 3
-"""Rows after a resume in which a rise is the resume's."""
+"""Rows after a resume in which a rise belongs to the resume."""
 HIDDEN = 3
-"""Losses of exactly 0 in a row, after others that were far above it, that are none."""
+"""Losses of exactly 0 in a row, after others far above, that were NaN."""
 SETTLED = 0.5
 """Share of its height that a rise must keep to be a new level, and not a spike."""
 AROUND = 3
 """Rows around a change of the loss scale, or an overflow, that are looked at."""
 COOL_DOWN = 100
-"""Rows within which overflows are one incident, as live."""
+"""Rows within which overflows are one incident, as in the live guard."""
 PLATEAU_LEAST = 64
-"""Rows that a plateau takes."""
+"""Fewest rows of a plateau."""
 PLATEAU_MOVE = 2e-3
-"""Share of the loss that it moves by at most, from its first to its last third, where nothing else is to be seen."""
+"""Largest change of the loss on a plateau, as a share, from its first to its last third."""
 
 
 class Stretch(NamedTuple):
@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
 
 
 def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
-    """Losses that are none, and gradients that are often none where no scaler explains it."""
+    """Losses that are not finite, and gradients that often are not although no scaler explains it."""
     rows = len(curve.losses)
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
     found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
@@ -62,7 +62,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
 
 
 def hidden(run: Run, curve: LossCurve) -> NDArray[np.bool_]:
-    """Losses that were NaN and written as 0, as loggers do that sum what is finite: from far above to exactly 0.
+    """Losses that were NaN and were written as 0, by loggers that sum finite values: from far above to exactly 0.
 
     They stay there, without a gradient, or come with a gradient norm that is not finite.
     """
@@ -116,7 +116,7 @@ def _is_resume(curve: LossCurve, row: int) -> bool:
 
 
 def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
-    """What the overflow detector finds in the history of the loss scale, rows where nothing happens left out."""
+    """What the overflow detector finds in the history of the loss scale; rows without any change are left out."""
     scales = beside(run, curve, "loss_scale")
     if np.isnan(scales).all():
         return []
@@ -126,7 +126,7 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
     near = np.ones(2 * AROUND + 1)
     matters = np.convolve(matters, near)[AROUND : AROUND + len(matters)] > 0
     rows = np.flatnonzero(matters & ~np.isnan(scales))
-    detector = Overflow(growth_interval=int(curve.steps[-1]) + 1)  # a scale that stands still is no incident
+    detector = Overflow(growth_interval=int(curve.steps[-1]) + 1)  # a constant scale is no incident
     state, bad = detector.init(), np.zeros(len(scales), dtype=bool)
     for row in rows.tolist():
         now = {"step": int(curve.steps[row]), "loss": float(curve.losses[row]), "loss_scale": float(scales[row])}
@@ -138,7 +138,7 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
 
 
 def flat(run: Run, curve: LossCurve) -> list[Stretch]:
-    """A loss that has not come down: its last third is where its first was, within three standard errors."""
+    """A loss that has not come down: its last third is level with its first, within three standard errors."""
     losses = curve.losses[curve.finite]
     if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():
         return []
@@ -154,7 +154,7 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
 
 
 def closed_up(mask: NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
-    """Rows of True, with gaps of up to so many between them."""
+    """Runs of True, joined over gaps of up to ``gap``."""
     found: list[tuple[int, int]] = []
     for first, last in stretches(mask):
         if found and first - found[-1][1] - 1 <= gap:

@@ -1,4 +1,4 @@
-"""Facts in, Signs out: which batches a run saw, what was in them, and what the held-out loss says."""
+"""Signs in the data: which batches a run saw, what was in them, and what the held-out loss says."""
 
 import math
 from collections import defaultdict
@@ -9,13 +9,13 @@ from sealegs.diagnosis.facts import SOON, Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 
 RECENT = 50
-"""Rows in which a batch that comes again is one that the loader gave twice; later it may be the next epoch."""
+"""Rows within which a repeated batch is the loader's doing; later it may be the next epoch."""
 NEEDED = 10
 """Losses on each side of a resume that a comparison needs."""
 
 
 def batch_repeats(facts: Facts) -> Sign:
-    """A batch about the onset was there a short while before."""
+    """A batch around the onset came a short while before, too."""
     first, last = facts.onset - 5 * facts.stride, facts.onset + SOON * facts.stride
     if facts.focus is None:
         first, last = 0, facts.last
@@ -37,12 +37,12 @@ def batch_repeats(facts: Facts) -> Sign:
 
 
 def batches_differ(facts: Facts) -> Sign:
-    """The batch of the onset is none of those before it."""
+    """The batch of the onset did not come before."""
     return opposite(batch_repeats(facts))
 
 
 def same_batch_harmless(facts: Facts) -> Sign:
-    """The batch of the onset was seen at another time, and its loss was as usual then."""
+    """The batch of the onset came at another time, and its loss was as usual then."""
     seen = _same_batch_elsewhere(facts)
     if seen is None:
         return unlogged("batch_hash")
@@ -52,7 +52,7 @@ def same_batch_harmless(facts: Facts) -> Sign:
 
 
 def same_batch_bad_again(facts: Facts) -> Sign:
-    """The batch of the onset was seen at another time, and its loss leapt then too."""
+    """The batch of the onset came at another time, and its loss leapt then, too."""
     seen = _same_batch_elsewhere(facts)
     if seen is None:
         return unlogged("batch_hash")
@@ -62,17 +62,17 @@ def same_batch_bad_again(facts: Facts) -> Sign:
 
 
 def entropy_low(facts: Facts) -> Sign:
-    """The tokens about the onset are far more alike than usual: repeated or degenerate text."""
+    """The tokens around the onset are far more alike than usual: repeated or degenerate text."""
     return _entropy(facts, -1, "fewer different tokens")
 
 
 def entropy_high(facts: Facts) -> Sign:
-    """The tokens about the onset are far more different than usual: noise, or a broken encoding."""
+    """The tokens around the onset are far more different than usual: noise, or a broken encoding."""
     return _entropy(facts, +1, "more different tokens")
 
 
 def entropy_usual(facts: Facts) -> Sign:
-    """The tokens about the onset are as different as usual."""
+    """The tokens around the onset are as different as usual."""
     low, high = entropy_low(facts), entropy_high(facts)
     if low.holds is None or not low.text:
         return low
@@ -80,7 +80,7 @@ def entropy_usual(facts: Facts) -> Sign:
 
 
 def sources_change(facts: Facts) -> Sign:
-    """The mixture of sources about the onset is not that of before."""
+    """The mixture of sources around the onset is not the one from before."""
     if facts.focus is None:
         return NOT_ASKED
     told = facts.texts("sources")
@@ -99,7 +99,7 @@ def sources_change(facts: Facts) -> Sign:
 
 
 def eval_flat(facts: Facts) -> Sign:
-    """The held-out loss does not move while the training loss does: it is the data that changed, not the model."""
+    """The held-out loss does not move while the training loss does: the data changed, not the model."""
     if facts.focus is None:
         return NOT_ASKED
     held_out = facts.series("eval_loss").finite
@@ -107,7 +107,7 @@ def eval_flat(facts: Facts) -> Sign:
     after = held_out.within(facts.onset + 1, math.inf).values[:3]
     if not len(before) or not len(after):
         return unlogged("eval_loss")
-    # Its noise is what it rose by before: the differences of one that still falls steeply are large, and no noise.
+    # Its noise is its largest rise before: the differences of a steeply falling loss are large, but not noise.
     noise = 2 * float(np.diff(before).max(initial=0.0))
     moved = abs(facts.focus.peak_loss - facts.focus.usual)
     is_flat = after.max() - before[-1] <= max(noise, 0.1 * moved if math.isfinite(moved) else 0.0, 0.002 * before[-1])
@@ -115,7 +115,7 @@ def eval_flat(facts: Facts) -> Sign:
 
 
 def eval_flat_meanwhile(facts: Facts) -> Sign:
-    """The held-out loss was measured while the training loss was high, and had not moved: the data is another."""
+    """The held-out loss was measured while the training loss was high, and had not moved: the data changed."""
     focus = facts.focus
     if focus is None:
         return NOT_ASKED
@@ -126,7 +126,7 @@ def eval_flat_meanwhile(facts: Facts) -> Sign:
 
 
 def eval_rises(facts: Facts) -> Sign:
-    """The held-out loss is up too: the model is worse."""
+    """The held-out loss is up, too: the model is worse."""
     return opposite(eval_flat(facts))
 
 
@@ -144,7 +144,7 @@ def eval_turns(facts: Facts) -> Sign:
     if not len(there):
         return NOT_ASKED
     falls = there.mean() - train.values[-count:].mean()
-    is_damaged = facts.persists and held_out.steps[lowest] <= facts.onset  # then it is the incident that it rose with
+    is_damaged = facts.persists and held_out.steps[lowest] <= facts.onset  # then it rose with the incident
     text = (
         f"panel 1: evaluation loss {held_out.values[lowest]:.4g} at step {held_out.steps[lowest]}, "
         f"{held_out.values[-1]:.4g} at the end, while the training loss fell by {falls:.3g}"
@@ -154,7 +154,7 @@ def eval_turns(facts: Facts) -> Sign:
 
 
 def eval_plateau(facts: Facts) -> Sign:
-    """The held-out loss has stopped falling too."""
+    """The held-out loss has stopped falling, too."""
     values = facts.series("eval_loss").finite.values
     if len(values) < 4:
         return unlogged("eval_loss")
@@ -169,7 +169,7 @@ def falls_by_epochs(facts: Facts) -> Sign:
 
 
 def lower_after_resume(facts: Facts) -> Sign:
-    """After a resume the loss is lower than before it, and steps up later: data that was seen already."""
+    """After a resume the loss is lower than before it, and steps up later: the data was seen before."""
     for resume in facts.resumes:
         losses = facts.loss.finite
         before = losses.within(-math.inf, resume - 1).values[-RECENT:]
@@ -177,7 +177,7 @@ def lower_after_resume(facts: Facts) -> Sign:
         if len(before) < NEEDED or len(after) < NEEDED:
             continue
         spread = np.std(np.diff(before)) / math.sqrt(2)
-        slope, begin = np.polyfit(np.arange(len(before)), before, 1)  # a young loss is lower later in any case
+        slope, begin = np.polyfit(np.arange(len(before)), before, 1)  # an early loss falls in any case
         expected = begin + slope * (len(before) + len(after) / 2)
         fallen = min(expected, before.mean()) - after.mean()
         if fallen > 5 * spread / math.sqrt(len(after)) and fallen > 0.01 * before.mean():
@@ -188,7 +188,7 @@ def lower_after_resume(facts: Facts) -> Sign:
 
 
 def data_not_restored(facts: Facts) -> Sign:
-    """At the same steps other batches came after the resume than before it."""
+    """After the resume, the same steps had other batches than before it."""
     if not facts.resumes:
         return NOT_ASKED
     signal = "batch_hash" if "batch_hash" in facts.run.signals else "batch_index"
@@ -228,7 +228,7 @@ def _hashes(facts: Facts, first: float = -math.inf, last: float = math.inf) -> d
 
 
 def _same_batch_elsewhere(facts: Facts) -> list[tuple[int, float, float]] | None:
-    """Rows, but the worst, with the batch of the onset: step, loss, and the highest loss that is usual there."""
+    """Rows with the batch of the onset, except the worst: step, loss, and the highest loss that is usual there."""
     if not facts.leaps:
         return []
     if "batch_hash" not in facts.run.signals:
@@ -249,7 +249,7 @@ def _same_batch_elsewhere(facts: Facts) -> list[tuple[int, float, float]] | None
 def _entropy(facts: Facts, direction: int, words: str) -> Sign:
     if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
         return NOT_ASKED
-    # it is of the very batch: that of a batch which came ten steps later says nothing
+    # only the batch itself counts: one that came ten steps later says nothing
     last = min(max(facts.focus.peak, facts.onset), facts.near_end)
     before, near = facts.before("token_entropy").values, facts.series("token_entropy").within(facts.onset, last).values
     if len(before) < 5 or not len(near):

@@ -1,4 +1,4 @@
-"""Facts in, Signs out: values that are NaN or infinite, where they came first, and what the loss scale did."""
+"""Signs in the numbers: values that are NaN or infinite, where they came first, and what the loss scale did."""
 
 import math
 
@@ -8,13 +8,13 @@ from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 
 EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
-"""Where exp overflows."""
+"""Largest argument of exp, by precision."""
 FP16_NEAR = 6550
-"""A tenth of what fp16 can hold: a norm over a layer's width has single values of its own size."""
+"""A tenth of the range of fp16: a norm over a layer's width has single values of its own size."""
 
 
 def nonfinite_stays(facts: Facts) -> Sign:
-    """The loss is not finite any more, to the end of the log."""
+    """The loss is not finite up to the end of the log."""
     step = facts.first_bad("loss")
     return so(facts.stays_bad, f"panel 1: the loss is not finite from step {step} to the end, step {facts.last}")
 
@@ -93,7 +93,7 @@ def infinite_norm_clipped(facts: Facts) -> Sign:
 
 
 def finite_again(facts: Facts) -> Sign:
-    """A step was not finite, and was when it was gone through again with the same batch."""
+    """A step was not finite, but was finite when the run repeated it with the same batch."""
     if not facts.is_nonfinite or not facts.run.segments.any():
         return NOT_ASKED
     if "batch_hash" not in facts.run.signals:
@@ -108,7 +108,7 @@ def finite_again(facts: Facts) -> Sign:
 
 
 def infinite_in_embedding(facts: Facts) -> Sign:
-    """The gradient of the embedding is the one that is not finite."""
+    """The gradient that is not finite is the embedding's."""
     if not facts.is_nonfinite:
         return NOT_ASKED
     step = facts.first_bad("grad_norm")
@@ -124,7 +124,7 @@ def infinite_in_embedding(facts: Facts) -> Sign:
 
 
 def logits_over_exp(facts: Facts) -> Sign:
-    """An attention logit was beyond what exp can take."""
+    """An attention logit was too large for exp."""
     if not facts.is_nonfinite:
         return NOT_ASKED
     logits = _by_layer(facts, "attention_logit_max")
@@ -179,7 +179,7 @@ def gradients_overflow(facts: Facts) -> Sign:
 
 
 def scale_of(facts: Facts) -> str | None:
-    """The history of the loss scale in a word: moving, constant, collapsed or stuck; None where it is not logged."""
+    """The history of the loss scale in a word: moving, constant, collapsed or stuck; None if it is not logged."""
     scales = facts.series("loss_scale")
     values = scales.finite.values
     if not len(values):

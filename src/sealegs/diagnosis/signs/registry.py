@@ -1,4 +1,4 @@
-"""Every sign by its name: ``gradient-many-fold`` asks ``spikes.gradient_many_fold``."""
+"""Every sign by its name: ``gradient-many-fold`` is ``spikes.gradient_many_fold``."""
 
 from inspect import getmembers, isfunction
 
@@ -19,5 +19,5 @@ SIGNS: dict[str, Ask] = {
 
 
 def read(facts: Facts) -> dict[str, Sign]:
-    """What each sign says of a run."""
+    """The answer of each sign about a run."""
     return {name: ask(facts) for name, ask in SIGNS.items()}

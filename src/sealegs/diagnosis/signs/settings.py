@@ -1,4 +1,4 @@
-"""Facts in, Signs out: the learning rate, and the settings that take or give margin."""
+"""Signs in the settings: the learning rate, and the settings that add or remove stability margin."""
 
 import math
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 
 UNEXPLAINED = 5.0
-"""Times what gradients grow by. Adam usually moves a weight by a fifth to a half of the learning rate, and by all of it
-where gradients agree from step to step: so much an update may grow by itself, and hardly more."""
+"""Largest growth of updates beyond that of the gradients. Adam usually moves a weight by a fifth to a half of the
+learning rate, and by all of it if gradients agree from step to step: an update may grow by this factor, hardly more."""
 SAMPLES = 10
-"""Samples of the updates before the onset that say what is usual."""
+"""Samples of the updates before the onset that define what is usual."""
 
 
 def lr_jumps(facts: Facts) -> Sign:
@@ -28,16 +28,16 @@ def lr_jumps(facts: Facts) -> Sign:
 
 
 def lr_smooth(facts: Facts) -> Sign:
-    """The learning rate goes on as before about the onset."""
+    """The learning rate continues smoothly around the onset."""
     return opposite(lr_jumps(facts))
 
 
 def updates_leap(facts: Facts) -> Sign:
-    """Every group of weights moves many times as far at once, and neither gradients nor logged rate explain it."""
+    """Every group of weights suddenly moves many times as far, and neither gradients nor the logged rate explain it."""
     if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
         return NOT_ASKED
     groups = facts.groups("update_ratio") or ("update_rms",)
-    # From where it may have begun: updates are sampled, and a loss that rises slowly is above its noise only later.
+    # From where it may have begun: updates are sampled, and a slowly rising loss exceeds its noise only later.
     sampled = facts.series(groups[0]).steps
     apart = int(np.median(np.diff(sampled))) if len(sampled) > 1 else 0
     begin = min(facts.focus.start, facts.onset) - max(LEAD * facts.stride, apart)
@@ -58,13 +58,13 @@ def updates_leap(facts: Facts) -> Sign:
 
 
 def step_size_jumps(facts: Facts) -> Sign:
-    """The size of the steps leaps just before the loss does, by the logged learning rate or by the updates."""
+    """The step size leaps just before the loss does, by the logged learning rate or by the updates."""
     updates = updates_leap(facts)
     return updates if updates.holds else lr_jumps(facts)
 
 
 def lr_not_restored(facts: Facts) -> Sign:
-    """The learning rate after the resume is not what it was at the same step, or does not go on from there."""
+    """The learning rate after the resume differs from the one at the same step before, or does not continue it."""
     if not facts.resumes:
         return NOT_ASKED
     if facts.series("lr").is_empty:
@@ -99,7 +99,7 @@ def lr_rises_throughout(facts: Facts) -> Sign:
 
 
 def lr_falls_then_rises(facts: Facts) -> Sign:
-    """The learning rate fell and rises again without a jump: a cosine upside down."""
+    """The learning rate fell and rises again without a jump: an inverted cosine."""
     rates = facts.series("lr").finite
     if len(rates.values) < 20:
         return unlogged("lr")
@@ -108,7 +108,7 @@ def lr_falls_then_rises(facts: Facts) -> Sign:
     turned = (
         rates.values[-1] > 1.2 * rates.values[low] and top > 1.2 * rates.values[low] and low < 0.9 * len(rates.values)
     )
-    # A planned restart warms up in a small part of the time that its decay took; a cosine rises as slowly as it fell.
+    # A planned restart warms up in a small part of its decay's time; a cosine rises as slowly as it fell.
     rise = int(np.argmax(rates.values[low:]))
     is_slow = low + rise == len(rates.values) - 1 or rise > low / 3
     jumped = any(jump.step >= rates.steps[low] for jump in facts.lr_jumps)
@@ -128,7 +128,7 @@ def lr_near_peak(facts: Facts) -> Sign:
 
 
 def warmup_just_over(facts: Facts) -> Sign:
-    """The onset is about where the warm-up reaches the peak."""
+    """The onset is near the step at which the warm-up reaches the peak."""
     if facts.focus is None:
         return NOT_ASKED
     rates = facts.series("lr").finite
@@ -165,7 +165,7 @@ def second_moment_leaps(facts: Facts) -> Sign:
 
 
 def clip_off(facts: Facts) -> Sign:
-    """Gradients are not clipped, or so high that it does not matter."""
+    """Gradients are not clipped, or at so high a norm that it does not matter."""
     clip = facts.known.number("clip")
     if clip is None:
         return unlogged("optimizer.clip in the settings")
@@ -183,7 +183,7 @@ def decay_high(facts: Facts) -> Sign:
 
 
 def init_wide(facts: Facts) -> Sign:
-    """The initial weights are more than twice as wide as the width of the model asks for."""
+    """The initial weights are more than twice as wide as the model's width calls for."""
     std, usual = facts.known.number("init_std"), facts.known.init_std_from_width
     if std is None or usual is None:
         return unlogged("model.init_std and model.width in the settings")
@@ -218,7 +218,7 @@ def eps_zero(facts: Facts) -> Sign:
 
 
 def softmax_naive(facts: Facts) -> Sign:
-    """The exponentials of attention are taken without subtracting the maximum."""
+    """Attention takes exponentials without subtracting the maximum."""
     return _switch(facts, "naive_softmax")
 
 
@@ -233,7 +233,7 @@ def _update_leap(facts: Facts, signal: str, begin: int) -> Against | None:
     near, before = updates.within(begin, facts.near_end), updates.within(-math.inf, begin - 1)
     if near.is_empty or before.is_empty:
         return None
-    # A ratio is of the update before its row, which had the rate of that row.
+    # A ratio belongs to the update before its row, which had the rate of that row.
     sizes, usual = (
         part.values / (1.0 if rates.is_empty else np.interp(part.steps - 1, *rates).clip(min=1e-30))
         for part in (near, before)

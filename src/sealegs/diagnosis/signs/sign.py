@@ -1,4 +1,4 @@
-"""What a sign says of a run: that something is so, that it is not, or what would have to be logged to tell."""
+"""The answer of a sign about a run: yes, no, or the signal that would have to be logged to tell."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sealegs.diagnosis.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One thing that is so, or is not."""
+    """The answer to one question about a run."""
 
     holds: bool | None
     """None where the log does not tell."""
@@ -23,19 +23,19 @@ Ask: TypeAlias = Callable[[Facts], Sign]
 
 
 def so(holds: bool, text: str) -> Sign:
-    """It is told, one way or the other."""
+    """A sign that the log decides, one way or the other."""
     return Sign(bool(holds), text)
 
 
 def unlogged(signal: str) -> Sign:
-    """It is not told, because that signal is not in the log."""
+    """A sign that is unknown, because that signal is not in the log."""
     return Sign(None, missing=signal)
 
 
 def opposite(sign: Sign) -> Sign:
-    """The other way round, where it is told at all."""
+    """The negation of a sign; an unknown one stays unknown."""
     return so(not sign.holds, sign.text) if sign.holds is not None and sign.text else sign
 
 
 NOT_ASKED = Sign(False)
-"""There is no incident of the kind that it would be about."""
+"""The answer if there is no incident of the kind that the sign is about."""

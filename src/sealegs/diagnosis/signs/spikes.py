@@ -1,4 +1,4 @@
-"""Facts in, Signs out: the shape of a loss that leaps, and of the gradients, tokens and activations about it."""
+"""Signs of spikes: the shape of a loss that leaps, and of the gradients, tokens and activations around it."""
 
 import math
 
@@ -8,10 +8,10 @@ from sealegs.diagnosis.facts import LEAPS, LIMITS, NEAR, SOON, Against, Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, so, unlogged
 
 MANY_FOLD = 30.0
-"""Times the usual gradient norm: the threshold of the decision tree."""
+"""Multiple of the usual gradient norm: the threshold of the decision tree."""
 CALM_FOLD = 3.0
 SURPRISING_NATS = 10.0
-"""Loss of a token that the model thought all but impossible: a chance below 1 in 20,000."""
+"""Loss of a token that the model thought all but impossible: a probability below 1 in 20,000."""
 
 
 def gradient_many_fold(facts: Facts) -> Sign:
@@ -34,7 +34,7 @@ def gradient_calm(facts: Facts) -> Sign:
 
 
 def gradient_ramps(facts: Facts) -> Sign:
-    """The gradient norm grows several-fold over a few rows and the loss follows: not the work of one batch."""
+    """The gradient norm grows several-fold over a few rows and the loss follows: not the effect of one batch."""
     if facts.focus is None or not (facts.leaps or facts.is_nonfinite):
         return NOT_ASKED
     norms = facts.series("grad_norm").finite.within(facts.onset - 20 * facts.stride, facts.onset + NEAR * facts.stride)
@@ -50,7 +50,7 @@ def gradient_ramps(facts: Facts) -> Sign:
 
 
 def gradient_alone(facts: Facts) -> Sign:
-    """The gradient norm leaps at a step whose loss, which is measured before the update, is as usual."""
+    """The gradient norm leaps at a step whose loss, measured before the update, is as usual."""
     found, losses = _gradient(facts), facts.before("loss").values
     if isinstance(found, Sign):
         return found
@@ -81,7 +81,7 @@ def burst_of_rows(facts: Facts) -> Sign:
     rows = int(np.argmax(course[3:-1] - course[4:])) + 4  # up to the steepest fall
     inside, after = course[:rows], course[rows : rows + 4]
     height = inside.max() - facts.focus.usual
-    # A model that heals comes down little by little; data that ends falls at once.
+    # A model recovers gradually; a stretch of other data ends at once.
     falls = inside[-1] - after.mean() > 0.5 * height and inside.min() > facts.focus.usual + 0.3 * height
     return so(bool(falls), f"panel 1: {rows} rows about {inside.mean():.4g}, then {after.mean():.4g} at once")
 
@@ -113,7 +113,7 @@ def leaps_recur(facts: Facts) -> Sign:
 
 def few_tokens_dear(facts: Facts) -> Sign:
     """A few tokens of the batch have a loss above 10 nats, the others are as usual."""
-    shares = _dear_tokens(facts)
+    shares = _high_loss_tokens(facts)
     if isinstance(shares, Sign):
         return shares
     here, before = shares
@@ -123,7 +123,7 @@ def few_tokens_dear(facts: Facts) -> Sign:
 
 def all_tokens_dear(facts: Facts) -> Sign:
     """A quarter of the tokens or more has a loss above 10 nats: the whole batch, or the model."""
-    shares = _dear_tokens(facts)
+    shares = _high_loss_tokens(facts)
     if isinstance(shares, Sign):
         return shares
     return so(shares[0] >= 0.25, f"panel 7: {shares[0]:.0%} of the tokens above {SURPRISING_NATS:g} nats")
@@ -184,7 +184,7 @@ def gradients_vanish(facts: Facts) -> Sign:
 
 
 def is_young(facts: Facts) -> Sign:
-    """The trouble begins early: in the first tenth of the run, and of that in the first 3000 steps."""
+    """The anomaly begins early: in the first tenth of the run, and in its first 3000 steps."""
     rows, steps = int((facts.loss.steps < facts.onset).sum()), facts.loss.steps
     early = facts.onset <= 3000 and rows <= max(len(steps) / 10, 100)
     return so(facts.focus is not None and early, f"it begins at step {facts.onset} of {steps[-1] if len(steps) else 0}")
@@ -212,12 +212,14 @@ def _gradient(facts: Facts) -> Against | Sign:
     return found if found is not None else unlogged("grad_norm")
 
 
-def _dear_tokens(facts: Facts) -> tuple[float, float] | Sign:
+def _high_loss_tokens(facts: Facts) -> tuple[float, float] | Sign:
     """The share of tokens above 10 nats at a leap of the loss, and before it; or why not."""
     if not facts.leaps:
         return NOT_ASKED
     told = {
-        step: share for step, text in facts.texts("token_loss_histogram").items() if (share := _dear(text)) is not None
+        step: share
+        for step, text in facts.texts("token_loss_histogram").items()
+        if (share := _high_loss_share(text)) is not None
     }
     first = facts.onset - facts.stride
     near = [share for step, share in told.items() if first <= step <= facts.onset + SOON * facts.stride]
@@ -225,7 +227,7 @@ def _dear_tokens(facts: Facts) -> tuple[float, float] | Sign:
     return (max(near), float(np.mean(before))) if near and before else unlogged("token_loss_histogram")
 
 
-def _dear(histogram: str) -> float | None:
+def _high_loss_share(histogram: str) -> float | None:
     """The share of its tokens above 10 nats; None where it is no histogram."""
     try:
         counts = np.array([float(word) for word in histogram.replace(",", " ").strip("[]").split()])

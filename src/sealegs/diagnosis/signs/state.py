@@ -1,4 +1,4 @@
-"""Facts in, Signs out: resumes, weights, moments, ranks, and losses that have no right to be what they are."""
+"""Signs in the state: resumes, weights, moments, ranks, and losses with implausible values."""
 
 import math
 import re
@@ -15,9 +15,9 @@ from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 from sealegs.record.manifest import dotted
 
 REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
-"""Names under which loops log what they are after."""
+"""Names under which loops log their objective."""
 MEMORY = 100
-"""Steps in which a second moment fills up, where beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
+"""Steps in which a second moment fills up if beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
 
 
 def resumed_before(facts: Facts) -> Sign:
@@ -68,7 +68,7 @@ def calibrates_again(facts: Facts) -> Sign:
 
 
 def leaps_with_resume(facts: Facts) -> Sign:
-    """The first loss after the resume is out of the usual: before any update, so weights, data or metric are others."""
+    """The first loss after the resume is unusual. No update came before it, so weights, data or metric have changed."""
     first = _first_after_resume(facts)
     if first is None:
         return NOT_ASKED
@@ -78,7 +78,7 @@ def leaps_with_resume(facts: Facts) -> Sign:
 
 
 def leaps_after_resume(facts: Facts) -> Sign:
-    """The first loss after the resume is as usual, and leaps a few updates later: it is they that are others."""
+    """The first loss after the resume is as usual, and leaps a few updates later: the updates have changed."""
     first = _first_after_resume(facts)
     if first is None or not facts.leaps:
         return NOT_ASKED
@@ -88,7 +88,7 @@ def leaps_after_resume(facts: Facts) -> Sign:
 
 
 def parts_restored(facts: Facts) -> Sign:
-    """What came back with the resume and what did not, as far as the log tells; it holds if something did come back."""
+    """What the resume restored and what it did not, as far as the log tells; holds if it restored anything."""
     if not facts.resumes:
         return NOT_ASKED
     batches = signs_of_data.data_not_restored(facts)
@@ -105,7 +105,7 @@ def parts_restored(facts: Facts) -> Sign:
 
 
 def same_batch_other_loss(facts: Facts) -> Sign:
-    """At the same step and with the same batch the loss is another after the resume, from the first such step on."""
+    """After the resume, the same step with the same batch has another loss, from the first such step on."""
     if "batch_hash" not in facts.run.signals or not facts.run.segments.any():
         return NOT_ASKED
     pairs = facts.losses_again
@@ -180,7 +180,7 @@ def weights_shrink(facts: Facts) -> Sign:
 
 
 def weights_halved(facts: Facts) -> Sign:
-    """By the onset the weights of a group are less than half of what they were at their largest."""
+    """By the onset the weights of a group are less than half of their largest norm."""
     if facts.focus is None:
         return NOT_ASKED
     names = facts.family("param_norm")
@@ -209,7 +209,7 @@ def weights_leap(facts: Facts) -> Sign:
 
 
 def stuck_at_uniform(facts: Facts) -> Sign:
-    """The loss stands at the logarithm of the vocabulary or of the batch: the model guesses."""
+    """The loss stays at the logarithm of the vocabulary or of the batch size: the model guesses."""
     values = _at_end(facts)
     if values is None:
         return NOT_ASKED
@@ -225,7 +225,7 @@ def stuck_at_uniform(facts: Facts) -> Sign:
 
 
 def back_at_the_start(facts: Facts) -> Sign:
-    """The loss is flat at the level it began with: all that was learned is gone."""
+    """The loss is flat at the level it began with: everything that was learned is gone."""
     values, first = _at_end(facts), facts.loss.finite.values[:3]
     if values is None or facts.focus is None or facts.loss.steps[0] > 20:
         return NOT_ASKED
@@ -234,7 +234,7 @@ def back_at_the_start(facts: Facts) -> Sign:
 
 
 def exactly_zero(facts: Facts) -> Sign:
-    """The loss is exactly 0, from the start or from far above: not one that was learned down to it."""
+    """The loss is exactly 0, from the start or after values far above: it was not learned down to that."""
     values = facts.loss.finite.values
     zeros = np.flatnonzero(values == 0)
     beside = values[max(zeros[0] - NEAR, 0) : zeros[0]] if len(zeros) else values[:0]
@@ -244,7 +244,7 @@ def exactly_zero(facts: Facts) -> Sign:
 
 
 def multiple_of_uniform(facts: Facts) -> Sign:
-    """The first loss is a whole multiple of what guessing costs: summed where it should be averaged."""
+    """The first loss is a whole multiple of the loss of guessing: a sum that should be a mean."""
     vocabulary, first = facts.known.number("vocabulary"), facts.loss.finite.values[:3]
     if not vocabulary or vocabulary < 2:
         return unlogged("model.vocabulary in the settings")
@@ -298,13 +298,13 @@ def is_flat(facts: Facts) -> Sign:
 
 
 def loss_hovers(facts: Facts) -> Sign:
-    """The loss goes to and fro about zero, and measures nothing."""
+    """The loss goes to and fro around zero, and measures nothing."""
     found = [it.text for it in facts.findings.problems if it.signal == "loss" and it.kind == "hovers"]
     return so(bool(found), found[0] if found else "the loss does not go to and fro about zero")
 
 
 def reward_logged(facts: Facts) -> Sign:
-    """What such a loss is for is in the log: rewards or returns."""
+    """The log has the objective behind such a loss: rewards or returns."""
     if not loss_hovers(facts).holds:
         return NOT_ASKED
     found = [name for name in facts.run.signals if REWARD.search(name.lower())]
@@ -312,16 +312,16 @@ def reward_logged(facts: Facts) -> Sign:
 
 
 def metric_doubtful(facts: Facts) -> Sign:
-    """Something is wrong with the loss as a metric, beyond that it is seldom logged."""
+    """Something is wrong with the loss as a metric, besides being logged rarely."""
     known = ("coarse", "missing", "hovers")
     found = [it for it in facts.findings.problems if it.signal == "loss" and it.kind not in known]
     return so(bool(found), found[0].text if found else "nothing is wrong with the loss as a metric")
 
 
 def _first_after_resume(facts: Facts) -> tuple[int, float, float, float] | None:
-    """Step and loss of the first row after the resume, what was usual before it, and the highest that is so.
+    """Step and loss of the first row after the resume, the usual loss before it, and the highest usual loss.
 
-    None where no row is the resume's first step: what is logged later has seen updates.
+    None if the log lacks the first step after the resume: later rows have seen updates.
     """
     resume = facts.resumed_before
     losses = facts.loss.finite
@@ -346,6 +346,6 @@ def _weights(facts: Facts, is_so: Callable[[float], bool]) -> Sign:
 
 
 def _at_end(facts: Facts) -> Floats | None:
-    """The last losses, where they hardly move."""
+    """The last losses, if they hardly move."""
     values = facts.loss.finite.values[-50:]
     return values if len(values) >= 20 and values.std() < 0.02 * values.mean() else None
