@@ -32,7 +32,7 @@ def of(sign: Sign) -> Reply:
 
 
 def margins(facts: Facts) -> Reply:
-    """Question 0."""
+    """Question 0: the stability margins that the settings lack."""
     if not facts.known.values:
         return Reply(UNKNOWN, "the log does not say with which settings the run was made", ("the settings",))
     gone = list(missing_margins(facts.known))
@@ -42,7 +42,7 @@ def margins(facts: Facts) -> Reply:
 
 
 def nonfinite(facts: Facts) -> Reply:
-    """Question 1.1."""
+    """Question 1.1: whether a value is NaN or infinite, and where first."""
     firsts = {
         "loss": facts.first_bad("loss"),
         "weights": facts.first_bad_weight,
@@ -56,7 +56,7 @@ def nonfinite(facts: Facts) -> Reply:
 
 
 def precision(facts: Facts) -> Reply:
-    """Question 1.2."""
+    """Question 1.2: the precision of the run."""
     if facts.dtype is None:
         return Reply(UNKNOWN, "neither a dtype nor a loss scale is in the log", ("dtype",))
     where = {"fp16": "beyond 65504 is infinite", "bf16": "exp overflows at 88.7, sums at 3e38"}
@@ -64,7 +64,7 @@ def precision(facts: Facts) -> Reply:
 
 
 def origin(facts: Facts) -> Reply:
-    """Question 1.3."""
+    """Question 1.3: the first layer or tensor that was not finite."""
     firsts = [
         (step, name)
         for signal in ("activation_norm", "grad_norm", "param_norm")
@@ -82,7 +82,7 @@ def origin(facts: Facts) -> Reply:
 
 
 def fix_of_nan(facts: Facts) -> Reply:
-    """Question 1.4."""
+    """Question 1.4: the fix for a NaN."""
     if signs_of_numbers.infinite_in_embedding(facts).holds:
         return Reply("clip gradients by value at 100", "the embedding's gradient is not finite")
     if signs_of_numbers.loss_infinite(facts).holds or signs_of_settings.log_loss_naive(facts).holds:
@@ -95,7 +95,7 @@ def fix_of_nan(facts: Facts) -> Reply:
 
 
 def leap(facts: Facts) -> Reply:
-    """Question 2.1."""
+    """Question 2.1: whether the loss leaps above what was usual."""
     if facts.rules == "textbook" and len(facts.loss.values) <= USUAL:
         return Reply(UNKNOWN, f"{len(facts.loss.values)} losses: the rule needs {USUAL} before the first")
     found = [incident for incident in facts.findings.incidents if incident.kind in LEAPS]
@@ -109,7 +109,7 @@ def leap(facts: Facts) -> Reply:
 
 
 def back(facts: Facts) -> Reply:
-    """Question 2.2."""
+    """Question 2.2: whether the loss comes back soon."""
     focus = facts.focus
     if focus is None:
         return Reply(UNKNOWN, "no incident to follow")
@@ -130,7 +130,7 @@ def back(facts: Facts) -> Reply:
 
 
 def panels(facts: Facts) -> Reply:
-    """Question 2.3, which both branches ask."""
+    """Question 2.3: the panels that stand out; both branches ask it."""
     told: list[str] = []
     out: list[str] = []
     missing: list[str] = []
@@ -154,7 +154,7 @@ def panels(facts: Facts) -> Reply:
 
 
 def checkpoint(facts: Facts) -> Reply:
-    """Question 2.4."""
+    """Question 2.4: the last checkpoint before the incident."""
     step = facts.checkpoint_before
     if step is None:
         return Reply(UNKNOWN, f"the log tells of no checkpoint before step {facts.onset}", ("checkpoint events",))
@@ -162,12 +162,12 @@ def checkpoint(facts: Facts) -> Reply:
 
 
 def overflow(facts: Facts) -> Reply:
-    """Question 3.1."""
+    """Question 3.1: whether gradients overflow."""
     return of(signs_of_numbers.gradients_overflow(facts))
 
 
 def loss_scale(facts: Facts) -> Reply:
-    """Question 3.2."""
+    """Question 3.2: whether the loss scale moves as it should."""
     word = signs_of_numbers.scale_of(facts)
     values = facts.series("loss_scale").finite.values
     if word is None:
@@ -191,7 +191,7 @@ def fingerprint(facts: Facts) -> Reply:
 
 
 def fix_of_overflow(facts: Facts) -> Reply:
-    """Question 3.4."""
+    """Question 3.4: the fix for an overflow."""
     scale = signs_of_numbers.scale_of(facts)
     if scale in ("stuck", "constant", None):
         return Reply(
@@ -203,7 +203,7 @@ def fix_of_overflow(facts: Facts) -> Reply:
 
 
 def rising(facts: Facts) -> Reply:
-    """Question 4.1."""
+    """Question 4.1: whether the loss rises slowly."""
     window = facts.loss.finite.within(*facts.slow_window).values
     if len(window) < 8 or facts.loss.steps[-1] - facts.loss.steps[0] < DRIFT_STEPS:
         return Reply(UNKNOWN, f"{len(window)} losses in the last {DRIFT_STEPS} steps are too few to tell")
@@ -218,16 +218,16 @@ def rising(facts: Facts) -> Reply:
 
 
 def lr_rising(facts: Facts) -> Reply:
-    """Question 4.2."""
+    """Question 4.2: whether the learning rate rises meanwhile."""
     return of(signs_of_settings.lr_rises(facts))
 
 
 def weights_changing(facts: Facts) -> Reply:
-    """Question 4.3."""
+    """Question 4.3: whether weights grow or shrink meanwhile."""
     grow, shrink = state.weights_grow(facts), state.weights_shrink(facts)
     return of(grow if grow.holds or grow.holds is None else shrink)
 
 
 def gradients_rising(facts: Facts) -> Reply:
-    """Question 4.4."""
+    """Question 4.4: whether gradients rise meanwhile; otherwise it is a plateau."""
     return of(spikes.gradients_grow(facts))

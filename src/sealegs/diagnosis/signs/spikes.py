@@ -184,14 +184,14 @@ def gradients_vanish(facts: Facts) -> Sign:
 
 
 def is_young(facts: Facts) -> Sign:
-    """The anomaly begins early: in the first tenth of the run, and in its first 3000 steps."""
+    """The anomaly begins early: in the first tenth of the rows, or the first 100, and in the first 3000 steps."""
     rows, steps = int((facts.loss.steps < facts.onset).sum()), facts.loss.steps
     early = facts.onset <= 3000 and rows <= max(len(steps) / 10, 100)
     return so(facts.focus is not None and early, f"it begins at step {facts.onset} of {steps[-1] if len(steps) else 0}")
 
 
 def _rows_above(facts: Facts) -> int:
-    """How many rows from the onset on until three in a row are back."""
+    """Rows from the onset until three in a row are back."""
     assert facts.focus is not None
     noise = facts.noise("loss")
     limit = facts.focus.usual + (4 * noise if math.isfinite(noise) else 0.0)
