@@ -395,7 +395,6 @@ def test_steps_that_are_counted_back_are_made_after_all(tmp_path: Path) -> None:
     assert trainer.state.global_step == trainer.lr_scheduler.last_epoch == 64
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # of CPUs that have no bf16
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_accumulated_micro_batches_are_one_step(playbook: str, tmp_path: Path) -> None:
     """Fifteen micro-batches an epoch, four a step: the last step of each epoch has three."""

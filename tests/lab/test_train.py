@@ -102,7 +102,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert result.eval_loss == whole.eval_loss
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16 says so, and computes it all the same
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_low_precision_trains_and_resumes(tmp_path: Path, tokens_file: Path, dtype: str) -> None:
     """A few tiny steps: CPUs without bf16 and fp16 units emulate them, slowly."""

@@ -15,7 +15,7 @@ from sealegs.incidents import Incident
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
-from sealegs.report.commands.replay import ArmShown, OnsetToken, Replayed, RowShown, UsualShown, contract, page
+from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenShown, UsualShown, contract, page
 
 if TYPE_CHECKING:
     from sealegs.lab.settings import Settings
@@ -116,7 +116,7 @@ def told(source: str, incident: Incident, tested: "Tested", usual: "LossBefore")
         causes=dict(tested.standings),
         unasked=list(tested.unasked),
         rows=[] if lit is None else [RowShown(**asdict(row)) for row in lit.rows],
-        tokens=[] if lit is None else [OnsetToken(**asdict(token)) for token in lit.tokens],
+        tokens=[] if lit is None else [TokenShown(**asdict(token)) for token in lit.tokens],
         histogram=[] if lit is None else list(lit.histogram),
         histogram_before=[] if lit is None else list(lit.histogram_before),
         location=None if tested.location is None else str(tested.location),

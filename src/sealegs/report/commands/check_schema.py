@@ -17,7 +17,7 @@ class MetricProblem(TypedDict):
     hides: str
 
 
-class IncidentEntry(TypedDict):
+class Incident(TypedDict):
     """Something that went wrong, and how it went on."""
 
     start: int
@@ -31,7 +31,7 @@ class IncidentEntry(TypedDict):
     grad_norm_peak: Number
 
 
-class AnswerEntry(TypedDict):
+class Answer(TypedDict):
     """A question of the decision tree."""
 
     question: str
@@ -54,7 +54,7 @@ Hypothesis = TypedDict(  # `for` is a word of Python
 )
 
 
-class UnlearnedEntry(TypedDict):
+class Unlearned(TypedDict):
     """A source of data that has far more than its share of the skips."""
 
     source: str
@@ -64,7 +64,7 @@ class UnlearnedEntry(TypedDict):
     lost: float
 
 
-class SkipsEntry(TypedDict):
+class Skips(TypedDict):
     """Steps whose update was not applied."""
 
     count: int
@@ -74,10 +74,10 @@ class SkipsEntry(TypedDict):
     last: int | None
     finite: int
     not_acted: int
-    unlearned: UnlearnedEntry | None
+    unlearned: Unlearned | None
 
 
-class InterventionsEntry(TypedDict):
+class Interventions(TypedDict):
     """What else was done to the run."""
 
     count: int
@@ -94,11 +94,11 @@ class Checked(TypedDict):
     signals: list[str]
     verdict: Literal["healthy", "watch", "act", "unknown"]
     because: str
-    skips: SkipsEntry | None
-    interventions: InterventionsEntry | None
+    skips: Skips | None
+    interventions: Interventions | None
     metric_problems: list[MetricProblem]
-    incidents: list[IncidentEntry]
-    path: list[AnswerEntry]
+    incidents: list[Incident]
+    path: list[Answer]
     hypotheses: list[Hypothesis]
     first_action: str
     log_next_time: list[str]

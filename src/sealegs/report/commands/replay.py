@@ -27,7 +27,7 @@ class ArmShown(msgspec.Struct, frozen=True, kw_only=True):
     """The rise of the loss of earlier batches, in the same standard deviations."""
 
 
-class OnsetToken(msgspec.Struct, frozen=True, kw_only=True):
+class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of token that is dear at the onset."""
 
     token: int
@@ -91,7 +91,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Arms for which there was no time."""
     rows: list[RowShown] = []
     """The highest-loss rows, where batches are text."""
-    tokens: list[OnsetToken] = []
+    tokens: list[TokenShown] = []
     histogram: list[int] = []
     """Losses of the tokens of the onset in bins of half a nat."""
     histogram_before: list[int] = []

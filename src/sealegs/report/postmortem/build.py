@@ -20,7 +20,7 @@ from sealegs.incidents import BEFORE, FEWEST, KINDS, USUAL, Incident
 from sealegs.record.manifest import Manifest, dotted
 from sealegs.record.run import Run
 from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, VERIFIED, unspell
-from sealegs.report.commands.replay import OnsetToken, Replayed
+from sealegs.report.commands.replay import Replayed, TokenShown
 from sealegs.report.commands.replay import read as read_replay
 from sealegs.report.commands.verify import Verified
 from sealegs.report.commands.verify import read as read_verified
@@ -270,7 +270,7 @@ def _as_given(fixes: Sequence[Fix]) -> str:
 def _unusual(replayed: Replayed | None) -> tuple[str, ...]:
     """The highest-loss tokens of the onset that were hardly seen before."""
 
-    def told(token: OnsetToken) -> str:
+    def told(token: TokenShown) -> str:
         text = repr(token.text)
         mark = "``" if "`" in text else "`"
         loss = float(unspell(token.loss))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sealegs.record.files import whole_file, writing
-from sealegs.report.commands.replay import OnsetToken, Replayed
+from sealegs.report.commands.replay import Replayed, TokenShown
 from sealegs.report.postmortem.numbers import Met, Plain
 from sealegs.report.postmortem.values import Picture
 
@@ -204,7 +204,7 @@ def _counts(text: Any) -> list[float]:
         return []
 
 
-def _tokens(tokens: Sequence[OnsetToken]) -> "Figure":
+def _tokens(tokens: Sequence[TokenShown]) -> "Figure":
     shown = tokens[:8]
     figure, (axes,) = _figure(8, 0.9 + 0.32 * len(shown))
     places = [float(place) for place in range(len(shown))]
