@@ -17,9 +17,9 @@ from sealegs.recovery.actions import (
     Continue,
     Halt,
     LowerLR,
-    ResetMoments,
     Rollback,
     SkipBatches,
+    Stratify,
     SwapSource,
     Tighten,
 )
@@ -197,7 +197,7 @@ def test_sets_and_lists_are_taken() -> None:
         ({Trigger.DAMAGED}, ("rollback",), r"Rung.actions=\('rollback',\): one or more of "),
         ({Trigger.DAMAGED}, (Rollback(), Rollback(100)), "Rung.actions=.*: each kind of action at most once"),
         ({Trigger.DAMAGED}, (Rollback(), Halt()), "Rung.actions=.*: Halt stands alone"),
-        ({Trigger.DAMAGED}, (Continue(), ResetMoments()), "Rung.actions=.*: Continue stands alone"),
+        ({Trigger.DAMAGED}, (Continue(), LowerLR()), "Rung.actions=.*: Continue stands alone"),
     ],
 )
 def test_rungs_that_make_no_sense_are_refused(on: Any, actions: Any, says: str) -> None:
@@ -278,7 +278,7 @@ def test_a_file_with_something_else_is_refused_in_one_sentence(change: dict[str,
 actions = st.one_of(
     st.builds(Rollback, st.integers(0, 5), st.integers(0, 5)),
     st.just(LowerLR()),
-    st.just(ResetMoments()),
+    st.just(Stratify()),
     st.builds(SkipBatches, st.integers(1, 5)),
     st.just(SwapSource()),
 )

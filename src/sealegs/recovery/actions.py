@@ -120,16 +120,6 @@ class Stratify:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetMoments:
-    """Clear the optimizer's moments, which may themselves be damaged."""
-
-    kind: ClassVar[str] = "reset-moments"
-
-    def __str__(self) -> str:
-        return "reset the optimizer's moments"
-
-
-@dataclass(frozen=True, slots=True)
 class SkipBatches:
     """Leave out the next batches, without going back."""
 
@@ -158,7 +148,7 @@ class Halt:
         return f"halt: {self.advice}" if self.advice else "halt"
 
 
-Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | Stratify | ResetMoments | SkipBatches | Halt
+Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | Stratify | SkipBatches | Halt
 ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
 

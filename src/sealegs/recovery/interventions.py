@@ -18,7 +18,6 @@ from sealegs.recovery.actions import (
     Halt,
     Impossible,
     LowerLR,
-    ResetMoments,
     Rollback,
     SkipBatches,
     Stratify,
@@ -227,10 +226,6 @@ class Interventions:
                 raise
             self._tracker.went_back(cost)
             changed += self._adjust_after_rollback(order, target)
-        if self._act and order.find(ResetMoments) is not None:
-            for optimizer in self._optimizers:
-                optimizer.state.clear()
-            changed.append("the optimizers begin anew")
         if self._act:
             self._ledger.write()
         self._conclude(order, changed, target, cost, began)
