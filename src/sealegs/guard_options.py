@@ -142,8 +142,7 @@ class GuardOptions:
 
     def batches(self) -> Batches:
         """The data, as recovery needs them."""
-        requeues = self.playbook is not None and self.playbook.requeues
-        return Batches(must_reposition=self.has_rungs, deferred=requeues)
+        return Batches(must_reposition=self.has_rungs)
 
     def snapshots(self, training: TrainingState) -> Snapshots:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""

@@ -243,21 +243,17 @@ class Place:
     is_after_end: bool = True
     """Whether the epoch before it had been gone through to the end."""
     next: int = 0
-    dropped: list[int] = field(default_factory=list)
-    again_from: int | None = None
-    """In the part of an epoch where what was left out is handed out: the least number that may come."""
     end: int | None = None
     """The end of the epoch, once it was come to."""
 
     def copy(self) -> "Place":
-        return replace(self, dropped=list(self.dropped))
+        return replace(self)
 
 
 @dataclass
 class Model:
     kind: Kind
     order: Callable[[int, int, int], Any]
-    defers: bool
     place: Place = field(default_factory=Place)
     begun: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """First number of each epoch, and whether the one before it had been gone through."""
@@ -266,8 +262,6 @@ class Model:
     """How often an epoch was begun that had not been begun before."""
     target: Place | None = None
     skipped: set[int] = field(default_factory=set)
-    handed_out_again: set[int] = field(default_factory=set)
-    given_up: set[int] = field(default_factory=set)
 
     def new_iterator(self) -> None:
         """``over``, and the first ``next`` of it; with a target, what is left of an epoch comes first."""
@@ -302,7 +296,6 @@ class Model:
             place=self.place.copy(),
             target=self.target and self.target.copy(),
             begun=dict(self.begun),
-            handed_out_again=set(),
         )
         return other.next()
 
@@ -316,21 +309,13 @@ class Model:
                 later = None
             cut = later[0] if later and not later[1] else float("inf")
             end = min(self.kind.end(*self.begun[place.epoch]), cut)
-            while place.again_from is None and place.end is None and place.next < end:
+            while place.end is None and place.next < end:
                 place.next += 1
                 if place.next - 1 not in self.skipped:
                     return place.next - 1
-                place.dropped.append(place.next - 1)
             if cut == float("inf"):
                 if place.end is None:
                     place.end = place.next
-                if self.defers:
-                    for number in place.dropped:
-                        if number >= (place.again_from or 0) and number not in self.given_up:
-                            place.again_from = number + 1
-                            self.handed_out_again.add(number)
-                            return number
-                place.dropped, place.again_from = [], None
                 place.next = place.end
             if place.epoch >= self.newest:
                 return None
@@ -343,21 +328,18 @@ class Model:
         return self.order(self.place.epoch, number - self.place.first, number)
 
     def skip(self, first: int, count: int) -> None:
-        numbers = set(range(first, first + count))
-        self.given_up |= numbers & self.handed_out_again
-        self.skipped |= numbers
+        self.skipped |= set(range(first, first + count))
 
 
 class Run:
     """Batches and the model, side by side."""
 
-    def __init__(self, kind: Kind, order: Callable[[int, int, int], Any], *, defers: bool) -> None:
+    def __init__(self, kind: Kind, order: Callable[[int, int, int], Any]) -> None:
         torch.manual_seed(7)
         self.kind = kind
-        self.defers = defers
         self.loader = kind.make()
-        self.batches = Batches(deferred=defers, must_reposition=True)
-        self.model = Model(kind, order, defers)
+        self.batches = Batches(must_reposition=True)
+        self.model = Model(kind, order)
         self.saved: list[tuple[str, Place]] = []
         self.iterator: Iterator[Any] = iter(())
         self.handed_out: Any = None
@@ -424,7 +406,7 @@ class Run:
         ledger = json.loads(json.dumps(self.batches.bookkeeping()))
         torch.manual_seed(7)
         self.loader = self.kind.make()
-        self.batches = Batches(deferred=self.defers, must_reposition=True)
+        self.batches = Batches(must_reposition=True)
         self.batches.take_over(ledger)
         self.model.begun.clear()
         self.model.newest = -1
@@ -449,15 +431,14 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("defers", [False, True], ids=["", "deferred"])
 @pytest.mark.parametrize("name", KINDS)
-def test_any_way_through_the_data_is_the_one_of_a_list(name: str, defers: bool) -> None:
+def test_any_way_through_the_data_is_the_one_of_a_list(name: str) -> None:
     order = KINDS[name].order()
 
     @settings(max_examples=30)
     @given(OPERATIONS)
     def go(operations: list[tuple[Any, ...]]) -> None:
-        run = Run(KINDS[name], order, defers=defers)
+        run = Run(KINDS[name], order)
         for operation in operations:
             if run.model.newest > 9:
                 break
@@ -587,41 +568,15 @@ def test_a_range_that_is_none_is_refused(skipped: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: "abcdef", lambda: StatefulDataLoader("abcdef", batch_size=None)])
-def test_deferred_batches_come_at_the_end_of_their_epoch_once(make: Callable[[], Any]) -> None:
-    batches, loader = Batches(skipped=[(1, 3), (5, 6), (8, 9)], deferred=True), make()
-    assert "".join(batches.over(loader)) == "adebcf"
-    batches.go_to(batches.position())
-    assert "".join(batches.over(loader)) == "abdefc"
-    assert batches.number == 8
-    assert numbers_of(batches, loader) == [12, 13, 14, 15, 16, 17]
-
-
-def test_a_loop_may_be_left_among_deferred_batches() -> None:
-    torch.manual_seed(6)
-    batches, loader = Batches(skipped=[(1, 3), (6, 7)], deferred=True), StatefulDataLoader("abcdef", None, shuffle=True)
-    assert numbers_of(batches, loader, 5) == [0, 3, 4, 5, 1]
-    before = torch.get_rng_state()
-    batches.position()
-    assert torch.equal(before, torch.get_rng_state())
-    seen = list(batches.over(loader))
-    assert batches.number == 6
-    assert sorted(seen) == list("abcdef"), "the first of this epoch, which was left out, is the last"
-    before = torch.get_rng_state()
-    batches.position()
-    assert torch.equal(before, torch.get_rng_state()), "finding out where the data is draws nothing"
-
-
-def test_a_deferred_batch_that_is_skipped_again_is_given_up() -> None:
-    batches = Batches(skipped=[(1, 3)], deferred=True)
-    iterator = batches.over("abcdef")
-    seen = [next(iterator) for _ in range(4)]
+def test_a_position_among_batches_that_an_older_run_handed_out_again_is_at_the_end(make: Callable[[], Any]) -> None:
+    batches = Batches(skipped=[(1, 3)])
+    assert "".join(batches.over(make())) == "adef"
     position = batches.position()
-    seen += [next(iterator), next(iterator)]
-    assert "".join(seen) == "adefbc"
-    batches.go_to(position)
-    batches.skip(1, 1)
-    assert "".join(iterator) == "c"
-    assert batches.bookkeeping()["given_up"] == [[1, 2]]
+    position["epoch"] |= {"dropped": [[1, 3]], "end_state": position["state"]}
+    older, loader = Batches(skipped=[(1, 3)]), make()
+    older.go_to(position | {"next": 2, "is_again": True, "state": None})
+    assert "".join(older.over(loader)) == "abcdef"
+    assert older.number == 11
 
 
 def test_a_probe_is_the_very_object_and_moves_nothing() -> None:
@@ -708,14 +663,14 @@ def test_going_nowhere_is_undone_too() -> None:
 
 
 def test_a_position_does_not_move_with_the_data() -> None:
-    batches = Batches(deferred=True)
+    batches = Batches()
     iterator = batches.over("abcdef")
     next(iterator)
     position = batches.position()
     batches.skip(2, 1)
-    assert "".join(iterator) == "bdefc"
+    assert "".join(iterator) == "bdef"
     batches.go_to(position)
-    assert "".join(batches.over("abcdef")) == "bdefc"
+    assert "".join(batches.over("abcdef")) == "bdef"
     assert batches.position() != position
 
 
@@ -794,12 +749,10 @@ def test_a_swap_that_nobody_can_carry_out_is_refused() -> None:
 
 
 def test_the_books_go_over_to_the_next_process() -> None:
-    batches = Batches(skipped=[(1, 2)], deferred=True)
-    assert numbers_of(batches, "abc") == [0, 2, 1]
-    batches.skip(1, 1)
+    batches = Batches(skipped=[(1, 2)])
     ledger = json.loads(json.dumps(batches.bookkeeping()))
-    other = Batches(skipped=[(7, 8)], deferred=True)
-    other.take_over(ledger)
+    other = Batches(skipped=[(7, 8)])
+    other.take_over(ledger | {"handed_out_again": [[1, 2]], "given_up": [[1, 2]]})  # older runs wrote these, too
     assert other.skipped == [[1, 2], [7, 8]], "and what was given by hand stays"
     assert other.bookkeeping() == ledger | {"skipped": [[1, 2], [7, 8]]}
 

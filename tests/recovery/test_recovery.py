@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -615,16 +614,6 @@ def test_batches_are_stratified_where_the_loader_can(tmp_path: Path) -> None:
     with Guard(model, optimizer, run=tmp_path / "Mixed", playbook=playbook, checkpoint_every=50, resume=True) as guard:
         train(guard, model, guard.number + 5, loader=(again := Mixed(data())))
         assert again.is_stratified, "in another process, too"
-
-
-def test_what_was_left_out_comes_at_the_end_where_that_is_wanted(tmp_path: Path) -> None:
-    model, optimizer = small()
-    playbook = replace(Playbook.standard(), requeues=True)
-    with Guard(model, optimizer, run=tmp_path / "a", playbook=playbook, telemetry=Telemetry(sample_every=0)) as guard:
-        train(guard, model, 10_000, once(60, 61, 62), loader=data(100))
-    seen = sealegs.open_run(tmp_path / "a").column("batch_index").astype(int).tolist()
-    assert seen[-10:] == list(range(59, 69))
-    assert sorted(seen) == list(range(100))
 
 
 def test_trouble_that_belongs_to_a_step_is_counted_back_once(tmp_path: Path) -> None:

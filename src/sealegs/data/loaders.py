@@ -41,10 +41,10 @@ from sealegs.data.stateful import (
 from sealegs.errors import ConfigError
 
 
-def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, changes: DataChanges) -> Loader:
+def loader_of(given: Iterable[Any], *, must_reposition: bool, changes: DataChanges) -> Loader:
     """Wrap a loader by its kind; one that must be repositioned and cannot be is refused.
 
-    ``defers`` says that it will have to give batches ``again``; ``changes`` hold wherever it goes.
+    ``changes`` hold wherever it goes.
     """
     refusal = cannot_reposition(given)
     if refusal and must_reposition:
@@ -52,7 +52,7 @@ def loader_of(given: Iterable[Any], *, must_reposition: bool, defers: bool, chan
     if refusal:
         return _Blind(given)
     if has_state(given):
-        return StatefulLoader(given, must_tell=must_reposition, defers=defers, changes=changes)
+        return StatefulLoader(given, must_tell=must_reposition, changes=changes)
     if isinstance(given, DataLoader):
         return _Sampled(given, must_repeat=must_reposition)
     return _Indexed(given)
@@ -120,9 +120,6 @@ class _Indexed:
                 yield number, self._given[number - epoch["first"]]
         return end
 
-    def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
-        return (yield from self.walk(epoch, at, wanted))
-
 
 class _Sampled:
     """A DataLoader over a map-style dataset. Random numbers that its workers draw themselves are not drawn again."""
@@ -169,9 +166,6 @@ class _Sampled:
         finally:
             order.close()  # persistent workers hold on to it
         return end
-
-    def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
-        return (yield from self.walk(epoch, at, wanted))
 
     def _ordered(self, epoch: Epoch) -> Iterator[Any]:
         """The index lists of an epoch; an epoch that was begun before has its former order."""
@@ -246,6 +240,3 @@ class _Blind:
             if wanted(number - 1):
                 yield number - 1, batch
         return number
-
-    def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
-        raise AssertionError("is refused where batches are deferred")

@@ -55,25 +55,22 @@ KEPT_EPOCHS = 100
 
 
 class Batches:
-    """The data of a run: tells its position, goes to one, leaves batches out, or defers them."""
+    """The data of a run: tells its position, goes to one, leaves batches out."""
 
     def __init__(
         self,
         *,
         skipped: Iterable[tuple[int, int]] = (),
-        deferred: bool = False,
         must_reposition: bool = False,
     ) -> None:
         """``skipped`` are ranges ``(first, end)`` of batch numbers to leave out.
 
-        With ``deferred`` they are handed out once at the end of their epoch. With ``must_reposition`` a loader that
-        cannot be brought back is refused at the start.
+        With ``must_reposition`` a loader that cannot be brought back is refused at the start.
         """
         self.number: int | None = None
         """The number of the batch that was handed out last."""
         self.is_probe = False
         """Whether the current batch comes from ``repeat``."""
-        self.deferred = deferred
         self.on_epoch: Callable[[int], object] = lambda number: None
         """Called with its number when an epoch is about to begin, before its order is drawn."""
         self.on_loader: Callable[[], object] = lambda: None
@@ -83,11 +80,8 @@ class Batches:
         repeats. For loops that count epochs."""
         self.limit: int | None = None
         """Batches after which such a loop ends an epoch, even if there are more."""
-        self._must_reposition = must_reposition or deferred
+        self._must_reposition = must_reposition
         self._skipped = Ranges()
-        self._handed_out_again = Ranges()
-        self._given_up = Ranges()
-        """Deferred batches that were skipped once more."""
         self._changes = DataChanges()
         self._given: Any = None
         self._loader: Loader | None = None
@@ -97,7 +91,6 @@ class Batches:
         self._next = 0
         self._begins = 0, 0
         """The number of the first epoch, and how many of its batches come before the first one here."""
-        self._is_again = False
         self._target: Position | None = None
         """The position of the next batch, if it is not where the loader is."""
         self._probe: list[Any] = []
@@ -137,7 +130,6 @@ class Batches:
             "loader": dict(identity),
             "epoch": copy.deepcopy(self._epoch or self._new_epoch()),
             "next": self._next,
-            "is_again": self._is_again,
             "state": state,
             **self._orders_of_later_epochs(),
         }
@@ -148,7 +140,7 @@ class Batches:
         if not position and is_first:
             self._target = None
             return
-        if {"loader", "epoch", "next", "is_again", "state"} - position.keys():
+        if {"loader", "epoch", "next", "state"} - position.keys():
             raise SourceError("the position of the data: it was taken before the first batch; take a later one")
         if position["loader"] == UNKNOWN and is_first and not self._must_reposition:
             self.count_from(position["next"])  # whoever resumes such a run brings its loader to the place
@@ -156,6 +148,9 @@ class Batches:
         if self._loader is not None:
             _refuse_other(self._given, self._loader, position)
         self._target = copy.deepcopy(dict(position))
+        if self._target.pop("is_again", False):  # an older run, amid what it had left out of an epoch
+            epoch = self._target["epoch"]
+            self._target |= {"next": epoch["end"], "state": epoch.get("end_state")}
         for epoch in self._target.get("later", []):
             self._epochs.setdefault(epoch["number"], epoch)
         self._probe.clear()
@@ -179,9 +174,6 @@ class Batches:
             raise ConfigError(
                 f"skip {first}:{first + count}: give the first batch, from 0, and one after it as the end"
             )
-        for begin, end in self._handed_out_again.as_list():
-            if max(begin, first) < min(end, first + count):
-                self._given_up.add(max(begin, first), min(end, first + count))
         self._skipped.add(first, first + count)
 
     def repeat(self, batches: Sequence[Any]) -> None:
@@ -240,10 +232,10 @@ class Batches:
     def is_last(self) -> bool:
         """Whether the current batch is the last of its epoch, as far as the loader tells its length."""
         length = None if self._loader is None else self._loader.identity.get("length")
-        if length is None or self._epoch is None or self.number is None or self._is_again or self._probe:
+        if length is None or self._epoch is None or self.number is None or self._probe:
             return False
         rest = range(self.number + 1, self._epoch["first"] + length)
-        return not self._epoch.get("dropped") and not any(map(self._is_wanted, rest))
+        return not any(map(self._is_wanted, rest))
 
     def is_at_end(self, position: Mapping[str, Any]) -> bool | None:
         """Whether a position is at the end of its epoch; None where that is not known yet."""
@@ -252,14 +244,12 @@ class Batches:
         end = epoch.get("end", None if known is None or known["first"] != epoch["first"] else known.get("end"))
         if self.limit is not None:
             end = epoch["first"] + self.limit if end is None else min(end, epoch["first"] + self.limit)
-        return None if end is None else position["next"] >= end and not epoch.get("dropped")
+        return None if end is None else position["next"] >= end
 
     def bookkeeping(self) -> dict[str, Any]:
         """What a rollback does not undo, as JSON values for the ledger."""
         return {
             "skipped": self._skipped.as_list(),
-            "handed_out_again": self._handed_out_again.as_list(),
-            "given_up": self._given_up.as_list(),
             "swaps": dict(self._changes.swaps),
             "stratified": self._changes.is_stratified,
         }
@@ -267,24 +257,18 @@ class Batches:
     def put_back(self, bookkeeping: Mapping[str, Any]) -> None:
         """Undo what was left out since."""
         self._skipped = Ranges(bookkeeping["skipped"])
-        self._given_up = Ranges(bookkeeping["given_up"])
 
     def take_over(self, bookkeeping: Mapping[str, Any]) -> None:
         """Continue the ledger of the process before; ranges given by hand stay."""
-        for mine, name in (
-            (self._skipped, "skipped"),
-            (self._handed_out_again, "handed_out_again"),
-            (self._given_up, "given_up"),
-        ):
-            for first, end in bookkeeping[name]:
-                mine.add(first, end)
+        for first, end in bookkeeping["skipped"]:
+            self._skipped.add(first, end)
         self._changes.swaps |= bookkeeping["swaps"]
         self._changes.is_stratified |= bookkeeping["stratified"]
 
     def _take(self, given: Iterable[Any]) -> None:
         """Wrap a loader that was not seen before."""
         changes = self._changes
-        loader = loader_of(given, must_reposition=self._must_reposition, defers=self.deferred, changes=changes)
+        loader = loader_of(given, must_reposition=self._must_reposition, changes=changes)
         if self._target is not None:
             _refuse_other(given, loader, self._target)
         before, self._given = self._given, given
@@ -318,7 +302,7 @@ class Batches:
                 found = next(self._walk, None)
                 if found is not None:
                     is_resumed = False
-                    self._note(found[0])
+                    self.number, self._next = found[0], found[0] + 1
                     yield found[1]
                 elif is_resumed:
                     is_resumed, self._walk = False, None
@@ -334,32 +318,16 @@ class Batches:
             self._walk.close()
         self._walk = None
 
-    def _note(self, number: int) -> None:
-        if self._is_again:
-            self._handed_out_again.add(number, number + 1)
-        else:
-            self._leave_out_up_to(number)
-        self.number, self._next = number, number + 1
-
-    def _leave_out_up_to(self, number: int) -> None:
-        assert self._epoch is not None
-        if self.deferred and number > self._next:
-            self._epoch.setdefault("dropped", []).append([self._next, number])
-        self._next = number
-
     def _walk_from(self, position: Position | None) -> Generator[tuple[int, Any], None, None]:
         """Numbered batches from a position, or from the start of a new epoch, to the end of the newest epoch."""
         assert self._loader is not None
         state = None
         if position is None:
-            if self._epoch is not None and self._is_again:  # the loop left the epoch among its deferred batches
-                state = self._epoch.get("end_state")
             epoch = self._following_epoch() if self.by_epoch else self._new_epoch()
             self._newest = epoch["number"]
             self.on_epoch(epoch["number"])
         else:
-            epoch, self._next, self._is_again = position["epoch"], position["next"], position["is_again"]
-            state = position["state"]
+            epoch, self._next, state = position["epoch"], position["next"], position["state"]
             self._newest = max(self._newest, epoch["number"])
         while True:
             number = epoch["number"]
@@ -371,17 +339,14 @@ class Batches:
             cut = later["first"] if later and not later["is_after_end"] else None
             if later and cut == self._next:
                 state = later["start"].get("state")  # the loop had left this epoch here
-            elif not self._is_again:
+            else:
                 limit = None if self.limit is None else max(epoch["first"] + self.limit, self._next)
                 ends = [epoch.get("end", cut), limit]
                 until = min((end for end in ends if end is not None), default=None)
-                end = yield from self._loader.walk(epoch, self._next, self._is_wanted, until, state)
-                self._leave_out_up_to(end)
+                self._next = yield from self._loader.walk(epoch, self._next, self._is_wanted, until, state)
                 state = None
             if cut is None:
-                epoch.setdefault("end", self._next)
-                yield from self._walk_again(epoch, state)
-                state = None
+                self._next = epoch.setdefault("end", self._next)
             if self.by_epoch or number >= self._newest:
                 return
             if later and later["first"] == self._next:
@@ -395,22 +360,11 @@ class Batches:
                 epoch = self._new_epoch()
                 self.on_epoch(epoch["number"])
 
-    def _walk_again(self, epoch: Epoch, state: Any) -> Generator[tuple[int, Any], None, None]:
-        """The deferred batches of an epoch, at its end."""
-        assert self._loader is not None
-        if dropped := epoch.get("dropped"):
-            at = self._next if self._is_again else epoch["first"]
-            self._is_again = True
-            ranges = Ranges(dropped)
-            yield from self._loader.again(epoch, at, lambda n: n in ranges and n not in self._given_up, state)
-            epoch["dropped"] = []
-        self._is_again, self._next = False, epoch["end"]
-
     def _new_epoch(self) -> Epoch:
         if self._epoch is None:
             number, into = self._begins
             return {"number": number, "first": self._next - into, "is_after_end": True}
-        self._is_again, self._next = False, self._epoch.get("end", self._next)
+        self._next = self._epoch.get("end", self._next)
         return {"number": self._epoch["number"] + 1, "first": self._next, "is_after_end": "end" in self._epoch}
 
     def _following_epoch(self) -> Epoch:

@@ -30,12 +30,6 @@ class Epoch(TypedDict):
     """The start that it had before a rollback: begun again, it draws as a new epoch does, but has that order."""
     end: NotRequired[int]
     """The number after its last batch; present once that was seen."""
-    dropped: NotRequired[list[list[int]]]
-    """Ranges that were left out, to be handed out at its end."""
-    marks: NotRequired[dict[str, Any]]
-    """The state of a stateful loader before each of those ranges, by the first number."""
-    end_state: NotRequired[Any]
-    """The state of a stateful loader at the end."""
 
 
 Wanted: TypeAlias = Callable[[int], bool]
@@ -83,12 +77,6 @@ class Loader(Protocol):
         here, and ``epoch`` gets what it can be repeated from.
         """
 
-    def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
-        """Batches that ``walk`` has left out (``epoch["dropped"]``), from number ``at`` on, after the end of an epoch.
-
-        It leaves the loader where it was at that end.
-        """
-
 
 def length_of(given: Any) -> int | None:
     """How many batches a loader has, where it says so."""
@@ -112,10 +100,9 @@ class StatefulLoader:
     A new epoch begins with ``iter``, after the end of the one before; so it does when that is gone through again.
     """
 
-    def __init__(self, given: Any, *, must_tell: bool, defers: bool, changes: DataChanges) -> None:
+    def __init__(self, given: Any, *, must_tell: bool, changes: DataChanges) -> None:
         self._given = given
         self._must_tell = must_tell
-        self._defers = defers
         self._changes = changes
         self._origins = own_origins(given)
         self._is_loaded = False
@@ -130,25 +117,7 @@ class StatefulLoader:
             return plain(self._given.state_dict(), f"loader={type(self._given).__name__}")
 
     def walk(self, epoch: Epoch, at: int, wanted: Wanted, until: int | None = None, state: Any = None) -> Numbered:
-        """Also keeps the state before each range that is left out, where it may be needed again."""
-        marks = epoch.setdefault("marks", {}) if self._defers else None
-        return (yield from self._walk(epoch, at, wanted, until, state, marks))
-
-    def again(self, epoch: Epoch, at: int, wanted: Wanted, state: Any) -> Numbered:
-        """Goes on from the state before each range that was left out."""
-        if "end_state" not in epoch:
-            epoch["end_state"] = self.state()
-        for first, end in epoch["dropped"]:
-            if end > at:
-                here = state if first < at else epoch["marks"][str(first)]
-                yield from self._walk(epoch, max(first, at), wanted, end, here, None)
-        self._load(epoch["end_state"])
-        return int(epoch["end"])
-
-    def _walk(
-        self, epoch: Epoch, at: int, wanted: Wanted, until: int | None, state: Any, marks: dict[str, Any] | None
-    ) -> Numbered:
-        """``marks`` takes the state before each range that is left out, by its first number."""
+        """From a state, or from the start; batches that are not wanted are read, too, and left out."""
         if at == until:
             if state is not None:
                 self._load(state)
@@ -157,15 +126,11 @@ class StatefulLoader:
                     with without_trace(True):
                         iter(self._given)
             return at
-        number, is_leaving_out = at, False
+        number = at
         with ExitStack() as lent:
             batches, start = self._opened(epoch, state, lent)
             while number != until:
                 is_wanted = wanted(number)
-                if marks is not None and not is_wanted and not is_leaving_out:
-                    is_known = number == at and state is not None and "start" in epoch
-                    marks[str(number)] = state if is_known else self.state()
-                is_leaving_out = not is_wanted
                 batch = next(batches, NOTHING)
                 self._is_loaded, self._has_moved = False, True
                 lent.close()

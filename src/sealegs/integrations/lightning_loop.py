@@ -277,7 +277,7 @@ class LightningLoop:
                 self._schedules.note(PROBE)
                 self._progress.repeat_batch()
             elif data.number is not None:
-                if data.number != self._expected and not data.deferred:
+                if data.number != self._expected:
                     self._progress.move_batch(data.number - self._expected)
                 self._expected, self._epoch = data.number + 1, data.epoch
             yield batch

@@ -144,8 +144,6 @@ class Playbook:
     """Share of the last 500 steps that counts as often."""
     rollbacks: int = 10
     """Rollbacks that a run may make in all."""
-    requeues: bool = False
-    """Whether skipped batches are trained on at the end of their epoch after all."""
 
     def __post_init__(self) -> None:
         refuse_unless(isinstance(self.name, str) and bool(self.name), "Playbook.name", self.name, "a word")
@@ -161,7 +159,6 @@ class Playbook:
         for name, lowest in (("probe_after", 1), ("again_within", 1), ("nonfinite_in_a_row", 1), ("rollbacks", 0)):
             value = getattr(self, name)
             refuse_unless(is_whole(value, lowest), f"Playbook.{name}", value, f"a whole number from {lowest}")
-        refuse_unless(isinstance(self.requeues, bool), "Playbook.requeues", self.requeues, "True or False")
         is_sound = is_number(self.nonfinite_share) and 0 < self.nonfinite_share <= 1
         refuse_unless(is_sound, "Playbook.nonfinite_share", self.nonfinite_share, "a share, above 0 and up to 1")
         self._refuse_idle_rungs()
@@ -267,8 +264,6 @@ class Playbook:
             )
             if any(map(self.has_rung_for, HEALS)):
                 text += f" What is {', '.join(HEALS)} heals by itself, too: it is undone once in a run, and halts none."
-            if self.requeues:
-                text += " What was left out is handed out at the end of its epoch."
             lines += textwrap.wrap(text, WIDTH)
         return "\n".join(lines)
 
