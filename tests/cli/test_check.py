@@ -15,7 +15,7 @@ import sealegs
 from sealegs.cli.main import main
 from sealegs.diagnosis.causes import causes
 from sealegs.report.commands import explain
-from sealegs.report.commands.check_schema import Checked, schema
+from sealegs.report.commands.check_schema import Checked
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -146,7 +146,7 @@ def train_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_schema_in_the_documents_is_the_one_that_holds() -> None:
-    assert json.loads((ROOT / "docs" / "check.schema.json").read_text()) == schema()
+    assert json.loads((ROOT / "docs" / "check.schema.json").read_text()) == msgspec.json.schema(Checked)
 
 
 def guarded(

@@ -15,7 +15,8 @@ from sealegs.errors import ConfigError
 from sealegs.preflight_check.plan import HOMES, Plan, plan_from
 from sealegs.preflight_check.rule import PARTS, check
 from sealegs.preflight_check.rules import FAMILIES, RULES
-from sealegs.report.commands.preflight import contract, page
+from sealegs.report.commands.contracts import contract
+from sealegs.report.commands.preflight import page
 
 DOCS = Path(__file__).parents[2] / "docs" / "preflight"
 PART = re.compile(

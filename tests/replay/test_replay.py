@@ -33,6 +33,7 @@ from sealegs.replay import causes as tests_of_causes
 from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.report.commands import replay as replayed
+from sealegs.report.commands.contracts import contract
 
 pytestmark = [
     pytest.mark.xdist_group("replay"),  # one prefix serves all
@@ -233,7 +234,7 @@ def test_the_command_says_it_in_another_place(branch: Branch, tmp_path: Path) ->
 
 def test_the_object_has_the_schema_that_is_promised() -> None:
     promised = json.loads((Path(__file__).parents[2] / "docs" / "replay.schema.json").read_text())
-    assert promised == replayed.schema()
+    assert promised == msgspec.json.schema(replayed.Replayed)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_tensors_are_plain_values_in_a_page() -> None:
         cause=None,
         because="it is not known",
     )
-    assert replayed.contract(shown)["height"] == "Infinity"
-    again = replayed.read(msgspec.json.encode(replayed.contract(shown)))
+    assert contract(shown)["height"] == "Infinity"
+    again = replayed.read(msgspec.json.encode(contract(shown)))
     assert "without bound" in replayed.page(again)
     assert "NOT KNOWN YET" in replayed.page(again)

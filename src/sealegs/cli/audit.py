@@ -10,7 +10,8 @@ import tyro
 
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
-from sealegs.report.commands.audit import Audited, Held, contract, page
+from sealegs.report.commands.audit import Audited, Held, page
+from sealegs.report.commands.contracts import contract
 
 DESCRIPTION = """\
 What a checkpoint holds of all that a run needs to go on: weights, parameter groups, learning rate, betas, moments,

@@ -16,7 +16,8 @@ from sealegs.batching.stratified import Ints, RareRows, meetings, rare_tokens
 from sealegs.batching.tokens import rows_of, token_counts
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import whole_file, writing
-from sealegs.report.commands.batches import Batched, UnmetShown, contract, page
+from sealegs.report.commands.batches import Batched, UnmetShown, page
+from sealegs.report.commands.contracts import contract
 from sealegs.scan.id_reader import document_starts, open_ids
 
 DESCRIPTION = """\

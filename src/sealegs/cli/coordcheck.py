@@ -71,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
         if error.name != "torch":
             raise
         raise MissingExtra("sealegs coordcheck", "PyTorch", "lab") from None
-    from sealegs.report.commands.coordcheck import contract, draw, page
+    from sealegs.report.commands.contracts import contract
+    from sealegs.report.commands.coordcheck import draw, page
     from sealegs.report.postmortem.plots import can_draw
 
     if not options.json and not can_draw():

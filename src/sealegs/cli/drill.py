@@ -24,7 +24,8 @@ from sealegs.diagnosis.causes import causes
 from sealegs.drills.catalogue import DRILLS, Drill, chosen
 from sealegs.errors import ConfigError, MissingExtra, SealegsError
 from sealegs.record.schema import CAPSULE, INCIDENTS
-from sealegs.report.commands.drill import GOOD, Drilled, DrillShown, OnRanks, contract, listed, page
+from sealegs.report.commands.contracts import contract
+from sealegs.report.commands.drill import GOOD, Drilled, DrillShown, OnRanks, listed, page
 from sealegs.report.postmortem.causes import title_of
 from sealegs.report.postmortem.markdown import FILE
 

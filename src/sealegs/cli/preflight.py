@@ -52,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.preflight_check.plan import merged
     from sealegs.preflight_check.rule import check
     from sealegs.preflight_check.rules import RULES
-    from sealegs.report.commands.preflight import contract, page
+    from sealegs.report.commands.contracts import contract
+    from sealegs.report.commands.preflight import page
 
     if options.explain is not None:
         print(explained(options.explain))

@@ -15,7 +15,8 @@ from sealegs.incidents import Incident
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
-from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenShown, UsualShown, contract, page
+from sealegs.report.commands.contracts import contract
+from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenShown, UsualShown, page
 
 if TYPE_CHECKING:
     from sealegs.lab.settings import Settings

@@ -17,7 +17,8 @@ from sealegs.batching.exclusions import write_list
 from sealegs.batching.stratified import Ints, RareRows
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import folder_aside, is_taken, writing
-from sealegs.report.commands.scan import BatchShown, Forecast, Scanned, contract, page
+from sealegs.report.commands.contracts import contract
+from sealegs.report.commands.scan import BatchShown, Forecast, Scanned, page
 from sealegs.scan.blocks import Part, Ways
 from sealegs.scan.forecast import Ahead, ahead
 from sealegs.scan.plan import in_order, of_files, of_ids, planned

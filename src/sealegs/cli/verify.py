@@ -16,7 +16,8 @@ from sealegs.cli.verify_reruns import Rerun, Task, from_seed, from_snapshot
 from sealegs.errors import ConfigError, MissingExtra
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import VERIFIED
-from sealegs.report.commands.verify import FixShown, Verified, contract, page, promises_shown
+from sealegs.report.commands.contracts import contract
+from sealegs.report.commands.verify import FixShown, Verified, page, promises_shown
 from sealegs.report.postmortem.build import Case, postmortem_of
 from sealegs.report.postmortem.markdown import FILE
 from sealegs.report.postmortem.promises import parse as parse_promise

@@ -1,7 +1,6 @@
 """The report of ``sealegs audit``: what a checkpoint holds, as text or JSON."""
 
 import textwrap
-from typing import Any
 
 import msgspec
 
@@ -26,17 +25,6 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     holds: list[Held]
     complete: bool
     """Whether a run that resumes from it goes on as if it had never stopped."""
-
-
-def contract(audited: Audited) -> dict[str, Any]:
-    """As JSON values."""
-    told: dict[str, Any] = msgspec.to_builtins(audited)
-    return told
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Audited)
 
 
 def page(audited: Audited) -> str:

@@ -1,7 +1,6 @@
 """The report of ``sealegs batches``: how rare tokens are spread over batches, as text or JSON."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -39,17 +38,6 @@ class Batched(msgspec.Struct, frozen=True, kw_only=True):
     """Rare tokens that one row holds twice or more: no order separates them."""
     order: str | None
     """The file with the order."""
-
-
-def contract(batched: Batched) -> dict[str, Any]:
-    """As JSON values."""
-    told: dict[str, Any] = msgspec.to_builtins(batched)
-    return told
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Batched)
 
 
 def page(batched: Batched) -> str:

@@ -1,8 +1,6 @@
 """The JSON contract of ``sealegs check --json``. New keys may come, none is ever removed."""
 
-from typing import Any, Literal, TypeAlias, TypedDict
-
-import msgspec
+from typing import Literal, TypeAlias, TypedDict
 
 Number: TypeAlias = float | str
 """A number, or the string for one that JSON cannot write: ``NaN``, ``Infinity``, ``-Infinity``."""
@@ -105,8 +103,3 @@ class Checked(TypedDict):
     rules: str
     mapping: dict[str, str]
     remarks: list[str]
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Checked)

@@ -3,12 +3,11 @@
 import math
 import textwrap
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from sealegs.record.files import whole_file, writing
-from sealegs.record.schema import speakable
 from sealegs.report.postmortem.plots import BESIDE, FAINT, STYLE
 
 WIDTH = 100
@@ -46,17 +45,6 @@ class Coordinated(msgspec.Struct, frozen=True, kw_only=True):
     flat: bool
     """Whether no layer grows or shrinks; the output may, as its random start does under muP."""
     because: str
-
-
-def contract(found: Coordinated) -> dict[str, Any]:
-    """As JSON values; NaN and the infinities as strings, as in the run folder."""
-    told: dict[str, Any] = speakable(msgspec.to_builtins(found))
-    return told
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Coordinated)
 
 
 def page(found: Coordinated) -> str:

@@ -5,11 +5,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from sealegs.record.schema import speakable, unspell
+from sealegs.record.schema import unspell
 
 WIDTH = 110
 Verdict: TypeAlias = Literal[
@@ -85,17 +85,6 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing was lost, damaged, stopped or disturbed."""
     on_ranks: OnRanks | None
     """The twins of drills on several ranks; null where none was requested."""
-
-
-def contract(drilled: Drilled) -> dict[str, Any]:
-    """As JSON values; NaN and the infinities as strings, as in the run folder."""
-    told: dict[str, Any] = speakable(msgspec.to_builtins(drilled))
-    return told
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Drilled)
 
 
 def page(drilled: Drilled) -> str:

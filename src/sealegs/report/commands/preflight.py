@@ -3,7 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -81,17 +81,6 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return page(self)
-
-
-def contract(advised: Advised) -> dict[str, Any]:
-    """As JSON values."""
-    told: dict[str, Any] = msgspec.to_builtins(advised)
-    return told
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Advised)
 
 
 def page(advised: Advised) -> str:

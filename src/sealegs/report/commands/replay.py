@@ -1,11 +1,11 @@
 """The report of ``sealegs replay``: what the reruns of an incident showed, as text or JSON with fixed keys."""
 
 import textwrap
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from sealegs.record.schema import speakable, unspell
+from sealegs.record.schema import unspell
 
 WIDTH = 100
 
@@ -103,20 +103,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     because: str
 
 
-def contract(replayed: Replayed) -> dict[str, Any]:
-    """As JSON values; NaN and the infinities as strings, as in the run folder."""
-    told: dict[str, Any] = speakable(msgspec.to_builtins(replayed))
-    return told
-
-
 def read(content: bytes) -> Replayed:
     """Read the object back. msgspec refuses any other file."""
     return msgspec.json.decode(content, type=Replayed)
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Replayed)
 
 
 def page(replayed: Replayed) -> str:

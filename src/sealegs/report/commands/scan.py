@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -132,17 +132,6 @@ class Scanned(msgspec.Struct, frozen=True, kw_only=True):
     forecast: Forecast | None
     list: str | None
     """The file with the documents to drop and to defer."""
-
-
-def contract(scanned: Scanned) -> dict[str, Any]:
-    """As JSON values."""
-    told: dict[str, Any] = msgspec.to_builtins(scanned)
-    return told
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Scanned)
 
 
 def page(scanned: Scanned) -> str:

@@ -2,11 +2,11 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from sealegs.record.schema import speakable, unspell
+from sealegs.record.schema import unspell
 from sealegs.report.postmortem.markdown import measured as told
 from sealegs.report.postmortem.values import Measured, Promise
 from sealegs.report.remediation import Fix, in_words
@@ -122,20 +122,9 @@ def _result(shown: PromiseShown) -> Measured:
     )
 
 
-def contract(verified: Verified) -> dict[str, Any]:
-    """As JSON values; NaN and the infinities as strings, as in the run folder."""
-    plain: dict[str, Any] = speakable(msgspec.to_builtins(verified))
-    return plain
-
-
 def read(content: bytes) -> Verified:
     """Read the object back. msgspec refuses any other file."""
     return msgspec.json.decode(content, type=Verified)
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the object."""
-    return msgspec.json.schema(Verified)
 
 
 def page(verified: Verified) -> str:
