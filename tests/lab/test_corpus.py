@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealegs.errors import SourceError
-from sealegs.lab import spelling, words
-from sealegs.lab.corpus import grammar_sentences, stdlib_documents, text_documents
+from sealegs.lab import spelling
+from sealegs.lab.corpus import grammar_sentences, stdlib_documents, text_documents, word_lists
 
-# Written down from a grammar book and not from words.py, in the order of the alphabet.
+# Written down from a grammar book and not from words.txt, in the order of the alphabet.
 IRREGULAR = """
 beat beat beaten, become became become, begin began begun, bend bent bent, bet bet bet, bind bound bound,
 bite bit bitten, bleed bled bled, blow blew blown, break broke broken, bring brought brought, build built built,
@@ -71,7 +71,9 @@ def table(text: str) -> dict[str, list[str]]:
 
 
 def heads_of_verbs() -> list[list[str]]:
-    return [re.sub("[!=]", "", re.split(" [:@>] ", line)[0]).split() for line in words.VERBS.strip().splitlines()]
+    return [
+        re.sub("[!=]", "", re.split(" [:@>] ", line)[0]).split() for line in word_lists()["verbs"].strip().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The text that the lab's models train on: generated sentences, text files, and this interpreter's own source.
 
-A sentence of the grammar corpus is a template (words.py) whose slots are filled from left to right. ``{act.past}``
+A sentence of the grammar corpus is a template (words.txt) whose slots are filled from left to right. ``{act.past}``
 draws a clause (who, verb, what) under the name ``act`` and gives its verb's past. Every ``act`` in that sentence is the
 same clause; ``act2`` is another one. ``^`` makes a capital letter.
 """
@@ -12,13 +12,14 @@ import re
 import sysconfig
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace as Forms
 from typing import Any
 
 from sealegs.errors import SourceError
-from sealegs.lab import spelling, words
+from sealegs.lab import spelling
 
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
@@ -153,6 +154,13 @@ def _capitalised(sentence: str) -> str:
 # How the word lists are read
 
 
+def word_lists() -> dict[str, str]:
+    """The lists of words.txt, by their names."""
+    text = (resources.files("sealegs.lab") / "words.txt").read_text("utf-8")
+    _, *parts = re.split(r"^\[(.+)\]\n", re.sub("^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def _listed(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(";")]
 
@@ -238,15 +246,16 @@ _PRONOUNS = {
     "w": "we us our are were have do",
     "p": "they them their are were have do",
 }
+_LISTS = word_lists()
 _PERSONS = {mark: _subject(pronouns.split()[0], mark) for mark, pronouns in _PRONOUNS.items()}
-_SUBJECTS = [_subject(*entry.rsplit(" ", 1)) for entry in _listed(words.SUBJECTS)]
+_SUBJECTS = [_subject(*entry.rsplit(" ", 1)) for entry in _listed(_LISTS["subjects"])]
 _NAMED = [subject for subject in _SUBJECTS if subject.who != subject.he]
-_ALL_VERBS = [_verb(line) for line in _lines(words.VERBS)]
+_ALL_VERBS = [_verb(line) for line in _lines(_LISTS["verbs"])]
 _VERBS = [verb for verb in _ALL_VERBS if "=" not in verb.marks]
 _PASSIVES = [_for_passive(verb) for verb in _VERBS if ">" not in verb.marks]
-_EITHER_FORM = frozenset(words.EITHER_FORM.split())
-_ADJECTIVES = _Ranked(map(_adjective, _lines(words.ADJECTIVES)))
-_TEMPLATES = _lines(words.TEMPLATES)
+_EITHER_FORM = frozenset(_LISTS["either form"].split())
+_ADJECTIVES = _Ranked(map(_adjective, _lines(_LISTS["adjectives"])))
+_TEMPLATES = _lines(_LISTS["templates"])
 
 _ANYBODY = _Ranked(_SUBJECTS)
 _CLAUSES = {
@@ -267,12 +276,13 @@ _CLAUSES = {
         _Ranked(verb for verb in _ALL_VERBS if "irregular" in verb.marks and verb.base not in _EITHER_FORM),
     ),
 }
-_WORDS = {name: _Ranked(_listed(entries)) for name, entries in words.PHRASES.items()} | {
+_AS_THEY_STAND = {name[5:]: entries for name, entries in _LISTS.items() if name.startswith("slot ")}
+_WORDS = {slot: _Ranked(_listed(entries)) for slot, entries in _AS_THEY_STAND.items()} | {
     "someone": _Ranked(_NAMED),
     "trait": _Ranked(adjective for adjective in _ADJECTIVES.items if adjective.of_people),
-    "noun": _Ranked(map(_noun, _listed(words.NOUNS))),
-    "odd_noun": _Ranked(map(_noun, _listed(words.ODD_NOUNS))),
-    "manner": _Ranked(map(_manner, _listed(words.ADVERBS))),
-    "odd_manner": _Ranked(map(_manner, _listed(words.ODD_ADVERBS))),
-    "outcome": _Ranked(map(_outcome, _listed(words.OUTCOMES))),
+    "noun": _Ranked(map(_noun, _listed(_LISTS["nouns"]))),
+    "odd_noun": _Ranked(map(_noun, _listed(_LISTS["odd nouns"]))),
+    "manner": _Ranked(map(_manner, _listed(_LISTS["adverbs"]))),
+    "odd_manner": _Ranked(map(_manner, _listed(_LISTS["odd adverbs"]))),
+    "outcome": _Ranked(map(_outcome, _listed(_LISTS["outcomes"]))),
 }
