@@ -85,11 +85,6 @@ class Done:
     """Whether its steps alternate with another guard's, as in a GAN."""
 
     @property
-    def is_anything(self) -> bool:
-        """Whether anything was done."""
-        return bool(self.skips.count or self.not_acted or self.interventions or self.halted or self.open_since)
-
-    @property
     def told_of_skips(self) -> str:
         """How many steps were skipped, why, where, and from which data."""
         return told_of(self.skips, self.steps, self.unlearned)

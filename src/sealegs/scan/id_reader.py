@@ -12,7 +12,6 @@ from sealegs.batching.stratified import Ints
 from sealegs.errors import ConfigError, SourceError
 from sealegs.scan.blocks import End, Ids, Part, Read, Ways
 
-SUFFIXES = (".npy", ".bin")
 _PART_TOKENS = 1 << 23
 _BLOCK_TOKENS = 1 << 20
 
@@ -72,11 +71,6 @@ def read_ids(part: Part, ways: Ways) -> Read:
         yield Ids(ids, starts, np.arange(number, number + len(starts)), part.source, place - part.start)
         number, place = number + len(starts), end
     yield End(number)
-
-
-def is_of_documents(path: Path, ways: Ways) -> bool:
-    """Whether the file says where its documents are."""
-    return ways.end is not None or document_starts(path) is not None
 
 
 def _starts(ids: NDArray[Any], place: int, path: Path, row: int | None, ways: Ways) -> Ints:

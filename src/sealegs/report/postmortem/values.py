@@ -6,20 +6,6 @@ from dataclasses import dataclass, field
 
 from sealegs.report.remediation import Fix
 
-PANELS = {
-    1: "loss",
-    2: "learning rate",
-    3: "gradient norm before clipping",
-    4: "activations per layer",
-    5: "parameter norm",
-    6: "optimizer moments",
-    7: "loss of single tokens",
-    8: "throughput",
-    9: "loss scale",
-    10: "batch composition",
-}
-"""The dashboard's panels, which hypotheses cite."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
