@@ -283,13 +283,13 @@ def follow(
     return gone_on(state, seen, is_healthy, looks)
 
 
-def incidents_of(rows: Iterable[Row], verdicts: Iterable[Verdict], looks: Sequence[int] = LOOKS) -> list[Incident]:
+def incidents_of(rows: Iterable[Row], verdicts: Iterable[Verdict]) -> list[Incident]:
     """The incidents of a recorded run, in order; needs a verdict for each row with a loss, as ``judge.replay``
     gives."""
     state = begin()
     found: dict[int, Incident] = {}
     for row, verdict in zip((row for row in rows if "loss" in row), verdicts, strict=True):
-        state, news = follow(state, row, verdict, looks)
+        state, news = follow(state, row, verdict)
         found |= {item.incident.number: item.incident for item in news}
     if (last := ended(state)) is not None:
         found[last.number] = last

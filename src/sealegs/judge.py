@@ -160,17 +160,13 @@ def fold(detectors: Detectors, state: JudgeState, now: Row, budget: Budget = Bud
     return JudgeState(tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True)), tally), verdict
 
 
-def replay(
-    rows: Iterable[Row],
-    detectors: Detectors | None = None,
-    budget: Budget = Budget(),  # noqa: B008
-) -> Iterator[Verdict]:
+def replay(rows: Iterable[Row]) -> Iterator[Verdict]:
     """The verdicts on recorded rows; rows without a loss are evaluations, and are not judged."""
-    detectors = standard() if detectors is None else detectors
+    detectors = standard()
     state = begin(detectors)
     for row in rows:
         if "loss" in row:
-            state, verdict = fold(detectors, state, row, budget)
+            state, verdict = fold(detectors, state, row)
             yield verdict
 
 

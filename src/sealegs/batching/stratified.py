@@ -71,15 +71,15 @@ class Meetings:
         return int((self.rows - 1).sum())
 
 
-def meetings(order: Ints, rare: RareRows, batch: int, *, first: int = 0) -> Meetings:
-    """The rare tokens that meet in each batch; the first row is number ``first`` in its batch.
+def meetings(order: Ints, rare: RareRows, batch: int) -> Meetings:
+    """The rare tokens that meet in each batch.
 
     >>> pairs = RareRows(4, np.array([0, 1, 3]), np.array([7, 7, 7]))
     >>> meetings(np.arange(4), pairs, batch=2)
     Meetings(batches=array([0]), tokens=array([7]), rows=array([2]))
     """
     place = np.full(rare.count, -1, np.int64)  # a row may be missing in the order
-    place[order] = first + np.arange(len(order))
+    place[order] = np.arange(len(order))
     rare = rare.once()
     is_there = place[rare.rows] >= 0
     batches, tokens, times = _distinct(place[rare.rows[is_there]] // batch, rare.tokens[is_there])

@@ -240,7 +240,7 @@ class FlightRecorder:
             acts=self._acts,
             ranks=self._ranks.world,
             batches=len(handed),
-            without_batches=self._missing(handed, state, number),
+            without_batches=self._missing(handed, state),
         )
         self._finish()  # the one before, which may overlap
         rows = self._rows_after(-1)
@@ -333,7 +333,7 @@ class FlightRecorder:
             return None, f"no state: checkpoint {step} cannot be linked ({error.strerror})"
         return step, ""
 
-    def _missing(self, handed: tuple[BatchHandle, ...], state: int | None, number: int) -> str:
+    def _missing(self, handed: tuple[BatchHandle, ...], state: int | None) -> str:
         if not handed:
             return "none was handed out through guard.batches"
         if state is not None and handed[0].step > state:

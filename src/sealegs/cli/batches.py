@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.output is not None:
         say(f"writing {options.output}")
         _write(options.output, order, options.batch)
-    told = _told(options, rare, counts, sampler, order)
+    told = _told(options, rare, counts, sampler)
     print(json.dumps(contract(told), indent=1) if options.json else page(told))
     return 0
 
@@ -108,7 +108,7 @@ def _write(path: Path, order: Ints, batch: int) -> None:
         np.save(file, table)
 
 
-def _told(options: Options, rare: RareRows, counts: Ints, sampler: StratifiedBatchSampler, order: Ints) -> Batched:
+def _told(options: Options, rare: RareRows, counts: Ints, sampler: StratifiedBatchSampler) -> Batched:
     unmet = sampler.unmet()
     worst = np.lexsort((unmet.batches, -unmet.rows))[:_WORST]
     return Batched(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sealegs.drills.catalogue import Drill
-from sealegs.record.run import Run, open_run
+from sealegs.record.run import open_run
 from sealegs.report.commands.drill import Verdict
 from sealegs.report.commands.interventions import interventions
 from sealegs.report.postmortem.events import steps_spent
@@ -94,7 +94,7 @@ def score(
 ) -> Score:
     """Score two runs of a drill by their gaps to the twin; ``explain`` gives the cause of what a run shows."""
     run = open_run(guarded)
-    since = _since(drill, run, at)
+    since = _since(drill, at)
     found = [event for event in run.events if event.kind in ("skip", "alarm") and event.step is not None]
     first = next((event for event in found if event.step >= since), None)
     seen = None if first is None else first.step
@@ -134,7 +134,7 @@ def _rank_in(event: Event) -> int | None:
     return None if named is None else int(named[1])
 
 
-def _since(drill: Drill, run: Run, at: int) -> int:
+def _since(drill: Drill, at: int) -> int:
     """The step of the first strike; for what breaks by itself, the first step."""
     if not drill.faults:
         return at if drill.control else 0

@@ -50,7 +50,7 @@ def _read(model: nn.Module, example: Any) -> dict[str, Any]:
     if parts.layers and parts.norms:
         known["qk_norm"] = all(_has_qk_norm(layer, parts.norms) for layer in parts.layers.values())
     known |= _configured(model)
-    given = _example(model, parts, example)
+    given = _example(parts, example)
     seen = None if given is None else _forward(model, parts, given)
     if seen is not None:
         known |= _positions(parts, seen)
@@ -166,7 +166,7 @@ class ForwardPass(NamedTuple):
     logits: Tensor | None
 
 
-def _example(model: nn.Module, parts: Structure, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _example(parts: Structure, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if given is None:
         if not parts.embeddings:
             return None

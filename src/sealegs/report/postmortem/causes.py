@@ -84,7 +84,7 @@ def panels_in(texts: Sequence[str]) -> tuple[int, ...]:
 def discriminating(found: Sequence[CandidateCause], replayed: Replayed | None) -> tuple[str, ...]:
     """The evidence between the hypotheses: one line per rerun, otherwise the signs that favour some over others."""
     numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
-    if replayed is not None and (told := tuple(_reruns(found, replayed, numbers))):
+    if replayed is not None and (told := tuple(_reruns(replayed, numbers))):
         return told
     lines = []
     sentences = dict.fromkeys(text for each in found for text in (*each.evidence_for, *each.evidence_against))
@@ -193,7 +193,7 @@ def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[Candida
     return first + rest + out
 
 
-def _reruns(found: Sequence[CandidateCause], replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
+def _reruns(replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
     if replayed.departure:
         out = [number for cause, number in numbers.items() if cause not in NOT_IN_THE_RECORD]
         verdicts = [f"favours {_numbered(replayed.cause, numbers)}"] if replayed.cause else []

@@ -127,13 +127,13 @@ def symptoms(met: Met, manifest: Plain) -> Symptoms:
     )
 
 
-def ema(losses: Sequence[float], steps: int = EMA_STEPS) -> float | None:
+def ema(losses: Sequence[float]) -> float | None:
     """Exponential moving average, with weights normalised for a short past.
 
     >>> ema([2.0, 2.0, 2.0]), ema([])
     (2.0, None)
     """
-    kept, total, weights = 1 - 2 / (steps + 1), 0.0, 0.0
+    kept, total, weights = 1 - 2 / (EMA_STEPS + 1), 0.0, 0.0
     for loss in losses:
         total, weights = kept * total + loss, kept * weights + 1.0
     return total / weights if weights else None
