@@ -89,7 +89,8 @@ def test_vocabulary_of_bytes_alone() -> None:
     smallest = train(["the the the"], SMALLEST_VOCABULARY)
     assert smallest.size == 257
     tokens, _ = smallest.encode_documents(["née"])
-    assert [smallest.token_text(token) for token in tokens] == ["n", "\\xc3", "\\xa9", "e", END]
+    assert len(tokens) == 5
+    assert smallest.decode(tokens) == f"née{END}"
 
 
 def test_small_corpus_gives_fewer_tokens() -> None:
@@ -115,18 +116,9 @@ def test_training_survives_an_unbroken_run() -> None:
     assert len(run.encode_documents(["a" * 300_000])[0]) < 300_000 / 100
 
 
-def test_tokens_for_the_eye(tutor: Tokenizer) -> None:
-    shown = [tutor.token_text(token) for token in tutor.encode_documents([" the\n\x07é"])[0]]
-    assert shown == ["␣the", "\\n", "\\x07", "\\xc3", "\\xa9", END]
-    every = [tutor.token_text(token) for token in range(tutor.size)]
-    assert len(set(every)) == tutor.size
-    assert all(one.isprintable() and one.strip() == one for one in every)
-
-
 def test_ids_without_a_token_are_shown_as_such(tutor: Tokenizer) -> None:
     """A model's vocabulary may be larger than the tokenizer's."""
-    assert tutor.token_text(tutor.size) == f"<|{tutor.size}|>"
-    assert tutor.decode([-100, END_ID]) == f"<|-100|>{END}"
+    assert tutor.decode([tutor.size, -100, END_ID]) == f"<|{tutor.size}|><|-100|>{END}"
 
 
 def test_half_a_character(tutor: Tokenizer) -> None:

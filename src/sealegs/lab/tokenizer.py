@@ -65,11 +65,6 @@ class Tokenizer:
         """The text of some tokens, with end tokens visible; a character with a missing part is U+FFFD."""
         return b"".join(map(self._bytes_of, ids)).decode(errors="replace")
 
-    def token_text(self, token: int) -> str:
-        """One token as readable text: a space as ``␣``, partial or unprintable characters as escapes."""
-        text = self._bytes_of(token).decode(errors="backslashreplace").replace(" ", "␣")
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
     def to_json(self) -> str:
         """The tokenizer in the ``tokenizers`` library's own format."""
         return str(self._bpe.to_str())

@@ -88,10 +88,9 @@ def test_a_single_spike_among_many_rows_stays(at: int, points: int, is_low: bool
 def test_the_extremes_of_every_stretch_stay() -> None:
     values = np.random.default_rng(0).standard_normal(100_000)
     line = reduced(np.arange(100_000), values, 2000)
-    assert line.rows_a_point == 100
-    for begin in range(0, 100_000, line.rows_a_point):
-        stretch = values[begin : begin + line.rows_a_point]
-        inside = line.values[(line.steps >= begin) & (line.steps < begin + line.rows_a_point)]
+    for begin in range(0, 100_000, 100):
+        stretch = values[begin : begin + 100]
+        inside = line.values[(line.steps >= begin) & (line.steps < begin + 100)]
         assert (inside.max(), inside.min()) == (stretch.max(), stretch.min())
 
 

@@ -46,8 +46,6 @@ class Reduced:
     mean_values: Floats
     rows: int
     """Rows of the series."""
-    rows_a_point: int
-    """Rows that a pair of points stands for; 1 where every row is drawn."""
     averaged: int
     """Rows that a point of the smoothed line stands for."""
 
@@ -77,7 +75,6 @@ def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int
         **_line("mean_", steps, means, np.arange(averaged // 2, len(values), averaged), piece),
         broken=tuple(_broken(steps, values, finite)),
         rows=len(values),
-        rows_a_point=1 if len(kept) == len(rows) else width,
         averaged=averaged,
     )
 
