@@ -42,7 +42,7 @@ def _skip_surprises(*signals: str) -> None:
     own = Spike.spoils_update
 
     def spoils_update(self: Spike, state: SpikeState, value: float, p: float, *, clip: float = math.inf) -> bool:
-        return own(self, state, value, p, clip=clip) or (self.signal in signals and self._condemns(state, p))
+        return own(self, state, value, p, clip=clip) or (self.signal in signals and self._rejects(state, p))
 
     Spike.spoils_update = spoils_update  # type: ignore[method-assign]
 

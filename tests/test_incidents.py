@@ -23,9 +23,9 @@ from sealegs.incidents import (
     Incident,
     IncidentState,
     News,
+    advance,
     begin,
     ended,
-    follow,
     incidents_of,
     kind_of,
 )
@@ -83,7 +83,7 @@ def followed(steps: Iterable[Step], state: IncidentState | None = None) -> tuple
     state = begin() if state is None else state
     heard = []
     for place, (step, loss, word) in enumerate(steps):
-        state, news = follow(state, {"step": step, "loss": loss, "grad_norm": 0.5}, verdict(word))
+        state, news = advance(state, {"step": step, "loss": loss, "grad_norm": 0.5}, verdict(word))
         heard += [(place, item) for item in news]
     return state, heard
 
@@ -178,7 +178,7 @@ def test_the_first_look_compares_with_the_highest_mean(then: float, decays: bool
 def test_other_looks_can_be_asked_for() -> None:
     state, looked = begin(), []
     for step, loss, word in [*healthy(), alarm(ONSET, 5.0), *level(ONSET + 1, 800, 5.0)]:
-        state, news = follow(state, {"step": step, "loss": loss}, verdict(word), looks=(20, 700))
+        state, news = advance(state, {"step": step, "loss": loss}, verdict(word), looks=(20, 700))
         looked += [(step - ONSET, item.kind) for item in news]
     assert looked == [(0, "opened"), (20, "look"), (700, "look"), (710, "closed")]
 
@@ -186,7 +186,7 @@ def test_other_looks_can_be_asked_for() -> None:
 def test_what_is_back_but_not_proven_yet_is_not_looked_at() -> None:
     state, kinds = begin(), []
     for step, loss, word in [*healthy(), alarm(ONSET, 5.0), *level(ONSET + 1, 10, 5.0), *healthy(90, 170)]:
-        state, news = follow(state, {"step": step, "loss": loss}, verdict(word), looks=(20, 40))
+        state, news = advance(state, {"step": step, "loss": loss}, verdict(word), looks=(20, 40))
         kinds += [item.kind for item in news]
     assert kinds == ["opened", "closed"]
 
@@ -280,7 +280,7 @@ def test_the_skips_that_led_to_an_alarm_are_its_beginning() -> None:
     rows: list[tuple[float, float, str]] = [(2.5, 0.5, "GO")] * 20 + [(9.0, 40.0, "SKIP"), (8.0, 30.0, "ALARM")]
     rows[3] = (99.0, 99.0, "SKIP")  # an isolated one is not part of it
     for step, (loss, norm, word) in enumerate(rows):
-        state, _ = follow(state, {"step": step, "loss": loss, "grad_norm": norm}, verdict(word))
+        state, _ = advance(state, {"step": step, "loss": loss, "grad_norm": norm}, verdict(word))
     assert state.open is not None
     assert (state.open.start, state.open.peak, state.open.peak_loss, state.open.grad_norm_peak) == (20, 20, 9.0, 40.0)
 
@@ -290,7 +290,7 @@ def test_peaks_that_are_not_finite_and_norms_that_were_not_logged() -> None:
     assert state.open is not None
     assert (state.open.peak, math.isnan(state.open.peak_loss)) == (101, True)
     for norm, expected in ({}, math.nan), ({"grad_norm": math.nan}, math.inf), ({"grad_norm": 0.0}, 0.0):
-        state, _ = follow(begin(), {"step": 0, "loss": 9.0, **norm}, verdict("ALARM"))
+        state, _ = advance(begin(), {"step": 0, "loss": 9.0, **norm}, verdict("ALARM"))
         assert state.open is not None
         assert repr(state.open.grad_norm_peak) == repr(expected)
 
@@ -326,8 +326,8 @@ def test_what_is_found_late_began_earlier() -> None:
     rows += [{"step": 10 * i, "loss": 5.0} for i in range(200, 232)]
     state = begin()
     for row in rows[:-1]:
-        state, _ = follow(state, row, verdict("GO"))
-    state, _ = follow(state, rows[-1], verdict("ALARM", detector="drift/loss", lasts=32))
+        state, _ = advance(state, row, verdict("GO"))
+    state, _ = advance(state, rows[-1], verdict("ALARM", detector="drift/loss", lasts=32))
     assert state.open is not None
     assert state.open.start == 2000
     assert (state.open.usual, state.open.limit) == pytest.approx((2.5, LIMIT))
@@ -341,7 +341,7 @@ def test_alarms_that_the_judge_counts_as_one_are_one_incident() -> None:
     for step in range(420):
         number, opens = alarms.get(step, (0, False))
         row: Row = {"step": step, "loss": 9.0 if number else 2.5}
-        state, news = follow(state, row, verdict("ALARM" if number else "GO", number, opens))
+        state, news = advance(state, row, verdict("ALARM" if number else "GO", number, opens))
         heard += [(step, n.kind, n.incident.number, n.incident.start, n.incident.trajectory) for n in news]
     assert heard == [
         (100, "opened", 1, 100, None),
@@ -358,21 +358,21 @@ def test_numbers_are_given_once_though_the_judge_goes_back() -> None:
     for step in range(900):
         is_alarm = step % 200 == 150
         judged = verdict("ALARM", number={150: 1, 350: 1, 550: 7, 750: 2}[step]) if is_alarm else verdict("GO")
-        state, news = follow(state, {"step": step, "loss": 9.0 if is_alarm else 2.5}, judged)
+        state, news = advance(state, {"step": step, "loss": 9.0 if is_alarm else 2.5}, judged)
         numbers += [item.incident.number for item in news if item.kind == "opened"]
     assert numbers == [1, 2, 7, 8]
 
 
 def test_rows_without_a_loss_are_not_counted() -> None:
     state, _ = followed(healthy())
-    assert follow(state, {"step": 100, "eval_loss": 2.0}, verdict("GO")) == (state, ())
+    assert advance(state, {"step": 100, "eval_loss": 2.0}, verdict("GO")) == (state, ())
 
 
 def test_weights_that_are_not_finite_diverge_whatever_the_loss() -> None:
     state, _ = followed(healthy())
     halt = finding(Severity.HALT, "nonfinite", "a parameter is not finite")
     judged = Verdict(step=100, findings=(halt,), incident=1, opens_incident=True)
-    state, _ = follow(state, {"step": 100, "loss": 2.5, "params_finite": 0.0}, judged)
+    state, _ = advance(state, {"step": 100, "loss": 2.5, "params_finite": 0.0}, judged)
     incident = ended(state)
     assert incident is not None
     assert (incident.kind, incident.trajectory, incident.end) == ("nonfinite", "divergent", None)
@@ -404,7 +404,7 @@ def recorded(folder: Path, loss_at: Any, steps: int = 2400) -> tuple[list[Row], 
             judged = watch.see(step, loss=loss, grad_norm=float(0.5 * np.exp(0.2 * random.standard_t(5)))).verdict
             if step % 100 == 99:
                 watch.see(step, eval_loss=2.5)
-            state, news = follow(state, {"step": step, "loss": loss}, judged)
+            state, news = advance(state, {"step": step, "loss": loss}, judged)
             found |= {item.incident.number: item.incident for item in news}
     return list(open_run(folder).rows()), list(found.values())
 
@@ -488,7 +488,7 @@ def test_any_stream_has_at_most_one_open_incident(stream: list[tuple[Row, Verdic
     state, numbers = begin(), [0]
     open_: int | None = None
     for row, judged in stream:
-        state, news = follow(state, row, judged, looks)
+        state, news = advance(state, row, judged, looks)
         for item in news:
             incident = item.incident
             if item.kind == "opened":
@@ -513,7 +513,7 @@ def test_any_stream_has_at_most_one_open_incident(stream: list[tuple[Row, Verdic
 def test_a_state_is_plain_and_survives_being_written(stream: list[tuple[Row, Verdict]], cut: float) -> None:
     state = restored = begin()
     for place, (row, judged) in enumerate(stream):
-        (state, news), (restored, same) = follow(state, row, judged), follow(restored, row, judged)
+        (state, news), (restored, same) = advance(state, row, judged), advance(restored, row, judged)
         assert repr(news) == repr(same)  # NaN too
         if news or place == int(cut * len(stream)):
             restored = thaw(begin(), json.loads(json.dumps(state, allow_nan=False)))
@@ -543,7 +543,7 @@ def test_whatever_the_judge_says_every_incident_is_closed_or_open_at_the_end(
         step = place if place < 15 * len(factors) else place - back
         row: Row = {"step": step, "loss": float(2.5 * np.exp(0.01 * random.normal())) * factors[place // 30]}
         judging, judged = judge.fold(detectors, judging, row)
-        state, news = follow(state, row, judged)
+        state, news = advance(state, row, judged)
         opened += sum({"opened": 1, "look": 0, "closed": -1}[item.kind] for item in news)
         assert opened == (state.open is not None)
 

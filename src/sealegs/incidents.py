@@ -253,7 +253,7 @@ def begin() -> IncidentState:
     return IncidentState()
 
 
-def follow(
+def advance(
     state: IncidentState, row: Row, verdict: Verdict, looks: Sequence[int] = LOOKS
 ) -> tuple[IncidentState, tuple[News, ...]]:
     """Follow one step; a row without a loss is ignored. ``looks`` are numbers of rows, rising from 10 on.
@@ -289,7 +289,7 @@ def incidents_of(rows: Iterable[Row], verdicts: Iterable[Verdict]) -> list[Incid
     state = begin()
     found: dict[int, Incident] = {}
     for row, verdict in zip((row for row in rows if "loss" in row), verdicts, strict=True):
-        state, news = follow(state, row, verdict)
+        state, news = advance(state, row, verdict)
         found |= {item.incident.number: item.incident for item in news}
     if (last := ended(state)) is not None:
         found[last.number] = last

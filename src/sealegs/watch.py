@@ -181,9 +181,9 @@ class Watch:
             value = signals.get(name, 0.0)
             if value is None or isinstance(value, str) or (isinstance(value, Tensor) and value.numel() != 1):
                 raise ConfigError(f"{name}={value!r}: give one number, or a tensor with one element")
-        return self.take(step, signals)
+        return self.submit(step, signals)
 
-    def take(
+    def submit(
         self, step: int, signals: dict[str, Signal], blocks: Sequence[Block] = (), lag: int | None = None
     ) -> LateVerdict:
         """``see`` for callers that have tensors of several numbers. With ``lag``, all rows but so many are judged,
@@ -392,7 +392,7 @@ class Watch:
         if verdict.severity == Severity.HALT and self.halted is None:
             self.halted = verdict
         if verdict.findings:
-            detail = told(verdict, self.skips) | {"acted": self._observer.acts and not verdict.go}
+            detail = event_detail(verdict, self.skips) | {"acted": self._observer.acts and not verdict.go}
             if detail["acted"]:
                 self._skips = self._skips.after(verdict.step, detail["findings"])
             self.note(kind_of(verdict), step=verdict.step, **detail)
@@ -459,7 +459,7 @@ def kind_of(verdict: Verdict) -> str:
     return "remark" if verdict.go else "skip"
 
 
-def told(verdict: Verdict, skips: int) -> dict[str, Any]:
+def event_detail(verdict: Verdict, skips: int) -> dict[str, Any]:
     """A verdict as the details of an event."""
     detail: dict[str, Any] = {
         "text": str(verdict),

@@ -62,7 +62,7 @@ def trained(device: str, steps: int, **how: Any) -> tuple[dict[str, float], list
             F.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
         before = weights.before_update()
         optimizer.step()
-        return [weights.norms(before), weights.changes(weights.after_update()), activations.take()]
+        return [weights.norms(before), weights.changes(weights.after_update()), activations.collect()]
 
     step(batches[0])
     if device == "cuda":

@@ -23,7 +23,7 @@ from sealegs.cli import check
 from sealegs.errors import ConfigError, RunHalted, SourceError
 from sealegs.guard_options import Checkpointing
 from sealegs.record.requests import waiting
-from sealegs.recovery.ledger import read_books
+from sealegs.recovery.ledger import read_ledger
 from sealegs.recovery.requests import ASK_EVERY_S
 
 pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes ten seconds
@@ -289,7 +289,7 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
     assert [entry["loss"] for entry in told[turn:]] == pytest.approx(means, rel=1e-4)
 
     # a checkpoint from after the rollback: batches that were left out are not where the Trainer would look for them
-    ledger = read_books(tmp_path / "run")
+    ledger = read_ledger(tmp_path / "run")
     assert ledger is not None
     assert ledger["interventions"] == 1
     resumed = small.trainer(tmp_path / "out", **settings)

@@ -20,7 +20,7 @@ from sealegs.errors import ConfigError
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.integrations.lightning import HOMES, Guarded
 from sealegs.record.requests import leave
-from sealegs.recovery.ledger import read_books
+from sealegs.recovery.ledger import read_ledger
 from sealegs.recovery.requests import ASK_EVERY_S
 
 pytestmark = [
@@ -113,7 +113,7 @@ def test_a_fit_goes_back_to_a_healthy_state_and_its_counters_with_it(way: str, t
     assert ends[:-1] == validated, "the last epoch is cut off by max_steps"
 
     # a checkpoint from after the rollback: what was done is not forgotten, what comes after it is of another line
-    ledger = read_books(tmp_path / "a")
+    ledger = read_ledger(tmp_path / "a")
     resumed = type(module)()
     guarded = Guarded(run=tmp_path / "a", playbook=sealegs.Playbook.standard(), **options)
     fitted(resumed, guarded, Keeping(), home=HOME, max_steps=LAST, ckpt_path=tmp_path / "kept.ckpt")

@@ -57,7 +57,7 @@ def trained(rank: int, kind: str, *, has_guard: bool) -> list[list[float]]:
         seen.append(torch.cat([tensor.detach().flatten() for tensor in (*model.parameters(), *moments)]).tolist())
     if guard is not None:
         assert guard.loop._meter.norms_before is not None
-        assert guard.loop._meter.norms_before.take() is None, "a guard that is closed keeps nothing"
+        assert guard.loop._meter.norms_before.collect() is None, "a guard that is closed keeps nothing"
     return seen
 
 

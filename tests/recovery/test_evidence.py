@@ -41,7 +41,7 @@ def seen(evidence: AnomalyEvidence, step: int, kind: str = "go", **signals: floa
     severity = {"go": None, "skip": gate, "high": gate, "nan": gate, "halt": Severity.HALT}[kind]
     detector = "nonfinite" if kind == "nan" else "spike/loss"
     findings = () if severity is None else (_finding(detector, step, severity, spoils_update=kind != "high"),)
-    return evidence.take(row, Verdict(step=step, findings=findings, skips_in_a_row=int(kind not in ("go", "high"))))
+    return evidence.weigh(row, Verdict(step=step, findings=findings, skips_in_a_row=int(kind not in ("go", "high"))))
 
 
 def asks(evidence: AnomalyEvidence) -> bool:
@@ -203,7 +203,7 @@ def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() 
     for step in range(FIRST, 3 * WINDOW):
         seen(evidence, step, loss=4.0)
     drift = replace(_finding("drift/loss", 300, Severity.ALARM, spoils_update=False), lasts=50)
-    evidence.take({"step": 300, "loss": 4.0}, Verdict(step=300, findings=(drift,), skips_in_a_row=0))
+    evidence.weigh({"step": 300, "loss": 4.0}, Verdict(step=300, findings=(drift,), skips_in_a_row=0))
     assert not asks(evidence)
     for step in range(301, 600):
         seen(evidence, step, loss=1.9)

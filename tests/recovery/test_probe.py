@@ -77,11 +77,11 @@ def probe(request: pytest.FixtureRequest) -> Probe:
         probe.handed_out(f"batch {step}")
         probe.norms = norms
         if not request.param:
-            probe.follow(row | {"step": step}, is_calm=True, is_doubtful=False)
+            probe.consider(row | {"step": step}, is_calm=True, is_doubtful=False)
         probe.after_step(step + 1, is_healthy=True)
         norms *= 1.5  # as a captured graph writes the next ones over them
         if 0 < request.param <= step:
-            probe.follow(row | {"step": step - request.param}, is_calm=True, is_doubtful=False)
+            probe.consider(row | {"step": step - request.param}, is_calm=True, is_doubtful=False)
     assert probe.begin() == ["batch 0"]
     return probe
 
@@ -136,7 +136,7 @@ def after(steps: int, *, doubtful: range = range(0), infinite: range = range(0))
         probe.handed_out(step)
         is_doubtful = step in doubtful
         row = {"step": step, "loss": step + 2.0, "grad_norm": 1.0}
-        probe.follow(row, is_calm=step not in infinite, is_doubtful=is_doubtful)
+        probe.consider(row, is_calm=step not in infinite, is_doubtful=is_doubtful)
         probe.after_step(step + 1, is_healthy=not is_doubtful)
     return probe
 
@@ -209,7 +209,7 @@ def test_a_batch_without_a_loss_or_a_gradient_is_none_to_compare_with(loss: floa
     for step in range(2 * PROVEN_AFTER):
         probe.handed_out(step)
         row = {"step": step, "loss": loss, "grad_norm": norm}
-        probe.follow(row, is_calm=True, is_doubtful=False)
+        probe.consider(row, is_calm=True, is_doubtful=False)
         probe.after_step(step + 1, is_healthy=True)
     assert probe.begin() == []
 
@@ -221,7 +221,7 @@ def test_batches_of_steps_that_are_to_be_done_again_are_forgotten() -> None:
     assert probe.begin() == kept[:1]
     for step in range(kept[1], kept[1] + 60):
         probe.handed_out(f"again {step}")
-        probe.follow({"step": step, "loss": 2.0, "grad_norm": 1.0}, is_calm=True, is_doubtful=False)
+        probe.consider({"step": step, "loss": 2.0, "grad_norm": 1.0}, is_calm=True, is_doubtful=False)
         probe.after_step(step + 1, is_healthy=True)
     assert all(str(batch).startswith("again") for batch in probe.begin())
 

@@ -324,14 +324,14 @@ def test_bad_data_that_is_found_late_is_not_laid_to_the_second_moment(
 ) -> None:
     """As on a busy device: 30 bad batches were trained on before the first was judged."""
     held: list[Any] = []
-    hear = IncidentTracker.hear
+    judged = IncidentTracker.judged
 
     def late(self: IncidentTracker, row: Any, verdict: Any) -> None:
         held.append((row, verdict))
         while held and not 300 <= row["step"] < 330:
-            hear(self, *held.pop(0))
+            judged(self, *held.pop(0))
 
-    monkeypatch.setattr(IncidentTracker, "hear", late)
+    monkeypatch.setattr(IncidentTracker, "judged", late)
     space: dict[str, Any] = {}
     exec(BUILD.replace("JUMP", "1.0").replace("16", "64"), space)  # noqa: S102
     subject = space["build"]()

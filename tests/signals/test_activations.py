@@ -42,7 +42,7 @@ def conv_net() -> nn.Sequential:
 
 
 def read(sampler: ActivationSampler) -> dict[str, float]:
-    names, values = sampler.take()
+    names, values = sampler.collect()
     assert values.dtype == torch.float32
     assert values.ndim == 1
     return dict(zip(names, values.tolist(), strict=True))
@@ -591,8 +591,8 @@ def test_gradients_of_single_rows_are_passed_over() -> None:
     rows = torch.randn(5, 4)
     with sampler.sampling():
         torch.func.vmap(torch.func.grad(of_row), in_dims=(None, 0))(weights, rows)
-    assert sampler.take()[0] == ()
+    assert sampler.collect()[0] == ()
     assert sampler.left_out["0"] == "inside a function transform (vmap, grad)"
     with sampler.sampling():
         model(rows)
-    assert len(sampler.take()[0]) == 3
+    assert len(sampler.collect()[0]) == 3

@@ -206,7 +206,7 @@ class FlightRecorder:
         while self._bytes > BATCH_BYTES and len(self._handed) > 1:
             self._bytes -= self._handed.popleft().size
 
-    def follow(self, row: Row, verdict: Verdict) -> None:
+    def record_row(self, row: Row, verdict: Verdict) -> None:
         """Keep a judged row."""
         if self._folder is not None:
             self._rows.append((row, verdict.go or not self._acts))

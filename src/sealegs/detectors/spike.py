@@ -140,7 +140,7 @@ class Spike:
         if value is None:
             return None
         p = self.p(state, now, value)
-        is_surprising = self._condemns(state, p)
+        is_surprising = self._rejects(state, p)
         is_gross = not value <= self.gross_limit(state)
         spoils = self.spoils_update(state, value, p, clip=clip_of(now, self.signal))
         if not is_coarse(state) and self._are_many(state, p):
@@ -215,7 +215,7 @@ class Spike:
         rejected all the same.
         """
         # compared with the recent largest, not the value before: a size that was well before is no explosion
-        is_exploding = state.stream.burst > 0 and self._condemns(state, p) and value >= self.growth * state.largest
+        is_exploding = state.stream.burst > 0 and self._rejects(state, p) and value >= self.growth * state.largest
         limit = self.gross_limit(state)
         return is_exploding or not value <= (limit * CLIPPED if clip <= limit else limit)
 
@@ -225,7 +225,7 @@ class Spike:
             return math.inf
         return self.gross * max(state.largest, state.met)
 
-    def _condemns(self, state: SpikeState, p: float) -> bool:
+    def _rejects(self, state: SpikeState, p: float) -> bool:
         return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
     def _are_many(self, state: SpikeState, p: float) -> bool:

@@ -274,7 +274,7 @@ class LightningLoop:
             if batch is NOTHING:
                 break
             if data.is_probe:
-                self._schedules.note(PROBE)
+                self._schedules.remember(PROBE)
                 self._progress.repeat_batch()
             elif data.number is not None:
                 if data.number != self._expected:

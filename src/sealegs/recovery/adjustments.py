@@ -34,7 +34,7 @@ class RecentSchedules:
         self._schedulers = schedulers
         self._kept: deque[_Schedules] = deque(maxlen=KEPT)
 
-    def note(self, step: int) -> None:
+    def remember(self, step: int) -> None:
         """Remember the schedules as they are before a step."""
         schedulers = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
         groups = [

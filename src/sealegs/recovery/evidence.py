@@ -228,7 +228,7 @@ class AnomalyEvidence:
         """Whether the current loss is further above ``usual`` than any rise that came back by itself."""
         return not median(self._losses(LATELY)) - math.log(usual) <= self._of_losses.reach if usual > 0 else True
 
-    def take(self, row: Row, verdict: Verdict) -> Anomaly | None:
+    def weigh(self, row: Row, verdict: Verdict) -> Anomaly | None:
         """Take in one judged step."""
         is_nonfinite = any(f.detector == "nonfinite" and f.spoils_update for f in verdict.findings)
         self._count(row, verdict, is_nonfinite)

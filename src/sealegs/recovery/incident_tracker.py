@@ -32,7 +32,7 @@ class CostSoFar:
     def __add__(self, other: "CostSoFar") -> "CostSoFar":
         return CostSoFar(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
 
-    def told(self, record: RunWriter | None) -> dict[str, Any]:
+    def as_event(self, record: RunWriter | None) -> dict[str, Any]:
         """The cost for an event, with money where the run has a price per hour."""
         price = None if record is None else record.manifest.price_per_hour
         money = None if price is None else round(self.seconds / 3600 * price, 2)
@@ -82,22 +82,22 @@ class IncidentTracker:
         self._row_of_skips = 0
         """Length of a row of skips that has just ended."""
 
-    def hear(self, row: Row, verdict: Verdict) -> None:
+    def judged(self, row: Row, verdict: Verdict) -> None:
         """Keep a judged row until the step is over."""
         self._judged.append((row, verdict))
 
-    def heard(self) -> Iterator[tuple[Row, Verdict]]:
+    def waiting_rows(self) -> Iterator[tuple[Row, Verdict]]:
         """The judged rows that have not been looked at yet."""
         while self._judged:
             yield self._judged.popleft()
 
-    def follow(self, row: Row, verdict: Verdict, number: int) -> TrackedStep:
+    def advance(self, row: Row, verdict: Verdict, number: int) -> TrackedStep:
         """Look at a row, before step ``number``."""
-        self._recorder.follow(row, verdict)
+        self._recorder.record_row(row, verdict)
         if (batch := row.get("batch_index")) is not None:
             self._batch_of.append((int(row["step"]), int(batch)))
-        self._incidents, news = incidents.follow(self._incidents, row, verdict, self._playbook.looks)
-        anomaly = self.evidence.take(row, verdict)
+        self._incidents, news = incidents.advance(self._incidents, row, verdict, self._playbook.looks)
+        anomaly = self.evidence.weigh(row, verdict)
         if self.evidence.excuse:
             self._watch.note("weights-excused", step=int(row["step"]), reason=self.evidence.excuse)
         if anomaly is None and self._incidents.is_open and self.evidence.wants_suspect:
@@ -219,6 +219,6 @@ class IncidentTracker:
         return not is_excused and self.evidence.has_risen(incident.usual)
 
     def _tell_closed(self, incident: Incident, step: int) -> None:
-        cost = self.cost.told(self._watch.record)
+        cost = self.cost.as_event(self._watch.record)
         self._watch.note("incident-closed", step=step, **asdict(incident), text=str(incident), cost=cost)
         self._recorder.follow_up(incident)

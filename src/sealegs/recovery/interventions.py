@@ -98,7 +98,7 @@ def change_data(order: Order, batches: Batches) -> list[str]:
     return changed
 
 
-def change_books(
+def change_ledger(
     order: Order, ledger: Ledger, batches: Batches, *, first: int, loop_clips: bool, batches_a_step: int = 1
 ) -> list[str]:
     """Enter skipped batches and adjustments into the ledger, from step ``first`` on; the training state stays as it is.
@@ -131,7 +131,7 @@ def _leave_out(batches: Batches, first: int, count: int) -> str:
     return f"batches {first} to {first + count - 1} are left out"
 
 
-class Interventions:
+class PlaybookRunner:
     """Carries out the playbook's decisions and people's requests. In shadow mode it decides and writes, and changes
     nothing."""
 
@@ -162,7 +162,7 @@ class Interventions:
         self._watch = watch
         self._act = act
 
-    def treat(self, anomaly: Anomaly, number: int) -> int | None:
+    def intervene(self, anomaly: Anomaly, number: int) -> int | None:
         """Go up the playbook's rungs until one can be carried out; a halt always can. Gives the step that the run went
         back to."""
         if anomaly.trigger == Trigger.BUDGET_SPENT:
@@ -236,7 +236,7 @@ class Interventions:
         if not self._act:
             return []
         changed = change_data(order, self._batches)
-        return changed + change_books(
+        return changed + change_ledger(
             order,
             self._ledger,
             self._batches,
@@ -282,7 +282,7 @@ class Interventions:
             changed="; ".join(changed),
             acted=self._act,
             to_step=order.number if target is None else target.step,
-            cost=cost.told(self._watch.record),
+            cost=cost.as_event(self._watch.record),
             seconds=round(time.perf_counter() - began, 3),
             request=order.request,
         )

@@ -124,7 +124,7 @@ def take_over_ledger(watch: Watch, batches: Batches, take_over: Callable[[Mappin
 
     Without a playbook, batches that were left out stay left out.
     """
-    ledger = None if watch.folder is None else read_books(watch.folder)
+    ledger = None if watch.folder is None else read_ledger(watch.folder)
     if ledger is not None and take_over is not None:
         take_over(ledger)
     elif ledger is not None:
@@ -132,7 +132,7 @@ def take_over_ledger(watch: Watch, batches: Batches, take_over: Callable[[Mappin
         watch.note("margins-dropped", margins=ledger["margins"], reason="there is no playbook any more")
 
 
-def read_books(folder: Path) -> dict[str, Any] | None:
+def read_ledger(folder: Path) -> dict[str, Any] | None:
     """The ledger of a run, if it has one."""
     path = folder / RECOVERY
     try:

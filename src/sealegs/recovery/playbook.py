@@ -26,7 +26,7 @@ from sealegs.recovery.actions import (
     is_whole,
     refuse_unless,
 )
-from sealegs.recovery.recurrence import ComparableAnomaly, PastIntervention, Trigger, same_trouble
+from sealegs.recovery.recurrence import ComparableAnomaly, PastIntervention, Trigger, same_anomaly
 
 WIDTH, WHEN_WIDTH = 100, 34
 """Columns of the printed table, and of its second column."""
@@ -306,7 +306,7 @@ def choose(
         return _end(trigger, reason) if trigger in HALTING else Decision(None, (Continue(),), reason)
     if trigger in HEALS and any(intervention.trigger == trigger for intervention in history):
         return Decision(None, (Continue(),), f"{what}: it was undone once, and has come again: such are these data")
-    anomaly = same_trouble(ComparableAnomaly(trigger, onset, batch, kind), history, again_within=playbook.again_within)
+    anomaly = same_anomaly(ComparableAnomaly(trigger, onset, batch, kind), history, again_within=playbook.again_within)
     used = max((t.rung for t in anomaly if t.rung in rungs), default=0)
     number = next((number for number in rungs if number > used), None)
     if number is None:

@@ -226,7 +226,7 @@ class Probe:
             "trained on is known where it takes one at a time, or all but the last in `with guard.accumulate():`"
         )
 
-    def follow(self, row: Row, *, is_calm: bool, is_doubtful: bool) -> None:
+    def consider(self, row: Row, *, is_calm: bool, is_doubtful: bool) -> None:
         """Follow one judged row."""
         step = int(row["step"])
         if is_doubtful:

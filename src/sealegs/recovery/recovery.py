@@ -18,7 +18,7 @@ from sealegs.errors import ConfigError
 from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.evidence import Anomaly
 from sealegs.recovery.incident_tracker import IncidentTracker
-from sealegs.recovery.interventions import Interventions
+from sealegs.recovery.interventions import PlaybookRunner
 from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.probe import Noise, Probe
@@ -78,7 +78,7 @@ class Recovery:
             training=training, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
         )
         self._ledger = Ledger(playbook, batches, watch, folder)
-        self._interventions = Interventions(
+        self._interventions = PlaybookRunner(
             playbook=playbook,
             ledger=self._ledger,
             tracker=self._tracker,
@@ -137,12 +137,12 @@ class Recovery:
         self._interventions.loop_clips, self._interventions.batches_a_step = loop_clips, batches
         self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
         anomaly = None
-        for row, verdict in self._tracker.heard():
+        for row, verdict in self._tracker.waiting_rows():
             anomaly = self._follow(row, verdict, number) or anomaly
         self._keep_probe(number, batches)
         self.recorder.after_step()
         if anomaly is not None and not self._interventions.is_over:
-            return self._interventions.treat(anomaly, number)
+            return self._interventions.intervene(anomaly, number)
         if self._probes and self._tracker.evidence.wants_probe:
             self._batches.repeat(self._probe.begin())
         if (
@@ -153,7 +153,7 @@ class Recovery:
             self._tracker.forget_judged()
             return number - count
         if self._goes_back:
-            self._restore_points.schedules.note(number)
+            self._restore_points.schedules.remember(number)
         self._restore_points.after_step(number)
         return self._act_on_requests(number)
 
@@ -188,7 +188,7 @@ class Recovery:
             is_condemned=is_condemned,
             source=source,
         )
-        return None if anomaly is None else self._interventions.treat(anomaly, number)
+        return None if anomaly is None else self._interventions.intervene(anomaly, number)
 
     def stand_back(self) -> None:
         """Probe no more and roll back no more: another guard trains beside this one."""
@@ -244,16 +244,16 @@ class Recovery:
 
     def judged(self, row: Row, verdict: Verdict) -> None:
         """Take in a row that was judged and written."""
-        self._tracker.hear(row, verdict)
+        self._tracker.judged(row, verdict)
         self._restore_points.judged(int(row["step"]))
 
     def _follow(self, row: Row, verdict: Verdict, number: int) -> Anomaly | None:
         step = int(row["step"])
-        seen = self._tracker.follow(row, verdict, number)
-        self._restore_points.follow(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
+        seen = self._tracker.advance(row, verdict, number)
+        self._restore_points.observe_step(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
         # the same fault may come again: without batches from before it there could be no probe
         is_retried = seen.is_retried or self._tracker.has_other_data
-        self._probe.follow(row, is_calm=seen.is_calm or is_retried, is_doubtful=seen.is_doubtful and not is_retried)
+        self._probe.consider(row, is_calm=seen.is_calm or is_retried, is_doubtful=seen.is_doubtful and not is_retried)
         if seen.anomaly is None and self._tracker.incident is None:  # while one is open, the outcome is not known
             if self._tracker.is_back:
                 self._ledger.held(step, self._tracker.good)

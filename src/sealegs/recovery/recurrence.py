@@ -115,7 +115,7 @@ _LATER: dict[str, Any] = {"batch": None, "kind": "", "recovered": None}
 """Fields that older ledgers lack. Without them an anomaly is the same for as long as ``again_within`` says."""
 
 
-def same_trouble(
+def same_anomaly(
     case: ComparableAnomaly, history: Sequence[PastIntervention], *, again_within: int
 ) -> list[PastIntervention]:
     """The interventions for the anomaly that begins now or has come back, newest first.
@@ -126,7 +126,7 @@ def same_trouble(
     >>> damaged = Trigger.DAMAGED
     >>> first = PastIntervention(incident=1, onset=300, step=306, trigger=damaged, rung=3, actions=(), recovered=352)
     >>> again = [ComparableAnomaly(damaged, onset) for onset in (310, 400, 700)]
-    >>> [len(same_trouble(anomaly, [first], again_within=1000)) for anomaly in again]
+    >>> [len(same_anomaly(anomaly, [first], again_within=1000)) for anomaly in again]
     [1, 1, 0]
     """
     same: list[PastIntervention] = []

@@ -138,7 +138,7 @@ class RestorePoints:
         if candidate is not None and step == candidate.step - 1:
             candidate.plain["judging"] = self._watch.judging
 
-    def follow(self, step: int, *, is_calm: bool, is_doubtful: bool) -> None:
+    def observe_step(self, step: int, *, is_calm: bool, is_doubtful: bool) -> None:
         """Count a step as healthy or doubtful for the states before it."""
         if is_calm:
             self.snapshots.healthy(step)

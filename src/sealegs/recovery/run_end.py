@@ -36,7 +36,7 @@ class Level(NamedTuple):
         """The level before an incident."""
         return cls(incident.number, incident.start, incident.kind, incident.usual, incident.limit)
 
-    def is_far_below(self, loss: float) -> bool:
+    def is_left_behind_by(self, loss: float) -> bool:
         """Whether a loss is so high that no healthy run would end with it.
 
         An incident in the first steps of a run has no usual loss to compare with; then only an infinite loss counts.
@@ -67,7 +67,7 @@ class RunEnd:
         """Follow one judged row."""
         if "announced" in row:
             self._unrecovered, self._excused = (), self._incidents.course.number
-        self._incidents, news = incidents.follow(self._incidents, row, verdict)
+        self._incidents, news = incidents.advance(self._incidents, row, verdict)
         for item in news:
             if item.kind == "closed" and item.incident.recovery_loss is None and item.incident.number != self._excused:
                 self._unrecovered = (*self._unrecovered, Level.of(item.incident))[-REMEMBERED:]
@@ -90,7 +90,7 @@ class RunEnd:
         incident = None if state.course.number == self._excused else state.open
         levels = self._unrecovered if incident is None else (*self._unrecovered, Level.of(incident))
         for level in levels:
-            if level.is_far_below(loss):
+            if level.is_left_behind_by(loss):
                 return f"{level} never came back: the loss is {loss:.4g} in the end"
         looked = state.rows - state.course.followed_from >= incidents.LOOKS[0]
         is_waited_for = state.course.is_back or incidents.is_decaying(state.course, is_first=False)

@@ -82,7 +82,7 @@ class ActivationSampler:
     def arm(self) -> None:
         """Sample the forward passes from here on, and forget earlier values."""
         self.disarm()
-        self.take()
+        self.collect()
         self.left_out = {}
         for name, layer in self._outside_compiled(find_layers(self._model).items()):
             self._handles.append(layer.register_forward_hook(self._layer_hook(plain_name(name))))
@@ -111,7 +111,7 @@ class ActivationSampler:
             self.disarm()
 
     @torch.no_grad()
-    def take(self) -> tuple[tuple[str, ...], Tensor]:
+    def collect(self) -> tuple[tuple[str, ...], Tensor]:
         """Names and float32 values of everything since ``arm``, and forget them; empty where there was nothing."""
         norms, vectors, logits = self._norms, self._vectors, self._logits
         self._norms, self._vectors, self._logits, self._run_forward = {}, {}, {}, set()

@@ -117,7 +117,7 @@ class Meter:
         """Whether the parameters still have these gradients, clipped or not."""
         return self._reader.holds(gradients)
 
-    def see(
+    def measure_step(
         self,
         number: int,
         loss: Tensor,
@@ -208,7 +208,7 @@ class Meter:
         if self._is_armed:
             self._activations.disarm()
             self._is_armed = False
-            names, values = self._activations.take()
+            names, values = self._activations.collect()
             self._blind = 0 if names or self.ranks.world > 1 else self._blind + 1
             samples += self._activation_samples(names, values)
         if self.is_sampled(number):
@@ -296,7 +296,7 @@ class Meter:
             worst = gradients.worst()
             square = self._shares(gradients).sum()
             worst_norm = gradients.norms.max() if gradients.names else torch.zeros_like(square)
-        before = self.norms_before.take() if self.norms_before else None
+        before = self.norms_before.collect() if self.norms_before else None
         return contribution(loss, square, worst_norm, worst, before, number, checksum)
 
 

@@ -150,7 +150,7 @@ class NormsBefore:
         self._is_closed = False
         self.attached_to = _attach(self, model)
 
-    def note(self, gradients: Tensor) -> None:
+    def keep(self, gradients: Tensor) -> None:
         """Add a bucket of gradients that is about to be reduced."""
         if self._is_closed:
             return
@@ -162,7 +162,7 @@ class NormsBefore:
         self._is_closed = True
         self._squares.clear()
 
-    def take(self) -> Tensor | None:
+    def collect(self) -> Tensor | None:
         """The norm since the last call; None where nothing was reduced or seen."""
         if not self._squares:
             return None
@@ -197,7 +197,7 @@ def _reduce_noting(
     ranks, or five; sparse gradients it divides.
     """
     gradients, world = bucket.buffer(), norms.group.size()
-    norms.note(gradients)
+    norms.keep(gradients)
     if gradients.is_sparse:
         gradients.div_(world)
     else:
@@ -219,5 +219,5 @@ class _ScatterNoting:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
-        self._norms.note(input_tensor)
+        self._norms.keep(input_tensor)
         return _scatter_into(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

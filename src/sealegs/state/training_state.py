@@ -170,7 +170,7 @@ class TrainingState:
         for name in sorted(there.keys() | {name for name, value in here.items() if isinstance(value, Tensor)}):
             _refuse_unless_same("model", name, _shape(there.get(name)), _shape(here.get(name)))
             if isinstance(here[name], DTensor) and not isinstance(there[name], DTensor):
-                raise SourceError(f"{name} is sharded here: load the checkpoint with like=trainee.capture()")
+                raise SourceError(f"{name} is sharded here: load the checkpoint with like=training_state.capture()")
         stored = state.plain["optimizers"]
         _refuse_unless_same("run", "the optimizer", [one["kind"] for one in stored], [*map(_kind, self.optimizers)])
         for optimizer, one in zip(self.optimizers, stored, strict=True):

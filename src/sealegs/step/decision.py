@@ -73,7 +73,7 @@ class UpdateDecision:
         self._coarse_left = max(self._coarse_left - 1, 0)
         lag = LAG if self._world > 1 else None  # all ranks must learn of a halt at the same step
         names = seen.gradients.names if seen.gradients is not None else ()
-        self._watch.take(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
+        self._watch.submit(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
         return partial(self._end_on_device, gate, seen, clip)
 
     def _end_on_device(self, gate: Gate, seen: StepSignals, clip: float | None) -> None:
@@ -97,7 +97,7 @@ class UpdateDecision:
         if seen.gradients is not None:
             worst = seen.gradients.worst() if seen.worst is None else seen.worst
             blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
-        late = self._watch.take(number, known, blocks)
+        late = self._watch.submit(number, known, blocks)
         return partial(self._end_on_host, not self._act or late.go, seen, clip, grad_norm)
 
     def _end_on_host(self, go: bool, seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:

@@ -54,7 +54,7 @@ class Measurement:
             known["step_s"] = step_s
         # gradients that were scaled down look like underflow
         scale: Any = known.get("loss_scale") if before is None else None
-        seen = self._meter.see(
+        seen = self._meter.measure_step(
             number,
             self._number(loss, "loss"),
             None if grad_norm is None else self._number(grad_norm, "grad_norm").double(),
@@ -76,7 +76,7 @@ class Measurement:
         given = 0.0 if is_scaled else grad_norm
         number = self._number(loss, "loss")
         norm = None if given is None else self._number(given, "grad_norm").double()
-        seen = self._meter.see(NO_STEP, number, norm, before, token_losses=None, loss_scale=None)
+        seen = self._meter.measure_step(NO_STEP, number, norm, before, token_losses=None, loss_scale=None)
         found = waited_for(torch.stack((seen.loss.double(), seen.grad_norm().double())))
         return found[0], None if is_scaled else found[1], waited_for(seen.norms)
 
