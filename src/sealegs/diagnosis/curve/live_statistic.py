@@ -3,6 +3,8 @@
 The statistic is calibrated for positive losses of every step, in runs of at least a thousand. Our own runs are judged
 by the whole fold that judged them live, other logs by the statistic of the loss alone. A run too long for that is
 screened: the statistic judges only the surroundings of its highest points.
+
+The statistic over whole curves is ``stats/streaming.py``'s ``scan``; that module names its three other forms.
 """
 
 from collections.abc import Iterator
