@@ -32,7 +32,7 @@ model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, load
 playbook = sealegs.Playbook.standard()
 with (
     accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=chosen.run, playbook=playbook) as guard,
-    sealegs.inject(["nan-gradient@20"], model, clock=lambda: guard.guard.number),  # what the guard is for
+    sealegs.inject(["nan-gradient@20"], model, clock=lambda: guard.number),  # what the guard is for
 ):
     for batch, wanted in guard.batches(loader):
         with accelerator.accumulate(model):
@@ -43,4 +43,4 @@ with (
             verdict = guard.step(loss)  # optimizer, scheduler and zeroed gradients, when the step is complete
         if accelerator.sync_gradients and not verdict.go:
             accelerator.print(verdict)
-accelerator.print(f"loss {loss.item():.4f} after {guard.guard.number} steps, recorded in {chosen.run}")
+accelerator.print(f"loss {loss.item():.4f} after {guard.number} steps, recorded in {chosen.run}")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sealegs import playbook
     from sealegs.batching.batch_sampler import StratifiedBatchSampler
     from sealegs.batching.tokens import rare_rows
-    from sealegs.errors import RunEndedBadly, RunHalted, SealegsError
+    from sealegs.errors import ConfigError, RunEndedBadly, RunHalted, SealegsError
     from sealegs.faults.injector import inject
     from sealegs.guard import Guard
     from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "Checkpointing",
+    "ConfigError",
     "Detection",
     "Finding",
     "Guard",
@@ -56,6 +57,7 @@ __all__ = [
 _HOMES = {
     "Budget": "sealegs.judge",
     "Checkpointing": "sealegs.guard_options",
+    "ConfigError": "sealegs.errors",
     "Detection": "sealegs.judge",
     "Finding": "sealegs.vocabulary",
     "Guard": "sealegs.guard",
@@ -82,6 +84,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("sealegs")
     if name == "playbook":
         return import_module("sealegs.playbook")
     if name not in _HOMES:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.guard_options import Checkpointing, GuardOptions, LoopScheduler, Telemetry, has_begun, skip_ranges
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
+from sealegs.recovery.actions import refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.saving import Resumed
 from sealegs.signals.collect import Signal
@@ -25,6 +26,7 @@ from sealegs.vocabulary import Verdict
 from sealegs.watch import Observer, Watch
 
 T = TypeVar("T")
+RUN = "the path of the folder to record into, or None to record nothing"
 
 
 class Guard:
@@ -82,6 +84,8 @@ class Guard:
 
         ``detection`` says how steps are judged, ``telemetry`` what else is measured and who is told.
         """
+        refuse_unless(run is None or (isinstance(run, str | Path) and str(run) != ""), "run", run, RUN)
+        refuse_unless(resume in (True, False, "auto"), "resume", resume, 'True, False, or "auto"')
         resume = has_begun(run) if resume == "auto" else resume
         options = GuardOptions(
             scheduler=scheduler,
@@ -91,9 +95,10 @@ class Guard:
             playbook=playbook,
             checkpoint_every=checkpoint_every,
             resume=resume,
+            detection=detection,
             telemetry=telemetry,
         )
-        open_watch = partial(watch_of, run, resume=resume, detection=detection, telemetry=telemetry)
+        open_watch = partial(watch_of, run, options, resume=resume)
         self.loop = LoopPort(model, optimizer, options, open_watch, has_folder=run is not None)
 
     @classmethod
@@ -224,16 +229,14 @@ class Guard:
         self.close()
 
 
-def watch_of(
-    run: str | Path | None, *, observer: Observer, resume: bool, detection: Detection, telemetry: Telemetry
-) -> Watch:
+def watch_of(run: str | Path | None, options: GuardOptions, *, observer: Observer, resume: bool) -> Watch:
     """The watch that a guard records with."""
     return Watch(
         run,
         resume=resume,
-        settings=telemetry.settings,
-        sinks=telemetry.sinks,
-        notify=telemetry.notify,
-        detection=detection,
+        settings=options.telemetry.settings,
+        sinks=options.telemetry.sinks,
+        notify=options.telemetry.notify,
+        detection=options.detection,
         observer=observer,
     )

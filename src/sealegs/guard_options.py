@@ -1,5 +1,6 @@
 """What a guard can be asked for: typed values that refuse what cannot work, before there is a folder."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from sealegs.capsule.write import BUDGET
 from sealegs.data.position import Batches
-from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError
+from sealegs.judge import CALIBRATED, Detection
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
+from sealegs.recovery.actions import is_number, is_whole, refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
@@ -24,6 +26,36 @@ from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Sink
 from sealegs.watch import Watch
+
+CLIP = "the largest gradient norm, above 0; leave it out to clip none"
+EVERY = "a number of steps, or 0 for never"
+RANGES = "pairs of batch numbers, the first and one after the last"
+
+
+def are_ranges(given: Any) -> bool:
+    """Whether it is a list of pairs of whole numbers, each rising."""
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(map(_is_range, given))
+
+
+def _is_range(given: Any) -> bool:
+    is_pair = isinstance(given, Sequence) and len(given) == 2 and all(isinstance(number, int) for number in given)
+    return is_pair and 0 <= given[0] < given[1]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _is_sink(given: Any) -> bool:
+    return all(hasattr(given, part) for part in ("name", "start", "row", "event", "close"))
+
+
+def _is_json(settings: Any) -> bool:
+    try:
+        json.dumps(settings)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(settings, dict | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +78,15 @@ class Checkpointing:
 
     def __post_init__(self) -> None:
         refuse_stateless(self.also)
+        memory = 0 if self.snapshot_memory is None else self.snapshot_memory
         for name, is_sound, cure in (
-            ("every", self.every >= 0, "a number of steps, or 0 for never"),
-            ("keep", self.keep >= 1, "how many of the newest, at least 1"),
-            ("snapshot_every", self.snapshot_every >= 1, "a number of steps, at least 1"),
-            ("snapshot_memory", (self.snapshot_memory or 0) >= 0, "bytes for both snapshots together"),
-            ("capsule_bytes", self.capsule_bytes >= 0, "bytes on disk for all incidents, or 0 for none"),
+            ("every", is_whole(self.every, 0), EVERY),
+            ("keep", is_whole(self.keep, 1), "how many of the newest, at least 1"),
+            ("snapshot_every", is_whole(self.snapshot_every, 1), "a number of steps, at least 1"),
+            ("snapshot_memory", _is_size(memory), "bytes for both snapshots together"),
+            ("capsule_bytes", _is_size(self.capsule_bytes), "bytes on disk for all incidents, or 0 for none"),
         ):
-            if not is_sound:
-                raise ConfigError(f"Checkpointing.{name}={getattr(self, name)!r}: {cure}")
+            refuse_unless(is_sound, f"Checkpointing.{name}", getattr(self, name), cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +107,15 @@ class Telemetry:
     """The timeout for ranks that do not come."""
 
     def __post_init__(self) -> None:
-        if self.sample_every < 0:
-            raise ConfigError(f"Telemetry.sample_every={self.sample_every}: a number of steps, or 0 for never")
+        are_sinks = isinstance(self.sinks, Sequence) and not isinstance(self.sinks, str)
+        for name, is_sound, cure in (
+            ("sample_every", is_whole(self.sample_every, 0), EVERY),
+            ("activations", isinstance(self.activations, ActivationSampler | None), "an ActivationSampler, or None"),
+            ("ranks", isinstance(self.ranks, Ranks | None), "Ranks(timeout_s=...), or None"),
+            ("settings", _is_json(self.settings), "a dict of what JSON can hold"),
+            ("sinks", are_sinks and all(map(_is_sink, self.sinks)), 'a list: [sealegs.tracker("wandb")]'),
+        ):
+            refuse_unless(is_sound, f"Telemetry.{name}", getattr(self, name), cure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +137,29 @@ class GuardOptions:
     playbook: Playbook | None = None
     checkpoint_every: int | Checkpointing = 0
     resume: bool = False
+    detection: Detection = Detection()  # noqa: RUF009 -- a frozen value
     telemetry: Telemetry = Telemetry()
+    skip: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        every = self.checkpoint_every
+        every, clip = self.checkpoint_every, self.clip
+        can_step = all(callable(getattr(each, "step", None)) for each in self.schedulers)
         for name, is_sound, cure in (
-            (
-                "clip",
-                self.clip is None or self.clip > 0,
-                "the largest gradient norm, above 0; leave it out to clip none",
-            ),
-            ("checkpoint_every", isinstance(every, Checkpointing) or every >= 0, "a number of steps, or 0 for never"),
+            ("scheduler", can_step, "an LRScheduler, several, or one LoopScheduler of those that the loop steps"),
+            ("scaler", self.scaler is None or hasattr(self.scaler, "is_enabled"), "a GradScaler, or None"),
+            ("clip", clip is None or (is_number(clip) and clip > 0), CLIP),
+            ("act", isinstance(self.act, bool), "True, or False for shadow mode"),
             ("playbook", isinstance(self.playbook, Playbook | None), "Playbook.standard(), or None"),
+            ("checkpoint_every", isinstance(every, Checkpointing) or is_whole(every, 0), EVERY),
+            ("detection", isinstance(self.detection, Detection), "sealegs.Detection(...)"),
+            ("telemetry", isinstance(self.telemetry, Telemetry), "sealegs.Telemetry(...)"),
+            ("skip", are_ranges(self.skip), RANGES),
         ):
-            if not is_sound:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: {cure}")
+            refuse_unless(is_sound, name, getattr(self, name), cure)
+        if self.playbook is not None and self.playbook.rungs and self.detection.rules != CALIBRATED:
+            raise ConfigError(
+                f"playbook={self.playbook.name}: it goes by the calibrated rules; leave Detection.rules as it is"
+            )
 
     @property
     def checkpointing(self) -> Checkpointing:
@@ -142,7 +189,7 @@ class GuardOptions:
 
     def batches(self) -> Batches:
         """The data, as recovery needs them."""
-        return Batches(must_reposition=self.has_rungs)
+        return Batches(skipped=self.skip, must_reposition=self.has_rungs)
 
     def snapshots(self, training: TrainingState) -> Snapshots:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""
@@ -176,10 +223,6 @@ class GuardOptions:
         """What goes by the playbook."""
         if self.playbook is None:
             return None
-        if self.has_rungs and not watch.states_of(Spike):
-            raise ConfigError(
-                f"playbook={self.playbook.name}: it goes by the calibrated rules; leave Detection.rules as it is"
-            )
         return Recovery(
             playbook=self.playbook,
             training=training,
@@ -202,8 +245,7 @@ def has_begun(run: Any) -> bool:
 
 def skip_ranges(batches: Batches, ranges: Sequence[tuple[int, int]]) -> None:
     """Batches never to hand out, from the first number to one before the last of each range."""
-    if not all(map(_is_range, ranges)):
-        raise ConfigError(f"skip={ranges!r}: pairs of batch numbers, the first and one after the last")
+    refuse_unless(are_ranges(ranges), "skip", ranges, RANGES)
     for first, end in ranges:
         batches.skip(first, end - first)
 
@@ -213,8 +255,3 @@ def several(one_or_more: Any) -> tuple[Any, ...]:
     if one_or_more is None:
         return ()
     return tuple(one_or_more) if isinstance(one_or_more, Sequence) else (one_or_more,)
-
-
-def _is_range(given: Any) -> bool:
-    is_pair = isinstance(given, Sequence) and len(given) == 2 and all(isinstance(number, int) for number in given)
-    return is_pair and 0 <= given[0] < given[1]

@@ -27,6 +27,7 @@ from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 Detectors: TypeAlias = Sequence[Detector[Any]]
 
+CALIBRATED = "calibrated"
 LOSS = "spike/loss"
 """The detector whose surprises count while the learning rate has leapt."""
 
@@ -81,7 +82,7 @@ class Budget:
 class Detection:
     """How a run is judged."""
 
-    rules: str = "calibrated"
+    rules: str = CALIBRATED
     """``calibrated``, or ``textbook`` for the common rules of thumb."""
     detectors: Sequence[Rule | Detector[Any]] = ()
     """Your own detectors on top: each a function of a row, or a detector."""
@@ -89,6 +90,18 @@ class Detection:
     """How much may be skipped before the verdict is HALT."""
     stalled_after_s: float = 600.0
     """Seconds for which a loop may stand still; longer is an event, with the line that it waits in."""
+
+    def __post_init__(self) -> None:
+        rules(self.rules)
+        seconds = self.stalled_after_s
+        is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+        for name, is_sound, cure in (
+            ("detectors", isinstance(self.detectors, Sequence), "a list of functions of a row, or of detectors"),
+            ("budget", isinstance(self.budget, Budget), "sealegs.Budget(...)"),
+            ("stalled_after_s", is_time, "seconds, above 0; math.inf for never"),
+        ):
+            if not is_sound:
+                raise ConfigError(f"Detection.{name}={getattr(self, name)!r}: {cure}")
 
 
 class Tally(NamedTuple):
@@ -142,9 +155,9 @@ def standard() -> tuple[Detector[Any], ...]:
 
 def rules(name: str) -> tuple[Detector[Any], ...]:
     """A set of detectors by its name."""
-    sets = {"calibrated": standard, "textbook": textbook}
+    sets = {CALIBRATED: standard, "textbook": textbook}
     if name not in sets:
-        raise ConfigError(f"rules={name!r}: one of {', '.join(sets)}")
+        raise ConfigError(f"Detection.rules={name!r}: one of {', '.join(sets)}")
     return sets[name]()
 
 

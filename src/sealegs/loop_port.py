@@ -88,6 +88,8 @@ class LoopPort(Observer):
         has_folder: bool,
     ) -> None:
         """``open_watch(observer=self)`` may make the run's folder: it is called when what can be refused has been."""
+        optimizers = several(optimizer)
+        refuse_strangers(model, optimizers)
         if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
             raise ConfigError("model: FullyShardedDataParallel hides its shards; use FSDP2, torch's fully_shard")
         checkpointing = options.checkpointing
@@ -96,7 +98,7 @@ class LoopPort(Observer):
         steps_scheduler = not options.loop_steps_scheduler
         schedulers = tuple(counting(each, is_stepped=steps_scheduler) for each in options.schedulers)
         self._timm_schedulers = [each for each in schedulers if isinstance(each, TimmScheduler)]
-        self._update = Update(several(optimizer), schedulers if steps_scheduler else (), options.scaler)
+        self._update = Update(optimizers, schedulers if steps_scheduler else (), options.scaler)
         self._batches = options.batches()
         self._training = training = TrainingState(
             model=model,
@@ -121,6 +123,8 @@ class LoopPort(Observer):
         try:
             self._assemble(options, snapshots, schedulers)
         except BaseException:
+            with suppress(Exception):  # the error itself says more
+                self._let_go()
             self.watch.close()
             raise
 
@@ -206,6 +210,11 @@ class LoopPort(Observer):
         return self._act
 
     @property
+    def is_finished(self) -> bool:
+        """Whether no step comes any more."""
+        return self._is_finished
+
+    @property
     def goes_back(self) -> bool:
         """Whether the playbook may bring the run back to an earlier state, and an earlier batch."""
         return self.recovery is not None and bool(self.recovery.playbook.rungs)
@@ -254,12 +263,11 @@ class LoopPort(Observer):
             self._decided = None
         if not self._knows_its_step:
             raise ConfigError(
-                "resume=True: restore the guard with load_state_dict, or say its step with guard.loop.resume_at"
+                "resume: there is no checkpoint of the guard's own (checkpoint_every=); restore it with "
+                "load_state_dict, or say its step with guard.loop.resume_at"
             )
         if self._changes is not None:
             self._tell_what_came_back(self._changes)
-        if reserved := RESERVED.intersection(signals):
-            raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         before, self._gradients = self._gradients, None
         bound, self._loop_clips_at = self._loop_clips_at, None
         if self._batches.is_probe:
@@ -278,7 +286,10 @@ class LoopPort(Observer):
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
             clip = None if loop_clips else self._clip_now
-            known = self._measurement.known(self.number, tokens) | self._batch | self._beside() | signals
+            known = self._measurement.known(self.number, tokens) | self._batch | self._beside()
+            if reserved := signals.keys() & (RESERVED | known.keys()):
+                raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
+            known |= signals
             if (norm := bound if loop_clips else clip) is not None:
                 known["clip_norm"] = norm
             if self._update.normalises():
@@ -463,8 +474,8 @@ class LoopPort(Observer):
         A run that is not well, an incident that did not recover or a weight that is not finite, is warned of
         (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended.
         """
-        self.finish()
         try:
+            self.finish()
             if self.ended_badly and not self.watch.has_ended:
                 self.end()
         finally:
@@ -476,7 +487,7 @@ class LoopPort(Observer):
         reason = {"reason": "ended-badly", "why": self.ended_badly} if self.ended_badly else {"reason": "finished"}
         self.watch.note("end", step=self.number, **reason, **told)
         if self.ended_badly:
-            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=4)
+            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=_level_of_the_loop())
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: finish, and say so in the record."""
@@ -493,14 +504,18 @@ class LoopPort(Observer):
         if not self._has_failed:  # else the last step may have been left in the middle
             self._between_steps()
             self._save_what_was_put_off()
-        self._meter.close()
-        if self.recovery is not None:
-            self.recovery.close()
+        self._let_go()
         if self._saving is not None:
             self._saving.finish(self.number)
         self.watch.catch_up()
         if not self._has_failed:
             self.ended_badly = self._what_is_not_well()
+
+    def _let_go(self) -> None:
+        """Of the model, which has hooks in some cases, and of what recovery has open."""
+        self._meter.close()
+        if self.recovery is not None:
+            self.recovery.close()
 
     # What the watch calls: a row on its way to the record.
 
@@ -550,6 +565,7 @@ class LoopPort(Observer):
 
     def _between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
+        self._gradients = self._loop_clips_at = None  # of a batch that was given up after it was looked at
         if self._is_tried and self._untouched is not None:
             self._untouched.put_back(self._training)
         self._is_tried = False
@@ -665,6 +681,28 @@ class LoopPort(Observer):
             ranks=self._meter.ranks.world,
             norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,
         )
+
+
+def refuse_strangers(model: Any, optimizers: Sequence[Any]) -> None:
+    """Refuse what is no model, no optimizer, or the optimizer of another model."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={type(model).__name__}: give the torch.nn.Module that is trained")
+    if not optimizers:
+        raise ConfigError("optimizer: there is none; give the one that updates the model")
+    trained = {id(parameter) for parameter in model.parameters()}
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise ConfigError(f"optimizer={type(each).__name__}: give a torch.optim.Optimizer, or several")
+        if trained.isdisjoint(id(held) for group in each.param_groups for held in group["params"]):
+            raise ConfigError(f"optimizer={type(each).__name__}: none of its parameters is the model's")
+
+
+def _level_of_the_loop() -> int:
+    """How many calls up the code is that is not Sealegs': a warning should point there."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sealegs":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @contextmanager

@@ -145,9 +145,7 @@ class Watch:
         self._observer = observer
         self.folder = run.folder if isinstance(run, RunWriter) else None if run is None else Path(run)
         """The run's folder, on every rank; one rank records into it."""
-        self.record = _opened(run, resume)
-        if self.record is not None and settings is not None:
-            self.record.amend(settings=settings)
+        self.record: RunWriter | None = None
         self.halted: Verdict | None = None
         """The first verdict that was HALT."""
         self._collector = Collector()
@@ -165,11 +163,24 @@ class Watch:
         self._has_failed = False
         self._sinks: list[Sink] = []
         self._tracked: list[Mapping[str, Any]] = []
-        listening = (*sinks, *notifier) if self.record is not None else ()  # without a record there is nothing to send
-        for sink in listening:
+        self._watchdog: Watchdog | None = None
+        self.record = _opened(run, resume)
+        try:
+            self._begin(settings, (*sinks, *notifier), detection.stalled_after_s)
+        except BaseException:
+            if self.record is not None:
+                self.record.close()
+            raise
+
+    def _begin(self, settings: dict[str, Any] | None, listeners: Sequence[Sink], stalled_after_s: float) -> None:
+        if self.record is None:  # without a record there is nothing to send
+            return
+        if settings is not None:
+            self.record.amend(settings=settings)
+        for sink in listeners:
             self._sinks.append(sink)
             self._tell(sink, partial(self._start, sink))
-        self._watchdog = Watchdog(detection.stalled_after_s, self._stalled) if self.record is not None else None
+        self._watchdog = Watchdog(stalled_after_s, self._stalled)
 
     def see(self, step: int, **signals: Signal) -> LateVerdict:
         """Take the signals of a step by name: numbers, or tensors with one element, read when they are there.

@@ -171,7 +171,7 @@ def accelerated(run: Path | None, precision: str) -> Told:
         return told
     with accelerate.attach(accelerator, model, optimizer, scheduler=scheduler, run=run) as guard:
         faults = small.FAULTS if run.name == "broken" else ()
-        with small.broken(model, lambda: guard.guard.number, faults):
+        with small.broken(model, lambda: guard.number, faults):
             loop.trained(accelerator, made, guard, before=look, after=compare)
     return told
 

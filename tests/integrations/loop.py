@@ -58,7 +58,7 @@ def trained(
                 else:
                     guard.step(loss)
                 after()
-            updates = updates + accelerator.sync_gradients if guard is None else guard.guard.number
+            updates = updates + accelerator.sync_gradients if guard is None else guard.number
             if updates >= steps:
                 break
     return updates

@@ -50,7 +50,7 @@ def of_loop(out: Path, name: str, *, guarded: bool, is_damaged: bool = False, **
     numbers: list[int] = []
 
     def damage() -> None:
-        number = guard.guard.number
+        number = guard.number
         if is_damaged and number == DAMAGED and number not in numbers:
             for parameter in model.parameters():
                 parameter.data.mul_(30.0)
@@ -73,7 +73,7 @@ def of_shards(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] = 
         guard = accelerate.attach(
             accelerator, model, optimizer, run=out / f"{name}-run", scheduler=scheduler, **options
         )
-        with guard, small.broken(model, lambda: guard.guard.number, faults):
+        with guard, small.broken(model, lambda: guard.number, faults):
             trained(accelerator, made, guard)
     else:
         trained(accelerator, made)

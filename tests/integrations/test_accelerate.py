@@ -64,7 +64,7 @@ def test_a_skip_changes_no_bit_and_verdicts_are_those_of_a_loop_by_hand(tmp_path
     model, optimizer, loader, scheduler = made
     found: list[tuple[str, bool]] = []
     digests: list[str] = []
-    with guarded(ours, made, tmp_path / "run") as guard, small.broken(model, lambda: guard.guard.number):
+    with guarded(ours, made, tmp_path / "run") as guard, small.broken(model, lambda: guard.number):
         trained(
             ours,
             made,
@@ -110,9 +110,9 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
                 loss = loss_of(made[0], batch)
                 ours.backward(loss)
                 losses.append(loss.item())
-                before = guard.guard.number
+                before = guard.number
                 guard.step(loss, tokens=4, grad_norm=2.0, token_losses=torch.full((4,), 0.5))
-                assert guard.guard.number == before + ours.sync_gradients
+                assert guard.number == before + ours.sync_gradients
             if ours.sync_gradients:
                 means.append(sum(losses) / 2)
                 losses.clear()
@@ -122,7 +122,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {row["grad_norm"] for row in rows} == {2.0}
     assert sum(map(int, rows[0]["token_loss_histogram"].split())) == 4
-    assert guard.guard.loop._measurement.pace.tokens == 8 * 8, "of all micro-batches"
+    assert guard.loop._measurement.pace.tokens == 8 * 8, "of all micro-batches"
 
 
 def by_value(ours: Any, model: Any) -> None:
@@ -166,12 +166,12 @@ def test_a_state_is_loaded_at_the_end_of_a_script(playbook: Any, tmp_path: Path)
         ours.register_for_checkpointing(guard)
 
         def save() -> None:
-            if guard.guard.number == 10:
+            if guard.number == 10:
                 ours.save_state(str(tmp_path / "saved"))
 
         trained(ours, made, guard, after=save)
         ours.load_state(str(tmp_path / "saved"))
-        assert guard.guard.number == 10
+        assert guard.number == 10
 
 
 @pytest.mark.parametrize("at", [10, 16])
@@ -182,8 +182,8 @@ def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     kept: list[Any] = []
 
     def save() -> None:
-        if guard.guard.number == at:
-            kept.append(guard.guard.watch.state_dict())
+        if guard.number == at:
+            kept.append(guard.watch.state_dict())
             whole.save_state(str(tmp_path / "saved"))
 
     options: dict[str, Any] = {"playbook": STANDARD, "checkpoint_every": at + 2}
@@ -195,9 +195,9 @@ def test_a_resume_goes_on_bit_for_bit(at: int, tmp_path: Path) -> None:
     with guarded(half, again, tmp_path / "run", resume=True, **options) as guard:
         half.register_for_checkpointing(guard)
         half.load_state(str(tmp_path / "saved"))
-        assert guard.guard.number == at
-        assert guard.guard.watch.state_dict() == kept[0], "the memory of the detectors too"
-        assert guard.guard.loop.checkpoints.tags()[at + 2] == "suspect", "of another line"
+        assert guard.number == at
+        assert guard.watch.state_dict() == kept[0], "the memory of the detectors too"
+        assert guard.loop.checkpoints.tags()[at + 2] == "suspect", "of another line"
         trained(half, again, guard, done=at)
     uninterrupted = accelerator()
     alone = parts(uninterrupted)
@@ -281,7 +281,7 @@ def test_damage_is_gone_back_behind(tmp_path: Path) -> None:
 
     def damage() -> None:
         nonlocal is_damaged
-        if guard.guard.number == 70 and not is_damaged:
+        if guard.number == 70 and not is_damaged:
             is_damaged = True
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -312,7 +312,7 @@ def test_a_scaler_overflows_and_the_guard_unscales_once(tmp_path: Path) -> None:
     ours = scaling()
     made = parts(ours)
     fault = ("gradient-scale:factor=1e38@6",)
-    with guarded(ours, made, tmp_path / "run") as guard, small.broken(made[0], lambda: guard.guard.number, fault):
+    with guarded(ours, made, tmp_path / "run") as guard, small.broken(made[0], lambda: guard.number, fault):
         trained(ours, made, guard, steps=12)
     run = sealegs.open_run(tmp_path / "run")
     assert not math.isfinite(run.column("grad_norm")[6])
@@ -359,9 +359,9 @@ def test_a_batch_that_is_tried_again_leaves_other_optimizers_their_loss_scale(tm
     of_other = ours.prepare(torch.optim.SGD(other.parameters(), lr=1e-3))
     norms = []
     with guarded(ours, made, tmp_path / "run", playbook=STANDARD) as guard:
-        while guard.guard.number < 240:
+        while guard.number < 240:
             for batch in guard.batches(loader):
-                is_bad = 200 <= guard.guard.number < 210 and not guard.guard.loop.data.is_probe  # once a loss is judged
+                is_bad = 200 <= guard.number < 210 and not guard.loop.data.is_probe  # once a loss is judged
                 loss = loss_of(model, batch) * (30.0 if is_bad else 1.0)
                 ours.backward(loss)
                 ours.clip_grad_norm_(model.parameters(), 0.5)
@@ -398,7 +398,7 @@ def test_a_loop_that_fails_leaves_its_error_in_the_folder(tmp_path: Path) -> Non
     made = parts(ours)
 
     def stop() -> None:
-        if guard.guard.number == 3:
+        if guard.number == 3:
             raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"), guarded(ours, made, tmp_path / "run") as guard:
@@ -422,3 +422,32 @@ def test_engines_that_update_by_themselves_are_refused(
     with pytest.raises(ConfigError, match="its engine updates the weights out of a guard's reach"):
         guarded(ours, made, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_two_guards_of_one_accelerator_see_their_own_gradients_and_leave_in_any_order(tmp_path: Path) -> None:
+    """As a GAN has them: only one model is clipped, and gradients are zeroed in their place."""
+    from sealegs.integrations import accelerate
+
+    ours = accelerator()
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 2) for _ in range(2)]
+    prepared = [ours.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    guards = [accelerate.attach(ours, *each, run=tmp_path / str(k)) for k, each in enumerate(prepared)]
+    norms: list[list[float]] = [[], []]
+    for step in range(3):
+        for k, (guard, (model, optimizer)) in enumerate(zip(guards, prepared, strict=True)):
+            loss = model(torch.ones(3, 4)).square().mean() * (2.0 ** (step + 1))
+            ours.backward(loss)
+            grads = [each.grad for each in model.parameters()]
+            norms[k].append(float(torch.nn.utils.get_total_norm(grads)))
+            if k == 0:
+                ours.clip_grad_norm_(model.parameters(), 1.0)
+            guard.step(loss)
+            optimizer.zero_grad(set_to_none=False)
+    for guard in guards:
+        guard.close()
+    for k in range(2):
+        assert sealegs.open_run(tmp_path / str(k)).column("grad_norm").tolist() == pytest.approx(norms[k], rel=1e-5)
+    loss = prepared[0][0](torch.ones(3, 4)).sum()
+    ours.backward(loss)
+    assert float(ours.clip_grad_norm_(prepared[0][0].parameters(), 1.0)) > 0, "nobody who has gone is asked"

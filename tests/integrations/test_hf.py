@@ -677,7 +677,7 @@ def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
     [
         ({}, {"clip": 1.0}, "clip=1.0: the Trainer clips: set max_grad_norm"),
         ({}, {"resume": True}, r"resume=True: call trainer.train\(resume_from_checkpoint"),
-        ({}, {"playbok": None}, "playbok: a guard has no such option"),
+        ({}, {"playbok": None}, "playbok=None: a guard has no such option; did you mean playbook"),
         ({"auto_find_batch_size": True}, {}, "auto_find_batch_size=True: it begins the run anew"),
         ({"optim": "adalomo"}, {}, "optim=.*: it updates during the backward pass"),
     ],

@@ -500,7 +500,7 @@ def test_what_lightning_has_to_say_is_not_an_option() -> None:
     for option, cure in {"resume": "ckpt_path", "scaler": "precision"}.items():
         with pytest.raises(ConfigError, match=cure):
             Guarded(run=None, **cast(Any, {option: 1}))
-    with pytest.raises(ConfigError, match="snapshots: a guard has no such option"):
+    with pytest.raises(ConfigError, match="snapshots=3: a guard has no such option; there are act, "):
         Guarded(run=None, **cast(Any, {"snapshots": 3}))
 
 

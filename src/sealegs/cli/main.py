@@ -121,6 +121,6 @@ def run(words: Sequence[str]) -> int:
         print(f"sealegs {words[0]}: interrupted", file=sys.stderr)
         return 130
     except (SealegsError, OSError, MemoryError) as error:
-        print(f"sealegs {words[0]}: {error or 'out of memory'}", file=sys.stderr)
+        print(f"sealegs {words[0]}: {str(error) or 'out of memory'}", file=sys.stderr)
         return 2
     return code

@@ -11,9 +11,8 @@ for batch in guard.batches(loader):
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -35,8 +34,8 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.accelerate", "Accelerate", "accelerate") from None
 
 from sealegs.guard import Guard
-from sealegs.guard_options import skip_ranges
-from sealegs.integrations.loop_options import GuardKeywords, LoopOptions, forget_checkpoints, refuse_options
+from sealegs.guard_options import RANGES, are_ranges, skip_ranges
+from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, refuse_options
 from sealegs.signals.collect import Signal
 
 T = TypeVar("T")
@@ -62,7 +61,7 @@ def attach(
     return AcceleratedGuard(accelerator, model, optimizer, run=run, scheduler=scheduler, **options)
 
 
-class AcceleratedGuard:
+class AcceleratedGuard(Guard):
     """A guard whose step ends when Accelerate's does: at the last accumulated micro-batch."""
 
     def __init__(
@@ -77,6 +76,8 @@ class AcceleratedGuard:
     ) -> None:
         refuse_foreign(accelerator)
         refuse_options(options, OWN)
+        if not are_ranges(options.get("skip", ())):
+            raise ConfigError(f"skip={options['skip']!r}: {RANGES}")
         self._accelerator = accelerator
         self._optimizers = [_prepared(each, AcceleratedOptimizer, "optimizer") for each in _several(optimizer)]
         schedulers = [_prepared(each, AcceleratedScheduler, "scheduler") for each in _several(scheduler)]
@@ -87,18 +88,18 @@ class AcceleratedGuard:
                 )
         inside = [each.optimizer for each in self._optimizers]
         schedules: Any = [AcceleratedSchedule(each) for each in schedulers]
-        others = cast(GuardKeywords, {name: value for name, value in options.items() if name != "skip"})
-        self.guard = Guard(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **others)
-        """The guard itself."""
-        skip_ranges(self.guard.loop.data, options.get("skip", ()))
+        others = cast(Any, {name: value for name, value in options.items() if name != "skip"})
+        super().__init__(model, inside, run=run, scheduler=schedules, scaler=accelerator.scaler, **others)
+        self._skip = options.get("skip", ())
         self._loss: Tensor | None = None
         self._tokens = 0
         self._patches = Patches()
-        see_before_clipping(self._patches, accelerator, self.guard, model)
+        see_before_clipping(self._patches, accelerator, self, model)
 
-    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+    def batches(self, loader: Iterable[T], *, skip: Sequence[tuple[int, int]] = ()) -> Iterator[T]:
         """The batches of an epoch of a prepared loader, or of any other; see ``Guard.batches``."""
-        return handed_out(self.guard, loader, by_ourselves=self.guard.loop.goes_back)
+        skip_ranges(self.loop.data, [*self._skip, *skip])
+        return handed_out(self, loader, by_ourselves=self.loop.goes_back)
 
     def step(
         self,
@@ -119,50 +120,38 @@ class AcceleratedGuard:
         self._loss = share if self._loss is None else self._loss + share
         self._tokens += tokens or 0
         if not self._accelerator.sync_gradients:
-            return self.guard.watch.verdict
+            return self.watch.verdict
         total, self._loss = self._loss, None
         seen, self._tokens = self._tokens, 0
         for each in self._optimizers:
             each._is_overflow = False  # the schedule counts attempts, and Accelerate's schedule checks this
-        number = self.guard.number
-        verdict = self.guard.step(
+        number = self.number
+        verdict = super().step(
             total,
             grad_norm=grad_norm,
             tokens=None if tokens is None else seen,
             token_losses=token_losses,
             **signals,
         )
-        tell_skipped(self._optimizers, is_skipped(verdict, number, self.guard))
+        tell_skipped(self._optimizers, is_skipped(verdict, number, self))
         return verdict
 
     def state_dict(self) -> dict[str, Any]:
         """The guard's state and the position in the data, for ``accelerator.register_for_checkpointing``."""
-        return {"guard": self.guard.state_dict(), "data": self.guard.loop.data.position()}
+        return {"guard": super().state_dict(), "data": self.loop.data.position()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; with the data, too, if the loop uses ``batches``."""
-        is_fresh = self.guard.loop.data.number is None
-        self.guard.load_state_dict(state["guard"])
-        forget_checkpoints(self.guard, "Accelerate went back to a checkpoint")
-        if state["data"] and (is_fresh or self.guard.loop.goes_back):
-            self.guard.loop.data.go_to(state["data"])
-
-    def paused(self) -> AbstractContextManager[None]:
-        """A context for code that is not training; see ``Guard.paused``."""
-        return self.guard.paused()
+        is_fresh = self.loop.data.number is None
+        super().load_state_dict(state["guard"])
+        forget_checkpoints(self, "Accelerate went back to a checkpoint")
+        if state["data"] and (is_fresh or self.loop.goes_back):
+            self.loop.data.go_to(state["data"])
 
     def close(self) -> None:
         """Finish, release the folder, and leave the accelerator as it was."""
         self._patches.undo()
-        self.guard.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self.guard.loop.fail(error)
-        self.close()
+        super().close()
 
 
 class AcceleratedSchedule:
@@ -192,22 +181,27 @@ def refuse_foreign(accelerator: Accelerator) -> None:
 def see_before_clipping(patches: Patches, accelerator: Accelerator, of: Guard, model: nn.Module) -> None:
     """Let a guard see gradients before the accelerator clips them."""
 
+    def is_of_model(parameters: set[int]) -> bool:
+        """Whether a guard that is still there has a part in these; another one may have the rest."""
+        return not of.loop.is_finished and not parameters.isdisjoint(map(id, model.parameters()))
+
     def by_norm(clip: Any) -> Any:
         def seen_first(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            if accelerator.sync_gradients:
+            given = {id(each) for each in parameters}
+            if accelerator.sync_gradients and is_of_model(given):
                 trained = [id(each) for each in model.parameters() if each.requires_grad]
-                are_all = {id(each) for each in parameters}.issuperset(trained)
-                of.before_clipping(max_norm if are_all and norm_type == 2 else None)
+                of.before_clipping(max_norm if given.issuperset(trained) and norm_type == 2 else None)
             return clip(parameters, max_norm, norm_type)
 
         return seen_first
 
     def by_value(clip: Any) -> Any:
-        def seen_first(*args: Any, **kwargs: Any) -> Any:
-            if accelerator.sync_gradients:
+        def seen_first(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            if accelerator.sync_gradients and is_of_model({id(each) for each in parameters}):
                 of.before_clipping()
-            return clip(*args, **kwargs)
+            return clip(parameters, *args, **kwargs)
 
         return seen_first
 

@@ -19,7 +19,7 @@ from sealegs.guard import Guard
 def handed_out(guard: Guard, loader: Any, *, by_ourselves: bool) -> Iterator[Any]:
     """The batches of an epoch. A loader that never goes back is iterated as Accelerate does it."""
     if not by_ourselves and isinstance(loader, DataLoaderShard | DataLoaderDispatcher):
-        yield from guard.batches(iter(loader))
+        yield from guard.loop.batches(iter(loader))
     elif isinstance(loader, DataLoaderDispatcher):
         raise ConfigError(
             "loader=DataLoaderDispatcher: one process reads for all, and cannot be brought back to an earlier batch; "
@@ -28,7 +28,7 @@ def handed_out(guard: Guard, loader: Any, *, by_ourselves: bool) -> Iterator[Any
     elif isinstance(loader, DataLoaderShard):
         yield from _by_ourselves(guard, loader)
     else:
-        yield from guard.batches(loader)
+        yield from guard.loop.batches(loader)
 
 
 def has_places(loader: Any) -> bool:
@@ -45,7 +45,7 @@ def _by_ourselves(guard: Guard, loader: Any) -> Iterator[Any]:
     guard.loop.data.on_epoch = lambda number: _tell_epoch(loader, max(number, loader.iteration))
     loader.begin()
     try:
-        for batch in guard.batches(loader.base_dataloader):
+        for batch in guard.loop.batches(loader.base_dataloader):
             loader.end_of_dataloader = guard.loop.data.is_last
             if loader.device is not None:
                 batch = send_to_device(batch, loader.device, non_blocking=loader._non_blocking)

@@ -8,7 +8,6 @@ trainer.train()
 
 import json
 import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -32,7 +31,7 @@ except MissingExtra:  # a package that transformers' Trainer needs
 
 from sealegs.guard import Guard
 from sealegs.guard_options import LoopScheduler
-from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, open_guard, refuse_options
+from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, guard_options, open_loop, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.config_readers import of_model_config, of_training_arguments
@@ -128,7 +127,7 @@ class Attached:
             raise ConfigError("hyperparameter_search: a guard records one run; attach one to a Trainer of each trial")
         schedule = trainer.lr_scheduler
         waits_for_metric = isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR"
-        self.guard = guard = open_guard(
+        port = open_loop(
             model,
             trainer.optimizer.optimizer,
             self._options,
@@ -138,15 +137,12 @@ class Attached:
             goes_on=checkpoint is not None,
             settings=_settings(trainer),
         )
-        try:
-            if not waits_for_metric:
-                self._patches.put(trainer, "lr_scheduler", TrainerSchedule)
-            loop = TrainerLoop(trainer, guard, loader, self._save)
-            if checkpoint is not None:
-                self._resume(guard, loop, Path(checkpoint))
-        except BaseException:
-            guard.watch.close()
-            raise
+        self.guard = guard = Guard.around(port)
+        if not waits_for_metric:
+            self._patches.put(trainer, "lr_scheduler", TrainerSchedule)
+        loop = TrainerLoop(trainer, guard, loader, self._save)
+        if checkpoint is not None:
+            self._resume(guard, loop, Path(checkpoint))
         self._note(guard)
         self._loop = loop
         loop.join(self._patches)
@@ -198,7 +194,7 @@ class Attached:
         guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)
 
 
-def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
+def _refuse(trainer: Any, options: LoopOptions) -> None:
     """Refuse what cannot be guarded, before anything is changed."""
     if not isinstance(trainer, Trainer):
         raise ConfigError(f"trainer={type(trainer).__name__}: give a transformers.Trainer")
@@ -210,6 +206,7 @@ def _refuse(trainer: Any, options: Mapping[str, Any]) -> None:
     if hasattr(trainer, "_sealegs"):
         raise ConfigError("trainer: a guard is attached to it already; call detach() on what attach gave")
     refuse_options(options, OWN)
+    guard_options(options)
     refuse_foreign(trainer.accelerator)
     if trainer.args.auto_find_batch_size:
         raise ConfigError("auto_find_batch_size=True: it begins the run anew, over and over; find the size first")

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
 from sealegs.integrations.lightning_progress import lacking
-from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, open_guard, refuse_options
+from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, guard_options, open_loop, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.live import preflight
@@ -55,6 +55,8 @@ def attach(trainer: Any, *, run: str | Path | None, **options: Unpack[LoopOption
     Nothing happens before ``trainer.fit``. It is the same as ``Trainer(callbacks=[Guarded(run=...)])``, which is for
     Trainers that are made from a configuration file.
     """
+    if not hasattr(trainer, "callbacks"):
+        raise ConfigError(f"trainer={type(trainer).__name__}: give a Trainer of Lightning's")
     if any(isinstance(callback, Guarded) for callback in trainer.callbacks):
         raise ConfigError("trainer: a guard is attached to it already")
     guarded = Guarded(run=run, **options)
@@ -80,6 +82,7 @@ class Guarded:
 
     def __init__(self, *, run: str | Path | None, **options: Unpack[LoopOptions]) -> None:
         refuse_options(options, OWN)
+        guard_options(options)
         self.guard: Guard | None = None
         """The guard of the present fit, or of the last one."""
         self.advice: Advised | None = None
@@ -119,7 +122,7 @@ class Guarded:
             self._state = {}  # the state is another training's
         # a checkpoint written on an exception, or a failed fit before, has no guard state, but is no new run either
         goes_on = bool(self._state or trainer.ckpt_path or trainer.global_step)
-        self.guard = guard = open_guard(
+        port = open_loop(
             trainer.strategy.model,
             list(trainer.optimizers),
             self._options,
@@ -129,11 +132,12 @@ class Guarded:
             goes_on=goes_on,
             settings=_settings(trainer),
         )
+        self.guard = guard = Guard.around(port)
         try:
             self._ranks = Collective()
             self._loop = loop = LightningLoop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
         except BaseException:
-            guard.watch.close()
+            guard.close()
             raise
         loop.join(self._patches)
         guard.watch.note("framework", step=guard.number, **_framework(trainer))

@@ -1,5 +1,6 @@
 """The guard in a framework's loop: its options, its folder, and what it knows about a run that goes on."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -8,13 +9,13 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from sealegs.errors import ConfigError, RunExists
 from sealegs.guard import Guard, watch_of
-from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, has_begun, skip_ranges
+from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, has_begun
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
 from sealegs.recovery.playbook import Playbook
 
 
-class GuardKeywords(TypedDict, total=False):
+class LoopOptions(TypedDict, total=False):
     """The options of a guard in a framework's loop. Each means what it means to ``sealegs.Guard``."""
 
     clip: float | None
@@ -24,11 +25,6 @@ class GuardKeywords(TypedDict, total=False):
     resume: bool | Literal["auto"]
     detection: Detection
     telemetry: Telemetry
-
-
-class LoopOptions(GuardKeywords, total=False):
-    """Those options, and the batches to leave out."""
-
     skip: Sequence[tuple[int, int]]
     """As in ``Guard.batches``."""
 
@@ -38,11 +34,20 @@ def refuse_options(options: Mapping[str, Any], own: Mapping[str, str]) -> None:
     for name, cure in own.items():
         if name in options:
             raise ConfigError(f"{name}={options[name]!r}: {cure}")
-    if strange := sorted(options.keys() - get_type_hints(LoopOptions).keys()):
-        raise ConfigError(f"{strange[0]}: a guard has no such option; see docs/guard.md")
+    known = get_type_hints(LoopOptions).keys()
+    for name in sorted(options.keys() - known):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known - own.keys()))}"
+        raise ConfigError(f"{name}={options[name]!r}: a guard has no such option; {hint}")
 
 
-def open_guard(
+def guard_options(options: LoopOptions, **of_framework: Any) -> GuardOptions:
+    """All options of a guard: the user's, and those that the framework says. A wrong value is refused here."""
+    given: Any = {name: value for name, value in options.items() if name != "resume"}
+    return GuardOptions(**given, **of_framework)
+
+
+def open_loop(
     model: Any,
     optimizer: Any,
     options: LoopOptions,
@@ -52,31 +57,21 @@ def open_guard(
     scaler: Any,
     goes_on: bool,
     settings: dict[str, Any],
-) -> Guard:
-    """A guard that records into a folder. A run that ``goes_on`` may have the folder already."""
+) -> LoopPort:
+    """Open the guard's side of a framework's loop; the folder of a run that ``goes_on`` may be there already."""
     telemetry = options.get("telemetry", Telemetry())
-    telemetry = replace(telemetry, settings=settings | (telemetry.settings or {}))
-    given = GuardOptions(
-        scheduler=scheduler,
-        scaler=scaler,
-        clip=options.get("clip"),
-        act=options.get("act", True),
-        playbook=options.get("playbook"),
-        checkpoint_every=options.get("checkpoint_every", 0),
-        telemetry=telemetry,
-    )
+    described = replace(telemetry, settings=settings | (telemetry.settings or {}))
+    given = guard_options({**options, "telemetry": described}, scheduler=scheduler, scaler=scaler)
     resume = goes_on and run is not None and has_begun(run)
-    detection = options.get("detection", Detection())
-    open_watch = partial(watch_of, run, resume=resume, detection=detection, telemetry=telemetry)
     try:
-        loop = LoopPort(model, optimizer, given, open_watch, has_folder=run is not None)
+        return LoopPort(
+            model, optimizer, given, partial(watch_of, run, given, resume=resume), has_folder=run is not None
+        )
     except RunExists:
         raise RunExists(
             f"run={run}: there is a run in it, and this one does not go on from a checkpoint; give another name, "
             "or move the folder away"
         ) from None
-    skip_ranges(loop.data, options.get("skip", ()))
-    return Guard.around(loop)
 
 
 def forget_checkpoints(guard: Guard, why: str) -> None:

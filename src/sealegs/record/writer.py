@@ -14,7 +14,7 @@ from sealegs.errors import RunBusy, RunExists, StorageError
 from sealegs.record import manifest as manifests
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.manifest import Manifest
-from sealegs.record.schema import EVENTS, METRICS, to_line
+from sealegs.record.schema import EVENTS, MANIFEST, METRICS, to_line
 from sealegs.vocabulary import Event, Row
 
 
@@ -84,11 +84,14 @@ class RunWriter:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Raise an error if the folder exists: a name is given once."""
-    if folder.exists():
-        raise RunExists(
-            f"{folder}: there is a run of that name; resume it (--resume, or resume=True), or give another name"
-        )
+    """Raise an error if there is something in the folder: a name is given once."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / MANIFEST).exists():
+        raise RunExists(f"{folder}: there is something else in it, and no run; give another name")
+    raise RunExists(
+        f"{folder}: there is a run of that name; resume it (--resume, or resume=True), or give another name"
+    )
 
 
 class _Lines:
