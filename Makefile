@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-product test-frameworks style types tests format bench drills clean chromium
+.PHONY: help demo test quick test-product test-frameworks style types tests format bench drills clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,6 +17,9 @@ demo: .venv/demo.stamp  ## one run, three endings; then the post-mortem of the f
 
 test: style  ## everything: format, lint, import contracts, types, tests, doctests, README snippets
 	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+quick: style  ## style, types, and the tests that train nothing: for the inner loop (under three minutes)
+	@$(MAKE) --no-print-directory --jobs 2 types tests TESTS='-m "not trains"'
 
 test-product: style  ## the same without the frameworks
 	@$(MAKE) --no-print-directory --jobs 2 types tests TESTS=--ignore=tests/integrations

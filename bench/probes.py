@@ -34,7 +34,7 @@ from sealegs.lab.settings import SIZES, DataSettings, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import backward, build_optimizer, lr_share, resolved
 from sealegs.recovery.probe import PROVEN_AFTER, SAME_LOSS, Kept, Noise, ProbeResult
-from sealegs.signals.lengths import lengths
+from sealegs.signals.tensor_norms import lengths
 from sealegs.stats import streaming
 
 BATCHES = 5

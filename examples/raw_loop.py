@@ -1,8 +1,8 @@
-"""A loop of one's own with a guard in it: the five lines that the README shows, in a program that runs.
+"""A loop of one's own with a guard and a playbook in it, which survives a gradient that becomes NaN.
 
     python examples/raw_loop.py [--steps N] [--run FOLDER]
 
-At step 20 a gradient becomes NaN. The step is skipped, the run goes on, and `sealegs check FOLDER` tells of it.
+The fault strikes at step 20. The step is skipped, the run goes on, and `sealegs check FOLDER` tells of it.
 """
 
 import argparse

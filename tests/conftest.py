@@ -20,6 +20,24 @@ LONGEST = ("test_examples.py", "test_readme.py")
 """Half a minute in one piece: first of all, or at the end one worker would wait for the other."""
 
 
+TRAINS = (
+    *("bench", "browser", "drills", "integrations", "ranks", "replay", "capsule"),
+    *("recovery/test_coming_back", "recovery/test_grown", "recovery/test_recovery", "recovery/test_run_end"),
+    *("recovery/test_runs", "lab/test_corpus", "lab/test_data", "lab/test_train", "report/test_postmortem_run"),
+    *("cli/test_coordcheck", "cli/test_dashboard", "cli/test_do", "cli/test_drill", "cli/test_main"),
+    *("cli/test_tracker", "cli/test_train", "faults/test_code", "faults/test_injector", "sinks/test_mlflow"),
+    *(
+        "readers/test_damaged",
+        "report/dashboard/test_page",
+        "preflight_check/test_coordcheck",
+        "signals/test_activations",
+    ),
+    *("state/test_extra_state", "test_bit_for_bit", "test_examples", "test_readme"),
+)
+"""Folders and files whose tests train, or wait for other processes: ``make quick`` leaves them out."""
+TESTS = Path(__file__).parent
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """What tests share has no doctests, and every worker would import Lightning to find none."""
     is_shared = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
@@ -28,6 +46,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            place = item.path.relative_to(TESTS).with_suffix("").as_posix()
+            if place.split("/")[0] in TRAINS or place in TRAINS:
+                item.add_marker("trains")
 
 
 @pytest.fixture(scope="session", autouse=True)

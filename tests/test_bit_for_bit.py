@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sealegs
 from sealegs.recovery.playbook import Playbook
-from sealegs.signals.lengths import MOST_ADDED
+from sealegs.signals.tensor_norms import MOST_ADDED
 
 EPOCHS, ROWS, BATCH = 2, 1360, 16
 STEPS = EPOCHS * ROWS // BATCH

@@ -1,6 +1,6 @@
 """Rows and Verdicts in, Incidents out: when each began, how bad it was, how it went on.
 
-    state, news = follow(state, row, verdict)
+    state, news = advance(state, row, verdict)
 
 It is a fold like the judge's, and the same live and offline. An alarm opens an incident. It closes when the mean loss
 of ten rows is back where the healthy steps before it were. At most one is open: what happens meanwhile belongs to it.

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 from sealegs.detectors.contract import Detector
 from sealegs.detectors.custom import Rule
 from sealegs.detectors.drift import Drift
+from sealegs.detectors.learning_rate import NAME as RATE
+from sealegs.detectors.learning_rate import Rate
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
 from sealegs.detectors.proportion import Proportion
-from sealegs.detectors.rate import NAME as RATE
-from sealegs.detectors.rate import Rate
 from sealegs.detectors.replicas import Replicas
 from sealegs.detectors.spike import Spike
 from sealegs.detectors.textbook import textbook

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sealegs.signals import cuda_graphs
 from sealegs.signals.cuda_graphs import EAGER_USES, GraphCapturer, GraphedFunction, layout
-from sealegs.signals.lengths import lengths
 from sealegs.signals.norms import GradientReader
+from sealegs.signals.tensor_norms import lengths
 from sealegs.signals.weights import WeightSampler
 
 pytestmark = [

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sealegs.signals.activations import MULTIHEAD, ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.collect import Block
-from sealegs.signals.lengths import lengths
+from sealegs.signals.tensor_norms import lengths
 from sealegs.signals.weights import WeightSampler
 
 pytestmark = [

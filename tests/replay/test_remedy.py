@@ -18,8 +18,8 @@ from sealegs.guard_options import Checkpointing
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.remedy import _joined, _spread, _taken, borrowed, plan, rerun
 from sealegs.replay.subject import load_builder
+from sealegs.report.fixes import parse
 from sealegs.report.postmortem import plots
-from sealegs.report.remediation import parse
 
 pytestmark = [
     pytest.mark.xdist_group("remedied"),  # one run serves all

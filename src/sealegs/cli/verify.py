@@ -18,12 +18,12 @@ from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import VERIFIED
 from sealegs.report.commands.contracts import contract
 from sealegs.report.commands.verify import FixShown, Verified, page, promises_shown
+from sealegs.report.fixes import Fix
+from sealegs.report.fixes import parse as parse_fix
 from sealegs.report.postmortem.build import Case, postmortem_of
 from sealegs.report.postmortem.markdown import FILE
 from sealegs.report.postmortem.promises import parse as parse_promise
 from sealegs.report.postmortem.values import Measured, Postmortem, Promise
-from sealegs.report.remediation import Fix
-from sealegs.report.remediation import parse as parse_fix
 
 DESCRIPTION = """\
 Run an incident again with the remedy that its post-mortem names, and compare what comes of it with the numbers that are

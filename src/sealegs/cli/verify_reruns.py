@@ -16,10 +16,10 @@ from sealegs.lab.settings import Settings
 from sealegs.record import manifest as manifests
 from sealegs.record.run import open_run
 from sealegs.record.schema import TOKENIZER
+from sealegs.report.fixes import Fix
 from sealegs.report.postmortem.build import Case
 from sealegs.report.postmortem.values import Promise
 from sealegs.report.progress import progress
-from sealegs.report.remediation import Fix
 
 if TYPE_CHECKING:
     from sealegs.capsule.read import Capsule

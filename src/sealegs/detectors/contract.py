@@ -1,4 +1,7 @@
-"""The protocol of all detectors: a frozen value whose state is a plain value passed through it."""
+"""The protocol of all detectors: a frozen value whose state is a plain value passed through it.
+
+A new one goes into ``judge.standard``; the kind of its incidents into ``incidents.KINDS``.
+"""
 
 from typing import Protocol, TypeVar
 

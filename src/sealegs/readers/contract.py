@@ -1,4 +1,7 @@
-"""The contract of a reader: a module with these two functions."""
+"""The contract of a reader: a module with these two functions, listed in ``read.READERS``.
+
+No two readers may recognise the same source.
+"""
 
 from typing import Protocol
 

@@ -3,7 +3,7 @@
     decision = choose(playbook, trigger, onset, history)
 
 A playbook is a ladder. A new anomaly begins at the first rung for its trigger. An anomaly that comes back takes a later
-rung, and never the same one twice. When no rung is left, the run is halted with advice. ``recovery/interventions.py``
+rung, and never the same one twice. When no rung is left, the run is halted with advice. ``recovery/playbook_runner.py``
 carries the actions out.
 """
 
@@ -165,7 +165,7 @@ class Playbook:
 
     @classmethod
     def observe(cls) -> Self:
-        """Skips and halts only, without rungs. The default.
+        """Skips and halts only, without rungs; incidents leave capsules to be replayed.
 
         >>> print(Playbook.observe())
         playbook observe

@@ -18,9 +18,9 @@ from sealegs.errors import ConfigError
 from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.evidence import Anomaly
 from sealegs.recovery.incident_tracker import IncidentTracker
-from sealegs.recovery.interventions import PlaybookRunner
 from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import Playbook
+from sealegs.recovery.playbook_runner import PlaybookRunner
 from sealegs.recovery.probe import Noise, Probe
 from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import RequestQueue

@@ -15,7 +15,7 @@ from sealegs.batching.stratified import RareRows, spread
 from sealegs.errors import ConfigError
 from sealegs.replay.arms import arms, groups_of, set_beta2, tail_of
 from sealegs.replay.experiment import Change, Experiment
-from sealegs.report.remediation import Fix
+from sealegs.report.fixes import Fix
 
 Batches: TypeAlias = tuple[Any, ...]
 

@@ -73,7 +73,7 @@ class _Sample:
 
 
 class Meter:
-    """Measures the steps of one model. ``see`` comes before the update, ``updated`` after it."""
+    """Measures the steps of one model. ``measure_step`` comes before the update, ``updated`` after it."""
 
     def __init__(
         self,

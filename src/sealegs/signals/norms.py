@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, addresses
 from sealegs.signals.groups import plain_name
-from sealegs.signals.lengths import alike, lengths, total_of_torch
+from sealegs.signals.tensor_norms import alike, lengths, total_of_torch
 from sealegs.signals.weights import local
 
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from sealegs.signals.collect import Block
 from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, layout
 from sealegs.signals.groups import Groups, Sums, sent
-from sealegs.signals.lengths import alike, exact_dtype, lengths
+from sealegs.signals.tensor_norms import alike, exact_dtype, lengths
 
 MOST_SAMPLED = 16_384
 """Elements of one tensor that a sample has at most."""
@@ -107,9 +107,9 @@ class WeightSampler:
     - ``moment1_norm``, ``moment2_norm``: L2 norms of the optimizers' running means of gradients and of their squares;
       absent where an optimizer has none, or has none yet
 
-    A finite weight of 1e25, whose square float32 cannot hold, is not taken for an infinite one (``signals/lengths.py``;
-    weights that are float64 themselves: up to 1e154). Norms are exact on a GPU; on a CPU they are as good as
-    ``MOST_ADDED`` says, and the same for the same numbers.
+    A finite weight of 1e25, whose square float32 cannot hold, is not taken for an infinite one
+    (``signals/tensor_norms.py``; weights that are float64 themselves: up to 1e154). Norms are exact on a
+    GPU; on a CPU they are as good as ``MOST_ADDED`` says, and the same for the same numbers.
 
     The change is *estimated* from up to ``MOST_SAMPLED`` evenly spaced elements of each tensor, copied before the
     update and compared after it; to compare all would take the memory of a second model. Their spacing shares no

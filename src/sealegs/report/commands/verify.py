@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from sealegs.record.schema import unspell
+from sealegs.report.fixes import Fix, in_words
 from sealegs.report.postmortem.markdown import measured as told
 from sealegs.report.postmortem.values import Measured, Promise
-from sealegs.report.remediation import Fix, in_words
 
 WIDTH = 100
 

@@ -24,11 +24,11 @@ from sealegs.report.commands.replay import Replayed, TokenShown
 from sealegs.report.commands.replay import read as read_replay
 from sealegs.report.commands.verify import Verified
 from sealegs.report.commands.verify import read as read_verified
+from sealegs.report.fixes import Circumstances, Fix, in_words, remediation
 from sealegs.report.postmortem import causes, numbers
 from sealegs.report.postmortem.markdown import draft
 from sealegs.report.postmortem.stretch import plain_events, rows_about, stretch, went_back
 from sealegs.report.postmortem.values import Postmortem
-from sealegs.report.remediation import Circumstances, Fix, in_words, remediation
 
 MILD = BENIGN + WATCHED
 RARE = 10

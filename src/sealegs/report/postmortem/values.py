@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sealegs.report.remediation import Fix
+from sealegs.report.fixes import Fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

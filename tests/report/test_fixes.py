@@ -8,7 +8,7 @@ import pytest
 
 from sealegs.diagnosis.causes import causes
 from sealegs.errors import ConfigError
-from sealegs.report.remediation import KINDS, Circumstances, Fix, in_words, parse, remediation
+from sealegs.report.fixes import KINDS, Circumstances, Fix, in_words, parse, remediation
 
 HERE = Circumstances(onset=312, last_bad=314, clip=1.0, usual_norm=0.6)
 REPLAY = Path(__file__).parents[2] / "src" / "sealegs" / "replay"

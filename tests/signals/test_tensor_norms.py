@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sealegs.signals.lengths import MOST_ADDED, lengths, total_of_torch
+from sealegs.signals.tensor_norms import MOST_ADDED, lengths, total_of_torch
 
 CPU = torch.device("cpu")
 

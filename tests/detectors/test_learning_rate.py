@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealegs.detectors.rate import Rate, RateState
+from sealegs.detectors.learning_rate import Rate, RateState
 from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Severity
 
