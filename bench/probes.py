@@ -268,7 +268,7 @@ def main() -> None:
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_kind[row["kind"]].append(row)
-    print("| | cases | condemned: loss | condemned: norm | called sound | called a sum | off, where that decides |")
+    print("| | cases | rejected: loss | rejected: norm | called sound | called a sum | off, where that decides |")
     print("|---|---|---|---|---|---|---|")
     for kind, some in by_kind.items():
         counts = " | ".join(str(sum(row["told"] == word for row in some)) for word in ("loss", "norm", "sound", "sum"))

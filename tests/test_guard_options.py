@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sealegs
-from sealegs.errors import ConfigError, RunExists, StorageError
+from sealegs.errors import ConfigError, RunExists, SourceError, StorageError
 from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
@@ -183,3 +183,12 @@ def test_a_bad_end_is_warned_of_where_the_loop_is(how: str, tmp_path: Path) -> N
     assert [(Path(each.filename).name, each.category) for each in warned] == [
         (Path(__file__).name, sealegs.RunEndedBadly)
     ]
+
+
+def test_a_state_that_is_none_of_a_guards_is_refused() -> None:
+    model, optimizer = small()
+    with (
+        sealegs.Guard(model, optimizer, run=None) as guard,
+        pytest.raises(SourceError, match="there is no 'meter' in it; give what state_dict"),
+    ):
+        guard.load_state_dict({})

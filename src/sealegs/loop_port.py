@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.data.position import Batches
-from sealegs.errors import ConfigError, RunEndedBadly, RunHalted
+from sealegs.errors import ConfigError, RunEndedBadly, RunHalted, SourceError
 from sealegs.guard_options import GuardOptions, several
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
@@ -404,6 +404,8 @@ class LoopPort(Observer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, bit for bit."""
+        if missing := sorted({"watch", "number", "next_batch", "meter"} - state.keys()):
+            raise SourceError(f"the guard's state: there is no {missing[0]!r} in it; give what state_dict() gave")
         self.watch.load_state_dict(state["watch"])
         self.number = state["number"]
         if self._batches.number is None:

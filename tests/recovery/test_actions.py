@@ -23,7 +23,7 @@ from sealegs.recovery.actions import (
 )
 
 PHRASES: list[tuple[Action, str]] = [
-    (Continue(), "go on, skipping what is condemned"),
+    (Continue(), "go on, skipping what is rejected"),
     (Rollback(), "roll back to the newest healthy state, skip 10 batches"),
     (Rollback(100, 1), "roll back to the newest healthy state at least 100 steps before the onset, skip 1 batch"),
     (Rollback(skip=0), "roll back to the newest healthy state, skip no batch"),

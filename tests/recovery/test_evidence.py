@@ -210,7 +210,7 @@ def test_what_a_loss_that_has_grown_was_not_asked_about_it_is_not_asked_later() 
         assert not asks(evidence)
 
 
-def condemned(*, loss: float = 9.0, least: float = 0.1) -> AnomalyEvidence:
+def rejected(*, loss: float = 9.0, least: float = 0.1) -> AnomalyEvidence:
     """Weights by which batches from before have that loss, after five surprising steps."""
     evidence = watching()
     for step in range(60):
@@ -223,7 +223,7 @@ def condemned(*, loss: float = 9.0, least: float = 0.1) -> AnomalyEvidence:
 
 @pytest.mark.parametrize(("then", "is_damage"), [(9.0, True), (4.6, True), (4.4, False)])
 def test_weights_by_which_the_next_batch_is_far_cheaper_have_learned_other_data(then: float, is_damage: bool) -> None:
-    evidence = condemned()
+    evidence = rejected()
     seen(evidence, NEXT - 1, loss=2.0)
     assert not evidence.excuse, "which was trained on before they were tried"
     anomaly = seen(evidence, NEXT, loss=then)
@@ -238,7 +238,7 @@ def test_weights_by_which_the_next_batch_is_far_cheaper_have_learned_other_data(
 def test_weights_by_which_the_next_batches_are_dearer_still_learn_other_data(
     old: float, then: float, is_damage: bool
 ) -> None:
-    evidence = condemned(loss=old)
+    evidence = rejected(loss=old)
     anomaly = seen(evidence, NEXT, loss=then)
     assert evidence.is_sound == bool(evidence.excuse) != is_damage
     for step in range(NEXT + 1, NEXT + HEALING):
@@ -247,10 +247,10 @@ def test_weights_by_which_the_next_batches_are_dearer_still_learn_other_data(
 
 
 def test_batches_that_differ_more_tell_less_of_that() -> None:
-    evidence = condemned(least=1.0)
+    evidence = rejected(least=1.0)
     seen(evidence, NEXT, loss=4.4)
     assert not evidence.excuse
-    evidence = condemned(least=1.0)
+    evidence = rejected(least=1.0)
     seen(evidence, NEXT, loss=3.2)
     assert "learn other data" in evidence.excuse
 
@@ -258,17 +258,17 @@ def test_batches_that_differ_more_tell_less_of_that() -> None:
 def test_weights_that_heal_are_left_alone() -> None:
     """Half of the rise is over within sixteen steps, as a logarithm: 9 to 4.2."""
     for last, heals in ((4.0, True), (4.5, False)):
-        evidence = condemned()
+        evidence = rejected()
         anomalies = [seen(evidence, NEXT + after, loss=9.0 if after < 4 else last) for after in range(HEALING)]
         assert any(anomalies) != heals
-    evidence = condemned()
+    evidence = rejected()
     evidence.loss_is_back()
     assert not any(seen(evidence, NEXT + after, loss=9.0) for after in range(HEALING))
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("high", 11.5), ("skip", 9.0)])
 def test_what_becomes_worse_or_is_not_trained_on_is_not_waited_for(kind: str, loss: float) -> None:
-    evidence = condemned()
+    evidence = rejected()
     anomalies = [seen(evidence, NEXT + after, kind, loss=loss) for after in range(LATELY)]
     assert any(anomalies)
     assert any(anomalies[:1]) == (kind == "high")

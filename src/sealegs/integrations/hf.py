@@ -41,6 +41,8 @@ from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.preflight import Advised
 
 OWN = {
+    "model": "the Trainer has it",
+    "optimizer": "the Trainer makes it: set optim, or give it optimizers=",
     "scheduler": "the Trainer makes it: set lr_scheduler_type",
     "scaler": "it is the accelerator's: set fp16",
     "clip": "the Trainer clips: set max_grad_norm",

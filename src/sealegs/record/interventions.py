@@ -93,9 +93,9 @@ class Done:
 def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
     """What was done to a run of ``steps`` steps, the last of which is step ``last``."""
     told = list(events)
-    condemned = [event for event in told if _is_condemned(event)]
+    rejected = [event for event in told if _is_rejected(event)]
     skips = Skips()
-    for event in filter(_is_acted_on, condemned):
+    for event in filter(_is_acted_on, rejected):
         skips = skips.after(event.step, findings_in(event))
     made = [event for event in told if event.kind == "intervention" and _is_acted_on(event)]
     ends = {event.detail.get("intervention"): event.detail.get("result") for event in told if event.kind == "outcome"}
@@ -103,7 +103,7 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
     return Done(
         steps=steps,
         skips=skips,
-        not_acted=len(condemned) - skips.count,
+        not_acted=len(rejected) - skips.count,
         interventions=len(made),
         actions=dict(Counter(kind for event in made for kind in _actions(event)).most_common()),
         outcomes=dict(results.most_common()),
@@ -116,7 +116,7 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
 
 def skipped_steps(events: Iterable[Event]) -> list[int]:
     """The steps whose update was not applied; a step appears as often as it was skipped."""
-    return [event.step for event in events if _is_condemned(event) and _is_acted_on(event)]
+    return [event.step for event in events if _is_rejected(event) and _is_acted_on(event)]
 
 
 def told_of(skips: Skips, steps: int, unlearned: Unlearned | None) -> str:
@@ -152,7 +152,7 @@ def spelt(share: float) -> str:
     return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
 
 
-def _is_condemned(event: Event) -> bool:
+def _is_rejected(event: Event) -> bool:
     return event.kind in JUDGED and any(map(_spoils, findings_in(event)))
 
 

@@ -22,7 +22,7 @@ class Continue:
     kind: ClassVar[str] = "continue"
 
     def __str__(self) -> str:
-        return "go on, skipping what is condemned"
+        return "go on, skipping what is rejected"
 
 
 @dataclass(frozen=True, slots=True)

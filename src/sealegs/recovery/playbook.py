@@ -115,16 +115,16 @@ class Playbook:
     >>> print(mine)
     playbook mine
     rung  when                                what is done
-       -  a step is condemned                 skip it
+       -  a step is rejected                  skip it
        1  damaged                             roll back to the newest healthy state at least 50 steps
                                               before the onset, skip 20 batches
        2  damaged                             roll back to the newest healthy state at least 500 steps
                                               before the onset, skip 20 batches; learning rate x 0.5,
                                               warmed up again over 50 steps
-       -  bad-data, nonfinite-often,          go on, skipping what is condemned
+       -  bad-data, nonfinite-often,          go on, skipping what is rejected
           not-recovering, spoilt
        -  budget-spent, nonfinite-weights     halt
-    Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
+    What comes back before the run has recovered, or at the same place, or soon, is the same anomaly: it
     takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
     """
 
@@ -170,8 +170,8 @@ class Playbook:
         >>> print(Playbook.observe())
         playbook observe
         rung  when                                what is done
-           -  a step is condemned                 skip it
-           -  bad-data, damaged,                  go on, skipping what is condemned
+           -  a step is rejected                  skip it
+           -  bad-data, damaged,                  go on, skipping what is rejected
               nonfinite-often, not-recovering,
               spoilt
            -  budget-spent, nonfinite-weights     halt
@@ -185,10 +185,10 @@ class Playbook:
         >>> print(Playbook.standard())
         playbook standard
         rung  when                                what is done
-           -  a step is condemned                 skip it
+           -  a step is rejected                  skip it
            -  the loss is coming down             wait, and look again after 50, 200 and 500 steps
            1  bad-data, budget-spent              take out the source that the evidence names
-           2  bad-data                            go on, skipping what is condemned
+           2  bad-data                            go on, skipping what is rejected
            3  damaged, nonfinite-often,           roll back to the newest healthy state, skip 10 batches
               nonfinite-weights, not-recovering
            4  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
@@ -198,7 +198,7 @@ class Playbook:
                                                   warmed up again over 50 steps; clip at 0.5
            6  anything but spoilt                 halt
            7  spoilt                              roll back to the newest healthy state, skip 10 batches
-        Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
+        What comes back before the run has recovered, or at the same place, or soon, is the same anomaly: it
         takes a later rung. With none left, or after 10 rollbacks in all, the run is halted. What is spoilt
         heals by itself, too: it is undone once in a run, and halts none.
         """
@@ -223,7 +223,7 @@ class Playbook:
         >>> print(Playbook.palm())
         playbook palm
         rung  when                                what is done
-           -  a step is condemned                 skip it
+           -  a step is rejected                  skip it
            -  the loss is coming down             wait, and look again after 50, 200 and 500 steps
            1  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
               nonfinite-weights, not-recovering   before the onset, skip 200 batches
@@ -232,8 +232,8 @@ class Playbook:
            3  budget-spent, damaged,              halt
               nonfinite-often,
               nonfinite-weights, not-recovering
-           -  bad-data, spoilt                    go on, skipping what is condemned
-        Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it
+           -  bad-data, spoilt                    go on, skipping what is rejected
+        What comes back before the run has recovered, or at the same place, or soon, is the same anomaly: it
         takes a later rung. With none left, or after 10 rollbacks in all, the run is halted.
         """
         state = TRIGGERS - HEALS - {Trigger.BAD_DATA, Trigger.BUDGET_SPENT}
@@ -248,7 +248,7 @@ class Playbook:
 
     def __str__(self) -> str:
         """One row per rung; what happens without a rung has a dash."""
-        rows = [("rung", "when", "what is done"), ("-", "a step is condemned", "skip it")]
+        rows = [("rung", "when", "what is done"), ("-", "a step is rejected", "skip it")]
         if self.has_rung_for(Trigger.NOT_RECOVERING):
             looks = " and ".join(map(str, self.looks)).replace(" and ", ", ", len(self.looks) - 2)
             rows.append(("-", "the loss is coming down", f"wait, and look again after {looks} steps"))
@@ -259,7 +259,7 @@ class Playbook:
         lines = [f"playbook {self.name}", *(line for row in rows for line in _table_lines(*row))]
         if self.rungs:
             text = (
-                f"Trouble that comes back before the run has recovered, or at the same place, or soon, is the same: it "
+                f"What comes back before the run has recovered, or at the same place, or soon, is the same anomaly: it "
                 f"takes a later rung. With none left, or after {self.rollbacks} rollbacks in all, the run is halted."
             )
             if any(map(self.has_rung_for, HEALS)):

@@ -86,7 +86,7 @@ class RunEnd:
             return ""
         loss, state = median(self._last), self._incidents
         if self._skipped >= FROZEN:
-            return f"the last {self._skipped} steps were condemned, with a loss of {loss:.4g}: nothing was learned"
+            return f"the last {self._skipped} steps were rejected, with a loss of {loss:.4g}: nothing was learned"
         incident = None if state.course.number == self._excused else state.open
         levels = self._unrecovered if incident is None else (*self._unrecovered, Level.of(incident))
         for level in levels:

@@ -104,7 +104,7 @@ def deeds(done: Done | None) -> list[str]:
     if done.not_acted:
         several = "s were" if done.not_acted != 1 else " was"
         told.append(
-            f"{done.not_acted:,} step{several} condemned, and nothing acted on it: in shadow mode, or by a watch."
+            f"{done.not_acted:,} step{several} rejected, and nothing acted on it: in shadow mode, or by a watch."
         )
     if done.interventions:
         told.append(f"Interventions: {done.interventions} ({_listed(done.actions)}); {_listed(done.outcomes)}.")
