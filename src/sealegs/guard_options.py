@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 
 from sealegs.capsule.write import BUDGET
 from sealegs.data.position import Batches
@@ -255,3 +257,17 @@ def several(one_or_more: Any) -> tuple[Any, ...]:
     if one_or_more is None:
         return ()
     return tuple(one_or_more) if isinstance(one_or_more, Sequence) else (one_or_more,)
+
+
+def refuse_strangers(model: Any, optimizers: Sequence[Any]) -> None:
+    """Refuse what is no model, no optimizer, or the optimizer of another model."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={type(model).__name__}: give the torch.nn.Module that is trained")
+    if not optimizers:
+        raise ConfigError("optimizer: there is none; give the one that updates the model")
+    trained = {id(parameter) for parameter in model.parameters()}
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise ConfigError(f"optimizer={type(each).__name__}: give a torch.optim.Optimizer, or several")
+        if trained.isdisjoint(id(held) for group in each.param_groups for held in group["params"]):
+            raise ConfigError(f"optimizer={type(each).__name__}: none of its parameters is the model's")

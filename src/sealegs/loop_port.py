@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunEndedBadly, RunHalted, SourceError
-from sealegs.guard_options import GuardOptions, several
+from sealegs.guard_options import GuardOptions, refuse_strangers, several
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
 from sealegs.recovery.recovery import Recovery
@@ -33,7 +33,7 @@ from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.collect import Signal
 from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
-from sealegs.signals.ranks import MERGED, Ranks
+from sealegs.signals.ranks import MERGED, Ranks, without_exchange
 from sealegs.state.resume_audit import AS_SAVED, ResumeChanges
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
@@ -385,7 +385,7 @@ class LoopPort(Observer):
         It also says how many batches a step takes, so that those of one can be tried again together.
         """
         self._micro_batches += 1
-        with _without_exchange(self._model):
+        with without_exchange(self._model):
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -685,41 +685,9 @@ class LoopPort(Observer):
         )
 
 
-def refuse_strangers(model: Any, optimizers: Sequence[Any]) -> None:
-    """Refuse what is no model, no optimizer, or the optimizer of another model."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model={type(model).__name__}: give the torch.nn.Module that is trained")
-    if not optimizers:
-        raise ConfigError("optimizer: there is none; give the one that updates the model")
-    trained = {id(parameter) for parameter in model.parameters()}
-    for each in optimizers:
-        if not isinstance(each, Optimizer):
-            raise ConfigError(f"optimizer={type(each).__name__}: give a torch.optim.Optimizer, or several")
-        if trained.isdisjoint(id(held) for group in each.param_groups for held in group["params"]):
-            raise ConfigError(f"optimizer={type(each).__name__}: none of its parameters is the model's")
-
-
 def _level_of_the_loop() -> int:
     """How many calls up the code is that is not Sealegs': a warning should point there."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sealegs":
         frame, level = frame.f_back, level + 1
     return level
-
-
-@contextmanager
-def _fsdp_without_exchange(model: Any) -> Iterator[None]:
-    model.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        model.set_requires_gradient_sync(True)
-
-
-def _without_exchange(model: nn.Module) -> AbstractContextManager[None]:
-    model = getattr(model, "_orig_mod", model)  # compiled
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.no_sync()
-    if hasattr(model, "set_requires_gradient_sync"):
-        return _fsdp_without_exchange(model)
-    return nullcontext()

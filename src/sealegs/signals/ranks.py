@@ -6,7 +6,8 @@ hang.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -221,3 +222,22 @@ class _ScatterNoting:
     ) -> Any:
         self._norms.keep(input_tensor)
         return _scatter_into(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+@contextmanager
+def _fsdp_without_exchange(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    """A context in which ranks do not exchange gradients: for all micro-batches of a step but the last."""
+    model = getattr(model, "_orig_mod", model)  # compiled
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    if hasattr(model, "set_requires_gradient_sync"):
+        return _fsdp_without_exchange(model)
+    return nullcontext()
