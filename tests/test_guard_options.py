@@ -124,14 +124,24 @@ def test_a_batch_that_was_given_up_after_clipping_is_forgotten(tmp_path: Path) -
     assert sealegs.open_run(tmp_path / "a").column("grad_norm")[-1] == pytest.approx(float(norm), rel=1e-6)
 
 
-def test_signals_of_the_guards_own_are_not_overwritten() -> None:
+def test_one_of_several_optimizers_may_be_of_the_losss_own_parameters() -> None:
+    model, optimizer = small()
+    weight = nn.Parameter(torch.zeros(()))
+    with sealegs.Guard(model, [optimizer, torch.optim.SGD([weight], lr=0.1)], run=None) as guard:
+        loss = model(torch.ones(3, 4)).square().mean() * weight.exp()
+        loss.backward()
+        assert guard.step(loss).go
+    assert weight.item() < 0
+
+
+def test_a_signal_that_comes_now_and_then_ends_no_run() -> None:
+    """A loop that logs the rate every third step, from the second on, is healthy."""
     model, optimizer = small()
     with sealegs.Guard(model, optimizer, run=None) as guard:
-        for batch in guard.batches(range(1)):
-            loss = loss_of(model)
-            with pytest.raises(ConfigError, match=r"signals \['batch_index', 'lr'\]: the guard measures these itself"):
-                guard.step(loss, lr=77.0, batch_index=batch)
-            guard.step(loss, temperature=41.0)
+        for number in guard.batches(range(9)):
+            more: dict[str, Any] = {"lr": 0.1, "tokens_per_s": 5.0} if number % 3 == 1 else {}
+            assert guard.step(loss_of(model), tokens=4, **more).go
+    assert guard.number == 9
 
 
 def test_a_constructor_that_fails_late_lets_go_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

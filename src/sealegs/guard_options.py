@@ -260,7 +260,7 @@ def several(one_or_more: Any) -> tuple[Any, ...]:
 
 
 def refuse_strangers(model: Any, optimizers: Sequence[Any]) -> None:
-    """Refuse what is no model, no optimizer, or the optimizer of another model."""
+    """Refuse what is no model, no optimizer, or optimizers of other models; one may be of the loss's own parameters."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: give the torch.nn.Module that is trained")
     if not optimizers:
@@ -269,5 +269,6 @@ def refuse_strangers(model: Any, optimizers: Sequence[Any]) -> None:
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise ConfigError(f"optimizer={type(each).__name__}: give a torch.optim.Optimizer, or several")
-        if trained.isdisjoint(id(held) for group in each.param_groups for held in group["params"]):
-            raise ConfigError(f"optimizer={type(each).__name__}: none of its parameters is the model's")
+    held = (id(parameter) for each in optimizers for group in each.param_groups for parameter in group["params"])
+    if trained.isdisjoint(held):
+        raise ConfigError(f"optimizer={type(optimizers[0]).__name__}: none of its parameters is the model's")

@@ -268,6 +268,8 @@ class LoopPort(Observer):
             )
         if self._changes is not None:
             self._tell_what_came_back(self._changes)
+        if reserved := RESERVED.intersection(signals):
+            raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
         before, self._gradients = self._gradients, None
         bound, self._loop_clips_at = self._loop_clips_at, None
         if self._batches.is_probe:
@@ -286,10 +288,7 @@ class LoopPort(Observer):
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
             clip = None if loop_clips else self._clip_now
-            known = self._measurement.known(self.number, tokens) | self._batch | self._beside()
-            if reserved := signals.keys() & (RESERVED | known.keys()):
-                raise ConfigError(f"signals {sorted(reserved)}: the guard measures these itself; give others")
-            known |= signals
+            known = self._measurement.known(self.number, tokens) | self._batch | self._beside() | signals
             if (norm := bound if loop_clips else clip) is not None:
                 known["clip_norm"] = norm
             if self._update.normalises():
