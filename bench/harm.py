@@ -54,8 +54,7 @@ from sealegs.errors import RunHalted
 ROOT = Path(__file__).resolve().parents[1]
 HALVES = ("open", "frozen", "held", "late")
 GUARD_CODE = ("detectors", "stats", "signals", "step", "state", "data", "capsule", "recovery", "record", "diagnosis")
-"""Folders of src/sealegs that a guarded cell depends on, beside the modules ..."""
-GUARD_MODULES = ("judge.py", "watch.py", "guard.py", "incidents.py", "vocabulary.py")
+"""Folders of src/sealegs that a guarded cell depends on, beside the modules that are in none."""
 SHARED_CODE = ("healthy/contract.py", "healthy/keepers.py", "peers.py", "rescue/rules.py")
 """Of bench: what every cell depends on."""
 
@@ -99,7 +98,7 @@ def code_of(module: str, is_guarded: bool) -> str:
     if is_guarded:
         source = ROOT / "src/sealegs"
         files += [file for name in GUARD_CODE for file in sorted((source / name).rglob("*.py"))]
-        files += [source / name for name in GUARD_MODULES]
+        files += sorted(source.glob("*.py"))
     return digest(tuple(files))
 
 

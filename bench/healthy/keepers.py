@@ -11,6 +11,7 @@ wants it restarted from a checkpoint, which a loop of somebody else's does not h
 """
 
 import math
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -65,6 +66,8 @@ class Counts:
     halts: int = 0
     verdict: str | None = None
     """What ``sealegs check`` says of the run; of several run folders, the worst."""
+    warned: int = 0
+    """Runs that ``guard.close()`` warned of: an incident that the loss had not come back from."""
     told: list[dict[str, Any]] = field(default_factory=list)
     """Particulars of the first skips, for whoever wants to know why."""
 
@@ -287,7 +290,10 @@ class Guarded:
         for guard in self.guards:
             if error is not None:
                 guard.loop.fail(error)
-            guard.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", sealegs.RunEndedBadly)  # it is counted
+                guard.close()
+            self.counts.warned += bool(guard.loop.ended_badly)
             folder = guard.watch.folder
             assert folder is not None
             for event in sealegs.open_run(folder).events:

@@ -216,7 +216,7 @@ def totals(keepers: Sequence[tuple[str, Sequence[Compared]]]) -> str:
     """A row a keeper: over all trainings and seeds."""
     head = (
         *("keeper", "trainings", "worse", "steps", "touched", "per 10,000 steps (95 %)", "trainings touched"),
-        *("rollbacks", "halts", "`check` says act", "untouched, yet another quality"),
+        *("rollbacks", "halts", "`check` says act", "warned at the end", "untouched, yet another quality"),
     )
     lines = ["## all together\n", row(head), row(["---"] * len(head))]
     for name, those in keepers:
@@ -235,6 +235,7 @@ def totals(keepers: Sequence[tuple[str, Sequence[Compared]]]) -> str:
             sum(of.summed("rollbacks") for of in those),
             sum(of.summed("halts") for of in those),
             f"{acts} of {len(cells)}" if name in GUARDS else "",
+            f"{sum(of.summed('warned') for of in those)} of {len(cells)}" if name in GUARDS else "",
             sum(of.changed_untouched for of in those),
         )
         lines.append(row(values))
