@@ -345,6 +345,28 @@ def test_gradients_that_stay_high_while_a_harder_task_is_learned_are_no_damage()
     assert look(run(loss, created="", **logged)).verdict == "watch"
 
 
+def test_gradients_that_grow_to_a_size_that_the_run_has_learned_with_are_no_damage() -> None:
+    """A rollout of five moments after one of two: errors add up along it, and gradients more than errors."""
+    loss = falling(1200)
+    loss[600:] *= 1.6
+    logged: dict[str, Any] = witnessed(loss)
+    logged["grad_norm"][600:] *= 6
+    assert look(run(loss, created="", **logged)).verdict == "act"
+    logged["grad_norm"][:40] *= 8  # as a run begins that has nothing learned
+    assert look(run(loss, created="", **logged)).verdict == "watch"
+
+
+@pytest.mark.parametrize(("higher", "verdict"), [(0.2, "watch"), (0.5, "act")])
+def test_a_shift_is_over_where_the_loss_ends_at_the_level_before_give_or_take_a_standard_error(
+    higher: float, verdict: str
+) -> None:
+    """That of a mean of ten losses is a third of a deviation."""
+    loss = np.tile([1.9, 2.1], 600)
+    loss[600:900] = 3.2
+    loss[900:] += 0.1 * higher
+    assert look(run(loss)).verdict == verdict
+
+
 def test_a_loss_below_zero_has_no_size_that_gradients_could_outgrow() -> None:
     """An energy, and the price of a constraint that is raised tenfold."""
     loss = falling(1200) - 10

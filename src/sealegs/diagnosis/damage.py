@@ -12,7 +12,7 @@ import numpy as np
 
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices
-from sealegs.diagnosis.facts import LEAD, LIMITS, USUAL, Facts
+from sealegs.diagnosis.facts import LEAD, LIMITS, USUAL, Facts, Series
 from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.incidents import Incident
 
@@ -106,25 +106,32 @@ class _Stretch:
 
     @property
     def is_steeper(self) -> bool:
-        """Whether gradients outgrow the loss several times, or updates do so and exceed any before.
+        """Whether gradients outgrow the loss several times, or updates do so from the largest before.
 
-        Gradients stay high while the model learns a harder task. A negative loss has no size to compare them with.
+        Both stay high while the model learns a harder task. Gradients of a size that the run has learned with before
+        are no damage. A negative loss has no size to compare them with.
         """
         loss = self._growth("loss")
-        grown = [self._growth("grad_norm")] if np.isfinite(loss).any() else []
-        for name in (*self.facts.family("update_rms"), *self.facts.groups("update_ratio")):
-            grown.append(self._growth(name, of_largest=True))
         most = np.maximum.accumulate(np.fmax(loss, 1.0))
-        return any(bool((growth > STEEPER * most).any()) for growth in grown)
+        updates = (*self.facts.family("update_rms"), *self.facts.groups("update_ratio"))
+        is_steep = [self._growth(name, of_largest=True) > STEEPER * most for name in updates]
+        if np.isfinite(loss).any():
+            is_new = self._growth("grad_norm", of_largest=True) > most
+            is_steep.append(is_new & (self._growth("grad_norm") > STEEPER * most))
+        return bool(np.any(is_steep))
 
     def _growth(self, signal: str, *, of_largest: bool = False) -> Floats:
-        """Means of ten steps over the mean before the rise, or over the largest value before it; NaN without one."""
-        series, begin = self.facts.series(signal).finite, self.first - LEAD
-        usual = series.within(0, begin - 1).values[-USUAL:]
-        if of_largest and len(usual):
-            usual = series.within(0, begin - 1).values.max(keepdims=True)
-        steps, values = series.within(begin, self.last)
-        block, count = (steps - begin) // BLOCK, (self.last - begin) // BLOCK + 1
-        sums, rows = np.bincount(block, values, count), np.bincount(block, minlength=count)
-        level = float(usual.mean()) if len(usual) else np.nan
-        return np.asarray(sums / np.where(rows, rows, np.nan) / (level if level > 0 else np.nan))
+        """Means of ten steps over the mean before the rise, or over the largest of them before it; NaN without one."""
+        series, begin, level = self.facts.series(signal).finite, self.first - LEAD, np.nan
+        before = series.within(0, begin - 1)
+        if not before.is_empty:
+            level = float(np.nanmax(_means(series, 0, begin - 1)) if of_largest else before.values[-USUAL:].mean())
+        return _means(series, begin, self.last) / (level if level > 0 else np.nan)
+
+
+def _means(series: Series, first: int, last: int) -> Floats:
+    """Means of ten steps each, from one step to another; NaN for those of which nothing was logged."""
+    steps, values = series.within(first, last)
+    block, count = (steps - first) // BLOCK, (last - first) // BLOCK + 1
+    rows = np.bincount(block, minlength=count)
+    return np.asarray(np.bincount(block, values, count) / np.where(rows, rows, np.nan))

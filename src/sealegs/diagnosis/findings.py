@@ -215,7 +215,9 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
     is_over = not one.is_open and incident.trajectory == "lingering"
-    is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and last <= incident.pre_loss))
+    deviation = 2 * (incident.limit - incident.usual)
+    is_back = last <= incident.pre_loss + deviation / math.sqrt(AVERAGED)  # a mean of so many rows is known to this
+    is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and is_back))
     if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
         return False
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
