@@ -13,7 +13,7 @@ from tests.acting import Acting
 
 import sealegs
 from sealegs.cli.main import main
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.report.commands import explain
 from sealegs.report.commands.check_schema import Checked
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose

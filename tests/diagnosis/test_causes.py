@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from sealegs.diagnosis.causes import causes, parsed
+from sealegs.diagnosis.cause_cards import causes, parsed
 from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
-from sealegs.diagnosis.causes import Cause, causes
+from sealegs.diagnosis.cause_cards import Cause, causes
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose, weigh

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.drills.catalogue import DRILLS, FAMILIES, Drill, chosen
 from sealegs.errors import ConfigError
 from sealegs.faults.spec import KINDS

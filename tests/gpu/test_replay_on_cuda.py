@@ -11,9 +11,9 @@ from torch import nn
 import sealegs
 from sealegs.capsule.read import open_capsule
 from sealegs.guard_options import Checkpointing
-from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.subject import Subject
+from sealegs.replay.tested_causes import judge_causes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,10 +7,10 @@ import pytest
 
 from sealegs.replay import fidelity
 from sealegs.replay.arms import Arm, Kind
-from sealegs.replay.causes import Tried, _is_open
 from sealegs.replay.experiment import Change, Outcome
 from sealegs.replay.fidelity import Departure, _nearest_rate, ranks_apart
 from sealegs.replay.subject import StepOutcome
+from sealegs.replay.tested_causes import Tried, _is_open
 from sealegs.vocabulary import Row
 
 

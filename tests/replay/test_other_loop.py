@@ -6,8 +6,8 @@ import pytest
 
 from bench import other_loop
 from sealegs.capsule.read import open_capsule
-from sealegs.replay.causes import judge_causes
 from sealegs.replay.experiment import Experiment
+from sealegs.replay.tested_causes import judge_causes
 
 pytestmark = pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # they are to
 

@@ -19,7 +19,7 @@ import sealegs
 from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
 from sealegs.cli.replay import builder
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.faults.practice import disturbed
 from sealegs.faults.spec import parse
 from sealegs.guard_options import Checkpointing
@@ -28,10 +28,9 @@ from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import resolved, train
 from sealegs.recovery.incident_tracker import IncidentTracker
-from sealegs.replay import arms
-from sealegs.replay import causes as tests_of_causes
-from sealegs.replay.causes import judge_causes
+from sealegs.replay import arms, tested_causes
 from sealegs.replay.experiment import Change, Experiment, Outcome
+from sealegs.replay.tested_causes import judge_causes
 from sealegs.report.commands import replay as replayed
 from sealegs.report.commands.contracts import contract
 
@@ -76,7 +75,7 @@ def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
     return incident
 
 
-def put_through(incident: Path) -> tests_of_causes.Tested:
+def put_through(incident: Path) -> tested_causes.Tested:
     capsule = open_capsule(incident)
     return judge_causes(Experiment(capsule, builder(capsule.folder, None)()))
 
@@ -160,9 +159,7 @@ def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, mo
     experiment = Experiment(capsule, builder(capsule.folder, None)())
     before = experiment.before()[0]
     monkeypatch.setattr(arms, "_turned", lambda batch: before[0])
-    monkeypatch.setattr(
-        tests_of_causes, "one_ulp", lambda seed: arms._placebo("", "", Change(batches=lambda *_: before))
-    )
+    monkeypatch.setattr(tested_causes, "one_ulp", lambda seed: arms._placebo("", "", Change(batches=lambda *_: before)))
     found = judge_causes(experiment)
     assert found.cause is None
     assert "does not survive harmless changes" in found.because
@@ -183,15 +180,15 @@ def test_an_incident_that_harmless_changes_end_proves_nothing(branch: Branch, mo
 def test_where_chance_has_its_part_it_takes_repetition(
     without: dict[str, list[float]], placebos: list[float], standing: str
 ) -> None:
-    def tried(kind: Any, cause: str, does: str, size: float) -> tests_of_causes.Tried:
+    def tried(kind: Any, cause: str, does: str, size: float) -> tested_causes.Tried:
         arm = arms.Arm(name="", kind=kind, cause=cause, does=does, change=Change())
         outcome = Outcome(losses={}, grad_norms={}, height=size, damage=0.0)
         left = size / 100
-        return tests_of_causes.Tried(arm=arm, outcome=outcome, left=left, is_there=left >= 0.5, is_gone=left < 0.25)
+        return tested_causes.Tried(arm=arm, outcome=outcome, left=left, is_there=left >= 0.5, is_gone=left < 0.25)
 
     seen = [tried("placebo", "", "", size) for size in placebos]
     seen += [tried("without", "lr-too-high", does, size) for does, sizes in without.items() for size in sizes]
-    assert tests_of_causes._standing("lr-too-high", seen) == standing
+    assert tested_causes._standing("lr-too-high", seen) == standing
 
 
 def test_a_state_is_restored_as_often_as_one_likes(branch: Branch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.errors import ConfigError
 from sealegs.report.fixes import KINDS, Circumstances, Fix, in_words, parse, remediation
 

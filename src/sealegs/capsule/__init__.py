@@ -1,0 +1,1 @@
+"""A capsule is what is needed to run an incident again. ``write.py`` writes it while the run goes on."""

@@ -20,7 +20,7 @@ import tyro
 
 from sealegs.cli import postmortem
 from sealegs.cli.replay import builder, keep, told
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.drills.catalogue import DRILLS, Drill, chosen
 from sealegs.errors import ConfigError, MissingExtra, SealegsError
 from sealegs.record.schema import CAPSULE, INCIDENTS
@@ -274,8 +274,8 @@ def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:
     """The root cause of an incident as ``sealegs replay`` and ``sealegs postmortem`` find it, what the replay says, and
     the steps that it ran."""
     from sealegs.capsule.read import open_capsule
-    from sealegs.replay.causes import judge_causes
     from sealegs.replay.experiment import Experiment
+    from sealegs.replay.tested_causes import judge_causes
 
     capsule = open_capsule(folder)
     experiment = Experiment(capsule, subject)

@@ -20,9 +20,9 @@ from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenSh
 
 if TYPE_CHECKING:
     from sealegs.lab.settings import Settings
-    from sealegs.replay.causes import Tested
     from sealegs.replay.experiment import LossBefore
     from sealegs.replay.subject import Subject
+    from sealegs.replay.tested_causes import Tested
 
 DESCRIPTION = """\
 Run an incident again from its capsule, exactly and with one thing changed at a time, and say which cause is necessary
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs replay", description=DESCRIPTION)
     try:
         from sealegs.capsule.read import open_capsule
-        from sealegs.replay.causes import judge_causes
         from sealegs.replay.experiment import Experiment
+        from sealegs.replay.tested_causes import judge_causes
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealegs.diagnosis import interventions
-from sealegs.diagnosis.causes import Cause, Remedy, Situation, causes
+from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets

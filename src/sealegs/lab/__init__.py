@@ -1,0 +1,1 @@
+"""The reference model, its data, tokenizer and trainer. Start at ``train.py``."""

@@ -1,0 +1,1 @@
+"""From values to text: pages, progress lines, sentences about events."""

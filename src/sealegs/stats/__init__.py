@@ -1,0 +1,1 @@
+"""How surprising is the next number of a stream? Start at ``streaming.py``."""

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from sealegs.diagnosis.causes import causes
+from sealegs.diagnosis.cause_cards import causes
 from sealegs.diagnosis.contract import Diagnosis
 
 PAGE = "docs/check.md"

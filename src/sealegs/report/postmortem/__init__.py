@@ -1,0 +1,1 @@
+"""From a run and an incident to its post-mortem. Start at ``build.py``."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sealegs.diagnosis.causes import Remedy, causes
+from sealegs.diagnosis.cause_cards import Remedy, causes
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.rank import Weighed, situations, weigh
 from sealegs.diagnosis.signs import registry
