@@ -202,7 +202,8 @@ class Watch:
         self._step = step
         if self._watchdog is not None:
             self._watchdog.beat()
-        if self._announced is not None and "loss" in signals:
+        is_of_training = "loss" in signals or blocks  # a device that decides has the loss in a block
+        if self._announced is not None and is_of_training:
             signals = signals | {"announced": self._announced}
             self._announced = None
         self._collector.put(step, signals, blocks)
