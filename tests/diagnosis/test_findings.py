@@ -378,6 +378,25 @@ def test_a_loss_below_zero_has_no_size_that_gradients_could_outgrow() -> None:
     assert look(run(loss, created="", **logged)).verdict == "act"
 
 
+def announced_at(step: int, loss: Floats) -> Run:
+    """Recorded by a guard, with an announcement in the row of one step."""
+    rows = len(loss)
+    values = {"step": np.arange(float(rows)), "loss": loss, "announced": np.array(["the next mixture"] * rows)}
+    logged = {"step": np.ones(rows, bool), "loss": np.ones(rows, bool), "announced": np.arange(rows) == step}
+    return run_of(Path("log"), Manifest(run_id="log", created="2026-01-01T00:00:00"), Columns(values, logged))
+
+
+def test_a_rise_that_was_announced_is_left_alone_unless_it_goes_on_rising() -> None:
+    found = look(announced_at(600, risen_at_600()))
+    assert (found.verdict, "the next mixture was announced at step 600" in found.because) == ("watch", True)
+    assert diagnose(found, source="", format="").first_action == "Leave it: the next mixture was announced at step 600."
+    assert look(announced_at(20, risen_at_600())).verdict == "act"
+    assert look(announced_at(700, risen_at_600())).verdict == "act"
+    diverging = falling(1200)
+    diverging[600:] *= np.exp(np.arange(600) / 150)
+    assert look(announced_at(600, diverging)).verdict == "act"
+
+
 def test_a_log_that_would_not_show_damage_clears_nothing() -> None:
     loss = risen_at_600()
     assert with_norms(loss, every=10).verdict == "act"

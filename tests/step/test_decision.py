@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ HIGH = (650, 720, 1400)
 def loss_of(step: int, weight: Tensor) -> Tensor:
     """A loss with a gradient of its own size, and another level after the announced change."""
     level = (2.0 if step < ANNOUNCED else 3.0) * (1 + 0.02 * math.sin(1.7 * step) * math.cos(0.3 * step))
-    return torch.linalg.vector_norm(weight) * level * (1.3 if step in HIGH else 1.0)
+    return cast(Tensor, torch.linalg.vector_norm(weight)) * (level * (1.3 if step in HIGH else 1.0))
 
 
 def guarded(run: Path) -> tuple[list[str], dict[int, str]]:

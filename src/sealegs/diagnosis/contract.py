@@ -36,7 +36,7 @@ class Findings:
     because: str
     """The reason for the verdict, in one sentence."""
     cleared: tuple[Incident, ...] = ()
-    """Rises that would call for action if the record did not show that nothing but the loss has risen."""
+    """Rises that would call for action, had they not been announced, or if more than the loss had risen."""
     unseen: tuple[str, ...] = ()
     """What the resolution of this log does not show."""
     done: Done | None = None

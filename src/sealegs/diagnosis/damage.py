@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sealegs.detectors.spike import WIDENED_STEPS
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices
 from sealegs.diagnosis.facts import LEAD, LIMITS, USUAL, Facts, Series
 from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.incidents import Incident
+from sealegs.record.run import Run
 
 RISES = ("spike", "level_shift", "drift")
 """Kinds of incidents that harder data can explain. A jump at a resume is not one: other things have changed there."""
@@ -40,13 +42,29 @@ EXPLAINED = 2.0
 
 
 def is_cleared(findings: Findings, incident: Incident) -> bool:
-    """Whether the record would show damage, and shows that nothing but the loss has risen."""
+    """Whether the rise was announced, or the record would show damage and shows that nothing but the loss has risen."""
     if incident.kind not in RISES:
         return False
+    if announced_change(findings.run, incident):
+        return True
     facts = Facts(replace(findings, incidents=(incident,)))
     record = _Stretch(facts, incident.start, facts.last if incident.end is None else incident.end)
     shows_more = record.rate_leaps or record.weights_leap or record.is_steeper
     return record.would_show and not shows_more and not any(SIGNS[name](facts).holds for name in ELSEWHERE)
+
+
+def announced_change(run: Run, incident: Incident) -> str:
+    """The change that was announced where a rise began, with its step; empty where there is none.
+
+    A loss that goes on rising is nothing that anybody announces.
+    """
+    if "announced" not in run.signals or incident.trajectory == "divergent":
+        return ""
+    steps = run.steps[run.logged("announced")]
+    near = steps[(steps >= incident.start - WIDENED_STEPS) & (steps <= incident.start + AROUND)]
+    if not len(near):
+        return ""
+    return f"{run.column('announced')[run.steps == near[-1]][0]!s} was announced at step {near[-1]}"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside, curve_of
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
-from sealegs.diagnosis.damage import is_cleared
+from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.incident_order import BENIGN, PRIORITY, WATCHED, gravity
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
@@ -197,7 +197,8 @@ def _verdict(
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
-        return "watch", _told(doubtful) + (f"; but {CLEARED}" if findings.cleared else "")
+        changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
+        return "watch", "; but ".join([_told(doubtful), *changes])
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
     return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"

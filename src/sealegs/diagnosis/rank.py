@@ -18,6 +18,7 @@ import numpy as np
 from sealegs.diagnosis import interventions
 from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, causes
 from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
+from sealegs.diagnosis.damage import announced_change
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
 from sealegs.diagnosis.incident_order import gravity
@@ -177,7 +178,9 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
         is_told = facts.findings.verdict != "unknown"
         return "Leave it: nothing asks for an action." if is_told else f"Cannot tell: {facts.findings.because}."
     if facts.findings.verdict == "watch" and facts.findings.cleared:
-        return CHANGED.format(step=min(facts.findings.cleared, key=gravity).start)
+        rise = min(facts.findings.cleared, key=gravity)
+        change = announced_change(facts.run, rise)
+        return f"Leave it: {change}." if change else CHANGED.format(step=rise.start)
     top = likely[0]
     if top.card.name in LEAVE_IT and top.grade != "hypothesis":
         return f"Leave it: {_orders(facts, top.card.remedies)}."

@@ -47,8 +47,12 @@ BLOCK = 64
 """Rows of a block: the screen compares a point with the median of the block before its own."""
 PART = 65_536
 """Windows that are averaged at a time."""
-FOLDED = ("grad_norm", "loss_scale", "grads_finite", "params_finite", "gate_closed", "loss_p", "grad_norm_p")
-"""Signals that the detectors of the fold use, besides the loss."""
+FOLDED = (
+    *("grad_norm", "clip_norm", "normalised", "loss_scale", "grads_finite", "params_finite"),
+    *("gate_closed", "loss_p", "grad_norm_p"),
+)
+"""Numbers that the detectors of loss and gradient norm use, besides the loss. An incident here is one of the loss, so
+that the others, of learning rate, throughput, weights and ranks, are not asked."""
 
 
 def judges_from(curve: LossCurve) -> int:
@@ -127,9 +131,16 @@ def _as_live(run: Run, curve: LossCurve) -> list[Stretch]:
 def _rows(run: Run, curve: LossCurve) -> Iterator[Row]:
     """The rows in the order written, with the signals that the detectors use."""
     beside_loss = {signal: beside(run, curve, signal) for signal in FOLDED if signal in run.signals}
-    for at, (step, loss) in enumerate(zip(curve.steps.tolist(), curve.losses.tolist(), strict=True)):
+    announced: set[tuple[int, int]] = set()
+    if "announced" in run.signals:
+        steps, segments, _ = run.written("announced")
+        announced = set(zip(segments.tolist(), steps.tolist(), strict=True))
+    losses = zip(curve.segments.tolist(), curve.steps.tolist(), curve.losses.tolist(), strict=True)
+    for at, (segment, step, loss) in enumerate(losses):
         row: dict[str, float | str] = {"step": step, "loss": loss}
         row |= {signal: float(values[at]) for signal, values in beside_loss.items() if not np.isnan(values[at])}
+        if (segment, step) in announced:
+            row["announced"] = ""
         yield row
 
 
