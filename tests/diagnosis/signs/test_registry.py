@@ -152,6 +152,8 @@ def test_a_planned_restart_of_the_schedule_is_no_cosine_upside_down(tmp_path: Pa
     turned = {"line": [[0, 1e-3], [500, 1e-5], [1000, 1e-3], [1200, 8e-4]]}
     assert not sign("lr-falls-then-rises", tmp_path, signals={"loss": LOSS, "lr": restart}).holds
     assert sign("lr-falls-then-rises", tmp_path, signals={"loss": LOSS, "lr": turned}).holds
+    cycles = {"line": [[200 * turn, (1e-5, 1e-3)[turn % 2]] for turn in range(7)]}
+    assert not sign("lr-falls-then-rises", tmp_path, signals={"loss": LOSS, "lr": cycles}).holds
 
 
 def test_trouble_in_the_first_steps_of_a_warm_up_is_not_its_length(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sealegs.diagnosis.curve.rises import stretches
 from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 
@@ -99,12 +100,14 @@ def lr_rises_throughout(facts: Facts) -> Sign:
 
 
 def lr_falls_then_rises(facts: Facts) -> Sign:
-    """The learning rate fell and rises again without a jump: an inverted cosine."""
+    """The learning rate fell and rises again without a jump, once: an inverted cosine."""
     rates = facts.series("lr").finite
     if len(rates.values) < 20:
         return unlogged("lr")
-    low = int(np.argmin(rates.values[len(rates.values) // 10 :])) + len(rates.values) // 10
+    warmed_up = len(rates.values) // 10
+    low = int(np.argmin(rates.values[warmed_up:])) + warmed_up
     top = rates.values[: low + 1].max()
+    is_cycle = len(stretches(rates.values[warmed_up:] < (rates.values[low] + top) / 2)) > 1
     turned = (
         rates.values[-1] > 1.2 * rates.values[low] and top > 1.2 * rates.values[low] and low < 0.9 * len(rates.values)
     )
@@ -114,7 +117,7 @@ def lr_falls_then_rises(facts: Facts) -> Sign:
     jumped = any(jump.step >= rates.steps[low] for jump in facts.lr_jumps)
     lowest = f"{rates.values[low]:.3g} at step {rates.steps[low]}"
     text = f"panel 2: LR {top:.3g}, down to {lowest}, up to {rates.values[-1]:.3g}"
-    return so(bool(turned) and is_slow and not jumped, text)
+    return so(bool(turned) and is_slow and not jumped and not is_cycle, text)
 
 
 def lr_near_peak(facts: Facts) -> Sign:
