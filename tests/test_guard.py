@@ -974,7 +974,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("sealegs.loop_port", "sealegs.step.measurement"):
+    for module in ("sealegs.loop_port", "sealegs.step.step_inputs"):
         monkeypatch.setattr(f"{module}.time", clock)
     return clock
 

@@ -248,7 +248,7 @@ def test_the_design_names_nothing_that_does_not_exist() -> None:
         found = [place for place in (SOURCE / path, ROOT / path) if place.exists()]
         assert found, f"{path} is not there"
         if name:
-            defined = re.search(rf"^(?:(?:def|class) )?{name}\b", found[0].read_text(), flags=re.MULTILINE)
+            defined = re.search(rf"^ *(?:(?:def|class) )?{name}\b", found[0].read_text(), flags=re.MULTILINE)
             assert defined, f"{path} has no {name}"
 
 

@@ -1,6 +1,6 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down.
 
-A loss goes this way: ``Guard.step`` calls ``LoopPort.decide``, which measures it (``step/measurement``) and has it
+A loss goes this way: ``Guard.step`` calls ``LoopPort.decide``, which measures it (``step/step_inputs``) and has it
 decided (``step/decision``). ``Watch`` has the detectors judge the row (``judge``), writes it to the run folder and
 shows it to its observer, the ``LoopPort``. ``LoopPort.update`` changes the weights or does not (``step/update``), and
 ``finish_step`` lets ``recovery`` act on what was judged. ``docs/design.md`` has the whole way.

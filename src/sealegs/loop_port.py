@@ -31,7 +31,7 @@ from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.collect import Signal
-from sealegs.signals.measure import HISTOGRAM_STEPS, Meter
+from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks, without_exchange
 from sealegs.state.resume_audit import AS_SAVED, ResumeChanges
@@ -39,7 +39,7 @@ from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.step.decision import UpdateDecision
 from sealegs.step.gate import ROW
-from sealegs.step.measurement import Measurement
+from sealegs.step.step_inputs import StepInputs
 from sealegs.step.timm_scheduler import TimmScheduler, counting
 from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Verdict
@@ -54,7 +54,7 @@ TURNS = 8
 T = TypeVar("T")
 
 
-class _Ended(NamedTuple):
+class _UpdatedStep(NamedTuple):
     """What is still to be known of a step after its update."""
 
     tokens: int = 0
@@ -63,13 +63,13 @@ class _Ended(NamedTuple):
     """Loss and gradient norm of a batch that was only tried again, and the norm of each gradient."""
 
 
-class _Decided(NamedTuple):
-    """A step that is judged, and whose weights have not changed yet."""
+class _PendingUpdate(NamedTuple):
+    """A step that is decided, and whose weights have not changed yet."""
 
-    end: Callable[[], None]
+    apply_or_skip: Callable[[], None]
     norms: Tensor | None
     """Of each gradient, or one number, that of all; None of a batch that was only tried again."""
-    ended: _Ended
+    updated: _UpdatedStep
 
 
 class LoopPort(Observer):
@@ -144,17 +144,17 @@ class LoopPort(Observer):
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, training, self.watch, every=options.checkpointing.every)
         self._update_decision = UpdateDecision(self._update, self.watch, act=self._act, world=self._meter.ranks.world)
-        self._measurement = Measurement(self._meter, self._update)
+        self._inputs = StepInputs(self._meter, self._update)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
         self._gradients: Gradients | None = None
         """As they were before the loop clipped them."""
         self._loop_clips_at: float | None = None
         """The norm that it clips all of them to, where it said so."""
-        self._decided: _Decided | None = None
+        self._pending: _PendingUpdate | None = None
         """A step that ``update`` is to end."""
-        self._ended: _Ended | None = None
-        """A step that was ended, and about which nothing has been done yet."""
+        self._updated: _UpdatedStep | None = None
+        """A step that was updated, and about which nothing has been done yet."""
         self._micro_batches = 0
         """Of the step under way, that were accumulated: all but the last."""
         self._untouched: ProbeIsolation | None = None
@@ -258,9 +258,9 @@ class LoopPort(Observer):
         because of an exception, is decided anew when it comes again.
         """
         self._take_turns()
-        if self._decided is not None:
+        if self._pending is not None:
             self._take_back_decision()
-            self._decided = None
+            self._pending = None
         if not self._knows_its_step:
             raise ConfigError(
                 "resume: there is no checkpoint of the guard's own (checkpoint_every=); restore it with "
@@ -273,7 +273,7 @@ class LoopPort(Observer):
         before, self._gradients = self._gradients, None
         bound, self._loop_clips_at = self._loop_clips_at, None
         if self._batches.is_probe:
-            self._decided = _Decided(self._update.discard, None, self._probed(loss, grad_norm, before))
+            self._pending = _PendingUpdate(self._update.discard, None, self._probed(loss, grad_norm, before))
             return
         if self.recovery is not None and self.recovery.playbook.rungs and self._batches.number is None:
             raise ConfigError(
@@ -288,33 +288,33 @@ class LoopPort(Observer):
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
             clip = None if loop_clips else self._clip_now
-            known = self._measurement.known(self.number, tokens) | self._batch | self._beside() | signals
+            known = self._inputs.known_to_host(self.number, tokens) | self._batch | self._beside() | signals
             if (norm := bound if loop_clips else clip) is not None:
                 known["clip_norm"] = norm
             if self._update.normalises():
                 known["normalised"] = 1.0
-            seen = self._measurement.seen(self.number, loss, grad_norm, token_losses, known, before)
-            end = self._update_decision.decide(self.number, seen, known, clip)
+            seen = self._inputs.measured(self.number, loss, grad_norm, token_losses, known, before)
+            apply_or_skip = self._update_decision.prepare_update(self.number, seen, known, clip)
         self._batch = {}
-        self._decided = _Decided(end, seen.norms, _Ended(tokens or 0, loop_clips))
+        self._pending = _PendingUpdate(apply_or_skip, seen.norms, _UpdatedStep(tokens or 0, loop_clips))
 
     def update(self) -> Verdict:
         """The second half of ``step``: the weights change, unless it was decided that they do not."""
-        if self._decided is None:
+        if self._pending is None:
             raise ConfigError("update: no step is decided; call decide(loss) before it, or step(loss) for both")
-        (end, norms, ended), self._decided = self._decided, None
+        (apply_or_skip, norms, updated), self._pending = self._pending, None
         with torch.no_grad():
             if norms is None:
-                end()
+                apply_or_skip()
                 self._meter.get_ready(self.number)
             else:
                 if self.recovery is not None:
                     self.recovery.before_update(norms)
                 elif self.checkpoints is not None:
                     self.checkpoints.before_update()
-                end()
+                apply_or_skip()
                 self.number += 1
-        self._ended = ended
+        self._updated = updated
         return self.finish_step() if self._update.call is None else self.watch.verdict
 
     def finish_step(self) -> Verdict:
@@ -322,14 +322,14 @@ class LoopPort(Observer):
 
         Nothing of a step may still be under way: weights, schedules and the place in the data may go back.
         """
-        ended, self._ended = self._ended, None
-        if ended is None:
+        updated, self._updated = self._updated, None
+        if updated is None:
             return self.watch.verdict
         batches, self._micro_batches = self._micro_batches + 1, 0
-        if ended.probe is not None:
+        if updated.probe is not None:
             assert self.recovery is not None
             self._is_tried = True
-            self._go_on_at(self.recovery.probed(*ended.probe, self.number))
+            self._go_on_at(self.recovery.probed(*updated.probe, self.number))
             return Verdict(step=self.number)  # a loop that prints what is skipped has printed it
         with torch.no_grad():
             self._meter.updated(self.number - 1)
@@ -337,9 +337,9 @@ class LoopPort(Observer):
         if self.recovery is not None:
             step = self.recovery.after_step(
                 self.number,
-                tokens=ended.tokens,
+                tokens=updated.tokens,
                 clip=self._clip_now,
-                loop_clips=ended.loop_clips,
+                loop_clips=updated.loop_clips,
                 batches=batches,
             )
             went_back = self._go_on_at(step)
@@ -375,7 +375,7 @@ class LoopPort(Observer):
             yield
         finally:
             self._is_paused = False
-            self._measurement.pace.paused(time.perf_counter() - began)
+            self._inputs.pace.paused(time.perf_counter() - began)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -389,7 +389,7 @@ class LoopPort(Observer):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next verdicts depend on, as JSON values: to be saved in the user's checkpoints."""
-        if self._decided is not None:  # whoever goes on from here has that step before it
+        if self._pending is not None:  # whoever goes on from here has that step before it
             self._take_back_decision()
         return {
             "watch": self.watch.state_dict(),
@@ -432,7 +432,7 @@ class LoopPort(Observer):
     def _goes_on_from_here(self) -> None:
         """Whatever was kept of later steps, or had to be done about them, belongs to another line."""
         self._knows_its_step = True
-        self._decided = None
+        self._pending = None
         self.watch.halted = None
         for each in self._timm_schedulers:
             each.begin_at(self.number)
@@ -444,7 +444,7 @@ class LoopPort(Observer):
 
         On several ranks call it on all of them, at the same step.
         """
-        if self._decided is not None:
+        if self._pending is not None:
             raise ConfigError(f"ask {' '.join(words)}: a step is decided and not updated yet; ask between two steps")
         if self.recovery is None:
             raise ConfigError(f"ask {' '.join(words)}: there is no playbook; give one, be it Playbook.observe()")
@@ -531,11 +531,11 @@ class LoopPort(Observer):
         dropped = {"culprit"} if int(row["step"]) % HISTOGRAM_STEPS == 0 else {"culprit", "token_loss_histogram"}
         return {name: value for name, value in row.items() if name not in dropped}
 
-    def judged(self, row: Row, verdict: Verdict) -> None:
+    def recorded(self, row: Row, verdict: Verdict) -> None:
         """It is written: incidents are followed, and recovery takes it as evidence."""
-        self._run_end.judged(row, verdict)
+        self._run_end.add_row(row, verdict)
         if self.recovery is not None:
-            self.recovery.judged(row, verdict)
+            self.recovery.queue_row(row, verdict)
 
     # Between steps.
 
@@ -610,12 +610,12 @@ class LoopPort(Observer):
         self.watch.forget_skip()
         self._update_decision.forget()
 
-    def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _Ended:
+    def _probed(self, loss: Tensor, grad_norm: Tensor | float | None, before: Gradients | None) -> _UpdatedStep:
         """What a batch that was healthy before shows now: it is looked at, and nothing is learned."""
         with torch.no_grad():
             if before is None and self._update.scaler is None:
                 self._tighten()  # as in a step: its norms are what these are compared with
-            return _Ended(probe=self._measurement.probed(loss, grad_norm, before))
+            return _UpdatedStep(probe=self._inputs.probed(loss, grad_norm, before))
 
     def _go_on_at(self, step: int | None) -> bool:
         """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""
@@ -629,7 +629,7 @@ class LoopPort(Observer):
         self._update_decision.forget()
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)
-        self._measurement.pace.forget_step()
+        self._inputs.pace.forget_step()
         return True
 
     @property

@@ -30,7 +30,7 @@ class Severity(IntEnum):
     WATCH = 1
     """A notice: nothing is done."""
     GATE = 2
-    """Do not apply this update."""
+    """Surprising. The update is not applied if the finding says that it would do harm (``spoils_update``)."""
     ALARM = 3
     """Open an incident; a sudden anomaly also rejects this update."""
     HALT = 4

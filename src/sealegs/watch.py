@@ -98,7 +98,7 @@ class Observer:
         """Trim a judged row before it is written."""
         return row
 
-    def judged(self, row: Row, verdict: Verdict) -> None:
+    def recorded(self, row: Row, verdict: Verdict) -> None:
         """Take in a row that was judged and written."""
 
 
@@ -209,7 +209,7 @@ class Watch:
         self._collector.put(step, signals, blocks)
         late = LateVerdict(self)
         self._late.append(late)
-        self._write(self._collector.ready() if lag is None else self._collector.older_than(lag))
+        self._judge_and_record(self._collector.ready() if lag is None else self._collector.older_than(lag))
         return late
 
     def announce(self, change: str) -> None:
@@ -290,11 +290,11 @@ class Watch:
 
     def judge_arrived(self) -> None:
         """Judge the rows that have arrived, without waiting: while a device is busy, the host has time."""
-        self._write(self._collector.ready())
+        self._judge_and_record(self._collector.ready())
 
     def catch_up(self) -> None:
         """Wait for every row so far, and judge it."""
-        self._write(self._collector.drain())
+        self._judge_and_record(self._collector.drain())
 
     def sync(self) -> None:
         """Wait for every row so far and put it on disk, safe against a power cut: before a checkpoint."""
@@ -372,20 +372,20 @@ class Watch:
             self.fail(error)
         self.close()
 
-    def _write(self, rows: list[Row]) -> None:
+    def _judge_and_record(self, rows: list[Row]) -> None:
         for row in rows:
             late = self._late.popleft()
             row = self._observer.complete(row)
-            late._verdict = verdict = self._judged(row)
+            late._verdict = verdict = self._verdict_on(row)
             row = self._observer.trim(row, verdict)
             if self.record is not None:
                 self.record.row(row)
             for sink in tuple(self._sinks):
                 self._tell(sink, partial(sink.row, row))
             if "loss" in row:
-                self._observer.judged(row, verdict)
+                self._observer.recorded(row, verdict)
 
-    def _judged(self, row: Row) -> Verdict:
+    def _verdict_on(self, row: Row) -> Verdict:
         if "loss" not in row:  # an evaluation on its own, or what else is noted between steps
             return Verdict(step=int(row["step"]))
         try:

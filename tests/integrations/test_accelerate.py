@@ -122,7 +122,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches(tmp_path: Path) -> 
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {row["grad_norm"] for row in rows} == {2.0}
     assert sum(map(int, rows[0]["token_loss_histogram"].split())) == 4
-    assert guard.loop._measurement.pace.tokens == 8 * 8, "of all micro-batches"
+    assert guard.loop._inputs.pace.tokens == 8 * 8, "of all micro-batches"
 
 
 def by_value(ours: Any, model: Any) -> None:

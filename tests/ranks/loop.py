@@ -23,7 +23,7 @@ from sealegs.errors import RankMissing
 from sealegs.faults.injector import inject
 from sealegs.faults.spec import parse
 from sealegs.guard_options import Telemetry
-from sealegs.signals.measure import CHECKSUM_STEPS
+from sealegs.signals.meter import CHECKSUM_STEPS
 from sealegs.signals.ranks import Ranks
 
 FAULTS = {

@@ -321,14 +321,14 @@ def test_bad_data_that_is_found_late_is_not_laid_to_the_second_moment(
 ) -> None:
     """As on a busy device: 30 bad batches were trained on before the first was judged."""
     held: list[Any] = []
-    judged = IncidentTracker.judged
+    queue_row = IncidentTracker.queue_row
 
     def late(self: IncidentTracker, row: Any, verdict: Any) -> None:
         held.append((row, verdict))
         while held and not 300 <= row["step"] < 330:
-            judged(self, *held.pop(0))
+            queue_row(self, *held.pop(0))
 
-    monkeypatch.setattr(IncidentTracker, "judged", late)
+    monkeypatch.setattr(IncidentTracker, "queue_row", late)
     space: dict[str, Any] = {}
     exec(BUILD.replace("JUMP", "1.0").replace("16", "64"), space)  # noqa: S102
     subject = space["build"]()

@@ -1,5 +1,6 @@
 """The guard in the loops of frameworks. Each is a module with ``attach``.
 
-A new framework is a module here that opens a ``LoopPort`` with ``loop_options.open_loop`` and calls it in the order of
-its loop. Copy ``hf.py`` where the framework has the loop, ``accelerate.py`` where the user has it.
+Where the framework has the loop, copy ``hf.py``, which patches its methods, and ``hf_loop.py``, which calls the guard's
+``LoopPort`` in the order of that loop. Where the user has the loop, copy ``accelerate.py``, a ``Guard`` of its own.
+``loop_options.py`` has the options that all of them share, ``patches.py`` the way back from a patch.
 """

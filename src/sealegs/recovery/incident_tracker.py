@@ -72,7 +72,7 @@ class IncidentTracker:
         self._recorder = recorder
         self._ranks = ranks
         self._incidents = incidents.begin()
-        self._judged: deque[tuple[Row, Verdict]] = deque()
+        self._queue: deque[tuple[Row, Verdict]] = deque()
         self._batch_of: deque[tuple[int, int]] = deque(maxlen=incidents.LATEST)
         """Recent steps with their batches, since an incident may have begun before it was found."""
         self._first_batch: int | None = None
@@ -82,14 +82,14 @@ class IncidentTracker:
         self._row_of_skips = 0
         """Length of a row of skips that has just ended."""
 
-    def judged(self, row: Row, verdict: Verdict) -> None:
+    def queue_row(self, row: Row, verdict: Verdict) -> None:
         """Keep a judged row until the step is over."""
-        self._judged.append((row, verdict))
+        self._queue.append((row, verdict))
 
     def waiting_rows(self) -> Iterator[tuple[Row, Verdict]]:
         """The judged rows that have not been looked at yet."""
-        while self._judged:
-            yield self._judged.popleft()
+        while self._queue:
+            yield self._queue.popleft()
 
     def advance(self, row: Row, verdict: Verdict, number: int) -> TrackedStep:
         """Look at a row, before step ``number``."""
@@ -174,13 +174,13 @@ class IncidentTracker:
 
     def went_back(self, cost: CostSoFar) -> None:
         """Note that the run is back at a healthy state, and that the steps since are to be done again."""
-        self.forget_judged()
+        self.forget_queued()
         self._batch_of.clear()
         self.cost += cost
 
-    def forget_judged(self) -> None:
+    def forget_queued(self) -> None:
         """Drop the judged rows not yet looked at: they are from steps that the run has left."""
-        self._judged.clear()
+        self._queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The state that belongs to a step, as JSON values."""

@@ -7,7 +7,7 @@ restores everything or nothing; where it restores nothing, the playbook's next r
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from torch.optim import Optimizer
 
@@ -15,6 +15,7 @@ from sealegs.data.position import Batches
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.recovery.actions import (
     Action,
+    Continue,
     Halt,
     Impossible,
     LowerLR,
@@ -123,6 +124,10 @@ def change_ledger(
                 ledger.adjustments = ledger.adjustments.tightened(action)
                 is_idle = clip is not None and loop_clips
                 changed.append(f"{action}{' (but the loop clips by itself: tighten that)' if is_idle else ''}")
+            case Rollback() | SwapSource() | Stratify() | Continue() | Halt():
+                pass  # carried out elsewhere: the state goes back, the loader changes, the run goes on or ends
+            case _:
+                assert_never(action)
     return changed
 
 

@@ -150,7 +150,7 @@ class Recovery:
             and self._goes_back
             and self._restore_points.count_back(number, count)
         ):
-            self._tracker.forget_judged()
+            self._tracker.forget_queued()
             return number - count
         if self._goes_back:
             self._restore_points.schedules.remember(number)
@@ -211,7 +211,7 @@ class Recovery:
         self._probe.forget_from(step)
         self._versions = None
         self._tracker.resume_at()
-        self._tracker.forget_judged()
+        self._tracker.forget_queued()
 
     def went_to(self, step: int) -> None:
         """Forget what was kept of this step and later ones: the run goes on here with other weights."""
@@ -242,10 +242,10 @@ class Recovery:
         """Continue from a saved state."""
         self._tracker.load_state_dict(state)
 
-    def judged(self, row: Row, verdict: Verdict) -> None:
-        """Take in a row that was judged and written."""
-        self._tracker.judged(row, verdict)
-        self._restore_points.judged(int(row["step"]))
+    def queue_row(self, row: Row, verdict: Verdict) -> None:
+        """Keep a row that was judged and written until its step is over."""
+        self._tracker.queue_row(row, verdict)
+        self._restore_points.add_judging(int(row["step"]))
 
     def _follow(self, row: Row, verdict: Verdict, number: int) -> Anomaly | None:
         step = int(row["step"])

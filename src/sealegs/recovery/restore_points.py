@@ -132,7 +132,7 @@ class RestorePoints:
         if self._checkpoints is not None:
             self._checkpoints.before_update()
 
-    def judged(self, step: int) -> None:
+    def add_judging(self, step: int) -> None:
         """Add what the detectors have learned of a step to the snapshot that was taken after it."""
         candidate = self.snapshots.candidate
         if candidate is not None and step == candidate.step - 1:

@@ -63,7 +63,7 @@ class RunEnd:
         self._skipped = 0
         """Skipped steps in a row, up to the last."""
 
-    def judged(self, row: Row, verdict: Verdict) -> None:
+    def add_row(self, row: Row, verdict: Verdict) -> None:
         """Follow one judged row."""
         if "announced" in row:
             self._unrecovered, self._excused = (), self._incidents.course.number

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
-from sealegs.signals.measure import StepSignals
+from sealegs.signals.meter import StepSignals
 from sealegs.step.gate import ROW, Gate, HostFacts
 from sealegs.step.update import Update
 from sealegs.watch import Watch
@@ -30,12 +30,14 @@ class UpdateDecision:
         self._saved_gate: Any = None
         self._coarse_left = 0
 
-    def decide(self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None) -> Callable[[], None]:
+    def prepare_update(
+        self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
+    ) -> Callable[[], None]:
         """Judge step ``number``. Gives the rest of the step as a function: clip the gradients, and apply the update
         unless rejected."""
         if self._can_be_decided_on_device(seen):
-            return self._decided_on_device(number, seen, known, clip)
-        return self._decided_on_host(number, seen, known, clip)
+            return self._prepare_on_device(number, seen, known, clip)
+        return self._prepare_on_host(number, seen, known, clip)
 
     def forget(self) -> None:
         """Drop the gate, to be made again from the host's state: the run is not where it was."""
@@ -57,7 +59,7 @@ class UpdateDecision:
         is_readable = not self._act or self._update.can_be_decided_on_the_device()
         return seen.loss.is_cuda and self._are_rules_known and is_readable
 
-    def _decided_on_device(
+    def _prepare_on_device(
         self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
     ) -> Callable[[], None]:
         gate = self._gate or self._make_gate(seen.loss.device, clip)
@@ -74,9 +76,9 @@ class UpdateDecision:
         lag = LAG if self._world > 1 else None  # all ranks must learn of a halt at the same step
         names = seen.gradients.names if seen.gradients is not None else ()
         self._watch.submit(number, known, ((partial(_gate_row, names), row), *seen.blocks), lag)
-        return partial(self._end_on_device, gate, seen, clip)
+        return partial(self._apply_on_device, gate, seen, clip)
 
-    def _end_on_device(self, gate: Gate, seen: StepSignals, clip: float | None) -> None:
+    def _apply_on_device(self, gate: Gate, seen: StepSignals, clip: float | None) -> None:
         if self._act and clip is not None and self._can_be_clipped_on_the_way(seen):
             self._update.apply_unless(gate.found_inf, gate.grad_scale)
             return
@@ -86,7 +88,7 @@ class UpdateDecision:
         else:
             self._update.apply_as_ever()
 
-    def _decided_on_host(
+    def _prepare_on_host(
         self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
     ) -> Callable[[], None]:
         """Let the host judge before the update: at once on the CPU, waiting for the device elsewhere."""
@@ -98,9 +100,9 @@ class UpdateDecision:
             worst = seen.gradients.worst() if seen.worst is None else seen.worst
             blocks = ((partial(_worst_tensor, seen.gradients.names), worst), *blocks)
         late = self._watch.submit(number, known, blocks)
-        return partial(self._end_on_host, not self._act or late.go, seen, clip, grad_norm)
+        return partial(self._apply_on_host, not self._act or late.go, seen, clip, grad_norm)
 
-    def _end_on_host(self, go: bool, seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
+    def _apply_on_host(self, go: bool, seen: StepSignals, clip: float | None, grad_norm: Tensor) -> None:
         if go:
             _clip_all(seen, clip, grad_norm)
         if self._act:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sealegs.errors import ConfigError
 from sealegs.signals.collect import Signal, waited_for
-from sealegs.signals.measure import Meter, StepSignals
+from sealegs.signals.meter import Meter, StepSignals
 from sealegs.signals.norms import Gradients
 from sealegs.step.update import Update
 
@@ -16,7 +16,7 @@ NO_STEP = -1
 """The step number of a measurement between two steps."""
 
 
-class Measurement:
+class StepInputs:
     """Measures steps. It waits for a device only in a probe."""
 
     def __init__(self, meter: Meter, update: Update) -> None:
@@ -24,7 +24,7 @@ class Measurement:
         self._meter = meter
         self._update = update
 
-    def known(self, number: int, tokens: int | None) -> dict[str, Signal]:
+    def known_to_host(self, number: int, tokens: int | None) -> dict[str, Signal]:
         """What the host knows of a step without waiting for a device."""
         lr = self._update.optimizers[0].param_groups[0]["lr"]
         known: dict[str, Any] = {"lr": lr * self._update.factors["lr"] if "lr" in self._update.factors else lr}
@@ -36,7 +36,7 @@ class Measurement:
                 known["tokens_per_s"] = self.pace.tokens_per_s()
         return known
 
-    def seen(
+    def measured(
         self,
         number: int,
         loss: Tensor,

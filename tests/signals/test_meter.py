@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sealegs.errors import ConfigError
-from sealegs.signals.measure import ABSENT, _agreed, _largest, _mean, _present
+from sealegs.signals.meter import ABSENT, _agreed, _largest, _mean, _present
 
 
 def test_ranks_at_different_steps_are_refused_before_anything_else_is_read() -> None:
