@@ -240,6 +240,20 @@ def test_the_design_has_a_row_for_each_package() -> None:
     assert heights == sorted(heights)
 
 
+def test_what_a_package_says_it_holds_is_there() -> None:
+    """``file.py`` beside it, or ``sealegs.module``."""
+    named = [
+        (package, name)
+        for package in SOURCE.rglob("*/__init__.py")
+        for name in re.findall(r"``([\w.]+\.(?:py|toml)|sealegs\.[\w.]+)``", package.read_text())
+    ]
+    assert {package for package, _ in named} > {SOURCE / "signals/__init__.py", SOURCE / "diagnosis/__init__.py"}
+    for package, name in named:
+        own, of_all = package.parent / name, SOURCE.parent / name.replace(".", "/")
+        places = (own, of_all, of_all.with_suffix(".py"), of_all.parent.with_suffix(".py"))
+        assert any(place.exists() for place in places), f"{package}: {name} is not there"
+
+
 def test_the_design_names_nothing_that_does_not_exist() -> None:
     """``path``, or ``path: NAME`` of something that is defined there."""
     named = re.findall(r"`([\w./-]+(?:/|\.(?:py|toml|md)))(?:: (\w+))?`", DESIGN)

@@ -1,9 +1,10 @@
 """The shell around the user's loop: takes a loss that was backpropagated, decides, updates or skips, writes it down.
 
-A loss goes this way: ``Guard.step`` calls ``LoopPort.decide``, which measures it (``step/step_inputs``) and has it
-decided (``step/decision``). ``Watch`` has the detectors judge the row (``judge``), writes it to the run folder and
-shows it to its observer, the ``LoopPort``. ``LoopPort.update`` changes the weights or does not (``step/update``), and
-``finish_step`` lets ``recovery`` act on what was judged. ``docs/design.md`` has the whole way.
+A loss goes this way: ``Guard.step`` calls ``LoopPort.decide``, which measures it (``step/step_inputs``) and has its
+update prepared (``step/decision``). That submits the row to ``Watch``, whose ``_judge_and_record`` has it judged
+(``judge``), writes it to the run folder and shows it to its observer, the ``LoopPort``, which queues it for recovery.
+Where the device decides, that comes one or two steps later. ``LoopPort.update`` changes the weights or does not
+(``step/update``), and ``finish_step`` lets ``recovery`` act on what is in the queue. ``docs/design.md`` has more.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

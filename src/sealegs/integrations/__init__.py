@@ -1,6 +1,7 @@
 """The guard in the loops of frameworks. Each is a module with ``attach``.
 
 Where the framework has the loop, copy ``hf.py``, which patches its methods, and ``hf_loop.py``, which calls the guard's
-``LoopPort`` in the order of that loop. Where the user has the loop, copy ``accelerate.py``, a ``Guard`` of its own.
-``loop_options.py`` has the options that all of them share, ``patches.py`` the way back from a patch.
+``LoopPort`` in the order of that loop; ``lightning_loop.py`` is for one that calls the optimizer itself. Where the user
+has the loop, copy ``accelerate.py``, a ``Guard`` of its own. ``loop_options.py`` opens the loop with the options that
+all of them share; ``patches.py`` undoes patches.
 """

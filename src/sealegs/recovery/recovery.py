@@ -78,7 +78,7 @@ class Recovery:
             training=training, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
         )
         self._ledger = Ledger(playbook, batches, watch, folder)
-        self._interventions = PlaybookRunner(
+        self._runner = PlaybookRunner(
             playbook=playbook,
             ledger=self._ledger,
             tracker=self._tracker,
@@ -99,7 +99,7 @@ class Recovery:
     @property
     def is_over(self) -> bool:
         """Whether a halt was decided."""
-        return self._interventions.is_over
+        return self._runner.is_over
 
     @property
     def adjustments(self) -> Adjustments:
@@ -134,15 +134,15 @@ class Recovery:
         """
         self._versions = self._count_changes()
         self._restore_points.tokens += tokens
-        self._interventions.loop_clips, self._interventions.batches_a_step = loop_clips, batches
+        self._runner.loop_clips, self._runner.batches_a_step = loop_clips, batches
         self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
         anomaly = None
         for row, verdict in self._tracker.waiting_rows():
             anomaly = self._follow(row, verdict, number) or anomaly
         self._keep_probe(number, batches)
         self.recorder.after_step()
-        if anomaly is not None and not self._interventions.is_over:
-            return self._interventions.intervene(anomaly, number)
+        if anomaly is not None and not self._runner.is_over:
+            return self._runner.intervene(anomaly, number)
         if self._probes and self._tracker.evidence.wants_probe:
             self._batches.repeat(self._probe.begin())
         if (
@@ -188,13 +188,13 @@ class Recovery:
             is_condemned=is_condemned,
             source=source,
         )
-        return None if anomaly is None else self._interventions.intervene(anomaly, number)
+        return None if anomaly is None else self._runner.intervene(anomaly, number)
 
     def stand_back(self) -> None:
         """Probe no more and roll back no more: another guard trains beside this one."""
         self.playbook = Playbook.observe()
         self._goes_back = self._probes = False
-        self._interventions.stand_back()
+        self._runner.stand_back()
 
     def saved(self, step: int, *, was_waited_for: bool) -> None:
         """Note that a checkpoint is being written. One that the run waits for, as the last one, is judged by the steps
@@ -203,7 +203,7 @@ class Recovery:
 
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out a person's request, or raise a ConfigError that says why not."""
-        return self._interventions.ask(number, words, by=by, request=request)
+        return self._runner.ask(number, words, by=by, request=request)
 
     def forget_after(self, step: int) -> None:
         """Forget what was kept of later steps: somebody else has brought the run to this step."""
