@@ -12,8 +12,9 @@ _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
 
 
-def start(function: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Begin it; it dies with this one. Of this process it has the path and the folder, and no other state."""
-    process = _FORKED.Process(target=function, args=arguments, daemon=True)
+def start(function: Callable[..., None], *arguments: object, has_children: bool = False) -> BaseProcess:
+    """Begin it; it dies with this one, unless it has children. Of this process it has the path and the folder, and no
+    other state."""
+    process = _FORKED.Process(target=function, args=arguments, daemon=not has_children)
     process.start()
     return process

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from tests.forked import start
+from tests.ranks.launch import PATIENCE_S
 
 import sealegs
 
@@ -14,18 +15,23 @@ PROGRAM = Path(__file__).with_name("restart.py")
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
+def torchrun(*words: str) -> None:
+    """The command itself, in this process."""
+    from torch.distributed.run import main
+
+    warnings.simplefilter("ignore")
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    main(words)
+
+
 def test_a_crash_and_a_halt_are_gone_on_from(tmp_path: Path) -> None:
     """One rank is killed after a rollback; NaN without end then climbs the rest of the ladder; then it ends."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    done = subprocess.run(
-        [*launch, str(PROGRAM), str(tmp_path)],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked = ("--run-path", "--start-method=fork")  # no rank has to import torch again
+    words = ("--standalone", "--nproc-per-node=2", "--max-restarts=2", *forked, str(PROGRAM), str(tmp_path))
+    agent = start(torchrun, *words, has_children=True)
+    agent.join(PATIENCE_S)
+    agent.terminate()  # which it passes on, should it not have ended
+    assert agent.exitcode == 0
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert len(found) == 6, "three attempts of two ranks"
     for attempt in range(3):
