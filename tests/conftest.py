@@ -1,6 +1,9 @@
 """What the tests share: an own cache, a file of tokens, a short standard library."""
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -63,6 +66,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
     os.environ |= {"WANDB_MODE": "offline", "WANDB_CACHE_DIR": str(folder), "WANDB_CONFIG_DIR": str(folder)}
     return folder
+
+
+FRAMEWORKS = {"transformers", "lightning", "mlflow", "torch"}
+"""What brings a hundred thousand objects or more when it is imported, which stay until the end."""
+_passed_over: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def frameworks_are_no_garbage() -> Iterator[None]:
+    """A training of a framework ends with a search for garbage: a fourth of the time of their tests, as long as all
+    that was imported is gone through each time."""
+    yield
+    if new := FRAMEWORKS & sys.modules.keys() - _passed_over:
+        _passed_over.update(new)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
