@@ -3,6 +3,7 @@
 import math
 import sys
 from collections import Counter
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.harm import HALVES, Cell, modules_of, run, trainings_of
+from bench.healthy.keepers import PLAIN
 
 from sealegs import judge
 from sealegs.detectors.spike import Spike, SpikeState
 from sealegs.vocabulary import Row
 
+pytestmark = pytest.mark.xdist_group("harm")  # one plain training serves several tests
 OPEN = "bench.healthy.open"
 SAMPLE = [
     ("tabular", "rare-positives", "guard"),
@@ -25,10 +28,23 @@ SAMPLE = [
 """What a guard that skips high losses ruined, what playbooks rolled back: see docs/benchmarks/2026-11-17-harm.md."""
 
 
-def cells_of(module: str, training: str, keeper: str) -> list[dict[str, Any]]:
-    return [run(Cell(f"{OPEN}.{module}", training, 0, each), "") for each in ("plain", keeper)]
+@cache
+def plain_cell(module: str, training: str) -> dict[str, Any]:
+    """It depends on nothing that a test changes, so one serves all."""
+    return run(Cell(f"{OPEN}.{module}", training, 0, PLAIN), "")
 
 
+def cells_of(module: str, training: str, keeper: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return plain_cell(module, training), run(Cell(f"{OPEN}.{module}", training, 0, keeper), "")
+
+
+@pytest.fixture
+def half_a_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two players take 500 turns of their 1000: both guards have had alarms by then."""
+    monkeypatch.setattr("bench.healthy.open.generative.range", lambda turns: range(turns // 2), raising=False)
+
+
+@pytest.mark.usefixtures("half_a_game")
 @pytest.mark.parametrize(("module", "training", "keeper"), SAMPLE, ids=[name for _, name, _ in SAMPLE])
 def test_a_healthy_training_is_left_alone(module: str, training: str, keeper: str) -> None:
     plain, guarded = cells_of(module, training, keeper)
