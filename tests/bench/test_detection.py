@@ -242,7 +242,7 @@ def test_recorded_runs_are_read_with_onset_and_peak(tmp_path: Path) -> None:
 
 def small(tmp_path: Path) -> Data:
     whole = gather([], list(recorded(recorded_file(tmp_path / "runs.jsonl"))), seed=0)
-    short = [run.part(0, 3000) for run in whole.healthy[:2]]
+    short = [run.part(0, steps) for run, steps in zip(whole.healthy, (3000, 1000), strict=False)]
     labs: list[Lab] = [lab for lab in whole.labs if lab.source != "the worked example"]
     noise = {"Gaussian": [whole.noise["Gaussian"][0].part(0, 300)]}
     young = {"synthetic": [run.part(0, 300) for run in whole.young["synthetic"][:2]]}
