@@ -454,7 +454,7 @@ def test_several_loaders_at_once_are_only_not_gone_back_in(tmp_path: Path) -> No
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One launch of two ranks, which train, go back and resume."""
     out = tmp_path_factory.mktemp("ranks")
-    launch(Path(__file__).with_name("lightning_ranks.py"), 2, str(out))
+    launch(Path(__file__).with_name("lightning_ranks.py"), 2, str(out), framework="lightning.pytorch")
     return out
 
 

@@ -20,7 +20,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
     # as torchrun does it: a port that is only free now may be taken when an example comes to it
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
     stores = [store("localhost", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
-    launch(Path(__file__).with_name("ranks.py"), 2, str(out), *(str(store.port) for store in stores))
+    program, ports = Path(__file__).with_name("ranks.py"), (str(store.port) for store in stores)
+    launch(program, 2, str(out), *ports, framework="transformers.trainer")
     return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
