@@ -39,7 +39,7 @@ def llama() -> Any:
         vocab_size=40,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=16,

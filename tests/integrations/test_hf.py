@@ -659,14 +659,14 @@ def test_the_pre_flight_check_speaks_at_once(tmp_path: Path) -> None:
     assert warned[0].filename == __file__
     trainer.args.max_steps = 8
     with small.broken(
-        trainer.model, lambda: attached.guard.number, ("nan-gradient:tensor=*.1.mlp.down_proj.weight@5",)
+        trainer.model, lambda: attached.guard.number, ("nan-gradient:tensor=*.0.mlp.down_proj.weight@5",)
     ):
         trainer.train()
     events = sealegs.open_run(tmp_path / "run").events
     event = next(event for event in events if event.kind == "preflight")
     assert len(event.detail["findings"]) == len(attached.advice.findings)
     (skipped,) = (event for event in events if event.kind == "skip")
-    assert "in model.layers.1.mlp.down_proj.weight" in skipped.detail["text"], (
+    assert "in model.layers.0.mlp.down_proj.weight" in skipped.detail["text"], (
         "what nobody clips is measured all the same"
     )
     assert trainer.state.global_step == 8
