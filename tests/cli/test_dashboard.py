@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,16 @@ from sealegs.cli.main import main
 Said = tuple[int, str, str]
 
 
+def losses() -> Iterator[dict[str, Any]]:
+    """Thirty rows of which one panel is drawn: most of a page's time goes into its panels, which others look at."""
+    yield from ({name: row(step)[name] for name in ("step", "loss")} for step in range(30))
+
+
 @pytest.fixture
 def draw(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "experiments" / "a", map(row, range(30)))
-    write(tmp_path / "experiments" / "b", map(row, range(30)))
+    for name in "ab":
+        write(tmp_path / "experiments" / name, losses())
 
     def run(*words: str) -> Said:
         code = main(["dashboard", *words])
@@ -51,7 +56,7 @@ def test_several_runs_and_foreign_logs_have_theirs_here(draw: Callable[..., Said
 
 
 def test_runs_of_one_name_have_their_paths(draw: Callable[..., Said], tmp_path: Path) -> None:
-    write(tmp_path / "old" / "a", map(row, range(30)))
+    write(tmp_path / "old" / "a", losses())
     assert draw("a", "old/a", "-o", "both.html")[0] == 0
     page = (tmp_path / "both.html").read_text()
     assert "<h2>experiments/a</h2>" in page
