@@ -12,15 +12,15 @@ import sealegs
 from sealegs.detectors.spike import WIDENED_STEPS
 from sealegs.step.decision import UpdateDecision
 
-ANNOUNCED, STEPS = 700, 1500
-HIGH = (650, 720, 1400)
+ANNOUNCED, STEPS = 200, 800
+HIGH = (180, 220, 760)
 """Of these losses the second comes while nothing but the coarse rules judge."""
 
 
 def loss_of(step: int, weight: Tensor) -> Tensor:
     """A loss with a gradient of its own size, and another level after the announced change."""
     level = (2.0 if step < ANNOUNCED else 3.0) * (1 + 0.02 * math.sin(1.7 * step) * math.cos(0.3 * step))
-    return cast(Tensor, torch.linalg.vector_norm(weight)) * (level * (1.3 if step in HIGH else 1.0))
+    return cast(Tensor, torch.linalg.vector_norm(weight)) * (level * (1.8 if step in HIGH else 1.0))
 
 
 def guarded(run: Path) -> tuple[list[str], dict[int, str]]:
