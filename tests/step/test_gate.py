@@ -12,7 +12,7 @@ import torch
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, SpikeState, heeding
 from sealegs.judge import Budget, begin, fold, standard
-from sealegs.stats.streaming import PATIENCE, START
+from sealegs.stats.streaming import LEVELS, PATIENCE, START
 from sealegs.step.gate import FIRST_STATE, ROW, SCALARS, Gate, HostFacts, flat
 
 DETECTORS = [d for d in standard() if isinstance(d, Spike)]
@@ -45,10 +45,10 @@ def troubled(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[
 
 def on_host(
     values: Sequence[tuple[float, float]], announced: set[int], clip_norm: float = math.inf
-) -> tuple[list[tuple[float, ...]], list[SpikeState]]:
-    """(closed, p of loss, p of norm) of each step by the judge, and the states of the detectors after the last."""
+) -> tuple[list[tuple[float, ...]], list[list[SpikeState]]]:
+    """(closed, p of loss, p of norm) of each step by the judge, and the states of the detectors after it."""
     detectors: tuple[Any, ...] = (NonFinite(), *DETECTORS)
-    state, out = begin(detectors), []
+    state, out, states = begin(detectors), [], []
     for step, (loss, norm) in enumerate(values):
         row: dict[str, Any] = {"step": step, "loss": loss, "grad_norm": norm, "clip_norm": clip_norm}
         if step in announced:
@@ -61,7 +61,15 @@ def on_host(
         state, verdict = fold(detectors, state, row, Budget(in_a_row=10_000, nonfinite_in_a_row=10_000, total=10_000))
         state = state._replace(tally=state.tally._replace(lone_skips=0))  # restraint is the host's, and told
         out.append((float(not verdict.go), *ps))
-    return out, list(state.detectors[1:])
+        states.append(list(state.detectors[1:]))
+    return out, states
+
+
+def grown(steps: int) -> Gate:
+    """A gate as after so many steps of a troubled run, with the states of the host: its own take longer to make."""
+    gate = Gate(CPU, DETECTORS)
+    gate.begin_from(on_host(troubled(1200)[0][:steps], set())[1][-1])
+    return gate
 
 
 def on_device(
@@ -83,16 +91,47 @@ def on_device(
     return out
 
 
-@pytest.mark.parametrize(("seed", "clip_norm"), [(0, math.inf), (1, math.inf), (0, 1.0), (1, 20.0)])
-def test_it_decides_as_the_detectors_do(seed: int, clip_norm: float) -> None:
-    values, announced = troubled(1500, seed)
-    expected, states = on_host(values, announced, clip_norm)
+def test_it_decides_as_the_detectors_do() -> None:
+    values, announced = troubled(1500)
+    expected, states = on_host(values, announced)
     gate = Gate(CPU, DETECTORS)
-    rows = on_device(gate, values, announced, clip_norm=clip_norm)
+    rows = on_device(gate, values, announced)
     assert 20 < sum(row[0] for row in expected) < 100, "something is skipped, and not everything"
     np.testing.assert_allclose([row[2:5] for row in rows], expected, rtol=1e-9, atol=0)
     assert [row[2] for row in rows] == [row[0] for row in expected]
-    for held, state in zip(gate.state.tolist(), states, strict=True):
+    for held, state in zip(gate.state.tolist(), states[-1], strict=True):
+        np.testing.assert_allclose(held, flat(state), rtol=1e-9)
+
+
+def troubled_stretches(expected: Sequence[tuple[float, ...]], announced: set[int]) -> list[range]:
+    """The steps around whatever is no healthy step, and the first and last ones of a run."""
+    odd = [step for step, row in enumerate(expected) if row[0] or min(row[1:]) < LEVELS[-1] or step in announced]
+    steps = sorted({near for step in (0, *odd, len(expected)) for near in range(step - 3, step + 4)})
+    steps = [step for step in steps if 0 <= step < len(expected)]
+    begins = [step for step in steps if step - 1 not in set(steps)]
+    ends = [step + 1 for step in steps if step + 1 not in set(steps)]
+    return list(map(range, begins, ends))
+
+
+@pytest.mark.parametrize(("seed", "clip_norm"), [(1, math.inf), (0, 1.0), (1, 20.0)])
+def test_it_decides_as_the_detectors_do_in_each_trouble(seed: int, clip_norm: float) -> None:
+    """Other runs, and gradients that are clipped. From one trouble to the next it goes on from the states of the host:
+    in between there is nothing to decide, and a gate takes its time on a CPU.
+    """
+    values, announced = troubled(1500, seed)
+    expected, states = on_host(values, announced, clip_norm)
+    assert 20 < sum(row[0] for row in expected) < 100, "something is skipped, and not everything"
+    stretches = troubled_stretches(expected, announced)
+    assert sum(row[0] for row in expected) == sum(expected[step][0] for steps in stretches for step in steps)
+    gate = Gate(CPU, DETECTORS)
+    for steps in stretches:
+        if steps.start:
+            gate.begin_from(states[steps.start - 1])
+        rows = on_device(gate, values[steps.start : steps.stop], announced, steps.start, clip_norm)
+        wanted = expected[steps.start : steps.stop]
+        np.testing.assert_allclose([row[2:5] for row in rows], wanted, rtol=1e-9, atol=0)
+        assert [row[2] for row in rows] == [row[0] for row in wanted]
+    for held, state in zip(gate.state.tolist(), states[-1], strict=True):
         np.testing.assert_allclose(held, flat(state), rtol=1e-9)
 
 
@@ -147,8 +186,7 @@ def test_without_a_limit_nothing_is_scaled() -> None:
 
 
 def test_what_is_not_finite_leaves_the_state_as_it_was() -> None:
-    gate = Gate(CPU, DETECTORS)
-    on_device(gate, troubled(400)[0], set())
+    gate = grown(400)
     before = gate.state.clone()
     for value in (math.nan, math.inf, -math.inf):
         gate.decide(torch.tensor(value), torch.tensor(value))
@@ -157,8 +195,8 @@ def test_what_is_not_finite_leaves_the_state_as_it_was() -> None:
 
 def test_its_state_goes_through_json_bit_for_bit() -> None:
     values, _ = troubled(1200)
-    whole, second = Gate(CPU, DETECTORS), Gate(CPU, DETECTORS)
-    on_device(whole, values[:700], set())
+    whole, second = grown(690), Gate(CPU, DETECTORS)
+    on_device(whole, values[690:700], set(), 690)
     second.load(json.loads(json.dumps(whole.state.tolist())), json.loads(json.dumps(whole.row.tolist())))
     expected = on_device(whole, values[700:1000], set(), 700)
     np.testing.assert_array_equal(on_device(second, values[700:1000], set(), 700), expected)
