@@ -397,7 +397,8 @@ def test_the_batches_of_a_step_are_tried_again_together(is_damage: bool, tmp_pat
     seen: list[Tensor] = []
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
         batches = guard.batches(data(4000))
-        while guard.number < 260 and not events(tmp_path / "a", "intervention" if is_damage else "probe"):
+        while guard.number <= 220 or not events(tmp_path / "a", "intervention" if is_damage else "probe"):
+            assert guard.number < 260
             if is_damage and guard.number == 220:
                 with torch.no_grad():
                     model.weight.data.add_(3.0)  # type: ignore[operator]
@@ -480,7 +481,7 @@ def test_gradients_have_grown_where_that_is_more_than_their_noise(
             loss.backward()
             norm = torch.exp(spread * batch[0, 0]) * (2.6 if guard.loop._batches.is_probe else factor)
             guard.step(loss, grad_norm=norm)
-            if guard.number >= 232 or events(tmp_path / "a", "probe"):
+            if guard.number >= 232 or (guard.number > 220 and events(tmp_path / "a", "probe")):
                 break
     (probe,) = events(tmp_path / "a", "probe")
     assert probe["loss"] < probe["loss_limit"]
@@ -537,7 +538,7 @@ def test_summed_gradients_are_told_where_each_tensor_is_measured(
             if measured != "by the guard":
                 norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             guard.step(loss, grad_norm=norm if measured == "by the loop" else None)
-            if guard.number == 240 or events(tmp_path / "a", "intervention"):
+            if guard.number == 240 or (guard.number > 220 and events(tmp_path / "a", "intervention")):
                 break
     probe, *_ = events(tmp_path / "a", "probe")
     assert probe["tried"] == MOST_TRIED
@@ -578,10 +579,10 @@ def test_a_loop_that_goes_back_by_itself_leaves_no_trace_of_the_other_line(tmp_p
 def test_scattered_trouble_began_with_the_first_of_it(tmp_path: Path) -> None:
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
-        train(guard, model, 500, once(*range(300, 400, 10)), loader=data(900))
+        train(guard, model, 220, once(*range(100, 200, 10)))
     first = events(tmp_path / "a", "intervention")[0]
     assert first["trigger"] == "nonfinite-often"
-    assert first["onset"] == 300
+    assert first["onset"] == 100
 
 
 class Mixed(list[Tensor]):
