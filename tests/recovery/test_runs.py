@@ -37,11 +37,9 @@ LATER_FORK, LATER_STEPS = 200, 330
 NEAR = 2 * 0.0075
 """What is cured ends no further from a run without the fault: two standard deviations of the evaluation loss over five
 seeds, in longer runs that spread less (docs/benchmarks/2026-11-15-guarded.md)."""
-FAR = 2 * 0.014
-"""What is not cured ends further off: the same of runs of 270 steps, by seeds 0 to 4 (3.5241, 3.4982, 3.5115, 3.5053,
-3.5327)."""
-FAR_WITH_ONE_LAYER = 2 * 0.022
-"""The same of a model of one layer (3.4501, 3.4611, 3.4960, 3.4971, 3.4618 after 330 steps)."""
+FAR = 2 * 0.023
+"""What is not cured ends further off: the same of the runs here that spread most, those of one layer and 270 steps, by
+seeds 0 to 4 (3.6062, 3.6275, 3.6586, 3.6531, 3.6167)."""
 
 
 class Kind(NamedTuple):
@@ -57,15 +55,17 @@ def settings_of(size: Settings, steps: int, **changes: Any) -> Settings:
 
 
 NANO = SIZES["nano"]
-AS_IT_IS = Kind(settings_of(NANO, STEPS), FORK)
+ONE_LAYER = replace(NANO, model=replace(NANO.model, layers=1))
+"""Two thirds of the arithmetic, for faults that do not need the second layer to do their harm."""
+AS_IT_IS = Kind(settings_of(ONE_LAYER, STEPS), FORK)
+TWO_LAYERS = Kind(settings_of(NANO, STEPS), FORK)
+TWO_SOURCES = Kind(
+    settings_of(ONE_LAYER, LATER_STEPS, data=replace(NANO.data, sources={"grammar": 0.7, "stdlib": 0.3})), LATER_FORK
+)
 LOOSE = Kind(
     settings_of(NANO, LATER_STEPS, optimizer=replace(NANO.optimizer, clip=0.0, betas=(0.9, 0.999))), LATER_FORK
 )
 """Clipping off, and a second moment that remembers a thousand steps."""
-ONE_LAYER = replace(NANO, model=replace(NANO.model, layers=1))
-TWO_SOURCES = Kind(
-    settings_of(ONE_LAYER, LATER_STEPS, data=replace(NANO.data, sources={"grammar": 0.7, "stdlib": 0.3})), LATER_FORK
-)
 
 Branch = Callable[..., tuple[Result | None, Run]]
 
@@ -125,7 +125,7 @@ CURED_BY_GOING_BACK = {
     "lr-spike:factor=30,steps=10@180": "damaged",
     "lr-spike:factor=60,steps=10@180": "damaged",
     "bit-flip:in=weight@180": "nonfinite-often",
-    "bit-flip:in=weight,seed=1@180": "damaged",
+    "bit-flip:in=weight,tensor=*.query_key_value@180": "damaged",
     "weight-scale:factor=16,tensor=*.query_key_value,rows=2/3@180": "damaged",
 }
 CURED_BY_SKIPPING = ["nan-gradient@180", "nan-gradient:every=50@180"]
@@ -165,11 +165,12 @@ def test_what_a_skip_cures_is_not_rolled_back(fault: str, branch: Branch, clean:
     assert not events(run, "intervention")
 
 
-def test_bad_data_are_told_from_damage(branch: Branch, clean: float) -> None:
+def test_bad_data_are_told_from_damage(branch: Branch) -> None:
     """Forty bad batches: a batch from before shows that the weights are good, so they are trained on. They pass, and
     have left the weights worse off: that is undone, all of them are left out, and none is skipped a second time.
     """
-    result, run = branch("random-shard:batches=40@180")
+    fault, clean = "random-shard:batches=40@180", loss_of(branch(kind=TWO_LAYERS)[0])
+    result, run = branch(fault, kind=TWO_LAYERS)
     assert abs(loss_of(result) - clean) < NEAR
     assert not events(run, "skip", "counted-back")
     *during, after = events(run, "probe")
@@ -186,9 +187,9 @@ def test_bad_data_are_told_from_damage(branch: Branch, clean: float) -> None:
     ((first, beyond),) = json.loads((run.folder / "recovery.json").read_text())["data"]["skipped"]
     assert 170 <= first <= 180
     assert 220 <= beyond <= 230
-    last = AS_IT_IS.settings.optimizer
+    last = TWO_LAYERS.settings.optimizer
     assert run.column("lr")[STEPS - 1] == pytest.approx(last.lr * lr_share(last, STEPS, STEPS - 1))
-    unguarded, _ = branch("random-shard:batches=40@180", shadow=True)
+    unguarded, _ = branch(fault, kind=TWO_LAYERS, shadow=True)
     assert loss_of(unguarded) > clean + FAR
 
 
@@ -250,7 +251,7 @@ def test_a_poisoned_source_is_taken_out(branch: Branch) -> None:
     assert set(run.column("sources")[done.decided.step + 1 : LATER_STEPS]) == {"grammar=8"}
     twin = loss_of(branch(kind=TWO_SOURCES, disturb=partial(without, "stdlib", done.decided.step))[0])
     assert loss_of(result) < twin + NEAR
-    assert loss_of(branch(fault, kind=TWO_SOURCES, shadow=True)[0]) > twin + FAR_WITH_ONE_LAYER
+    assert loss_of(branch(fault, kind=TWO_SOURCES, shadow=True)[0]) > twin + FAR
 
 
 def test_trouble_that_comes_back_climbs_the_ladder_to_a_halt(branch: Branch) -> None:
