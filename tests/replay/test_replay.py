@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,11 @@ NANO = SIZES["nano"]
 CADENCE = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
 SETTINGS = resolved(replace(NANO, steps=300, threads=1, shadow=True, cadence=CADENCE))
 FORK, STRUCK, LAST = 200, 230, 245
+MOST_STEPS = 240
+"""That a judgement may run."""
 
 Branch = Callable[[str], Path]
+Judged = Callable[[str], tested_causes.Tested]
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +78,25 @@ def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
     return incident
 
 
-def put_through(incident: Path) -> tested_causes.Tested:
-    capsule = open_capsule(incident)
-    return judge_causes(Experiment(capsule, builder(capsule.folder, None)()))
+@pytest.fixture(scope="module")
+def judged(branch: Branch) -> Judged:
+    """What the reruns of a fault's incident say. One judgement serves all tests of that fault."""
+
+    @cache
+    def tested(fault: str) -> tested_causes.Tested:
+        capsule = open_capsule(branch(fault))
+        return judge_causes(Experiment(capsule, builder(capsule.folder, None)()))
+
+    return tested
 
 
+HIDDEN_RATE = "lr-spike:factor=30,steps=10@230"
+"""Its cause is the one that test_the_command_says_it_in_another_place finds."""
 CAUSES = {
     "random-shard:batches=40@230": "bad-data-batch",
     "shifted-labels:batches=10@230": "bad-data-batch",
     "rare-tokens:batches=10@230": "long-tail-token",
     "duplicate-batch:batches=36@200": "duplicate-batch",
-    "lr-spike:factor=30,steps=10@230": "unlogged-step-size",
     "lr-spike:factor=60,steps=10,log=shows@230": "lr-discontinuity",
     "nan-gradient@230": "corrupt-gradient",
     "bit-flip:in=weight@230": "corrupt-weight",
@@ -94,10 +105,10 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("fault", "cause"), CAUSES.items())
-def test_the_cause_is_the_one_that_was_put_in(fault: str, cause: str, branch: Branch) -> None:
-    found = put_through(branch(fault))
+def test_the_cause_is_the_one_that_was_put_in(fault: str, cause: str, judged: Judged) -> None:
+    found = judged(fault)
     assert found.cause == cause, found.because
-    assert found.steps <= 240
+    assert found.steps <= MOST_STEPS
 
 
 def test_a_rerun_is_the_run_bit_for_bit(branch: Branch) -> None:
@@ -112,8 +123,8 @@ def test_a_rerun_is_the_run_bit_for_bit(branch: Branch) -> None:
     assert set(experiment.seen) == set(range(201, 238)) < set(capsule.steps())  # and those after it was found
 
 
-def test_what_is_necessary_and_what_is_not(branch: Branch) -> None:
-    found = put_through(branch("shifted-labels:batches=10@230"))
+def test_what_is_necessary_and_what_is_not(judged: Judged) -> None:
+    found = judged("shifted-labels:batches=10@230")
     assert found.standings == {"bad-data-batch": "necessary and sufficient", "long-tail-token": "not needed"}
     shows = {each.arm.name: (each.is_there, each.is_gone) for each in found.tried}
     assert shows["one ulp"] == shows["other order"] == shows["older state"] == (True, False)
@@ -138,9 +149,9 @@ def test_only_what_is_asked_for_is_run(branch: Branch, capsys: pytest.CaptureFix
     assert "--arms rate x3: not one of this incident's, which are one ulp, other order, " in capsys.readouterr().err
 
 
-def test_from_spike_to_token(branch: Branch) -> None:
+def test_from_spike_to_token(judged: Judged) -> None:
     """The tokens that the fault drew are named, as text, with how seldom they were met before."""
-    lit = put_through(branch("rare-tokens:batches=10@230")).spotlight
+    lit = judged("rare-tokens:batches=10@230").spotlight
     assert lit is not None
     assert lit.loss > 2 * lit.usual
     assert len(lit.tokens) == 8
@@ -206,7 +217,7 @@ def _shaken(subject: sealegs.Subject) -> None:
 
 
 def test_the_command_says_it_in_another_place(branch: Branch, tmp_path: Path) -> None:
-    shutil.copytree(branch("lr-spike:factor=30,steps=10@230"), tmp_path / "brought")
+    shutil.copytree(branch(HIDDEN_RATE), tmp_path / "brought")
     done = subprocess.run(
         [
             sys.executable,
@@ -223,6 +234,7 @@ def test_the_command_says_it_in_another_place(branch: Branch, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     found = replayed.read(done.stdout.encode())
     assert found.cause == "unlogged-step-size"
+    assert found.steps <= MOST_STEPS
     assert "a learning rate 30 times the one in the log" in found.because
     assert json.loads((tmp_path / "brought" / "replay.json").read_text()) == json.loads(done.stdout)
     page = replayed.page(found)
