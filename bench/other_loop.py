@@ -145,8 +145,11 @@ def batches(wrong: Wrong, seed: int) -> list[dict[str, Tensor]]:
     return made
 
 
-def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> None:
-    """A run that is watched, and that nobody helps; with faults as ``sealegs train --inject`` has them."""
+def train(
+    wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = (), *, until: int | None = None, resume: bool = False
+) -> None:
+    """A run that is watched, and that nobody helps; with faults as ``sealegs train --inject`` has them. It ends with a
+    checkpoint ``until`` it is to ``resume``, in a folder to which that may have been copied."""
     subject, cause = build(wrong, seed), wrong.cause
     model, [optimizer], scaler = subject.model, subject.optimizers, subject.scaler
     first, last = model.get_parameter("1.weight"), model.get_parameter("3.weight")
@@ -155,6 +158,7 @@ def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> 
         "playbook": sealegs.Playbook.observe(),
         "act": False,
         "checkpoint_every": Checkpointing(snapshot_memory=2**22),
+        "resume": resume,
     }
     how |= {"scheduler": subject.schedulers, "clip": None if cause == "stale-beta2" else 1.0}
     how |= {"scaler": scaler} if scaler.is_enabled() else {}
@@ -177,3 +181,6 @@ def train(wrong: Wrong, seed: int, folder: Path, faults: Sequence[str] = ()) -> 
                 assert last.grad is not None
                 last.grad.mul_(wrong.strength)
             guard.step(loss)
+            if guard.number == until:
+                guard.checkpoint(wait=True)
+                break
