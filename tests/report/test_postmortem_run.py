@@ -1,10 +1,12 @@
 """From a real incident to its post-mortem: trained, broken, run again, written; and logs that know less."""
 
+import io
 import json
 import math
 import random
 import shutil
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -73,14 +75,30 @@ def run(struck: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all else of a document, and longer than reruns."""
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+
+
+@pytest.fixture(scope="module")
+def documented(struck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A copy with its post-mortem, to look at; and the files that the command named."""
+    run = tmp_path_factory.mktemp("documented") / "experiments" / "noisy"
+    shutil.copytree(struck, run)
+    said = io.StringIO()
+    with redirect_stdout(said):
+        assert main(["postmortem", str(run)]) == 0
+    return run, [Path(line) for line in said.getvalue().splitlines()]
+
+
 def written_sections(text: str) -> dict[str, str]:
     parts = text.split("\n## ")[1:]
     return {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
 
 
-def test_every_section_is_filled_and_the_cause_is_the_tested_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["postmortem", str(run)]) == 0
-    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
+def test_every_section_is_filled_and_the_cause_is_the_tested_one(documented: tuple[Path, list[Path]]) -> None:
+    run, paths = documented
     folder = run / "incidents" / "1"
     assert paths == [
         folder / "postmortem.md",
@@ -135,6 +153,7 @@ def test_a_run_that_was_not_run_again_says_which_test_would_tell(run: Path) -> N
     assert not (run / "incidents" / "1" / "evidence" / "tokens.png").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_lesson_is_there_once_and_is_renewed(run: Path) -> None:
     book = run.parent / "lessons.md"
     book.write_text("# Lessons\n\n- other-1#1: an older one.\n")
@@ -172,8 +191,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(run: Path) -> None:
-    assert main(["postmortem", str(run)]) == 0
+def test_the_page_is_one_file_that_asks_for_nothing(documented: tuple[Path, list[Path]]) -> None:
+    run, _ = documented
     text = (run / "incidents" / "1" / "postmortem.html").read_text()
     page = Page()
     page.feed(text)
@@ -215,6 +234,7 @@ def test_without_the_libraries_there_is_still_a_document(
     assert "![" not in (folder / "postmortem.md").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_incident_that_was_brought_elsewhere_has_its_document_there(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "incidents" / "1", tmp_path / "brought")
     assert main(["postmortem", str(tmp_path / "brought")]) == 0
@@ -250,12 +270,6 @@ def test_bad_input_is_one_sentence(
 
 
 # Whether the remedy brings what is promised.
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than the reruns."""
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -419,6 +433,7 @@ def make_run(folder: Path, rows: Iterable[dict[str, Any]], events: Iterable[dict
     return folder
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_that_was_only_watched_is_known_by_its_alarms(tmp_path: Path) -> None:
     rows = ({"step": step, "loss": loss, "grad_norm": norm} for step, loss, norm in losses([600, 1100]))
     findings = [{"detector": "spike/loss", "severity": "ALARM", "signal": "loss", "value": 5.0}]
