@@ -8,13 +8,14 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
+FORKED = multiprocessing.get_context("forkserver")
+"""For what starts processes in a context of its own."""
+FORKED.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "sealegs.lab.train"])
 
 
 def start(function: Callable[..., None], *arguments: object, has_children: bool = False) -> BaseProcess:
     """Begin it; it dies with this one, unless it has children. Of this process it has the path and the folder, and no
     other state."""
-    process = _FORKED.Process(target=function, args=arguments, daemon=not has_children)
+    process = FORKED.Process(target=function, args=arguments, daemon=not has_children)
     process.start()
     return process

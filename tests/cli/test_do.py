@@ -2,26 +2,33 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.forked import start
 
 from sealegs.cli.main import main
 from sealegs.record import requests
 from sealegs.record.run import open_run
 
-PROGRAM = str(Path(sys.executable).with_name("sealegs"))
-under_way = pytest.mark.xdist_group("a run under way")  # one run serves all
+under_way = pytest.mark.xdist_group("ranks")  # one run serves all
+
+
+def command(folder: Path, words: list[str]) -> None:
+    """In a process of its own, which says nothing."""
+    os.chdir(folder)
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        sys.exit(main(words))
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, BaseProcess]]:
     """A run in the folder ``a``, which goes on until it is stopped."""
     folder = tmp_path_factory.mktemp("running")
     np.save(folder / "counter.npy", np.arange(30_000) % 64)
@@ -29,23 +36,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, "s
         *("train", "--run", "./a", "--size", "nano", "--steps", "1000000", "--threads", "1", "--playbook", "standard"),
         *("--data.sources", "counter.npy", "--cadence.evaluate-steps", "0", "--cadence.snapshot-steps", "20"),
     ]
-    child = subprocess.Popen(
-        [PROGRAM, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    child = start(command, folder, words)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (
         (folder / "a" / "metrics.jsonl").exists() and len(open_run(folder / "a").steps) > 60
     ):
-        time.sleep(0.5)
+        time.sleep(0.1)
     yield folder, child
-    if child.poll() is None:
-        os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
+    child.kill()
+    child.join()
 
 
 @under_way
 def test_words_are_carried_out_and_logged(
-    running: tuple[Path, "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: tuple[Path, BaseProcess], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, child = running
     monkeypatch.chdir(folder)
@@ -63,7 +67,8 @@ def test_words_are_carried_out_and_logged(
     assert logged[-1]["to_step"] < logged[-1]["step"]
 
     assert main(["do", "./a", "halt", "--wait", "60"]) == 0
-    assert child.wait(timeout=60) == 1
+    child.join(timeout=60)
+    assert child.exitcode == 1
     assert main(["do", "./a", "halt"]) == 2
     assert "no process is training this run" in capsys.readouterr().err
     assert main(["interventions", "./a"]) == 0
@@ -86,7 +91,7 @@ def test_words_are_carried_out_and_logged(
 def test_what_cannot_be_asked_for_is_a_sentence(
     words: list[str],
     part: str,
-    running: tuple[Path, "subprocess.Popen[str]"],
+    running: tuple[Path, BaseProcess],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

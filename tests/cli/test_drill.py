@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.forked import FORKED
 
 from sealegs.cli import drill
 from sealegs.cli.main import main
-from sealegs.drills import loops
+from sealegs.drills import loops, rank_processes
 from sealegs.report.commands.drill import Drilled, DrillShown, OnRanks, page
+from sealegs.report.postmortem import plots
 
 OWN = """
 import torch
@@ -35,6 +37,12 @@ def without_batches():
 @pytest.fixture(autouse=True)
 def few_twins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drill, "LEFT_OUT", (1, 10))
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a post-mortem they take the longest, and nothing here looks at them."""
+    monkeypatch.setattr(plots, "can_draw", lambda: False)
 
 
 @pytest.fixture
@@ -79,6 +87,8 @@ def test_two_ranks_survive_a_nan_of_one_which_is_named(
 ) -> None:
     monkeypatch.setattr(drill, "LEFT_OUT", (1,))
     monkeypatch.setattr(loops, "LEAD", 10)
+    # to import torch in both ranks would take as long as all of their steps
+    monkeypatch.setattr(rank_processes, "get_context", lambda method: FORKED)
     _, card, drills = drilled(capsys, "rank-nan", "nan-gradient:rank=1,placebo=yes", "--at", "40", "--after", "20")
     struck = drills["rank-nan"]
     # so early a step that is skipped is missed, which a grown run would not notice

@@ -1,18 +1,25 @@
 """``sealegs train``: words in, a run folder out."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.forked import start
 
+import sealegs.lab.train as lab_train
 from sealegs.cli.main import main
 from sealegs.cli.train import summary
 from sealegs.lab.settings import Settings
@@ -365,29 +372,38 @@ def test_a_read_only_folder_and_a_full_disk_are_one_sentence_and_what_is_there_s
 # Signals.
 
 
+def in_a_step_that_never_ends(pipe: Connection, folder: Path, words: list[str]) -> None:
+    """The command in a process of its own; what it says goes into the pipe."""
+    os.chdir(folder)
+
+    def never_ends(*_: object) -> Any:
+        os.write(pipe.fileno(), b"in the step\n")  # past the stream that a handler of signals writes to
+        time.sleep(600)
+
+    lab_train.backward = never_ends  # type: ignore[assignment]
+    with os.fdopen(os.dup(pipe.fileno()), "w") as told, redirect_stderr(told):
+        sys.exit(main(words))
+
+
+@pytest.mark.xdist_group("ranks")
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, tokens_file: Path) -> None:
     """The first one waits for the end of a step; here the step never ends."""
-    program = (
-        "import sys, time; import sealegs.lab.train as train; from sealegs.cli.main import main;"
-        "train.backward = lambda *_: print('in the step', flush=True) or time.sleep(600);"
-        "sys.exit(main(sys.argv[1:]))"
-    )
+    here, there = multiprocessing.Pipe()
     words = ["train", "--run", "a", *SMALL, "--data.sources", str(tokens_file)]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    child = start(in_a_step_that_never_ends, there, tmp_path, words)
+    there.close()
+    assert child.pid
+    with os.fdopen(os.dup(here.fileno())) as said:
         try:
-            assert child.stdout
-            assert child.stderr
-            assert child.stdout.readline() == "in the step\n"
-            child.send_signal(signal.SIGINT)
-            assert child.stderr.readline() == "\n"
-            assert child.stderr.readline().startswith("stopping after this step")
-            child.send_signal(signal.SIGINT)
-            _, err = child.communicate(timeout=60)
+            assert "in the step\n" in iter(said.readline, "")
+            os.kill(child.pid, signal.SIGINT)
+            assert said.readline() == "\n"
+            assert said.readline().startswith("stopping after this step")
+            os.kill(child.pid, signal.SIGINT)
+            child.join(timeout=60)
         finally:
             child.kill()
-    assert (child.returncode, err) == (130, "sealegs train: interrupted\n")
+        assert (child.exitcode, said.read()) == (130, "sealegs train: interrupted\n")
 
 
 IN_TURN = """

@@ -9,7 +9,9 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 import torch.distributed as dist
+from tests.forked import FORKED
 
+from sealegs.drills import rank_processes
 from sealegs.drills.rank_processes import Beat, Crew
 from sealegs.errors import ConfigError, RankMissing
 
@@ -50,7 +52,8 @@ def test_ranks_stay_for_the_next_job_and_one_that_dies_is_named(left_behind: Cal
         assert not left_behind(), "the other one is not left waiting"
 
 
-def test_what_is_wrong_with_one_rank_is_said_and_not_who_waits_for_it() -> None:
+def test_what_is_wrong_with_one_rank_is_said_and_not_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "get_context", lambda method: FORKED)
     with (
         Crew() as crew,
         pytest.raises(RankMissing, match=r"^rank-nan: rank 1 failed before its first step: lr=-1: above 0$"),
