@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from sealegs.cli.main import main
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.report.commands import explain
 from sealegs.report.commands.check_schema import Checked
+
+pytestmark = pytest.mark.xdist_group("check")  # some share a run
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -149,22 +152,37 @@ def test_the_schema_in_the_documents_is_the_one_that_holds() -> None:
     assert json.loads((ROOT / "docs" / "check.schema.json").read_text()) == msgspec.json.schema(Checked)
 
 
-def guarded(
-    folder: Path,
-    spoilt: dict[int, float],
-    *,
-    norms: dict[int, float] | None = None,
-    act: bool = True,
-    steps: int = 1500,
-    playbook: Any = None,
-) -> str:
+Guarded = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
     """A run in a guard's folder, with losses and norms as they are given at some steps; events as a guard writes
-    them."""
-    with sealegs.Watch(folder, observer=Acting(act)) as watch:
-        watch.note("guard", act=act, playbook=playbook)
-        for step, loss in enumerate(curve(steps).tolist()):
-            watch.see(step, loss=spoilt.get(step, loss), grad_norm=(norms or {}).get(step, 0.5))
-    return str(folder)
+    them. Equal runs are made once, and copied."""
+    made: dict[str, Path] = {}
+
+    def make(folder: Path, spoilt: dict[int, float], norms: dict[int, float], *, act: bool, playbook: Any) -> None:
+        with sealegs.Watch(folder, observer=Acting(act)) as watch:
+            watch.note("guard", act=act, playbook=playbook)
+            for step, loss in enumerate(curve(1500).tolist()):
+                watch.see(step, loss=spoilt.get(step, loss), grad_norm=norms.get(step, 0.5))
+
+    def copied(
+        folder: Path,
+        spoilt: dict[int, float],
+        *,
+        norms: dict[int, float] | None = None,
+        act: bool = True,
+        playbook: Any = None,
+    ) -> str:
+        what = repr((spoilt, norms, act, playbook))
+        if what not in made:
+            made[what] = tmp_path_factory.mktemp("guarded") / "a"
+            make(made[what], spoilt, norms or {}, act=act, playbook=playbook)
+        shutil.copytree(made[what], folder)
+        return str(folder)
+
+    return copied
 
 
 def noted(folder: str, kind: str, *, step: int = 1500, **told: Any) -> str:
@@ -174,7 +192,7 @@ def noted(folder: str, kind: str, *, step: int = 1500, **told: Any) -> str:
     return folder
 
 
-def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> None:
+def test_steps_that_were_skipped_are_no_health(check: Check, guarded: Guarded, tmp_path: Path) -> None:
     """Two steps in eighty were skipped, each with a norm far beyond all before it, and the curve is smooth: these were
     never learned."""
     exploded = [step + more for step in range(300, 1480, 80) for more in (0, 1)]
@@ -202,7 +220,7 @@ def test_steps_that_were_skipped_are_no_health(check: Check, tmp_path: Path) -> 
     assert code in (0, 1)
 
 
-def test_many_small_skips_are_watched_with_a_way_out(check: Check, tmp_path: Path) -> None:
+def test_many_small_skips_are_watched_with_a_way_out(check: Check, guarded: Guarded, tmp_path: Path) -> None:
     """Spikes that the curve itself does not count as incidents: only the events know of them."""
     folder = Path(guarded(tmp_path / "a", {}))
     finding = {"detector": "spike/grad_norm", "signal": "grad_norm", "severity": "GATE", "spoils_update": True}
@@ -242,7 +260,9 @@ def test_a_source_that_is_hardly_learned_is_to_be_watched(
     assert f"; {told}." in " ".join(check(str(folder))[1].split())
 
 
-def test_what_nobody_acted_on_and_what_could_not_be_learned_is_told_and_no_more(check: Check, tmp_path: Path) -> None:
+def test_what_nobody_acted_on_and_what_could_not_be_learned_is_told_and_no_more(
+    check: Check, guarded: Guarded, tmp_path: Path
+) -> None:
     shadow = json.loads(check(guarded(tmp_path / "a", {}, norms={900: 20.0}, act=False), "--json")[1])
     assert (shadow["skips"]["count"], shadow["skips"]["not_acted"]) == (0, 1)
     folder = guarded(tmp_path / "b", {step: float("nan") for step in range(300, 900, 100)})
@@ -251,7 +271,9 @@ def test_what_nobody_acted_on_and_what_could_not_be_learned_is_told_and_no_more(
     assert "never learned" not in broken["because"]
 
 
-def test_a_run_that_was_halted_is_to_be_acted_on_until_it_goes_on(check: Check, tmp_path: Path) -> None:
+def test_a_run_that_was_halted_is_to_be_acted_on_until_it_goes_on(
+    check: Check, guarded: Guarded, tmp_path: Path
+) -> None:
     folder = Path(guarded(tmp_path / "a", {step: float("nan") for step in range(1489, 1500)}))
     code, out, _ = check(str(folder), "--json")
     told = json.loads(out)
@@ -264,7 +286,7 @@ def test_a_run_that_was_halted_is_to_be_acted_on_until_it_goes_on(check: Check, 
     assert not json.loads(check(str(folder), "--json")[1])["first_action"].startswith("The run was halted")
 
 
-def test_an_incident_that_is_open_in_the_end_is_to_be_watched(check: Check, tmp_path: Path) -> None:
+def test_an_incident_that_is_open_in_the_end_is_to_be_watched(check: Check, guarded: Guarded, tmp_path: Path) -> None:
     """Whether it is trouble the curve says: here it shows none, for the alarm is of another kind."""
 
     def told(name: str, at: int, **options: Any) -> dict[str, Any]:
@@ -285,7 +307,7 @@ def test_an_incident_that_is_open_in_the_end_is_to_be_watched(check: Check, tmp_
     assert "was not over when the record ends" in followed["because"]  # with a playbook its end would be told
 
 
-def test_a_loss_that_is_up_in_the_end_is_to_be_watched(check: Check, tmp_path: Path) -> None:
+def test_a_loss_that_is_up_in_the_end_is_to_be_watched(check: Check, guarded: Guarded, tmp_path: Path) -> None:
     late = dict.fromkeys(range(1494, 1500), 20.0)
     code, out, _ = check(guarded(tmp_path / "a", late), "--json")
     told = json.loads(out)
@@ -294,7 +316,9 @@ def test_a_loss_that_is_up_in_the_end_is_to_be_watched(check: Check, tmp_path: P
     assert "eload" not in told["first_action"]
 
 
-def test_how_a_run_ended_is_told_and_its_curve_says_whether_to_act(check: Check, tmp_path: Path) -> None:
+def test_how_a_run_ended_is_told_and_its_curve_says_whether_to_act(
+    check: Check, guarded: Guarded, tmp_path: Path
+) -> None:
     ended: dict[str, Any] = {"kind": "end", "reason": "ended-badly", "why": "incident 1 never came back"}
     calm = json.loads(check(noted(guarded(tmp_path / "a", {}), **ended), "--json")[1])
     assert (calm["verdict"], calm["because"]) == ("watch", "the run ended badly: incident 1 never came back")
@@ -303,7 +327,7 @@ def test_how_a_run_ended_is_told_and_its_curve_says_whether_to_act(check: Check,
     assert (code, json.loads(out)["verdict"]) == (1, "act")
 
 
-def test_a_loss_that_is_not_a_runs_own_is_watched_at_most(check: Check, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_runs_own_is_watched_at_most(check: Check, guarded: Guarded, tmp_path: Path) -> None:
     """Of one of two that take turns; else this curve is to be acted on."""
     stays = {step: float(loss) for step, loss in enumerate(spiked()) if step >= 900}
     folder = guarded(tmp_path / "a", stays)
@@ -327,7 +351,7 @@ def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
     assert "hovers: A loss of both signs" in words
 
 
-def test_interventions_and_what_came_of_them(check: Check, tmp_path: Path) -> None:
+def test_interventions_and_what_came_of_them(check: Check, guarded: Guarded, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     guarded(folder, {})
     with sealegs.Watch(folder, resume=True) as watch:

@@ -19,6 +19,8 @@ from sealegs.errors import SourceError
 from sealegs.lab import spelling
 from sealegs.lab.corpus import grammar_sentences, stdlib_documents, text_documents, word_lists
 
+pytestmark = pytest.mark.xdist_group("corpus")  # the sentences are made once
+
 # Written down from a grammar book and not from words.txt, in the order of the alphabet.
 IRREGULAR = """
 beat beat beaten, become became become, begin began begun, bend bent bent, bet bet bet, bind bound bound,

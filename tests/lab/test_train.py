@@ -44,6 +44,7 @@ from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Row
 
 NOT_REPEATED = {"time", "tokens_per_s", "step_s", "saving"}
+compared = pytest.mark.xdist_group("a whole run")  # one serves all that are compared with it
 
 
 def nano(tokens: Path, steps: int = 20, **other: Any) -> Settings:
@@ -81,25 +82,32 @@ def stop_after(steps: int) -> Any:
     return lambda: next(asked, "test")
 
 
-def test_a_repeated_run_is_the_same_bit_for_bit(tmp_path: Path, tokens_file: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tokens_file: Path) -> tuple[Result, Run]:
+    """Twenty steps in one go, to compare others with."""
+    return run_of(nano(tokens_file), tmp_path_factory.mktemp("whole") / "a")
+
+
+@compared
+def test_a_repeated_run_is_the_same_bit_for_bit(tmp_path: Path, tokens_file: Path, whole: tuple[Result, Run]) -> None:
     settings = nano(tokens_file)
-    assert_same(run_of(settings, tmp_path / "a")[1], run_of(settings, tmp_path / "b")[1])
-    other = run_of(replace(settings, seed=1), tmp_path / "c")[1]
-    assert not np.array_equal(other.column("loss"), open_run(tmp_path / "a").column("loss"))
+    assert_same(run_of(settings, tmp_path / "a")[1], whole[1])
+    other = run_of(replace(settings, seed=1), tmp_path / "b")[1]
+    assert not np.array_equal(other.column("loss"), whole[1].column("loss"))
 
 
+@compared
 @pytest.mark.parametrize("stops", [[7], [1, 2, 5], [4, 4]], ids=str)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, tokens_file: Path, stops: list[int]
+    tmp_path: Path, tokens_file: Path, stops: list[int], whole: tuple[Result, Run]
 ) -> None:
     settings = nano(tokens_file)
-    whole, expected = run_of(settings, tmp_path / "whole")
     for i, steps in enumerate(stops):
         result, _ = run_of(settings, tmp_path / "cut", resume=i > 0, should_stop=stop_after(steps))
         assert result.stopped_by == "test"
     result, run = run_of(settings, tmp_path / "cut", resume=True)
-    assert_same(run, expected)
-    assert result.eval_loss == whole.eval_loss
+    assert_same(run, whole[1])
+    assert result.eval_loss == whole[0].eval_loss
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -329,8 +337,8 @@ def test_killed_three_times_at_random_steps_and_resumed(
     """The whole promise, with the command, its processes and SIGKILL: bit for bit the run that nobody touched."""
     monkeypatch.chdir(tmp_path)
     words = [
-        *("train", "--size", "nano", "--steps", "90", "--threads", "1"),
-        *("--data.sources", str(tokens_file), "--cadence.checkpoint-steps", "10", "--cadence.evaluate-steps", "20"),
+        *("train", "--size", "nano", "--steps", "45", "--threads", "1", "--cadence.evaluate-batches", "1"),
+        *("--data.sources", str(tokens_file), "--cadence.checkpoint-steps", "5", "--cadence.evaluate-steps", "10"),
     ]
     assert main([*words, "--run", "whole"]) == 0
     metrics = tmp_path / "experiments" / "cut" / "metrics.jsonl"
@@ -340,7 +348,7 @@ def test_killed_three_times_at_random_steps_and_resumed(
     resume: list[str] = []
     for kill in range(3):
         process = start(command, tmp_path, [*words, "--run", "cut", *resume])
-        target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 25)
+        target = (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) + chance.randrange(1, 13)
         while not metrics.exists() or metrics.read_bytes().count(b"\n") < target:
             assert process.is_alive(), f"ended before kill {kill}"
             time.sleep(0.01)

@@ -17,6 +17,8 @@ from sealegs.report.dashboard.figures import FAINT, MARK_COLOURS, TEXT, draw
 from sealegs.report.dashboard.page import html_of
 from sealegs.report.dashboard.values import page_of, see
 
+pytestmark = pytest.mark.xdist_group("dashboard page")  # one drawing serves most
+
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 
