@@ -1,6 +1,7 @@
 """``sealegs drill``: real runs of the lab and of somebody's own loop."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.forked import FORKED
 from sealegs.cli import drill
 from sealegs.cli.main import main
 from sealegs.drills import loops, rank_processes
+from sealegs.lab.settings import SIZES
 from sealegs.report.commands.drill import Drilled, DrillShown, OnRanks, page
 from sealegs.report.postmortem import plots
 
@@ -87,6 +89,8 @@ def test_two_ranks_survive_a_nan_of_one_which_is_named(
 ) -> None:
     monkeypatch.setattr(drill, "LEFT_OUT", (1,))
     monkeypatch.setattr(loops, "LEAD", 10)
+    # the depth of the model means nothing to a rank
+    monkeypatch.setitem(SIZES, "nano", replace(SIZES["nano"], model=replace(SIZES["nano"].model, layers=1)))
     # to import torch in both ranks would take as long as all of their steps
     monkeypatch.setattr(rank_processes, "get_context", lambda method: FORKED)
     _, card, drills = drilled(capsys, "rank-nan", "nan-gradient:rank=1,placebo=yes", "--at", "40", "--after", "20")
