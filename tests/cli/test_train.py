@@ -46,6 +46,20 @@ def train(
     return run
 
 
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory: pytest.TempPathFactory, tokens_file: Path) -> Path:
+    """A run that has done its four steps, to copy."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    assert main(["train", "--run", str(folder), "--steps", "4", *SMALL, "--data.sources", str(tokens_file)]) == 0
+    return folder
+
+
+@pytest.fixture
+def finished(four_steps: Path, tmp_path: Path) -> Path:
+    """That run as `experiments/a`, as if it had been trained there."""
+    return shutil.copytree(four_steps, tmp_path / "experiments" / "a")
+
+
 def refused(result: tuple[int, str, str], *parts: str) -> None:
     """One sentence, exit 2."""
     code, out, err = result
@@ -153,12 +167,11 @@ def test_more_steps_take_the_new_schedule_from_the_first_one_on(train: Train, tm
     ],
 )
 def test_what_would_be_another_run_is_refused_at_a_resume(
-    train: Train, tmp_path: Path, flags: tuple[str, ...], part: str
+    train: Train, finished: Path, flags: tuple[str, ...], part: str
 ) -> None:
-    train("--run", "a", "--steps", "4")
-    before = {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in finished.parent.rglob("*") if path.is_file()}
     refused(train("--run", "a", "--resume", *flags), part)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in finished.parent.rglob("*") if path.is_file()}
 
 
 def test_the_precision_may_change_at_a_resume(train: Train, tmp_path: Path) -> None:
@@ -170,21 +183,19 @@ def test_the_precision_may_change_at_a_resume(train: Train, tmp_path: Path) -> N
     assert run.manifest.dtype == "fp32"
 
 
-def test_more_steps_can_be_added_at_a_resume(train: Train, tmp_path: Path) -> None:
-    train("--run", "a", "--steps", "4")
+def test_more_steps_can_be_added_at_a_resume(train: Train, finished: Path) -> None:
     code, _, err = train("--run", "a", "--resume", "--steps", "6")
     assert code == 0
     assert "steps changed from 4 to 6; goes on at step 4" in err
-    run = open_run(tmp_path / "experiments" / "a")
+    run = open_run(finished)
     assert run.steps.tolist() == list(range(7))
     assert run.manifest.settings["steps"] == 6
 
 
-def test_a_finished_run_resumed_stays_finished(train: Train, tmp_path: Path) -> None:
-    train("--run", "a", "--steps", "4")
-    before = open_run(tmp_path / "experiments" / "a").column("eval_loss")
+def test_a_finished_run_resumed_stays_finished(train: Train, finished: Path) -> None:
+    before = open_run(finished).column("eval_loss")
     assert train("--run", "a", "--resume")[0] == 0
-    after = open_run(tmp_path / "experiments" / "a").column("eval_loss")
+    after = open_run(finished).column("eval_loss")
     assert np.array_equal(before, after, equal_nan=True)
 
 
@@ -252,11 +263,10 @@ def test_an_odd_name_is_refused(train: Train, name: str) -> None:
     refused(train("--run", name), "give a name")
 
 
-def test_a_taken_name_is_refused_and_left_alone(train: Train, tmp_path: Path) -> None:
-    train("--run", "a", "--steps", "1")
-    before = {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+def test_a_taken_name_is_refused_and_left_alone(train: Train, finished: Path) -> None:
+    before = {path: path.read_bytes() for path in finished.parent.rglob("*") if path.is_file()}
     refused(train("--run", "a", "--steps", "1"), "experiments/a", "--resume", "another")
-    assert before == {path: path.read_bytes() for path in (tmp_path / "experiments").rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in finished.parent.rglob("*") if path.is_file()}
 
 
 def test_resuming_what_is_not_there(train: Train, tmp_path: Path) -> None:
@@ -265,9 +275,8 @@ def test_resuming_what_is_not_there(train: Train, tmp_path: Path) -> None:
     assert not (tmp_path / "experiments").exists()
 
 
-def test_a_manifest_from_the_future_is_refused(train: Train, tmp_path: Path) -> None:
-    train("--run", "a", "--steps", "1")
-    path = tmp_path / "experiments" / "a" / "manifest.json"
+def test_a_manifest_from_the_future_is_refused(train: Train, finished: Path, tmp_path: Path) -> None:
+    path = finished / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
     before = folders(tmp_path)
     refused(train("--run", "a", "--resume"), "schema 99", "pip install -U sealegs")
