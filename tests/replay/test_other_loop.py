@@ -9,7 +9,6 @@ import pytest
 from bench import other_loop
 from sealegs.capsule.read import open_capsule
 from sealegs.lab.branches import fork
-from sealegs.replay.tested_causes import judge_causes
 from sealegs.replay.experiment import Experiment
 from sealegs.replay.tested_causes import judge_causes
 

@@ -31,6 +31,7 @@ from sealegs.recovery.incident_tracker import IncidentTracker
 from sealegs.replay import arms, tested_causes
 from sealegs.replay.experiment import Change, Experiment, Outcome
 from sealegs.replay.fidelity import ALIKE
+from sealegs.replay.tested_causes import judge_causes
 from sealegs.report.commands import replay as replayed
 from sealegs.report.commands.contracts import contract
 
