@@ -123,7 +123,10 @@ def test_a_loop_of_ones_own_is_broken_and_guarded_too(capsys: pytest.CaptureFixt
         (("wide-init", "--build", "{own}:build"), "wide-init: needs the lab's own model or data"),
         (("rank-nan", "--build", "{own}:build"), "rank-nan: needs several ranks, and a loop of your own is drilled in"),
         (("nan-gradient:rank=1", "--build", "{own}:build"), "nan-gradient:rank=1: needs several ranks"),
-        (("random-tokens", "--build", "{own}:build", "--at", "80"), "has no token ids that a fault of the data could"),
+        (
+            ("random-tokens", "--build", "{own}:build", "--at", "40", "--after", "20"),
+            "has no token ids that a fault of the data could",
+        ),
         (("nan-gradient", "--keep", "{folder}"), "there is something in it; name a new folder"),
     ],
 )
