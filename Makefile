@@ -30,10 +30,10 @@ test-frameworks:  ## the guard in the loops of Hugging Face, Accelerate and Ligh
 style: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports
 
-# One thread of a minute, so that it runs beside the tests.
+# One thread of a minute, so that they run beside the tests.
 types: .venv/test.stamp
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 tests: .venv/test.stamp chromium
