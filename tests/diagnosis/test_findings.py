@@ -378,12 +378,13 @@ def test_a_loss_below_zero_has_no_size_that_gradients_could_outgrow() -> None:
     assert look(run(loss, created="", **logged)).verdict == "act"
 
 
-def announced_at(step: int, loss: Floats) -> Run:
+def announced_at(step: int, loss: Floats, events: Path | None = None) -> Run:
     """Recorded by a guard, with an announcement in the row of one step."""
     rows = len(loss)
     values = {"step": np.arange(float(rows)), "loss": loss, "announced": np.array(["the next mixture"] * rows)}
     logged = {"step": np.ones(rows, bool), "loss": np.ones(rows, bool), "announced": np.arange(rows) == step}
-    return run_of(Path("log"), Manifest(run_id="log", created="2026-01-01T00:00:00"), Columns(values, logged))
+    manifest = Manifest(run_id="log", created="2026-01-01T00:00:00")
+    return run_of(Path("log"), manifest, Columns(values, logged), events=events)
 
 
 def test_a_rise_that_was_announced_is_left_alone_unless_it_goes_on_rising() -> None:
@@ -395,6 +396,16 @@ def test_a_rise_that_was_announced_is_left_alone_unless_it_goes_on_rising() -> N
     diverging = falling(1200)
     diverging[600:] *= np.exp(np.arange(600) / 150)
     assert look(announced_at(600, diverging)).verdict == "act"
+
+
+def test_what_a_probe_announced_excuses_no_rise(tmp_path: Path) -> None:
+    """Gradients of eight times the size, in every tensor: somebody's mistake, which the statistic has to learn."""
+    probe = '{"kind": "probe", "step": 600, "time": 0.0, "factor": %s}\n'
+    events = tmp_path / "events.jsonl"
+    events.write_text(probe % "null")
+    assert look(announced_at(600, risen_at_600(), events)).verdict == "watch"
+    events.write_text(probe % "8.0")
+    assert look(announced_at(600, risen_at_600(), events)).verdict == "act"
 
 
 def test_a_log_that_would_not_show_damage_clears_nothing() -> None:

@@ -54,13 +54,15 @@ def is_cleared(findings: Findings, incident: Incident) -> bool:
 
 
 def announced_change(run: Run, incident: Incident) -> str:
-    """The change that was announced where a rise began, with its step; empty where there is none.
+    """The change that the user announced where a rise began, with its step; empty where there is none.
 
-    A loss that goes on rising is nothing that anybody announces.
+    A loss that goes on rising is nothing that anybody announces. What a probe found, and announced for the statistic to
+    learn, nobody has meant.
     """
     if "announced" not in run.signals or incident.trajectory == "divergent":
         return ""
-    steps = run.steps[run.logged("announced")]
+    found = [event.step for event in run.events if event.kind == "probe" and event.detail.get("factor") is not None]
+    steps = np.setdiff1d(run.steps[run.logged("announced")], found)
     near = steps[(steps >= incident.start - WIDENED_STEPS) & (steps <= incident.start + AROUND)]
     if not len(near):
         return ""
