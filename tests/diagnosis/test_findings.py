@@ -367,6 +367,17 @@ def test_a_shift_is_over_where_the_loss_ends_at_the_level_before_give_or_take_a_
     assert look(run(loss)).verdict == verdict
 
 
+def test_a_run_that_ends_no_higher_than_before_a_shift_has_nothing_to_go_back_for() -> None:
+    """Hard batches were rare and dear before it, and all are a little dear since: most losses stay higher."""
+    loss = np.where(np.arange(1200) % 10 == 0, 0.3, 0.03) + 2 * np.exp(-np.arange(1200) / 50)
+    loss[600:900] = np.geomspace(2.3, 0.05, 300)
+    loss[900:] = 0.05
+    found = look(run(loss))
+    assert (found.incidents[-1].trajectory, found.incidents[-1].end, found.verdict) == ("lingering", 1199, "watch")
+    loss[900:] = 0.2
+    assert look(run(loss)).verdict == "act"
+
+
 def test_a_loss_below_zero_has_no_size_that_gradients_could_outgrow() -> None:
     """An energy, and the price of a constraint that is raised tenfold."""
     loss = falling(1200) - 10

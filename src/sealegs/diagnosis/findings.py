@@ -207,18 +207,18 @@ def _verdict(
 def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
     """Whether an incident calls for action.
 
-    One that came down by itself does not, however long it took. Neither does one that is over in a run that ends no
-    higher than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
+    A spike that came down by itself does not, however long it took. Neither does a rise in a run that ends no higher
+    than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
     A loss of state at a resume does, even if the run has learned it again: the next resume will lose it again.
     """
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
         return one.is_open or incident.trajectory == "divergent"
-    is_over = not one.is_open and incident.trajectory == "lingering"
     deviation = 2 * (incident.limit - incident.usual)
     is_back = last <= incident.pre_loss + deviation / math.sqrt(AVERAGED)  # a mean of so many rows is known to this
-    is_over = is_over and (one.kind == "spike" or (one.kind != "resume_jump" and is_back))
+    is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
+    is_over = is_over and incident.trajectory == "lingering"
     if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
         return False
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
