@@ -67,6 +67,8 @@ def test_the_lab_survives_a_nan_that_kills_a_run_without_a_guard(
 ) -> None:
     monkeypatch.setattr(drill, "LEFT_OUT", (1, 20))
     monkeypatch.setattr(loops, "LEAD", 10)
+    # a NaN is one at any depth
+    monkeypatch.setitem(SIZES, "nano", replace(SIZES["nano"], model=replace(SIZES["nano"].model, layers=1)))
     kept = tmp_path / "kept"
     code, card, drills = drilled(
         capsys, "nan-gradient", "nan-gradient:placebo=yes", "hard-batch", "--at", "150", "--after", "60",
