@@ -325,10 +325,17 @@ class Facts:
 
     @cached_property
     def resumes(self) -> tuple[int, ...]:
-        """The first step after each resume that the log shows."""
-        turned = np.flatnonzero(np.diff(self.run.segments)) + 1
-        told = (event.step for event in self.run.events if event.kind == "resume")
-        return tuple(sorted({*self.run.steps[turned].tolist(), *told}))
+        """The first step after each resume that the log shows. A rollback by an intervention is none."""
+        turned = self.run.steps[np.flatnonzero(np.diff(self.run.segments)) + 1].tolist()
+        told = {event.step for event in self.run.events if event.kind == "resume"}
+        return tuple(sorted(told | (set(turned) - self._rolled_back_to)))
+
+    @cached_property
+    def _rolled_back_to(self) -> frozenset[int]:
+        """The steps that interventions went back to, on purpose, and with other data or another learning rate."""
+        acted = (event for event in self.run.events if event.kind == "intervention" and event.detail.get("acted"))
+        to_steps = (event.detail.get("to_step") for event in acted)
+        return frozenset(step for step in to_steps if isinstance(step, int))
 
     @cached_property
     def resumed_before(self) -> int | None:
@@ -338,26 +345,33 @@ class Facts:
         first, last = self.onset - SOON * self.stride, self.onset + 2 * self.stride
         return max((step for step in self.resumes if first <= step <= last), default=None)
 
-    def again(self, signal: str) -> Iterator[tuple[int, float | str, float | str]]:
-        """Steps that the run went through twice, with the first and the last value of a signal."""
+    def again(self, signal: str, *, after_rollbacks: bool = False) -> Iterator[tuple[int, float | str, float | str]]:
+        """Steps that the run went through twice, with the first and the last value of a signal.
+
+        What a resume repeats should be as it was; what an intervention repeats need not be, and is asked for by
+        ``after_rollbacks``.
+        """
         if signal not in self.run.signals or not self.run.segments.any():
             return
         steps, segments, values = self.run.written(signal)
+        begun = set(segments[np.isin(steps, list(self._rolled_back_to)) & (np.diff(segments, prepend=0) > 0)].tolist())
         seen: dict[int, tuple[int, float | str]] = {}
         for step, segment, value in zip(steps.tolist(), segments.tolist(), values.tolist(), strict=True):
-            if step in seen and seen[step][0] != segment:
+            if segment in begun and not after_rollbacks:
+                seen[step] = (segment, value)
+            elif step in seen and seen[step][0] != segment:
                 yield step, seen[step][1], value
             seen.setdefault(step, (segment, value))
 
-    @cached_property
-    def losses_again(self) -> tuple[tuple[int, float, float], ...]:
+    def losses_again(self, *, after_rollbacks: bool = False) -> list[tuple[int, float, float]]:
         """The same for the loss, at steps that saw the same batch both times."""
-        same = {step for step, before, after in self.again("batch_hash") if before == after}
-        return tuple(
+        hashes = self.again("batch_hash", after_rollbacks=after_rollbacks)
+        same = {step for step, before, after in hashes if before == after}
+        return [
             (step, before, after)
-            for step, before, after in self.again("loss")
+            for step, before, after in self.again("loss", after_rollbacks=after_rollbacks)
             if step in same and isinstance(before, float) and isinstance(after, float)
-        )
+        ]
 
     @cached_property
     def checkpoint_before(self) -> int | None:

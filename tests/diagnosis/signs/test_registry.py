@@ -121,6 +121,30 @@ def test_what_came_back_is_listed(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_rollback_changes_it_was_to_change(tmp_path: Path) -> None:
+    """Resumed at 590, damaged at 600, rolled back from 640 to 580 with other batches and a lower rate."""
+    lower = RATE | {"after_resume": {"line": [[580, 1e-4], [1200, 1e-5]]}}
+    others = {"batches": True, "after_resume": {"batches": True, "again_from": [[0, 5000]]}}
+    signals = {"loss": LEAP | {"after_resume": LOSS}, "lr": lower, "batch_hash": others}
+    told: list[dict[str, Any]] = [{"kind": "resume", "step": 590}]
+    stream: dict[str, Any] = {"resumes": [[580, 640]], "signals": signals, "events": told}
+    names = ("data-not-restored", "lr-not-restored")
+    taken_for_a_resume = facts_of(tmp_path, **stream)
+    assert taken_for_a_resume.resumes == (580, 590)
+    assert all(SIGNS[name](taken_for_a_resume).holds for name in names)
+    told.append({"kind": "intervention", "step": 640, "acted": True, "to_step": 580})
+    facts = facts_of(tmp_path, **stream)
+    assert facts.resumes == (590,)
+    assert not any(SIGNS[name](facts).holds for name in names)
+
+
+def test_a_step_that_was_not_finite_may_be_so_after_a_rollback(tmp_path: Path) -> None:
+    broken = LOSS | {"set": [[620, 640, "nan"]], "after_resume": LOSS}
+    told = [{"kind": "intervention", "step": 640, "acted": True, "to_step": 580}]
+    signals = {"loss": broken, "batch_hash": {"batches": True}}
+    assert sign("finite-again", tmp_path, resumes=[[580, 640]], signals=signals, events=told).holds
+
+
 def test_a_loss_scale_that_doubles_at_a_resume_is_the_scalers_work(tmp_path: Path) -> None:
     scale = {"line": [[0, 4096], [1200, 4096]], "after_resume": {"line": [[600, 8192], [1200, 8192]]}}
     assert not sign(

@@ -100,7 +100,7 @@ def finite_again(facts: Facts) -> Sign:
         return unlogged("batch_hash")
     healed = [
         (step, after)
-        for step, before, after in facts.losses_again
+        for step, before, after in facts.losses_again(after_rollbacks=True)
         if not math.isfinite(before) and math.isfinite(after)
     ]
     text = "panels 1, 10: step {} not finite, and {:.4g} when it came again with the same batch"

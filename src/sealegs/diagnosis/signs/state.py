@@ -108,7 +108,7 @@ def same_batch_other_loss(facts: Facts) -> Sign:
     """After the resume, the same step with the same batch has another loss, from the first such step on."""
     if "batch_hash" not in facts.run.signals or not facts.run.segments.any():
         return NOT_ASKED
-    pairs = facts.losses_again
+    pairs = facts.losses_again()
     if not pairs:
         return NOT_ASKED
     step, before, after = pairs[0]
