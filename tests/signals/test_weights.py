@@ -426,7 +426,7 @@ def test_non_contiguous_parameters_are_sampled_where_they_change() -> None:
                 parameter.add_(torch.randn_like(parameter))
         values = read(sampler, squares)
         wanted = computed_in_full(before, copied(model), set(before), {})
-        assert values == pytest.approx(wanted, rel=0.02)
+        assert values == pytest.approx(wanted, rel=0.04)  # five standard errors: a seventh of the elements is read
 
 
 def test_weights_that_move_in_memory_are_followed() -> None:
