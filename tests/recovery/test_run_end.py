@@ -1,5 +1,6 @@
 """How a run ends: well, or with a warning that nobody overlooks and an exit status that says so."""
 
+import contextlib
 import math
 import warnings
 from pathlib import Path
@@ -112,13 +113,22 @@ def test_a_run_that_is_well_ends_without_a_word(bad: Any, tmp_path: Path) -> Non
     assert not ends(tmp_path / "a")
 
 
-def test_a_change_that_was_announced_is_none_to_warn_of(tmp_path: Path) -> None:
-    model, optimizer = small()
-    with Guard(model, optimizer, run=tmp_path / "a") as guard:
-        train(guard, model, 170)
-        guard.announce("another loss")
-        train(guard, model, 270, lambda guard: 3.0)
-    assert not guard.ended_badly
+def test_a_change_is_warned_of_unless_it_was_announced(tmp_path: Path) -> None:
+    """A term whose weight grows faster than the model learns it."""
+    ended = []
+    for is_announced in (False, True):
+        model, optimizer = small()
+        with (
+            contextlib.nullcontext() if is_announced else pytest.warns(RunEndedBadly),
+            Guard(model, optimizer, run=tmp_path / str(is_announced)) as guard,
+        ):
+            train(guard, model, 170)
+            if is_announced:
+                guard.announce("another term")
+            train(guard, model, 270, lambda guard: 6.0 * 1.04 ** (guard.number - 170))
+        ended.append(guard.ended_badly)
+    assert "never came back" in ended[0]
+    assert ended[1] == ""
 
 
 def test_an_error_says_for_itself_how_it_ended(tmp_path: Path) -> None:
