@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -45,6 +45,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """What tests share has no doctests, and every worker would import Lightning to find none."""
     is_shared = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return is_shared or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Tests have no doctests either, and to look through all of them takes every worker a second."""
+    found = yield
+    return [collector for collector in found if type(collector) is pytest.Module]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from mlflow.tracking import MlflowClient
 
 from sealegs.errors import SinkFailed
 from sealegs.sinks.background import BackgroundSink
@@ -60,6 +59,8 @@ class Place:
 
     @property
     def reader(self) -> Any:
+        from mlflow.tracking import MlflowClient  # two seconds, which every worker would spend to collect
+
         return MlflowClient(self.uri or f"sqlite:///{self.store}/mlflow.db")
 
     def history(self, run_id: str, name: str) -> list[tuple[int, float]]:
@@ -313,6 +314,8 @@ def test_a_run_that_is_not_in_this_store_is_begun_anew(place: Place, gone: str) 
 
 
 def test_another_run_may_make_the_experiment_first(served: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
     MlflowSink().start(served.manifest())
     look = MlflowClient.get_experiment_by_name
     answers = iter([None])
