@@ -11,6 +11,9 @@ import hypothesis
 import numpy as np
 import pytest
 
+# Next to nothing that is imported is garbage: to look for some while importing takes every worker a second or two.
+gc.disable()
+
 # There is a worker a core: with more threads each, they would wait for each other. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -61,6 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             place = item.path.relative_to(TESTS).with_suffix("").as_posix()
             if place.split("/")[0] in TRAINS or place in TRAINS:
                 item.add_marker("trains")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -83,7 +83,7 @@ def main(wrapper: str, out: Path) -> None:
     with inject(faults, model, clock=lambda: guard.number, rank=rank) as injector:
         torch.manual_seed(100 + rank)
         for step in range(MISSING + 1):
-            for _ in range(2):  # the first micro-batch is not exchanged
+            for _ in range(2 if step <= DAMAGED else 0):  # the first micro-batch is not exchanged
                 with guard.accumulate():
                     (model(torch.randn(16, 8)).square().mean() / 3).backward()
             loss = model(torch.randn(16, 8)).square().mean() / 3
