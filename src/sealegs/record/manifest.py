@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def describe(run: str, **known: Any) -> Manifest:
     return Manifest(
         run_id=new_id(run),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=_versions(),
+        versions=dict(_versions()),
         git=_git_state(),
         host={
             "name": platform.node(),
@@ -114,6 +115,7 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + name, value
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("sealegs", "torch", "numpy", "tokenizers", "triton"):
