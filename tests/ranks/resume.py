@@ -182,6 +182,7 @@ def on_ranks(wrapper: str, out: Path) -> dict[str, Any]:
     saw["trouble of one"] = checkpoints.failure()
     checkpoints.tag(SAVED, "healthy")
     saw["healthy"] = checkpoints.newest_healthy(before=LAST)[0]
+    saw["replaced"] = checkpoints.save(SAVED, subject.capture())
     saw["left"] = sorted(file.name for file in (out / wrapper).iterdir())
 
     saw["gone on with"] = resumed(checkpoints, wrapper, past=1)

@@ -118,4 +118,5 @@ def test_all_ranks_save_or_none_does(launched: tuple[Path, Saw]) -> None:
         )
         assert other["trouble of one"] == f"checkpoint {resume.LAST}: Object of type object is not JSON serializable"
         assert one["healthy"] == other["healthy"] == resume.SAVED
+        assert (one["replaced"], other["replaced"]) == (False, False), "a healthy one stays"
         assert set(one["left"]) == {str(resume.SAVED), "tags.json"}

@@ -1,13 +1,15 @@
 """State in, folders on disk out, and back."""
 
+import errno
 import json
 import pickle
 import random
 import resource
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -128,13 +130,68 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["5"]
 
 
-def test_what_a_kill_left_behind_is_cleared_away(tmp_path: Path) -> None:
+def test_no_kill_amid_a_save_loses_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is saved again; what a kill would leave before each rename and removal is gone on with."""
+    run = tmp_path / "run"
+    left: list[Path] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left.append(tmp_path / f"killed-{len(left)}")
+            shutil.copytree(run, left[-1])
+            return function(*arguments, **options)
+
+        return call
+
+    checkpoints = Checkpoints(run)
+    checkpoints.save(5, state(1.0))
+    with monkeypatch.context() as patch:
+        for thing, name in ((Path, "rename"), (Path, "replace"), (shutil, "rmtree")):
+            patch.setattr(thing, name, noted(getattr(thing, name)))
+        checkpoints.save(5, state(2.0))
+    had_none = [folder for folder in left if not (folder / "5").exists()]
+    assert had_none, "there is a moment at which no folder has the name"
+    values = []
+    for folder in left:
+        checkpoints = Checkpoints(folder)
+        checkpoints.take_over()
+        assert checkpoints.newest_intact() == (5, [])
+        assert [entry.name for entry in folder.iterdir()] == ["5"]
+        values.append(float(checkpoints.load(5).tensors["model/w"][0, 0]))
+    assert set(values) == {1.0, 2.0}
+    assert values == sorted(values)
+
+
+def test_a_replacement_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, state(1.0))
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if target.name == "5" and "replaced" not in path.name:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refused)
+        with pytest.raises(StorageError, match="Input/output error"):
+            checkpoints.save(5, state(2.0))
+    assert checkpoints.newest_intact() == (5, [])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["5"]
+
+
+@pytest.mark.parametrize("at_start", [True, False], ids=["at the start", "by the next save"])
+def test_what_a_kill_left_behind_is_cleared_away(tmp_path: Path, at_start: bool) -> None:
     (tmp_path / ".7.partial").mkdir()
     (tmp_path / ".7.partial" / "__0_0.distcp").write_bytes(b"half")
+    (tmp_path / ".tags.json.77.partial").write_bytes(b"{")
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.steps() == []
+    if at_start:
+        checkpoints.take_over()
+        assert list(tmp_path.iterdir()) == []
     checkpoints.save(9, state(9.0))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["9"]
+    assert {"9"} <= {entry.name for entry in tmp_path.iterdir()} <= {"9", ".tags.json.77.partial"}
 
 
 def test_none_at_all(tmp_path: Path) -> None:
@@ -385,10 +442,30 @@ def test_a_restart_takes_the_newest_healthy_one_before_a_step(tmp_path: Path) ->
 
 
 def test_a_tag_belongs_to_what_was_tagged(tmp_path: Path) -> None:
-    checkpoints = saved(tmp_path, {1: "healthy", 2: "suspect"})
-    checkpoints.save(2, state(2.5))
-    checkpoints.save(1, state(1.5))
+    checkpoints = saved(tmp_path, {1: None, 2: "suspect"})
+    assert checkpoints.save(2, state(2.5))
     assert checkpoints.tags() == {1: "candidate", 2: "candidate"}
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_a_healthy_one_is_never_replaced_while_it_is_intact(tmp_path: Path, by_thread: bool) -> None:
+    checkpoints = saved(tmp_path, {1: "healthy"})
+
+    def is_written(value: float) -> bool:
+        if not by_thread:
+            return checkpoints.save(1, state(value))
+        assert checkpoints.save_soon(1, state(value))
+        checkpoints.wait()
+        assert checkpoints.failure() is None
+        return (checkpoints.kept(), [each.step for each in checkpoints.written()]) == ([], [1])
+
+    assert not is_written(1.5)
+    assert checkpoints.tags() == {1: "healthy"}
+    assert checkpoints.load(1).tensors["model/w"][0, 0] == 1.0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1", "tags.json"]
+    DAMAGES["flipped"](tmp_path / "1" / "plain.json")
+    assert is_written(1.5)
+    assert checkpoints.load(1).tensors["model/w"][0, 0] == 1.5
 
 
 def test_what_lies_after_a_rollback_is_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,11 @@ _CURES = {
     errno.EPERM: "choose a folder that you may write",
 }
 
+PARTIAL = ".partial"
+"""How the names of files and folders end that are being written; they begin with a dot."""
+REPLACED = f".replaced{PARTIAL}"
+"""How the name of a folder ends that another one is about to replace."""
+
 
 @contextmanager
 def writing(what: str | Path) -> Iterator[None]:
@@ -46,7 +51,7 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
     With ``durable=False`` a power cut may tear it: for files that carry their own check.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    aside = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with aside.open("wb") as file:
             yield file
@@ -67,25 +72,54 @@ def folder_aside(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Without ``replace`` an existing folder of that name is an error (``is_taken``), even if another process made it
     meanwhile. A process that is killed in between leaves a folder whose name starts with a dot and ends in
-    ``.partial``.
+    ``.partial``. Of a folder that was being replaced, ``put_back_replaced`` then brings the old one back.
     """
-    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    aside = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
         sync_folder(aside)
         if replace and target.exists():
-            old = target.with_name(f".{target.name}.{os.getpid()}.replaced.partial")
-            target.rename(old)
-            aside.rename(target)
-            shutil.rmtree(old)
+            _replace_folder(target, aside)
         else:
             aside.rename(target)
         sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _replace_folder(target: Path, new: Path) -> None:
+    """Give a folder the name of another, which is removed. No system call does both, so a kill may come in between."""
+    old = target.with_name(f".{target.name}.{os.getpid()}{REPLACED}")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def put_back_replaced(parent: Path) -> None:
+    """Give back their names to folders that were being replaced when the process before was killed."""
+    for old in parent.glob(f".*{REPLACED}"):
+        name = old.name.removesuffix(REPLACED).rpartition(".")[0].removeprefix(".")
+        if name and not (parent / name).exists():
+            old.rename(parent / name)
+
+
+def remove_partial(parent: Path, *, files: bool = True) -> None:
+    """Remove what a killed process has left half-written in a folder, or the folders of it alone.
+
+    Only the one writer of a folder may do so; of its own files, another thread may be writing one.
+    """
+    for left in parent.glob(f".*{PARTIAL}"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        elif files:
+            left.unlink(missing_ok=True)
 
 
 def is_taken(error: OSError) -> bool:

@@ -5,6 +5,7 @@ written under a temporary name, synced, given the digests of its files, and then
 folder that looks like a checkpoint and is not one. A thread can write it while training goes on.
 
 Whether its weights are any good shows later: a checkpoint is a candidate first, and ``Tags`` holds what becomes known.
+One that is known to be healthy and is intact is never written over: what would take its place is known less well.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -26,7 +28,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from sealegs.errors import SourceError
-from sealegs.record.files import folder_aside, whole_file, writing
+from sealegs.record.files import folder_aside, put_back_replaced, remove_partial, whole_file, writing
 from sealegs.signals.collective import Collective
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_files import DIGESTS
@@ -168,6 +170,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._is_writing = False
         self._written: deque[WrittenCheckpoint] = deque()
+        self._kept: deque[int] = deque()
         self._failures: deque[str] = deque()
         checkpoint_files.expect_to_be_alone()
 
@@ -177,20 +180,28 @@ class Checkpoints:
             return []
         return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal())
 
+    def take_over(self) -> None:
+        """Clear up what the process before has left in the middle, where it was killed. The run has one writer."""
+        self._ranks.first(self._clear_up)
+
+    def _clear_up(self) -> None:
+        with writing(self._folder):
+            put_back_replaced(self._folder)
+            remove_partial(self._folder)
+
     # Saving.
 
-    def save(self, step: int, state: StoredState) -> Path:
-        """Write a checkpoint, then remove those that are no longer kept."""
+    def save(self, step: int, state: StoredState) -> bool:
+        """Write a checkpoint, then remove those that are no longer kept. False where the step has a healthy one."""
         self.wait()
-        target = self._folder / str(step)
-        self._write(target, lambda: _parts(state, state.tensors))
-        return target
+        return self._write(self._folder / str(step), lambda: _parts(state, state.tensors))
 
     def save_soon(self, step: int, state: StoredState, *, to: Path | None = None) -> bool:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
-        Call ``before_update`` before the tensors change. ``written`` and ``failure`` report the outcome. With ``to``,
-        the state goes to that folder and is not one of the run's checkpoints: it is not reported, tagged or removed.
+        Call ``before_update`` before the tensors change. ``written``, ``kept`` and ``failure`` report the outcome. With
+        ``to``, the state goes to that folder and is not one of the run's checkpoints: it is not reported, tagged or
+        removed.
         """
         if any(self._ranks.gather(self._is_writing)):
             return False
@@ -222,6 +233,10 @@ class Checkpoints:
         """What ``save_soon`` has written since the last call."""
         return _taken(self._written)
 
+    def kept(self) -> list[int]:
+        """The steps for which ``save_soon`` has written nothing since the last call: each has a healthy one."""
+        return _taken(self._kept)
+
     def failure(self) -> str | None:
         """What went wrong in ``save_soon`` since the last call, as a sentence. The run may go on."""
         return "; ".join(_taken(self._failures)) or None
@@ -244,23 +259,29 @@ class Checkpoints:
             return parts
 
         try:
-            self._write(target, arrived)
-            if target.parent == self._folder:
+            is_written = self._write(target, arrived)
+            if target.parent == self._folder and is_written:
                 self._written.append(WrittenCheckpoint(int(target.name), time.perf_counter() - began))
+            elif not is_written:
+                self._tags.arrived(int(target.name))
+                self._kept.append(int(target.name))
         except BaseException as error:  # torch raises some that are no Exception, and nobody else would report them
             self._failures.append(f"checkpoint {target.name}: {error}")
         finally:
             self._tags.expect(None)
             self._is_writing = False
 
-    def _write(self, target: Path, make: Callable[[], _Parts]) -> None:
+    def _write(self, target: Path, make: Callable[[], _Parts]) -> bool:
+        """Write a folder with a state. False, and nothing is done, where there is a healthy checkpoint."""
         ranks = self._writers
 
-        def begin() -> Path:
+        def begin() -> Path | None:
+            if target.parent == self._folder and self._is_worth_keeping(int(target.name)):
+                return None
             target.parent.mkdir(parents=True, exist_ok=True)
             return on_disk.enter_context(folder_aside(target, replace=True))
 
-        def finish() -> None:
+        def finish(aside: Path) -> None:
             checkpoint_files.write_digests(aside, digests)
             on_disk.close()  # it gets its name here
             if target.parent == self._folder:
@@ -269,15 +290,25 @@ class Checkpoints:
         with writing(target), ExitStack() as on_disk:
             parts = ranks.agree(make)
             aside = ranks.first(begin)
+            if aside is None:
+                return False
             ranks.agree(lambda: checkpoint_files.write_plain(aside, ranks.rank, parts.plain, parts.own))
             checkpoint_files.write_tensors(aside, parts.tensors, ranks.group)
             digests = ranks.gather(ranks.agree(lambda: checkpoint_files.digests_of(aside, ranks.rank)))
-            ranks.first(finish)
+            ranks.first(partial(finish, aside))
+        return True
+
+    def _is_worth_keeping(self, step: int) -> bool:
+        """Whether a step has a checkpoint that is known to be healthy, and intact."""
+        if not (self._folder / str(step)).exists():
+            return False
+        ((tag, _),) = self._tags.of([step]).values()
+        return tag == "healthy" and self.check(step) is None
 
     def _take_in(self, step: int) -> None:
         self._tags.arrived(step)
-        for left_by_a_kill in self._folder.glob(".*.partial"):
-            shutil.rmtree(left_by_a_kill, ignore_errors=True)
+        put_back_replaced(self._folder)
+        remove_partial(self._folder, files=False)
         for old in self._no_longer_kept():
             # rename before deleting: a kill in between must not leave a checkpoint with half its files
             aside = (self._folder / str(old)).rename(self._folder / f".{old}.partial")
@@ -314,30 +345,41 @@ class Checkpoints:
             if later > step:
                 self.tag(later, "suspect", why or f"the run went back to step {step}")
 
-    def newest_intact(self) -> tuple[int | None, list[Damage]]:
-        """The newest checkpoint that is intact and not suspect, and why newer ones were passed over."""
-        return self._newest(("healthy", "candidate"), None)
+    def newest_intact(self, doubt: Callable[[int], str] = lambda step: "") -> tuple[int | None, list[Damage]]:
+        """The newest checkpoint that is intact and not suspect, and why newer ones were passed over.
+
+        ``doubt`` says why that of a step is passed over as well; rank 0 alone is asked.
+        """
+        return self._newest(("healthy", "candidate"), doubt)
 
     def newest_healthy(self, before: int | None = None) -> tuple[int | None, list[Damage]]:
         """The newest checkpoint that is intact and healthy, at or before a step, and why newer ones were passed
         over."""
-        return self._newest(("healthy",), before)
+        return self._newest(("healthy",), before=before)
 
-    def _newest(self, wanted: tuple[Tag, ...], before: int | None) -> tuple[int | None, list[Damage]]:
+    def _newest(
+        self, wanted: tuple[Tag, ...], doubt: Callable[[int], str] = lambda step: "", before: int | None = None
+    ) -> tuple[int | None, list[Damage]]:
         self.wait()
-        return self._ranks.first(lambda: self._search(wanted, before))
+        return self._ranks.first(lambda: self._search(wanted, doubt, before))
 
-    def _search(self, wanted: tuple[Tag, ...], before: int | None) -> tuple[int | None, list[Damage]]:
+    def _search(
+        self, wanted: tuple[Tag, ...], doubt: Callable[[int], str], before: int | None
+    ) -> tuple[int | None, list[Damage]]:
         passed_over: list[Damage] = []
         known = self._tags.of(self.steps())
         for step in sorted(known, reverse=True):
             if before is not None and step > before:
                 continue
             tag, why = known[step]
-            if tag in wanted:
-                damage = self.check(step)
+            if tag not in wanted:
+                damage: Damage | None = Damage(
+                    step, f"suspect: {why}" if tag == "suspect" else "not known to be healthy"
+                )
+            elif tag == "candidate" and (reason := doubt(step)):
+                damage = Damage(step, reason)
             else:
-                damage = Damage(step, f"suspect: {why}" if tag == "suspect" else "not known to be healthy")
+                damage = self.check(step)
             if damage is None:
                 return step, passed_over
             passed_over.append(damage)
