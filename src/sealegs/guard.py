@@ -9,6 +9,7 @@ Where the device decides, that comes one or two steps later. ``LoopPort.update``
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -21,9 +22,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.guard_options import Checkpointing, GuardOptions, LoopScheduler, Telemetry, has_begun, skip_ranges
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
+from sealegs.record.manifest import describe
 from sealegs.recovery.actions import refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.saving import Resumed
+from sealegs.report.event_text import how_resumed
 from sealegs.signals.collect import Signal
 from sealegs.vocabulary import Verdict
 from sealegs.watch import Observer, Watch
@@ -103,6 +106,10 @@ class Guard:
         )
         open_watch = partial(watch_of, run, options, resume=resume)
         self.loop = LoopPort(model, optimizer, options, open_watch, has_folder=run is not None)
+        if self.resumed is not None and self.watch.record is not None:
+            here = describe(self.watch.record.folder.name)
+            self.loop.note_resume(changed={}, versions=here.versions, git=here.git, host=here.host)
+            self.watch.say(how_resumed(asdict(self.resumed)))
 
     @classmethod
     def around(cls, loop: LoopPort) -> Self:

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -139,6 +139,8 @@ class LoopPort(Observer):
             activations=options.telemetry.activations,
         )
         self.checkpoints = options.checkpoints(self.watch.folder)
+        if self.checkpoints is not None:
+            self.checkpoints.take_over()
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
         self._saving: Saving | None = None
         if self.checkpoints is not None:
@@ -179,7 +181,7 @@ class LoopPort(Observer):
             self.resumed, state = self._saving.resume(self.recovery, self._batches)
             self._knows_its_step = True
             if state is not None:
-                self.load_state_dict(state)
+                self._go_on_with(state)
                 self._changes = ResumeChanges(self._update.optimizers, schedulers)
         self._say_what_is_guarded()
 
@@ -349,6 +351,7 @@ class LoopPort(Observer):
             halted = replace(halted, instead="")
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)
         if self._saving is not None:
+            self._write_restored()
             self._saving.after_step(self.number, went_back=went_back)
             if not self._training.also or self._batches.number is None:  # else when the loop asks for its next batch
                 self._save_if_due()
@@ -403,10 +406,23 @@ class LoopPort(Observer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, bit for bit."""
+        self._go_on_with(state)
+
+    def resume_at(self, number: int, state: Mapping[str, Any] | None = None) -> None:
+        """Go on at a step, with the state of a guard that was there, or without one."""
+        if state is not None:
+            self._go_on_with(state, number)
+        else:
+            self.number = number
+            self._goes_on_from_here()
+
+    def _go_on_with(self, state: Mapping[str, Any], number: int | None = None) -> None:
+        """Go on from a saved state, at its own step or at that which somebody else counts."""
         if missing := sorted({"watch", "number", "next_batch", "meter"} - state.keys()):
             raise SourceError(f"the guard's state: there is no {missing[0]!r} in it; give what state_dict() gave")
         self.watch.load_state_dict(state["watch"])
-        self.number = state["number"]
+        self.number = state["number"] if number is None else number
+        self._goes_on_from_here()
         if self._batches.number is None:
             self._batches.count_from(state["next_batch"])
         self._update_decision.load_state_dict(state)
@@ -414,16 +430,8 @@ class LoopPort(Observer):
         self._meter.get_ready(self.number)
         if state.get("ending") is not None:  # older states have none
             self._run_end.load_state_dict(state["ending"])
-        if self.recovery is not None and state.get("recovery") is not None:
-            self.recovery.load_state_dict(state["recovery"])
-        self._goes_on_from_here()
-
-    def resume_at(self, number: int, state: Mapping[str, Any] | None = None) -> None:
-        """Go on at a step, with the state of a guard that was there, or without one."""
-        if state is not None:
-            self.load_state_dict(state)
-        self.number = number
-        self._goes_on_from_here()
+        if self.recovery is not None:
+            self.recovery.load_state_dict(state.get("recovery"), self.number)
 
     def take_over_ledger(self) -> None:
         """What was done to the run before, where its folder tells: no rung of the playbook twice."""
@@ -436,6 +444,8 @@ class LoopPort(Observer):
         self.watch.halted = None
         for each in self._timm_schedulers:
             each.begin_at(self.number)
+        if self.checkpoints is not None:
+            self.checkpoints.discard_after(self.number, f"the run went on from step {self.number}")
         if self.recovery is not None:
             self.recovery.forget_after(self.number)
 
@@ -463,6 +473,13 @@ class LoopPort(Observer):
         if is_begun and self.recovery is not None:
             self.recovery.saved(self.number, was_waited_for=wait)
         return is_begun
+
+    def note_resume(self, **details: Any) -> None:
+        """Record what a resume has brought back, with ``details`` of what is new in this process."""
+        assert self.resumed is not None
+        told = asdict(self.resumed)
+        del told["audit"]  # which follows at the first step
+        self.watch.note("resume", step=self.number, **told, **details)
 
     @property
     def last_checkpoint(self) -> int | None:
@@ -505,6 +522,10 @@ class LoopPort(Observer):
         if not self._has_failed:  # else the last step may have been left in the middle
             self._between_steps()
             self._save_what_was_put_off()
+        is_one_left = self._meter.ranks.world == 1  # ranks that have failed cannot be asked
+        if self._saving is not None and (is_one_left or not (self._has_failed or sys.exception())):
+            self._saving.wait_for_room()
+            self._write_restored()
         self._let_go()
         if self._saving is not None:
             self._saving.finish(self.number)
@@ -583,7 +604,7 @@ class LoopPort(Observer):
         # later, where one is still being written; several ranks must ask each other, which `checkpoint` does
         is_busy = self._is_saving and self._meter.ranks.world == 1
         if self._saving is not None and self._saving.is_due and not is_busy:
-            self._saving.is_due = not self.checkpoint()
+            self.checkpoint()
 
     def _save_what_was_put_off(self) -> None:
         """A checkpoint that was due while another was being written, at the end of a run. Not while an error ends it:
@@ -630,7 +651,25 @@ class LoopPort(Observer):
         self._meter.load_state_dict({"last_change": None})
         self._meter.get_ready(step)
         self._inputs.pace.forget_step()
+        self._keep_restored()
         return True
+
+    def _keep_restored(self) -> None:
+        """Have the snapshot written that the run has just gone back to, where it writes checkpoints: a run that is
+        killed now loses its memory."""
+        capture = None if self.recovery is None else self.recovery.restored_snapshot()
+        if self._saving is not None and capture is not None:
+            self._saving.keep_restored(self.number, capture, self.state_dict())
+            self._write_restored()
+
+    def _write_restored(self) -> None:
+        """Write such a snapshot; later, where a checkpoint is still being written."""
+        assert self._saving is not None
+        with self.paused():
+            step = self._saving.write_restored(self.number)
+        if step is not None and self.recovery is not None:
+            self._was_saving = True
+            self.recovery.saved(step, is_proven=True)
 
     @property
     def _clip_now(self) -> float | None:

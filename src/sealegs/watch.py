@@ -424,11 +424,16 @@ class Watch:
             self.note("audit", thresholds_divided_by=corrections)
 
     def _say_what_was_skipped(self) -> None:
-        """Print one line about skips at the end, unless a terminal sink has shown them at every step."""
+        """Print one line about skips at the end, unless they have been shown at every step."""
+        if self._skips.count:
+            self.say(f"skipped {self._told_of_skips()}")
+
+    def say(self, text: str) -> None:
+        """Print a line about the run, unless a terminal sink shows its events."""
         is_shown = any(sink.name == "terminal" for sink in self._sinks)
-        if self._skips.count and self.record is not None and not is_shown:
+        if self.record is not None and not is_shown:
             with suppress(OSError):  # the terminal may be gone
-                print(f"sealegs: {self.record.folder}: skipped {self._told_of_skips()}", file=sys.stderr, flush=True)
+                print(f"sealegs: {self.record.folder}: {text}", file=sys.stderr, flush=True)
 
     def _told_of_skips(self) -> str:
         return told_of(self._skips, self._judged_rows, self._division.worst())

@@ -1,5 +1,6 @@
 """Settings and data in, a trained model and its run folder out."""
 
+import json
 import math
 import os
 import random
@@ -108,6 +109,21 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     result, run = run_of(settings, tmp_path / "cut", resume=True)
     assert_same(run, whole[1])
     assert result.eval_loss == whole[0].eval_loss
+
+
+@compared
+def test_resumes_that_are_preempted_before_their_first_step_begin_where_it_stopped(
+    tmp_path: Path, tokens_file: Path, whole: tuple[Result, Run]
+) -> None:
+    settings = nano(tokens_file)
+    for steps in (18, 0, 0, 0):
+        run_of(settings, tmp_path / "cut", resume=steps == 0, should_stop=stop_after(steps))
+    tags = (tmp_path / "cut" / "checkpoints" / "tags.json").read_bytes()
+    _, run = run_of(settings, tmp_path / "cut", resume=True)
+    assert [event.detail["checkpoint"] for event in run.events if event.kind == "resume"] == [18] * 4
+    assert [event.step for event in run.events if event.kind == "checkpoint"].count(18) == 1
+    assert json.loads(tags)["18"]["tag"] == "healthy"
+    assert_same(run, whole[1])
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

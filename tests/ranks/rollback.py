@@ -83,6 +83,8 @@ def run(wrapper: str, out: Path, rank: int) -> dict[str, Any]:
             if guard.number >= LAST:
                 break
         saw["skipped"] = guard.loop._batches.skipped
+        assert guard.loop.checkpoints is not None
+        saw["tags"] = guard.loop.checkpoints.tags()
     return saw
 
 

@@ -45,6 +45,8 @@ def test_ranks_go_back_together_and_stay_identical(wrapper: str, launched: tuple
     assert capsule.state().tensors["model/0.weight"].shape == (16, 8), "of which one process has the whole"
     # the weights that were gone back to are those of that step, bit for bit: what follows from the same batches is too
     back = events[0].detail["to_step"]
+    assert back % 50, "a snapshot in memory"
+    assert first["tags"][str(back)] == "healthy", "and it is on disk now"
     again = [i for i, number in enumerate(numbers) if number == back + 1]
     for of_rank in (first, second):
         assert len({of_rank["digests"][i] for i in again}) == 1

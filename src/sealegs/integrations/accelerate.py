@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
 
 from sealegs.guard import Guard
 from sealegs.guard_options import RANGES, are_ranges, skip_ranges
-from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, refuse_options
+from sealegs.integrations.loop_options import LoopOptions, refuse_options
 from sealegs.signals.collect import Signal
 
 T = TypeVar("T")
@@ -144,7 +144,6 @@ class AcceleratedGuard(Guard):
         """Go on from a saved state; with the data, too, if the loop uses ``batches``."""
         is_fresh = self.loop.data.number is None
         super().load_state_dict(state["guard"])
-        forget_checkpoints(self, "Accelerate went back to a checkpoint")
         if state["data"] and (is_fresh or self.loop.goes_back):
             self.loop.data.go_to(state["data"])
 

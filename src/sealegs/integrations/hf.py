@@ -31,7 +31,7 @@ except MissingExtra:  # a package that transformers' Trainer needs
 
 from sealegs.guard import Guard
 from sealegs.guard_options import LoopScheduler
-from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, guard_options, open_loop, refuse_options
+from sealegs.integrations.loop_options import LoopOptions, guard_options, open_loop, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.config_readers import of_model_config, of_training_arguments
@@ -190,7 +190,6 @@ class Attached:
         guard.loop.take_over_ledger()
         state = _read(checkpoint / STATE)
         guard.loop.resume_at(step, None if state is None else state["guard"])
-        forget_checkpoints(guard, f"the Trainer went back to {checkpoint.name}")
         told = state or {}
         loop.resume_at(step, told.get("data"), told.get("counted"))
         guard.watch.note("resumed", step=step, checkpoint=checkpoint.name, with_guard=state is not None)

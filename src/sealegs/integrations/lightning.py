@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sealegs.integrations.lightning", "PyTorch with Lightning", "lightning") from None
 
 from sealegs.integrations.lightning_progress import lacking
-from sealegs.integrations.loop_options import LoopOptions, forget_checkpoints, guard_options, open_loop, refuse_options
+from sealegs.integrations.loop_options import LoopOptions, guard_options, open_loop, refuse_options
 from sealegs.integrations.patches import Patches
 from sealegs.integrations.preflight_advice import advice
 from sealegs.preflight_check.live import preflight
@@ -212,7 +212,6 @@ class Guarded:
         assert ranks is not None
         guard.loop.take_over_ledger()
         guard.load_state_dict(json.loads(self._state["guard"]))
-        forget_checkpoints(guard, "Lightning went back to a checkpoint")
         of_ranks = self._state["ranks"]
         is_same_world = len(of_ranks) == ranks.world
         if is_same_world:

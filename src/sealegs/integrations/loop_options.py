@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from sealegs.errors import ConfigError, RunExists
-from sealegs.guard import Guard, watch_of
+from sealegs.guard import watch_of
 from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, has_begun
 from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
@@ -72,9 +72,3 @@ def open_loop(
             f"run={run}: there is a run in it, and this one does not go on from a checkpoint; give another name, "
             "or move the folder away"
         ) from None
-
-
-def forget_checkpoints(guard: Guard, why: str) -> None:
-    """Forget the guard's own checkpoints from after the step that the framework went back to."""
-    if guard.loop.checkpoints is not None:
-        guard.loop.checkpoints.discard_after(guard.number, why)

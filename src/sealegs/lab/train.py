@@ -379,9 +379,7 @@ def begin(folder: Path, guard: Guard, manifest: Manifest, data: TokenSources, ch
         "git": manifest.git,
         "host": manifest.host,
     }  # may differ from the start
-    told = asdict(guard.resumed)
-    del told["audit"]  # the guard reports it at the first step
-    guard.watch.note("resume", step=guard.number, **told, changed=changed, **here)
+    guard.loop.note_resume(changed=changed, **here)
 
 
 def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[object]]:

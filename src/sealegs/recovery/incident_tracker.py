@@ -184,13 +184,19 @@ class IncidentTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The state that belongs to a step, as JSON values."""
-        return {"incidents": self._incidents, "evidence": self.evidence.state_dict()}
+        return {
+            "incidents": self._incidents,
+            "evidence": self.evidence.state_dict(),
+            "healthy": self.healthy,
+            "good": self.good,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
         if (found := state.get("evidence")) is not None:  # older states have none
             self.evidence.load_state_dict(found)
+        self.healthy, self.good = state.get("healthy", 0), state.get("good", 0)
 
     def _act_on_news(self, news: News, step: int, number: int) -> Anomaly | None:
         incident = news.incident

@@ -4,8 +4,9 @@ The incident tracker says what is wrong. Interventions do something about it. Re
 ledger records what stays changed. Nothing here waits for a device while nothing is wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
 from sealegs.signals.collective import Collective
-from sealegs.state.checkpoints import Checkpoints
+from sealegs.state.checkpoints import Checkpoints, StoredState
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Row, Verdict
@@ -52,6 +53,7 @@ class Recovery:
     ) -> None:
         """``folder`` is the run's; None on ranks that do not write."""
         self.playbook = playbook
+        self._training = training
         self._watch = watch
         self._batches = batches
         self._goes_back = act and bool(playbook.rungs)
@@ -196,10 +198,19 @@ class Recovery:
         self._goes_back = self._probes = False
         self._runner.stand_back()
 
-    def saved(self, step: int, *, was_waited_for: bool) -> None:
+    def saved(self, step: int, *, was_waited_for: bool = False, is_proven: bool = False) -> None:
         """Note that a checkpoint is being written. One that the run waits for, as the last one, is judged by the steps
         before it."""
-        self._restore_points.health.saved(step, led_by=self._tracker.healthy if was_waited_for else 0)
+        led_by = self._tracker.healthy if was_waited_for else 0
+        self._restore_points.health.saved(step, led_by=led_by, is_proven=is_proven)
+
+    def restored_snapshot(self) -> Callable[[], StoredState] | None:
+        """What captures the snapshot that the run has just gone back to, once; None where it went to a checkpoint."""
+        points = self._restore_points
+        snapshot, points.gone_back_to = points.gone_back_to, None
+        if snapshot is None:
+            return None
+        return partial(self._training.capture_past, points.snapshots, snapshot, whole=True)
 
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out a person's request, or raise a ConfigError that says why not."""
@@ -236,11 +247,13 @@ class Recovery:
 
     def state_dict(self) -> dict[str, Any]:
         """The state that belongs to a step, as JSON values."""
-        return self._tracker.state_dict()
+        return self._tracker.state_dict() | {"health": self._restore_points.health.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self._tracker.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
+        """Continue from a saved state, that of ``step``; None where there was no recovery then."""
+        if state is not None:
+            self._tracker.load_state_dict(state)
+        self._restore_points.health.load_state_dict((state or {}).get("health", {}), step)  # older states have none
 
     def queue_row(self, row: Row, verdict: Verdict) -> None:
         """Keep a row that was judged and written until its step is over."""

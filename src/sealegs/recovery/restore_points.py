@@ -40,16 +40,27 @@ class CheckpointHealth:
         self._ranks = ranks
         self._steps: dict[int, int] = {}
 
-    def saved(self, step: int, *, led_by: int) -> None:
+    def saved(self, step: int, *, led_by: int = 0, is_proven: bool = False) -> None:
         """Note that a checkpoint is being written; it is healthy once healthy steps have come of it.
 
-        That of step 0 is healthy at once. So is one with finite weights that ``led_by`` healthy steps, if they are
-        enough, have led to: the last checkpoint of a run has no steps after it.
+        That of step 0 is healthy at once, as is one that ``is_proven`` already. So is one with finite weights that
+        ``led_by`` healthy steps, if they are enough, have led to: the last checkpoint of a run has no steps after it.
         """
         is_led = led_by >= HEALTHY_AFTER
-        is_proven = step == 0 or (is_led and all(self._ranks.gather(is_finite(self._model))))
+        is_proven |= step == 0 or (is_led and all(self._ranks.gather(is_finite(self._model))))
         self._steps[step] = HEALTHY_AFTER if is_proven else 0
         self._prove(step, 0)
+
+    def state_dict(self) -> dict[str, int]:
+        """How many healthy steps have come of each checkpoint that is not proven yet."""
+        return {str(step): count for step, count in self._steps.items()}
+
+    def load_state_dict(self, state: Mapping[str, int], step: int) -> None:
+        """Go on counting for the checkpoints that the process before has left: those up to ``step``, which the run
+        goes on from, lie on its way."""
+        tags = {} if self._checkpoints is None else self._checkpoints.tags()
+        unproven = [saved for saved, tag in tags.items() if tag == "candidate" and saved <= step]
+        self._steps = {saved: state.get(str(saved), 0) for saved in unproven}
 
     def healthy(self, step: int) -> None:
         """Count a healthy step for every checkpoint up to it."""
@@ -123,6 +134,8 @@ class RestorePoints:
         """The step before which a snapshot is due, once the loop asks for its next batch."""
         self._brought_back: Mapping[str, Any] = {}
         """Restored states of the loop's own objects, which the loop may still change in the step that went back."""
+        self.gone_back_to: Snapshot | None = None
+        """The snapshot that the run went back to last; None after a move to another state."""
         self._counted_back_from = 0
         """The step up to which steps have been counted back. None is counted back twice, so that it comes to an end."""
 
@@ -195,6 +208,7 @@ class RestorePoints:
     def forget_after(self, step: int) -> None:
         """Forget what was kept of later steps: somebody else has brought the run to this step."""
         self.snapshots.forget_after(step)
+        self.health.forget_after(step)
         self.schedules.forget_from(step)
 
     def count_back(self, number: int, count: int) -> bool:
@@ -260,6 +274,7 @@ class RestorePoints:
             self._awaited = None
             self.schedules.forget_from(state.step)
             self._give_up_after(state.step)
+            self.gone_back_to = state.snapshot
             return state, cost
         if self._ranks.world > 1:  # some ranks may have gone back, so that they differ now
             text = f"the ranks cannot go back together: {'; '.join(reasons)}"

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sealegs.data.position import Batches
-from sealegs.errors import SourceError
+from sealegs.errors import SealegsError, SourceError
+from sealegs.recovery.doubt import Doubts
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.recovery import Recovery
-from sealegs.state.checkpoints import Checkpoints, Damage
+from sealegs.state.checkpoints import Checkpoints, Damage, StoredState
 from sealegs.state.resume_audit import came_back
 from sealegs.state.training_state import TrainingState
 from sealegs.watch import Watch
@@ -28,6 +29,16 @@ class Resumed:
     """Differences from the state that was saved."""
     audit: dict[str, str] = field(default_factory=dict)
     """Per part of the state: whether the saved and the live one agree."""
+    because: str = ""
+    """Why it is this checkpoint, where it is not the newest one that is proven healthy."""
+
+
+class RestoredState(NamedTuple):
+    """A state in memory that the run has gone back to, and that is still to be written."""
+
+    step: int
+    capture: Callable[[], StoredState]
+    of_guard: Mapping[str, Any]
 
 
 class Saving:
@@ -41,12 +52,13 @@ class Saving:
         self._training = training
         self._watch = watch
         self._every = every
+        self._restored: RestoredState | None = None
 
     def after_step(self, number: int, *, went_back: bool) -> None:
         """Decide whether a checkpoint is due before step ``number``; one that could not be written stays due."""
         if self._every and number % self._every == 0:
             self.is_due = True
-        if went_back:  # this step's state is on disk already, or was not worth it before
+        if went_back:  # this step's state is on disk already, is about to be, or was not worth it before
             self.is_due = False
 
     def save(self, number: int, of_guard: Callable[[], Mapping[str, Any]], *, wait: bool) -> bool:
@@ -56,18 +68,56 @@ class Saving:
         state = self._training.capture()
         state = replace(state, plain={**state.plain, "guard": of_guard()}, step=number)
         if wait:
-            self._checkpoints.save(number, state)
+            is_written = self._checkpoints.save(number, state)
             self.tell(number)  # events of earlier checkpoints come first
-            self._note(number, time.perf_counter() - began)
+            if is_written:
+                self._note(number, time.perf_counter() - began)
+            else:
+                self._note_kept(number)
         elif not self._checkpoints.save_soon(number, state):
             return False
-        self.last = number
+        self.last, self.is_due = number, False
         return True
 
+    def keep_restored(self, step: int, capture: Callable[[], StoredState], of_guard: Mapping[str, Any]) -> None:
+        """Have a state in memory written that the run has gone back to, by ``write_restored``.
+
+        The process may be killed before the next checkpoint, and nothing else has that state.
+        """
+        is_asked_for = self._every or self.last  # that of step 0 is written for the playbook
+        self._restored = RestoredState(step, capture, of_guard) if is_asked_for else None
+
+    def wait_for_room(self) -> None:
+        """Wait until such a state can be written, if there is one."""
+        if self._restored is not None:
+            self._checkpoints.wait()
+
+    def write_restored(self, number: int) -> int | None:
+        """Begin to write such a state, unless another one is still being written; gives its step where it is begun.
+
+        It is that of an earlier moment: a later step does not change it, so that the loop need not wait.
+        """
+        if self._restored is None:
+            return None
+        step, capture, of_guard = self._restored
+        try:
+            state = capture()
+        except SealegsError as error:  # newer snapshots have taken its place
+            self._watch.note("checkpoint-failed", step=number, reason=f"checkpoint {step}: {error}")
+            self._restored = None
+            return None
+        state = replace(state, plain={**state.plain, "guard": of_guard}, step=step)
+        if not self._checkpoints.save_soon(step, state):
+            return None
+        self._restored = None
+        return step
+
     def tell(self, number: int) -> None:
-        """Write an event for each checkpoint that has been written or has failed since."""
+        """Write an event for each checkpoint that has been written, has failed or was not needed since."""
         for step, seconds in self._checkpoints.written():
             self._note(step, seconds)
+        for step in self._checkpoints.kept():
+            self._note_kept(step)
         if failure := self._checkpoints.failure():
             self._watch.note("checkpoint-failed", step=number, reason=failure)
 
@@ -84,24 +134,43 @@ class Saving:
         """
         assert self._watch.folder is not None
         take_over_ledger(self._watch, batches, None if recovery is None else recovery.take_over)
-        step, passed_over = self._newest(self._watch.folder, wants_healthy=recovery is not None)
+        step, passed_over, because = self._newest(self._watch.folder, wants_healthy=recovery is not None)
         reasons = {str(damage.step): damage.reason for damage in passed_over}
         if step is None:
-            return Resumed(None, reasons, []), None
+            return Resumed(None, reasons, [], because=because), None
         state = self._checkpoints.load(step, like=self._training.capture())
         remarks = self._training.restore(state)
-        return Resumed(step, reasons, remarks, came_back(state, self._training.capture())), state.plain["guard"]
+        self.last = step
+        audit = came_back(state, self._training.capture())
+        return Resumed(step, reasons, remarks, audit, because), state.plain["guard"]
 
-    def _newest(self, folder: Path, *, wants_healthy: bool) -> tuple[int | None, list[Damage]]:
+    def _newest(self, folder: Path, *, wants_healthy: bool) -> tuple[int | None, list[Damage], str]:
+        """The checkpoint to go on from, why newer ones were passed over, and why it is none that is proven.
+
+        That of step 0 proves nothing: a run that has come farther does not begin anew while another one is intact.
+        """
         step, passed_over = self._checkpoints.newest_healthy() if wants_healthy else (None, [])
+        if step:
+            return step, passed_over, ""
+        because = ""
+        if wants_healthy:
+            step, passed_over = self._checkpoints.newest_intact(Doubts(folder).about)
+            because = "no checkpoint is proven yet: this is the newest that is intact and from before any incident"
+        if step == 0:
+            because = "no checkpoint after step 0 is to be trusted: the run begins anew"
         if step is None:
             step, passed_over = self._checkpoints.newest_intact()
+            because = because and "no checkpoint is proven yet, and all are from within an incident: this is the newest"
         if step is None and passed_over:
             reasons = "; ".join(f"{damage.step}: {damage.reason}" for damage in passed_over)
             raise SourceError(
                 f"{folder}: no checkpoint is to be trusted ({reasons}); restore one from a copy, or start another run"
             )
-        return step, passed_over
+        return step, passed_over, "" if step is None else because
 
     def _note(self, step: int, seconds: float) -> None:
         self._watch.note("checkpoint", step=step, checkpoint=step, seconds=round(seconds, 3))
+
+    def _note_kept(self, step: int) -> None:
+        text = f"the checkpoint of step {step} is proven healthy and intact: it stays, and no other takes its place"
+        self._watch.note("checkpoint-kept", step=step, checkpoint=step, text=text)

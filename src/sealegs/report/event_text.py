@@ -1,5 +1,8 @@
 """The sentences about events that a person should read; standard library only, for terminals, pages and trackers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from sealegs.vocabulary import Event
 
 
@@ -8,11 +11,8 @@ def remarkable(event: Event) -> str | None:
     detail = event.detail
     match event.kind:
         case "resume":
-            words = [f"passed over checkpoint {step}: {reason}" for step, reason in detail["passed_over"].items()]
-            words += [f"{name} changed from {old} to {new}" for name, (old, new) in detail["changed"].items()]
-            start = detail["checkpoint"]
-            words.append("there is no checkpoint yet: starts anew" if start is None else f"goes on at step {start}")
-            return "; ".join(words)
+            words = [f"{name} changed from {old} to {new}" for name, (old, new) in detail["changed"].items()]
+            return "; ".join([*words, how_resumed(detail)])
         case "resume-audit":
             words = [f"{name}: {told}" for name, told in detail["not_as_saved"].items()] + list(detail["changed"])
             return f"not as it was before the resume: {'; '.join(words)}" if words else None
@@ -37,3 +37,16 @@ def remarkable(event: Event) -> str | None:
         case "stalled":
             return f"no step for {detail['seconds']:.0f} s, waiting in {detail['where']}"
     return None
+
+
+def how_resumed(detail: Mapping[str, Any]) -> str:
+    """Where a resumed run goes on, and why there.
+
+    >>> how_resumed({"checkpoint": 20, "passed_over": {"40": "suspect"}, "because": "no checkpoint is proven yet"})
+    'passed over checkpoint 40: suspect; no checkpoint is proven yet; goes on at step 20'
+    """
+    words = [f"passed over checkpoint {step}: {reason}" for step, reason in detail["passed_over"].items()]
+    words += [detail["because"]] if detail.get("because") else []
+    start = detail["checkpoint"]
+    words.append("there is no checkpoint yet: starts anew" if start is None else f"goes on at step {start}")
+    return "; ".join(words)

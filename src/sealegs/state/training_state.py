@@ -75,11 +75,10 @@ class TrainingState:
         tensors |= {f"rng/{rank}/{device}": state for device, state in torch_rng().items()}
         return StoredState(tensors, plain, own={"data": position, "rng": host_rng()})
 
-    def capture_past(self, snapshots: Snapshots, snapshot: Snapshot) -> StoredState:
+    def capture_past(self, snapshots: Snapshots, snapshot: Snapshot, *, whole: bool = False) -> StoredState:
         """The state at a snapshot, as a checkpoint of that step would hold it; the tensors are the snapshot's.
 
-        It lacks the data position, which a snapshot keeps in its own way, and the loop's own objects, which no step
-        reads.
+        Unless it is to be ``whole``, it lacks the data position and the loop's own objects, which no step reads.
         """
         rank, world = _rank_and_world()
         parts, moments, settings = snapshots.contents(snapshot)
@@ -106,6 +105,8 @@ class TrainingState:
             )
             stored = _of_optimizer(then, self._names(), f"optimizer/{number}", tensors)
             optimizers.append(stored | {"kind": _kind(optimizer)})
+        also = snapshots.also_at(snapshot) if whole else {}
+        position = snapshot.plain["data"] if whole else None
         of_torch, of_host = snapshot.plain["rng"]
         tensors |= {f"rng/{rank}/{device}": state for device, state in of_torch.items()}
         plain = {
@@ -114,10 +115,10 @@ class TrainingState:
             "optimizers": optimizers,
             "schedulers": self._schedules(snapshot.plain["schedulers"], tensors),
             "scaler": _scaler_at(self.scaler, snapshot.plain["scaler"]),
-            "data": None,
-            "also": {},
+            "data": position,
+            "also": {name: to_json(state, f"{ALSO}{name}", tensors) for name, state in also.items()},
         }
-        return StoredState(tensors, plain, own={"data": None, "rng": of_host}, step=snapshot.step)
+        return StoredState(tensors, plain, own={"data": position, "rng": of_host}, step=snapshot.step)
 
     def restore(self, state: StoredState) -> list[str]:
         """Restore the live objects. Gives sentences on what cannot be as it was.
