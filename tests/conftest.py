@@ -42,6 +42,7 @@ TRAINS = (
     *(
         "readers/test_damaged",
         "report/dashboard/test_page",
+        "report/dashboard/test_server",
         "preflight_check/test_coordcheck",
         "signals/test_activations",
     ),

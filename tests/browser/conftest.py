@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+EVIL = "evil.example"
+"""The name of another site, which leads to this machine."""
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FLAGS += [f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"]
 PAINTED = "window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
 
 

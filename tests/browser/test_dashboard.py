@@ -1,6 +1,7 @@
 """What a person sees of the page, and what it does when it is used."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -255,9 +256,12 @@ def test_a_live_page_grows_keeps_to_itself_and_ends_quietly(
     tab: Tab, live: tuple[str, Path, subprocess.Popen[str]]
 ) -> None:
     address, folder, server = live
-    assert address.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}/", address)
     tab.open(address)
     assert all(tab.page.evaluate(INK, figure) > 100 for figure in PANELS)
+    for switch in ("Log scale", "Smoothed"):
+        tab.page.get_by_role("button", name=switch).click()
+    assert tab.errors == [], "nothing that the page does is against its policy"
     append(folder, (row(step, attempt=1) for step in range(300, 400)))
     tab.page.wait_for_function(f"() => ({X_RANGE})('panel_1')[1] > 399")
     tab.page.get_by_text("steps 0 to 399;").first.wait_for()

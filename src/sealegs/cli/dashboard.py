@@ -24,7 +24,7 @@ RUN is a run folder, or its name in experiments/; or any log that `sealegs check
 examples:
   sealegs dashboard night                 writes experiments/night/dashboard.html
   sealegs dashboard good bad -o both.html two runs in one page
-  sealegs dashboard night --serve         follows a run that is under way; Ctrl-C ends it
+  sealegs dashboard night --serve         prints a link to a page that follows a run; Ctrl-C ends it
 """
 
 
@@ -37,7 +37,7 @@ class Options:
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
     """The page; without it dashboard.html in the run's folder, of several runs or of a foreign log in this one."""
     serve: bool = False
-    """Show the page on this machine's own address, growing as rows arrive."""
+    """Show the page on this machine, growing as rows arrive, to whoever has the link that is printed."""
 
 
 def main(arguments: Sequence[str]) -> int:

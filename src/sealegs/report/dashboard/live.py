@@ -1,7 +1,5 @@
-"""Serves a page that follows runs under way: Bokeh's own server, on this machine alone."""
+"""Shows a page that follows runs under way."""
 
-import errno
-import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,21 +10,28 @@ from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
 from bokeh.models import CustomJS, Div
-from bokeh.server.server import Server
-from tornado.web import HTTPError, StaticFileHandler
 
-from sealegs.errors import ConfigError, SealegsError
+from sealegs.errors import SealegsError
 from sealegs.record.schema import EVENTS, METRICS
 from sealegs.report.dashboard.columns import columns_of, log_span, span_of
 from sealegs.report.dashboard.figures import Drawing, draw
 from sealegs.report.dashboard.page import place, roots_of, summary, template, title_of, variables
+from sealegs.report.dashboard.server import Keys, LiveServer
 from sealegs.report.dashboard.values import DiagnosedRun, Page, page_of, see
 
-HOST = "127.0.0.1"
-PORTS = range(5006, 5026)
 EVERY_MS = 1000
 SHARE = 0.2
 """Share of its time that a page may spend on reading: a long run is read less often."""
+LIVE_BLOCKS = """
+{% block postamble %}<link rel="icon" href="data:,">{% endblock %}
+{% block js_resources %}{{ bokeh_js | replace("<script", '<script nonce="' ~ script_key ~ '"') }}{% endblock %}
+{% block inner_body %}
+{{ self.contents() }}
+{{ plot_script | replace("<script", '<script nonce="' ~ script_key ~ '"') }}
+{% endblock %}
+"""
+"""Bokeh's scripts with the mark by which a browser knows them: in a live page they hold no text of a run. An icon of
+its own keeps a browser from asking for one without the key."""
 
 
 class LiveRuns:
@@ -74,66 +79,37 @@ def _stamp(source: str) -> tuple[tuple[int, int], ...]:
     return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists())
 
 
-class Incidents(StaticFileHandler):
-    """Serves the post-mortems of one run, and nothing else: Tornado stays within their folder."""
-
-    def prepare(self) -> None:
-        """Answer this machine alone, under whatever name a foreign page asks."""
-        if self.request.host_name not in (HOST, "localhost"):
-            raise HTTPError(403)
-
-    def get_content_type(self) -> str:
-        """Markdown is shown, not saved."""
-        is_text = str(self.absolute_path).endswith(".md")
-        return "text/plain; charset=utf-8" if is_text else super().get_content_type()
-
-
 def serve(named: Sequence[tuple[str, str]], say: Callable[[str], None], complain: Callable[[str], None]) -> None:
     """Show runs, by source and name, until Ctrl-C."""
     followed = LiveRuns(named, complain)
-    server = _server(followed)
-    for name in ("access", "general"):  # the client sees a 404, the terminal need not
-        logging.getLogger(f"tornado.{name}").setLevel(logging.ERROR)
+    server = server_of(followed)
     loop = server.io_loop
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.add_callback_from_signal(loop.stop))
     server.start()
-    say(f"http://{HOST}:{server.port}/  follows {title_of(followed.page)}; Ctrl-C ends it")
+    say(f"{server.link}  follows {title_of(followed.page)}; Ctrl-C ends it")
     loop.start()
     server.stop()
 
 
-def _server(followed: LiveRuns) -> Server:
-    folders = [seen.run.folder / "incidents" for seen in followed.page.seen]
-    files = r"(\d+/(?:[\w-]+/)*[\w-]+\.(?:html|md|png|svg))"
-    patterns = [
-        (rf"/runs/{number}/incidents/{files}", Incidents, {"path": str(folder.resolve())})
-        for number, folder in enumerate(folders, 1)
-    ]
-    for port in PORTS:
-        try:
-            return Server(
-                {"/": Application(FunctionHandler(lambda document: _show(document, followed)))},
-                address=HOST,
-                port=port,
-                allow_websocket_origin=[f"{HOST}:{port}", f"localhost:{port}"],
-                extra_patterns=patterns,
-            )
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-    raise ConfigError(f"--serve: the ports {PORTS[0]} to {PORTS[-1]} are all in use; end another dashboard")
+def server_of(followed: LiveRuns) -> LiveServer:
+    """The server of a page that follows runs; it has its port, and does not answer yet."""
+    keys = Keys()
+    shown = Application(FunctionHandler(lambda document: _show(document, followed, keys)))
+    incidents = {_incidents(number): seen.run.folder for number, seen in enumerate(followed.page.seen, 1)}
+    return LiveServer(shown, incidents, keys)
 
 
-def _show(document: Document, followed: LiveRuns) -> None:
+def _show(document: Document, followed: LiveRuns, keys: Keys) -> None:
     """Show one visitor's page, and keep it up to date."""
     page = followed.look()
-    drawing = draw(page, _links(page))
-    words = Div(text=summary(page, _links(page)), name="summary", sizing_mode="stretch_width", tags=["shown"])
+    links = _links(page, keys)
+    drawing = draw(page, links)
+    words = Div(text=summary(page, links), name="summary", sizing_mode="stretch_width", tags=["shown"])
     words.js_on_change("tags", CustomJS(code="window.location.reload()"))
     place(roots_of(drawing) | {"summary": words}, document)
-    document.template = template()
-    document.template_variables.update(variables(page) | {"is_live": True})
+    document.template = template() + LIVE_BLOCKS
+    document.template_variables.update(variables(page) | {"is_live": True, "script_key": keys.script})
     document.title = title_of(page)
     shown = [page]
 
@@ -141,18 +117,19 @@ def _show(document: Document, followed: LiveRuns) -> None:
         page = followed.look()
         if page is shown[0]:
             return
+        links = _links(page, keys)
         if _skeleton(page) != _skeleton(shown[0]):
             words.tags = ["outgrown"]  # a new signal: the page is built anew
         else:
-            _renew(page, drawing, shown[0])
-            words.text = summary(page, _links(page))
+            _renew(page, links, drawing, shown[0])
+            words.text = summary(page, links)
         shown[0] = page
 
     document.add_periodic_callback(renew, EVERY_MS)
 
 
-def _renew(page: Page, drawing: Drawing, before: Page) -> None:
-    for name, columns in columns_of(page, _links(page)).items():
+def _renew(page: Page, links: Sequence[dict[int, str]], drawing: Drawing, before: Page) -> None:
+    for name, columns in columns_of(page, links).items():
         drawing.sources[name].data = columns
     for panel in page.panels:
         log = drawing.log_ranges.get(f"panel-{panel.subject.number}")
@@ -167,15 +144,20 @@ def _renew(page: Page, drawing: Drawing, before: Page) -> None:
 def _skeleton(page: Page) -> tuple[set[str], list[Any]]:
     """The parts of a shown page that cannot change: its sources, and the lines of each panel."""
     lines = [(panel.missing, [(each.run, each.label) for each in panel.series]) for panel in page.panels]
-    return set(columns_of(page, _links(page))), lines
+    return set(columns_of(page, [{} for _ in page.seen])), lines
 
 
-def _links(page: Page) -> list[dict[int, str]]:
+def _links(page: Page, keys: Keys) -> list[dict[int, str]]:
     return [
         {
-            mark.number: f"/runs/{run}/incidents/{mark.number}/{mark.page.name}"
+            mark.number: f"/{keys.path}/{_incidents(run)}/{mark.number}/{mark.page.name}"
             for mark in marks
             if mark.page is not None
         }
         for run, marks in enumerate(page.all_marks, 1)
     ]
+
+
+def _incidents(run: int) -> str:
+    """The path of a run's incidents, from the root of the page."""
+    return f"runs/{run}/incidents"
