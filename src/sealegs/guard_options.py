@@ -101,7 +101,7 @@ class Telemetry:
     """A sampler of activations with options of its own."""
     sinks: Sequence[Sink] = ()
     """Who gets every row and event besides the folder: ``sealegs.tracker("wandb")``."""
-    notify: Where | None = None
+    notify: Where | None = field(default=None, repr=False)
     """Where a person is told when the run needs one; see ``Watch``."""
     settings: dict[str, Any] | None = None
     """What the run is, for its manifest."""

@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -29,7 +29,7 @@ class Listeners:
 
     tracker: str | tuple[str, ...] = ()
     """Names of trackers, or one."""
-    notify: str | tuple[str, ...] | None = None
+    notify: str | tuple[str, ...] | None = field(default=None, repr=False)
     """The address of a webhook, a command, or ``$NAME`` of an environment variable with either."""
     notify_page: str | None = None
     """Address of the page that messages lead to; ``{run}`` in it is the run's name."""

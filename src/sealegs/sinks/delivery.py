@@ -1,5 +1,6 @@
 """Delivers messages to a webhook or a command. Its address is a secret that nothing shows."""
 
+import base64
 import json
 import os
 import re
@@ -12,12 +13,14 @@ import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from sealegs.errors import ConfigError
+from sealegs.sinks.http_deadline import deadline_handlers
 from sealegs.sinks.messages import Message
 
 TIMEOUT_S = 10.0
+"""Seconds for one attempt, from its beginning to the answer."""
 WAITS_S = (1.0, 4.0)
 """Seconds between one attempt and the next."""
 _PROGRAM = re.compile(r"[\w+-]+(\.\w{1,3})?|(/|\./|\.\./|~/)[\w+.-][\w+./-]*")
@@ -66,7 +69,11 @@ def opened(where: str | Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Deliv
     address = where.strip(" \t\n'\"")  # some readers of env files leave quotes
     scheme, separator, _ = address.partition("://")
     if not separator or not scheme.isalpha():
-        return Command(shlex.split(where), timeout_s)
+        try:
+            words = shlex.split(where)
+        except ValueError:
+            raise ConfigError("notify=...: a quote in it has no end; give a command, or an https:// address") from None
+        return Command(words, timeout_s)
     if scheme.lower() not in ("http", "https"):
         raise ConfigError(f"notify={scheme}://...: give the https:// address of a webhook, or a command")
     return Webhook(address, timeout_s)
@@ -82,7 +89,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Webhook:
-    """An address that takes ``{"text": ...}``: Slack's incoming webhooks, Mattermost, your own."""
+    """An address that takes ``{"text": ...}``: Slack's incoming webhooks, Mattermost, your own.
+
+    A user and a password in the address become a header: elsewhere they would be taken for a part of the host's name.
+    """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         try:
@@ -90,12 +100,15 @@ class Webhook:
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None
-        if not host or any(character.isspace() for character in url):
+        if not host or not all(character.isprintable() and not character.isspace() for character in url):
             raise ConfigError("notify=http...: no host, or a blank in it; give the whole address of the webhook")
+        if "@" in parts.path and "@" not in parts.netloc and "." not in host and host != "localhost":
+            raise ConfigError("notify=http...: an @ after the host: write %2F for a / in a password")
         self.shown = f"the webhook at {host}{f':{port}' if port else ''}"
-        self._url = url
+        self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment=""))
+        self._headers = {"Content-Type": "application/json", "User-Agent": "sealegs", **_authorization(parts)}
         self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._opener = urllib.request.build_opener(_NoRedirects, *deadline_handlers())
 
     def send(self, message: Message, text: str) -> None:
         """Post it. Slack reads ``<``, ``>`` and ``&`` as markup unless they are escaped."""
@@ -103,11 +116,10 @@ class Webhook:
         request = urllib.request.Request(  # noqa: S310 - http and https only, see `opened`
             self._url,
             data=json.dumps({"text": escaped}).encode(),
-            headers={"Content-Type": "application/json", "User-Agent": "sealegs"},
+            headers=self._headers,
         )
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as answer:
-                answer.read(1024)
+            self._opener.open(request, timeout=self._timeout_s).close()  # what else it says, nobody reads
         except urllib.error.HTTPError as error:
             with error:
                 moved = ", which would lead elsewhere" if 300 <= error.code < 400 else ""
@@ -120,6 +132,14 @@ class Webhook:
             if isinstance(reason, OSError) and reason.strerror and not is_late:
                 told = reason.strerror
             raise Undelivered(told, may_pass=True) from None
+
+
+def _authorization(parts: SplitResult) -> dict[str, str]:
+    """The header for the user and the password of an address."""
+    if not parts.username and not parts.password:
+        return {}
+    told = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    return {"Authorization": f"Basic {base64.b64encode(told.encode()).decode()}"}
 
 
 class Command:
@@ -156,7 +176,8 @@ class Command:
             )
         except subprocess.TimeoutExpired:
             raise Undelivered(f"not done within {self._timeout_s:g} s", may_pass=True) from None
-        except OSError as error:
-            raise Undelivered(error.strerror or type(error).__name__, may_pass=False) from None
+        except (OSError, ValueError) as error:  # no such program any more, or a message that it cannot be given
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise Undelivered(reason or type(error).__name__, may_pass=False) from None
         if done.returncode != 0:
             raise Undelivered(f"its exit code is {done.returncode}", may_pass=True)
