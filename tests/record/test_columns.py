@@ -1,6 +1,5 @@
 """``metrics.jsonl`` in, numpy columns out, through a cache that is never trusted over the file."""
 
-import json
 import math
 import os
 import shutil
@@ -214,13 +213,68 @@ def test_no_flipped_byte_of_a_cache_is_believed(tmp_path: Path, small_chunks: No
         assert same(first, read_columns(path)), f"byte {at}"
 
 
-def test_a_cache_that_is_a_pickle_is_not_opened(tmp_path: Path, small_chunks: None) -> None:
+class Opened:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_a_pickle_in_a_cache_is_not_opened(tmp_path: Path, small_chunks: None) -> None:
     path = write(tmp_path, content_of(200))
-    about = {"format": 1, "keys": ["loss"], "rows": 200, "damaged_lines": 0, "covered_bytes": 0, "stat": []}
-    with (tmp_path / COLUMN_CACHE).open("wb") as file:
-        pickled: Any = {"values/loss": np.array([object()], dtype=object)}
-        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **pickled)
-    assert read_columns(path).rows == 200
+    first = read_columns(path)
+    cache, mark = tmp_path / COLUMN_CACHE, tmp_path / "opened"
+    with np.load(cache) as stored:
+        members: Any = dict(stored)
+    members["numbers/0"] = np.array([Opened(mark)], dtype=object)
+    with cache.open("wb") as file:
+        np.savez(file, **members)
+    assert same(first, read_columns(path))
+    assert not mark.exists()
+
+
+# Many columns.
+
+
+def wide_content() -> Rows:
+    """A thousand layers, in three signals at every tenth row and in another at the next."""
+    at_ten = {f"{name}/layers.{n}": n + 0.5 for n in range(1000) for name in ("param_norm", "grad_norm", "act")}
+    at_eleven = {f"update_ratio/layers.{n}": n - 0.5 for n in range(1000)}
+    return [{"step": i, "loss": 1.0 / (i + 1)} | {0: at_ten, 1: at_eleven}.get(i % 10, {}) for i in range(31)]
+
+
+def test_thousands_of_columns_come_back_as_they_were_written(tmp_path: Path, small_chunks: None) -> None:
+    content = wide_content()
+    path = write(tmp_path, content)
+    first = read_columns(path)
+    check(first, content)
+    assert list(first.values) == list(dict.fromkeys(name for row in content for name in row))
+    assert same(first, read_columns(path)), "from the cache"
+
+
+def test_what_opening_costs_grows_with_the_values_and_not_with_columns_times_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays are made a few times for each column, however many rows are as long as a chunk."""
+    made = []
+    spread = columns._spread
+
+    def counting(rows: int, pieces: Any) -> Any:
+        made.append(len(pieces))
+        return spread(rows, pieces)
+
+    monkeypatch.setattr(columns, "CACHE_FROM_BYTES", 1000)
+    monkeypatch.setattr(columns, "_CHUNK_BYTES", 700)
+    monkeypatch.setattr(columns, "_spread", counting)
+    path = write(tmp_path, wide_content())
+    found = read_columns(path)
+    assert len(found.values) == 4002
+    assert sum(made) <= 6 * len(found.values)
+    with np.load(tmp_path / COLUMN_CACHE) as stored:
+        assert len(stored.files) == 3, "what it is about, numbers, and where they are"
 
 
 def test_a_folder_that_cannot_be_written_is_still_read(tmp_path: Path, small_chunks: None) -> None:

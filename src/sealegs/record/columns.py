@@ -1,8 +1,8 @@
 """Reads ``metrics.jsonl`` into numpy columns, through a cache that is never trusted over the file.
 
-The cache is an uncompressed ``.npz`` beside the file. Its zip directory reveals a torn cache, the digests of its
-members a damaged one. The cache names the bytes of the file that it was made from. If the file has changed, those
-bytes are checked in full before the cache is used, and only the appended rest is parsed.
+The cache is an uncompressed ``.npz`` beside the file, with many columns in one member. Its zip directory reveals a torn
+cache, the digests of its members a damaged one. The cache names the bytes of the file that it was made from. If the
+file has changed, those bytes are checked in full before the cache is used, and only the appended rest is parsed.
 """
 
 import io
@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -34,9 +34,14 @@ HIGHEST_STEP = 2**53
 """Floats represent every integer up to this one."""
 Step: TypeAlias = Annotated[float, msgspec.Meta(ge=-HIGHEST_STEP, le=HIGHEST_STEP)]
 
+WIDE = 256
+"""Signals from which on most rows lack most of them: then only what is there is looked at."""
+
 _CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: a tenth faster than 4 MiB
+_WIDE_CHUNK_BYTES = 16 << 20  # what a chunk costs grows with its signals, of which there are many here
 _SAMPLE_BYTES = 64 << 10
-_CACHE_FORMAT = 1
+_BLOCK_BYTES = 16 << 20
+_CACHE_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +79,15 @@ def _parse_from(file: BinaryIO, start: int) -> Columns:
     keys: tuple[str, ...] = ("step",)
     parts: list[Columns] = []
     covered = start
-    while chunk := file.read(_CHUNK_BYTES):
+    while chunk := file.read(_WIDE_CHUNK_BYTES if len(keys) > WIDE else _CHUNK_BYTES):
         chunk += file.readline()
         if not chunk.endswith(b"\n"):
             chunk = chunk[: chunk.rfind(b"\n") + 1]
         if not chunk:
             break
-        rows, keys, damaged = _decode(chunk, keys)
+        part, keys = _decode(chunk, keys)
         covered += len(chunk)
-        parts.append(replace(_transposed(rows, keys), damaged_lines=damaged))
+        parts.append(part)
     return replace(_joined(parts), covered_bytes=covered)
 
 
@@ -95,12 +100,11 @@ def _decoder(keys: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Row", columns, forbid_unknown_fields=True, gc=False))
 
 
-def _decode(chunk: bytes, keys: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...], int]:
-    """Rows of a chunk, the keys they have (there may be new ones), and the number of lines that are not rows."""
-    try:
-        return _decoder(keys).decode_lines(chunk), keys, 0
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # a new signal or a torn line: parse this chunk line by line
+def _decode(chunk: bytes, keys: tuple[str, ...]) -> tuple[Columns, tuple[str, ...]]:
+    """The columns of a chunk, and all keys so far: there may be new ones."""
+    if len(keys) <= WIDE:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a new signal or a torn line
+            return _transposed(_decoder(keys).decode_lines(chunk), keys), keys
     sound = []
     lines = [line for line in chunk.split(b"\n") if line.strip()]
     seen = dict.fromkeys(keys)
@@ -112,10 +116,9 @@ def _decode(chunk: bytes, keys: tuple[str, ...]) -> tuple[list[Any], tuple[str, 
             continue
         if _is_step(row.get("step")) and all(map(_is_name, row)):
             seen.update(dict.fromkeys(row))
-            sound.append(line)
+            sound.append(row)
     keys = tuple(seen)
-    decoder = _decoder(keys)
-    return [decoder.decode(line) for line in sound], keys, len(lines) - len(sound)
+    return replace(_gathered(sound, keys), damaged_lines=len(lines) - len(sound)), keys
 
 
 def _is_step(value: Any) -> bool:
@@ -138,6 +141,22 @@ def _transposed(rows: list[Any], keys: Sequence[str]) -> Columns:
     return Columns(values, logged, rows=len(rows))
 
 
+def _gathered(rows: list[dict[str, Any]], keys: Sequence[str]) -> Columns:
+    """The same, from rows that have some of the keys each."""
+    cells: dict[str, tuple[list[int], list[Any]]] = {}
+    for place, row in enumerate(rows):
+        for key, cell in row.items():
+            if cell is not None:
+                places, found = cells.setdefault(key, ([], []))
+                places.append(place)
+                found.append(cell)
+    values, logged = {}, {}
+    for key in (key for key in keys if key in cells):
+        places, found = cells[key]
+        values[key], logged[key] = _spread(len(rows), [(places, _as_array(key, found), True)])
+    return Columns(values, logged, rows=len(rows))
+
+
 def _all(rows: int) -> Mask:
     return np.ones(rows, np.bool_)
 
@@ -153,22 +172,32 @@ def _as_array(key: str, cells: Sequence[Any]) -> Column:
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
-    rows = sum(part.rows for part in parts)
-    values: dict[str, Column] = {}
-    logged: dict[str, Mask] = {}
-    for key in dict.fromkeys(key for part in parts for key in part.values):
-        pieces = [part.values.get(key, np.full(part.rows, np.nan)) for part in parts]
-        if any(piece.dtype.kind == "S" for piece in pieces):
-            pieces = [_as_text(piece) for piece in pieces]
-        values[key] = np.concatenate(pieces)
-        logged[key] = np.concatenate([part.logged.get(key, np.zeros(part.rows, np.bool_)) for part in parts])
+    pieces: dict[str, list[tuple[slice, Column, Mask]]] = {}
+    rows = 0
+    for part in parts:
+        place = slice(rows, rows + part.rows)
+        for key, column in part.values.items():
+            pieces.setdefault(key, []).append((place, column, part.logged[key]))
+        rows = place.stop
+    columns = {key: _spread(rows, found) for key, found in pieces.items()}
     return Columns(
-        values,
-        logged,
+        {key: column for key, (column, _) in columns.items()},
+        {key: mask for key, (_, mask) in columns.items()},
         rows=rows,
         damaged_lines=sum(part.damaged_lines for part in parts),
         covered_bytes=max((part.covered_bytes for part in parts), default=0),
     )
+
+
+def _spread(rows: int, pieces: Sequence[tuple[slice | list[int], Column, Mask | bool]]) -> tuple[Column, Mask]:
+    """A column of so many rows with each piece in its place, and where it has a value."""
+    is_text = any(piece.dtype.kind == "S" for _, piece, _ in pieces)
+    found = [_as_text(piece) if is_text else piece for _, piece, _ in pieces]
+    column: Column = np.zeros(rows, np.result_type(*found)) if is_text else np.full(rows, np.nan)
+    logged: Mask = np.zeros(rows, np.bool_)
+    for (place, _, mask), piece in zip(pieces, found, strict=True):
+        column[place], logged[place] = piece, mask
+    return column, logged
 
 
 def _as_text(piece: Column) -> Column:
@@ -188,27 +217,41 @@ def _load_cache(path: Path, file: BinaryIO) -> Columns | None:
             about = json.loads(_member(stored, "about").tobytes())
             if about["format"] != _CACHE_FORMAT or not _same_bytes(file, about):
                 return None
-            rows = about["rows"]
-            values = {key: _member(stored, f"values/{key}") for key in about["keys"]}
-            logged = {
-                key: np.unpackbits(_member(stored, f"logged/{key}"), count=rows).view(np.bool_) for key in about["keys"]
-            }
-        if {len(column) for column in (*values.values(), *logged.values())} - {rows}:
-            return None
+            rows, keys, texts = about["rows"], about["keys"], frozenset(about["texts"])
+            values: dict[str, Column] = dict.fromkeys(keys, np.empty(0))  # in this order
+            logged: dict[str, Mask] = {}
+            for place, block in enumerate(_blocks([key for key in keys if key not in texts], rows)):
+                numbers = _member(stored, f"numbers/{place}", (len(block), rows))
+                values.update(zip(block, numbers, strict=True))
+            for place, key in enumerate(about["texts"]):
+                values[key] = _member(stored, f"texts/{place}", (rows,))
+            for place, block in enumerate(_blocks(keys, rows)):
+                bits = _member(stored, f"logged/{place}", (len(block), -(-rows // 8)))
+                logged.update(zip(block, np.unpackbits(bits, axis=1, count=rows).view(np.bool_), strict=True))
     except Exception:  # whatever is wrong with it: the cache only saves time
         return None
     return Columns(values, logged, rows, about["damaged_lines"], about["covered_bytes"])
 
 
-def _member(stored: zipfile.ZipFile, name: str) -> Column:
+def _member(stored: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None = None) -> Column:
     """One array, read whole, since zip checks the digest only at the end of a member. Never a pickle."""
-    return np.lib.format.read_array(io.BytesIO(stored.read(f"{name}.npy")), allow_pickle=False)
+    array: Column = np.lib.format.read_array(io.BytesIO(stored.read(f"{name}.npy")), allow_pickle=False)
+    if shape is not None and array.shape != shape:
+        raise ValueError(f"{name} is of shape {array.shape}")
+    return array
+
+
+def _blocks(keys: Sequence[str], rows: int) -> list[Sequence[str]]:
+    """Keys of columns that are stored together: a member for each of thousands would take longer than their values."""
+    width = max(1, _BLOCK_BYTES // (8 * max(rows, 1)))
+    return [keys[first : first + width] for first in range(0, len(keys), width)]
 
 
 def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
     about = {
         "format": _CACHE_FORMAT,
         "keys": list(columns.values),
+        "texts": [key for key, column in columns.values.items() if column.dtype.kind == "S"],
         "rows": columns.rows,
         "damaged_lines": columns.damaged_lines,
         "covered_bytes": columns.covered_bytes,
@@ -216,12 +259,24 @@ def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
         "sample": _sample(file, columns.covered_bytes),
         "crc": _crc(file, columns.covered_bytes),
     }
-    arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
-    arrays |= {f"values/{key}": column for key, column in columns.values.items()}
-    arrays |= {f"logged/{key}": np.packbits(mask) for key, mask in columns.logged.items()}
     # the folder may be read-only, or the disk full: the cache only saves time
-    with suppress(OSError), whole_file(path, durable=False) as cache:
-        np.savez(cache, allow_pickle=False, **arrays)
+    with suppress(OSError), whole_file(path, durable=False) as cache, zipfile.ZipFile(cache, "w") as stored:
+        for name, array in _members(columns, about):
+            with stored.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _members(columns: Columns, about: dict[str, Any]) -> Iterator[tuple[str, Column]]:
+    """What the cache holds, one array at a time."""
+    texts = frozenset(about["texts"])
+    numbers = [key for key in columns.values if key not in texts]
+    yield "about", np.frombuffer(json.dumps(about).encode(), np.uint8)
+    for place, block in enumerate(_blocks(numbers, columns.rows)):
+        yield f"numbers/{place}", np.stack([columns.values[key] for key in block])
+    for place, key in enumerate(about["texts"]):
+        yield f"texts/{place}", columns.values[key]
+    for place, block in enumerate(_blocks(about["keys"], columns.rows)):
+        yield f"logged/{place}", np.packbits(np.stack([columns.logged[key] for key in block]), axis=1)
 
 
 def _same_bytes(file: BinaryIO, about: dict[str, Any]) -> bool:
