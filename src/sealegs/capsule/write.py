@@ -292,6 +292,8 @@ class FlightRecorder:
         """Write a state beside the training; while a checkpoint is being written, try again at the next step."""
         assert self._folder is not None
         assert self._checkpoints is not None
+        if self._ranks.world == 1 and self._checkpoints.is_writing:  # several ranks must ask each other
+            return
         target = self._folder / str(incident.number) / CAPSULE / STATE
         try:
             state = self._training.capture_past(self._snapshots, snapshot)

@@ -111,11 +111,15 @@ class Live:
                     added.append(key)
         return added
 
-    def as_held(self, name: str, tensor: Tensor, held: Mapping[str, Tensor]) -> Tensor:
-        """A tensor of the model, made from a copy of all weights; other objects for the same memory work too."""
+    def as_held(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's tensors by their keys, made from a copy of all weights; other objects for the same memory work
+        too."""
         keys = {_where(part): key for key, part in self.weights.items()}
-        apart = _taken_apart(f"model/{name}", tensor)
-        return apart.join(held[keys.get(_where(part), key)] for key, part in apart.parts.items())
+        aparts = {f"model/{name}": _taken_apart(f"model/{name}", tensor) for name, tensor in tensors.items()}
+        return {
+            name: apart.join(held[keys.get(_where(part), key)] for key, part in apart.parts.items())
+            for name, apart in aparts.items()
+        }
 
 
 def walk(

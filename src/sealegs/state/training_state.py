@@ -85,13 +85,13 @@ class TrainingState:
         live = walk(self.model, self.optimizers)
         if grown := sorted(live.weights.keys() - parts.keys()):
             raise SourceError(f"the state of step {snapshot.step} has no {grown[0]}: the model has grown since")
-        tensors: dict[str, Tensor] = {}
-        extra = {}
-        for name, value in self._weights().items():
-            if isinstance(value, Tensor):
-                tensors[f"model/{name}"] = live.as_held(name, value, parts)
-            else:
-                extra[name] = to_json(value, f"extra/{name}", tensors)
+        weights, names = self._weights(), self._names()
+        tensors = live.as_held({name: value for name, value in weights.items() if isinstance(value, Tensor)}, parts)
+        extra = {
+            name: to_json(value, f"extra/{name}", tensors)
+            for name, value in weights.items()
+            if not isinstance(value, Tensor)
+        }
         optimizers = []
         for number, (optimizer, held) in enumerate(zip(self.optimizers, settings, strict=True)):
             groups, states = held.as_held(moments)
@@ -103,7 +103,7 @@ class TrainingState:
                 ],
                 state={trained[place]: state for place, state in states.items()},
             )
-            stored = _of_optimizer(then, self._names(), f"optimizer/{number}", tensors)
+            stored = _of_optimizer(then, names, f"optimizer/{number}", tensors)
             optimizers.append(stored | {"kind": _kind(optimizer)})
         also = snapshots.also_at(snapshot) if whole else {}
         position = snapshot.plain["data"] if whole else None
