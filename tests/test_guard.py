@@ -29,6 +29,7 @@ from sealegs.judge import Detection
 from sealegs.loop_port import LoopPort
 from sealegs.recovery.playbook import Playbook
 from sealegs.signals.collect import Collector
+from sealegs.signals.groups import MOST_GROUPS
 from sealegs.state import checkpoint_files
 from sealegs.vocabulary import Row, Severity
 
@@ -600,6 +601,49 @@ def test_signals_of_a_sampled_step(tmp_path: Path) -> None:
     assert (counts[0], counts[31], counts[32], sum(counts)) == (2, 1, 1, 4)
     groups = (run.column("grad_norm/0")[10] ** 2 + run.column("grad_norm/2")[10] ** 2) ** 0.5
     assert groups == pytest.approx(run.column("grad_norm")[10])
+
+
+class Deep(nn.Module):
+    """Many layers, of which the first hundred are frozen."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(2, 2)
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(layers))
+        for layer in self.layers[:100]:
+            layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = x + 0.01 * layer(x)
+        return x
+
+
+def test_a_row_of_a_model_with_very_many_layers_stays_small(tmp_path: Path) -> None:
+    """What is measured is all there, a range of layers at a time, and means the same in every signal."""
+    torch.manual_seed(0)
+    model = Deep(300)
+    telemetry = Telemetry(sample_every=2)
+    with sealegs.Guard(model, SGD(model.parameters(), lr=0.1), run=tmp_path / "a", telemetry=telemetry) as guard:
+        for _ in range(4):
+            loss = model(torch.ones(4, 2)).square().mean()
+            loss.backward()
+            guard.step(loss)
+    run = sealegs.open_run(tmp_path / "a")
+    assert max(map(len, (tmp_path / "a" / "metrics.jsonl").read_bytes().splitlines())) < 64_000
+    assert len(run.signals) <= 4 * MOST_GROUPS
+    ranges = [f"layers.{n}-{n + 1}" for n in range(0, 300, 2)]
+    for signal, groups in {
+        "param_norm": ["embedding", *ranges],
+        "grad_norm": ["embedding", *ranges[50:]],
+        "update_ratio": ["embedding", *ranges[50:]],
+        "activation_norm": ranges,
+    }.items():
+        assert {name for name in run.signals if name.startswith(f"{signal}/")} == {f"{signal}/{g}" for g in groups}
+    for signal in ("param_norm", "grad_norm"):
+        norms = [run.column(name)[2] for name in run.signals if name.startswith(f"{signal}/")]
+        assert math.hypot(*norms) == pytest.approx(run.column(signal)[2], rel=1e-4)
 
 
 def test_a_data_loader_goes_through(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from sealegs.signals.activations import (
     MULTIHEAD,
     ActivationSampler,
     QueryKey,
-    find_layers,
     token_loss_histogram,
     underflow_share,
 )
+from sealegs.signals.groups import find_layers
 
 NANO = SIZES["nano"].model
 

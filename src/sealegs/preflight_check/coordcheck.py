@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sealegs.errors import ConfigError
 from sealegs.report.commands.coordcheck import FLAT, OUTPUT, START, Coordinated, Layer, Word, told_slope
-from sealegs.signals.activations import find_layers
+from sealegs.signals.groups import find_layers
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sealegs.preflight_check.config_readers import of_model_config
-from sealegs.signals.activations import find_layers
+from sealegs.signals.groups import find_layers
 
 ROWS, TOKENS = 2, 8
 """Shape of the forward pass, if no example is given."""

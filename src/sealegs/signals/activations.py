@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from sealegs.signals.groups import group_of, plain_name
+from sealegs.signals.groups import find_layers, group_of, merged_groups, plain_name, shortened
 from sealegs.signals.weights import MOST_SAMPLED, flat, local, spacing
 
 
@@ -44,10 +44,11 @@ class ActivationSampler:
       inside fused kernels, so queries and keys are computed a second time.
 
     Layers are the members of the outermost numbered containers (``blocks.0``, ``transformer.h.11``); in a model without
-    any, its children. Hooks exist from ``arm`` to ``disarm`` only. They pass over evaluations (gradients off) and over
-    the second run of checkpointed layers, change nothing and keep no activation. Inside selective checkpointing, or
-    under any other dispatch mode, they do nothing, since the mode could record their operation. Nor do they inside
-    ``torch.func`` (gradients of single rows), whose tensors must not leave it.
+    any, its children. Neighbours among too many layers are measured as one (``groups.merged_groups``). Hooks exist from
+    ``arm`` to ``disarm`` only. They pass over evaluations (gradients off) and over the second run of checkpointed
+    layers, change nothing and keep no activation. Inside selective checkpointing, or under any other dispatch mode,
+    they do nothing, since the mode could record their operation. Nor do they inside ``torch.func`` (gradients of single
+    rows), whose tensors must not leave it.
 
     **torch.compile** (seen with 2.13). Code compiled without hooks ignores hooks that come later: nothing is compiled
     again, nothing is sampled. Code compiled with hooks is compiled once more when they have gone. So layers inside
@@ -69,26 +70,42 @@ class ActivationSampler:
         self._vectors: dict[str, int] = {}
         self._logits: dict[str, list[Tensor]] = {}
         self._run_forward: set[nn.Module] = set()
+        self._merged: dict[str, str] = {}
+        self._merged_of: tuple[str, ...] = ()
+        """The layers of which ``_merged`` was made."""
         self.left_out: dict[str, str] = {}
         """Modules that were not sampled since the last ``arm``, and why."""
 
     @property
     def names(self) -> list[str]:
         """All names that ``take`` may ever give, norms first."""
-        attention = [group_of(name) for _, modules in self._attention_modules() for name, _ in modules]
-        norms = [f"activation_norm/{plain_name(name)}" for name in find_layers(self._model)]
-        return norms + [f"attention_logit_max/{layer}" for layer in dict.fromkeys(attention)]
+        merged = merged_groups(self._model)
+        layers = {
+            "activation_norm": [shortened(plain_name(name)) for name in find_layers(self._model)],
+            "attention_logit_max": [group_of(name) for _, found in self._attention_modules() for name, _ in found],
+        }
+        return [
+            f"{signal}/{layer}"
+            for signal, found in layers.items()
+            for layer in dict.fromkeys(merged.get(name, name) for name in found)
+        ]
 
     def arm(self) -> None:
         """Sample the forward passes from here on, and forget earlier values."""
         self.disarm()
         self.collect()
         self.left_out = {}
-        for name, layer in self._outside_compiled(find_layers(self._model).items()):
-            self._handles.append(layer.register_forward_hook(self._layer_hook(plain_name(name))))
+        layers = find_layers(self._model)
+        if self._merged_of != tuple(layers):  # a model may grow
+            self._merged_of, self._merged = tuple(layers), merged_groups(self._model)
+        merged = self._merged
+        for name, layer in self._outside_compiled(layers.items()):
+            group = shortened(plain_name(name))
+            self._handles.append(layer.register_forward_hook(self._layer_hook(merged.get(group, group))))
         for reader, found in self._attention_modules():
             for name, module in self._outside_compiled(found):
-                hook = self._attention_hook(group_of(name), reader)
+                group = group_of(name)
+                hook = self._attention_hook(merged.get(group, group), reader)
                 self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         if self._force_eager:
             self._stance = torch.compiler.set_stance("force_eager")
@@ -133,8 +150,9 @@ class ActivationSampler:
             yield reader, [(name, module) for name, module in self._model.named_modules() if isinstance(module, kind)]
 
     def _outside_compiled(self, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+        has_compiled = any(module._compiled_call_impl is not None for module in self._model.modules())
         for name, module in modules:
-            if self._force_eager or not _is_inside_compiled(self._model, name):
+            if self._force_eager or not _is_inside_compiled(self._model, name, has_compiled=has_compiled):
                 yield name, module
             else:
                 self.left_out[plain_name(name)] = "compiled: only force_eager could look inside"
@@ -191,33 +209,10 @@ class ActivationSampler:
         return True
 
 
-def find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The members of the outermost numbered containers, by name; in a model without any, its children."""
-    layers = dict(_numbered(model, ""))
-    prefix = ""
-    while not layers:
-        layers = {prefix + name: child for name, child in model.named_children()}
-        if list(map(plain_name, layers)) != [""]:
-            break
-        ((name, model),) = layers.items()  # a wrapper
-        layers, prefix = {}, f"{name}."
-    return layers
-
-
-def _numbered(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    children = dict(module.named_children())
-    is_container = isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
-    if is_container and len(children) >= 2 and all(name.isdecimal() for name in children):
-        yield from ((prefix + name, child) for name, child in children.items())
-    else:
-        for name, child in children.items():
-            yield from _numbered(child, f"{prefix}{name}.")
-
-
-def _is_inside_compiled(model: nn.Module, name: str) -> bool:
-    """Whether a hook on this module would run inside compiled code."""
+def _is_inside_compiled(model: nn.Module, name: str, *, has_compiled: bool) -> bool:
+    """Whether a hook on this module would run inside compiled code; ``has_compiled`` if any of the model is."""
     words = name.split(".")
-    owners = (model.get_submodule(".".join(words[:depth])) for depth in range(len(words) + 1))
+    owners = (model.get_submodule(".".join(words[:depth])) for depth in range(len(words) + 1) if has_compiled)
     return "_orig_mod" in words or any(owner._compiled_call_impl is not None for owner in owners)
 
 

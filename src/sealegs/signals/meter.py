@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.collect import Block
-from sealegs.signals.groups import Groups, sent
+from sealegs.signals.groups import Groups, merged_groups, sent
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
 from sealegs.signals.weights import WeightSampler, local, replicas
@@ -242,7 +242,7 @@ class Meter:
 
         Ranks may see different signals, but they must send equally many numbers, or the exchange fails.
         """
-        groups = len(Groups(name for name, _ in model.named_parameters()).names)
+        groups = len(Groups((name for name, _ in model.named_parameters()), merged_groups(model)).names)
         norms = sum(name.startswith("activation_norm/") for name in self._activations.names)
         return {
             "step_s": 1,
@@ -266,7 +266,7 @@ class Meter:
 
     def _group_norms(self, gradients: Gradients) -> _Sample:
         if gradients.names != self._groups_of:
-            self._groups_of, self._groups = gradients.names, Groups(gradients.names)
+            self._groups_of, self._groups = gradients.names, Groups(gradients.names, merged_groups(self._model))
         names = tuple(f"grad_norm/{group}" for group in self._groups.names)
         squares = self._groups.sum_by_group(self._shares(gradients))
         return _Sample("group_norms", squares, _sum, lambda total: (partial(_square_roots, names), total))

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from sealegs.signals.collect import Block
 from sealegs.signals.cuda_graphs import GraphCapturer, GraphedFunction, layout
-from sealegs.signals.groups import Groups, Sums, sent
+from sealegs.signals.groups import Groups, Sums, merged_groups, sent
 from sealegs.signals.tensor_norms import alike, exact_dtype, lengths
 
 MOST_SAMPLED = 16_384
@@ -234,7 +234,7 @@ class WeightSampler:
         """The plan, made again after a change that shows without a walk through the model."""
         held = [parameter for optimizer in self._optimizers for parameter in _parameters_of(optimizer)]
         if self._plan is None or _fingerprint(held, self._plan.everything) != self._plan.fingerprint:
-            self._plan = _plan(dict(self._model.named_parameters()), held, self._world)
+            self._plan = _plan(self._model, held, self._world)
         return self._plan
 
 
@@ -343,7 +343,8 @@ def spacing(elements: int, most: int = MOST_SAMPLED) -> int:
     return step
 
 
-def _plan(named: Mapping[str, nn.Parameter], held: Sequence[Tensor], world: int) -> _Plan:
+def _plan(model: nn.Module, held: Sequence[Tensor], world: int) -> _Plan:
+    named = dict(model.named_parameters())
     where = Counter[torch.device]()
     for parameter in named.values():
         if not parameter.is_meta:
@@ -359,19 +360,21 @@ def _plan(named: Mapping[str, nn.Parameter], held: Sequence[Tensor], world: int)
 
     trained = [name for name in named if name not in left_out and is_trained(name)]
     frozen = [name for name in named if name not in left_out and not is_trained(name)]
+    merged = merged_groups(model)
+    groups = Groups(trained, merged)
     everything = tuple({id(parameter): parameter for parameter in (*named.values(), *held)}.values())
     return _Plan(
         parameters=tuple(named[name] for name in trained + frozen),
-        groups=Groups(trained + frozen),
+        groups=Groups(trained + frozen, merged),
         trained=len(trained),
-        trained_groups=Groups(trained),
+        trained_groups=groups,
         trained_elements=sum(named[name].numel() for name in trained),
         spaced=_SpacedElements([named[name] for name in trained], world, device),
         device=device,
         left_out=left_out,
         everything=everything,
         fingerprint=_fingerprint(held, everything),
-        change_sums=Sums(_change_members(len(trained), Groups(trained))),
+        change_sums=Sums(_change_members(len(trained), groups)),
     )
 
 
