@@ -176,6 +176,18 @@ def test_a_verdict_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
     assert event.detail["findings"][0]["signal"] == "loss"
 
 
+def test_what_is_said_when_it_closes_is_one_line_that_can_be_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sealegs.Watch(tmp_path / "a\x1b[2J\n", observer=Acting(True)) as watch:
+        for step in range(3):
+            watch.see(step, loss=math.nan if step == 1 else 2.5, grad_norm=0.5)
+        watch.catch_up()
+    assert capsys.readouterr().err == (
+        f"sealegs: {tmp_path}/a\\x1b[2J\\n: skipped 1 of 3 steps (nonfinite 1), 33.3%, at step 1\n"
+    )
+
+
 def test_what_is_hardly_learned_is_said_when_it_closes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two sources, one with a tenth of the steps and all of the skips; where nothing acts, nothing was lost."""
     for acts in (True, False):

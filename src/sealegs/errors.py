@@ -14,14 +14,19 @@
     UserWarning
     └── RunEndedBadly       the loop is over in the middle of an incident; a warnings filter makes it an error
 
-Our own mistakes are an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
+Our own mistakes are an ``assert`` instead. The command line prints any of these as one sentence and exits with 2. They
+quote files and names, which is why each is one line of text that can be seen, whoever prints it.
 """
 
+from sealegs.printable import visible
 from sealegs.vocabulary import Verdict
 
 
 class SealegsError(Exception):
     """The root: catch this to catch all of them."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class ConfigError(SealegsError):
@@ -60,6 +65,9 @@ class RunEndedBadly(UserWarning):
     It is a warning and no error, so that what comes after the loop, saving the results, can still be done. To end the
     process instead, say ``warnings.simplefilter("error", sealegs.RunEndedBadly)``.
     """
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class RankMissing(SealegsError):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
 
+from sealegs.printable import visible
+
 Number: TypeAlias = float | int
 Row: TypeAlias = Mapping[str, Number | str]
 """The signals of one step, by name. A signal that was not measured has no key; NaN is a value."""
@@ -108,7 +110,8 @@ class Verdict:
     def __str__(self) -> str:
         """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``
 
-        ``HALT`` appears only where the run is halted; otherwise it prints as ``ALARM`` with what is done instead.
+        ``HALT`` appears only where the run is halted; otherwise it prints as ``ALARM`` with what is done instead. Names
+        of tensors and signals are the user's, so what cannot be seen in them is spelt out.
         """
         parts = [f"step {self.step}", "ALARM" if self.instead else self.word, *map(str, self.findings)]
         if self.culprit:
@@ -117,7 +120,7 @@ class Verdict:
             parts.append(self.instead)
         elif not self.go:
             parts.append(f"skipped {self.skips_in_a_row} of {self.skip_limit}")
-        return "  ".join(parts)
+        return visible("  ".join(parts))
 
 
 class Sink(Protocol):

@@ -17,6 +17,7 @@ from sealegs.detectors.custom import as_detector
 from sealegs.detectors.spike import Spike
 from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
 from sealegs.judge import Detection
+from sealegs.printable import visible
 from sealegs.record import manifest as manifests
 from sealegs.record.interventions import Skips, told_of
 from sealegs.record.unlearned_sources import Division
@@ -433,7 +434,8 @@ class Watch:
         is_shown = any(sink.name == "terminal" for sink in self._sinks)
         if self.record is not None and not is_shown:
             with suppress(OSError):  # the terminal may be gone
-                print(f"sealegs: {self.record.folder}: {text}", file=sys.stderr, flush=True)
+                line = f"sealegs: {self.record.folder}: {text}"
+                print(visible(line), file=sys.stderr, flush=True)  # noqa: T201 - the commands' door is above it
 
     def _told_of_skips(self) -> str:
         return told_of(self._skips, self._judged_rows, self._division.worst())

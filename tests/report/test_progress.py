@@ -85,6 +85,25 @@ def test_the_bar_shows_the_last_row_and_sentences_above_it() -> None:
     assert "loss 2.3457" in text
 
 
+@pytest.mark.parametrize("kind", [PlainProgress, LiveProgress])
+def test_what_others_have_written_is_spelt_out(kind: type[PlainProgress | LiveProgress]) -> None:
+    """Names of modules, sources and people, and what a library says that fails."""
+    out = Terminal()
+    sink = kind(400, out)
+    sink.start({})
+    text = "\x1b]0;owned\x07\x1b[2Jx\nstep 4/400  ok\r\u202e"
+    sink.event(event("skip", text=text))
+    sink.event(event("sink-failed", sink=text, reason=text))
+    sink.event(event("resume", checkpoint=200, passed_over={text: text}, changed={text: [text, text]}))
+    sink.event(event("stalled", seconds=9.0, where=text))
+    sink.close()
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\s", "", out.getvalue())
+    assert said.count(r"\x1b]0;owned\x07\x1b[2Jx\nstep4/400ok\r\u202e") == 9
+    assert "\x1b]" not in out.getvalue()
+    assert "\x1b[2J" not in out.getvalue()
+    assert "\u202e" not in out.getvalue()
+
+
 def test_a_resume_says_where_it_goes_on_and_what_it_passed_over() -> None:
     sentence = remarkable(
         event("resume", checkpoint=200, passed_over={"400": "plain.json is missing"}, changed={"steps": [400, 800]})

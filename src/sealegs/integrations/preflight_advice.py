@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sealegs.printable import printable
 from sealegs.report.commands.preflight import Advised
 from sealegs.watch import Watch
 
@@ -22,7 +23,8 @@ class PreflightAdvice(NamedTuple):
         """Give one warning about everything that is more than a note. Call it on one rank."""
         grave = [each for each in self.advised.findings if each.grade != "note"] if self.advised is not None else []
         if grave:
-            lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in grave]
+            shown = printable(grave)
+            lines = [f"{each.code} {each.title}: {each.found}; set {each.knob} to {each.value}" for each in shown]
             text = "\n  ".join(["sealegs preflight:", *lines])
             warnings.warn(
                 f"{text}\n(the attribute 'advice' has the reasons)", PreflightWarning, stacklevel=stacklevel + 1

@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sealegs.printable import printable
 from sealegs.vocabulary import Event
 
 
 def remarkable(event: Event) -> str | None:
-    """A sentence, if the event is one that a person at the terminal should read; otherwise None."""
-    detail = event.detail
+    """A sentence, if the event is one that a person at the terminal should read; otherwise None.
+
+    It is one line: events quote names and texts of others, in which what cannot be seen is spelt out.
+    """
+    detail = printable(event.detail)
     match event.kind:
         case "resume":
             words = [f"{name} changed from {old} to {new}" for name, (old, new) in detail["changed"].items()]
