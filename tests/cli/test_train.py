@@ -116,7 +116,7 @@ def test_the_hint_to_go_on_can_be_pasted() -> None:
     result = Result(
         folder=Path("experiments/my run"), steps=3, stopped_by="Ctrl-C", eval_loss=None, unigram_entropy=1.0
     )
-    assert "sealegs train --run 'experiments/my run' --resume" in summary(result, Settings(), [])
+    assert "sealegs train --run 'experiments/my run' --resume" in "\n".join(summary(result, Settings(), []))
 
 
 def test_config_file_and_flags(train: Train, tmp_path: Path) -> None:

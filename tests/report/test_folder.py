@@ -11,7 +11,7 @@ def test_contents_are_listed_with_their_sizes(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "200").mkdir(parents=True)
     (tmp_path / "checkpoints" / "200" / "a").write_bytes(b"x" * 2_000_000)
     (tmp_path / "unrelated").write_text("")
-    assert contents(tmp_path).splitlines() == [
+    assert contents(tmp_path) == [
         f"{tmp_path}/",
         "  manifest.json            999 B  what was run: settings, versions, machine, git state",
         "  metrics.jsonl          12.3 kB  a row a step",

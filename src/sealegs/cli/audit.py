@@ -1,6 +1,5 @@
 """``sealegs audit``: shows what a checkpoint holds, and what a resume from it would lack."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from sealegs.cli.output import show, show_json
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.report.commands.audit import Audited, Held, page
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     holds = [Held(name=each.name, what=each.what, problem=each.problem) for each in holdings(found)]
     complete = all(held.problem is None for held in holds)
     audited = Audited(source=str(path), kind=found.kind, holds=holds, complete=complete)
-    print(json.dumps(contract(audited), indent=1) if options.json else page(audited))
+    show_json(contract(audited)) if options.json else show(page, audited)
     return int(not complete)
 
 

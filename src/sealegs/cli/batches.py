@@ -1,7 +1,5 @@
 """``sealegs batches``: orders rows of token ids so that no batch has a rare token twice."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ import tyro
 from sealegs.batching.batch_sampler import StratifiedBatchSampler
 from sealegs.batching.stratified import Ints, RareRows, meetings, rare_tokens
 from sealegs.batching.tokens import rows_of, token_counts
+from sealegs.cli.output import show, show_json, tell
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.batches import Batched, UnmetShown, page
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"{time.monotonic() - began:4.0f} s  {text}", file=sys.stderr, flush=True)
+        tell(f"{time.monotonic() - began:4.0f} s  {text}")
 
     tokens, width = open_ids(options.tokens, options.dtype)
     starts = _starts(options, len(tokens), width)
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"writing {options.output}")
         _write(options.output, order, options.batch)
     told = _told(options, rare, counts, sampler)
-    print(json.dumps(contract(told), indent=1) if options.json else page(told))
+    show_json(contract(told)) if options.json else show(page, told)
     return 0
 
 

@@ -1,6 +1,5 @@
 """``sealegs check``: says what is wrong with a run, from any training log."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from sealegs.cli.output import show, show_json
 from sealegs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
 
     diagnosis = check(options.source, metrics=_pairs(options.metric), pattern=options.pattern, rules=options.rules)
     if options.json:
-        print(json.dumps(contract(diagnosis), indent=1, allow_nan=False))
+        show_json(contract(diagnosis))
     else:
-        print(page(diagnosis))
+        show(page, diagnosis)
         if options.explain:
-            print(explained(diagnosis))
+            show(explained, diagnosis)
     fails = {"act": ("act",), "watch": ("act", "watch"), "never": ()}[options.fail_on]
     return int(diagnosis.findings.verdict in fails)
 

@@ -1,7 +1,5 @@
 """``sealegs coordcheck``: trains a model at several widths, and says whether its activations keep their size."""
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from sealegs.cli.output import show, show_json, tell
 from sealegs.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -82,11 +81,11 @@ def main(arguments: Sequence[str]) -> int:
         build, widths, steps=options.steps, seeds=options.seeds, source=str(options.build or options.config)
     )
     if options.json:
-        print(json.dumps(contract(found), indent=1, allow_nan=False))
+        show_json(contract(found))
     else:
         draw(found, options.output)
-        print(page(found))
-        print(f"drawn in {options.output}", file=sys.stderr)
+        show(page, found)
+        tell(f"drawn in {options.output}")
     return int(not found.flat)
 
 
@@ -115,7 +114,7 @@ def _lab(options: Options) -> tuple["Callable[[int, int], Trial]", Sequence[int]
     settings = resolved(config.starting_point(config=options.config))
     # the peak rate from the first step on
     flat = replace(settings, optimizer=replace(settings.optimizer, warmup_steps=0, final_lr_share=1.0))
-    data = open_data(flat, say=lambda text: print(text, file=sys.stderr))
+    data = open_data(flat, say=tell)
     batches = [data.training.batch(number) for number in range(options.steps + 1)]
     portions = [{"tokens": batch.tokens, "targets": batch.targets} for batch in batches]
 

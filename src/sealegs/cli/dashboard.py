@@ -1,9 +1,7 @@
 """``sealegs dashboard``: draws runs as one HTML file, or as a page that follows them."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.check import place_of
+from sealegs.cli.output import say, tell
 from sealegs.errors import ConfigError, MissingExtra
 from sealegs.record.files import whole_file, writing
 from sealegs.record.schema import DASHBOARD, MANIFEST
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     page = html_of(page_of([see(source, name) for source, name in named]), target).encode()
     with writing(target), whole_file(target) as file:
         file.write(page)
-    print(f"{target}  {len(page) / 1e6:.1f} MB")
+    say(f"{target}  {len(page) / 1e6:.1f} MB")
     return 0
 
 
@@ -63,9 +62,9 @@ def _serve(named: Sequence[tuple[str, str]]) -> int:
     from sealegs.report.dashboard.live import serve
 
     try:
-        serve(named, partial(print, flush=True), partial(print, "sealegs dashboard:", file=sys.stderr, flush=True))
+        serve(named, say, lambda text: tell(f"sealegs dashboard: {text}"))
     except KeyboardInterrupt:  # while it was still reading
-        print()
+        say("")
     return 0
 
 

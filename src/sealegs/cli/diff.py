@@ -1,6 +1,5 @@
 """``sealegs diff``: shows where two runs differ."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.check import place_of
+from sealegs.cli.output import show, show_json
 from sealegs.diagnosis.diff import differ
 from sealegs.readers.read import read
 from sealegs.report.commands.diff import contract, page
@@ -41,5 +41,5 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs diff", description=DESCRIPTION)
     names = options.a, options.b
     difference = differ(*(read(place_of(name)).run for name in names))
-    print(json.dumps(contract(difference, names), indent=1) if options.json else page(difference, names))
+    show_json(contract(difference, names)) if options.json else show(page, difference, names)
     return int(difference.is_any)

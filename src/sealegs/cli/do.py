@@ -1,6 +1,5 @@
 """``sealegs do``: sends a person's request to a run, and says what became of it."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from sealegs.cli.output import show, tell
 from sealegs.cli.train import named_folder
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
@@ -58,13 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     if not requests.is_under_way(folder):
         raise SourceError(f"{folder}: no process is training this run, so nobody would do it; resume it first")
     request = requests.leave(folder, options.what)
-    print(f"asked for: {action}", file=sys.stderr, flush=True)
+    tell(f"asked for: {action}")
     try:
         done = answered(folder, request, options.wait)
     except BaseException:
         requests.remove(folder, request)
         raise
-    print(done)
+    show(str, done)
     return 0
 
 

@@ -1,10 +1,8 @@
 """``sealegs drill``: injects faults, and prints a score card: would this run survive them?"""
 
-import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import tyro
 
 from sealegs.cli import postmortem
+from sealegs.cli.output import show, show_json, tell
 from sealegs.cli.replay import builder, keep, told
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.drills.catalogue import DRILLS, Drill, chosen
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the drills, and print the score card."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs drill", description=DESCRIPTION)
     if options.list:
-        print(listed([(each.family, each.name, each.what, _how(each)) for each in DRILLS.values()]))
+        show(listed, [(each.family, each.name, each.what, _how(each)) for each in DRILLS.values()])
         return 0
     wanted = chosen(options.drills, is_lab=options.build is None)
     _refuse(options)
@@ -103,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         raise MissingExtra("sealegs drill", "PyTorch", "lab") from None
     with _place(options.keep) as place:
         found = _drilled(options, wanted, place)
-    print(json.dumps(contract(found), indent=1) if options.json else page(found))
+    show_json(contract(found)) if options.json else show(page, found)
     return 0 if found.survived else 1
 
 
@@ -172,19 +171,19 @@ def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
     total = sum(1 + len(LEFT_OUT) + len(drills) for drills in (alone, together) if drills)
     number = 0
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         nonlocal number
         number += 1
-        print(f"{number}/{total}  {time.monotonic() - began:4.0f} s  {text}", file=sys.stderr, flush=True)
+        tell(f"{number}/{total}  {time.monotonic() - began:4.0f} s  {text}")
 
     found: list[Practised] = []
     if alone:
         jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
-        found.append(_practised(options, _loop(options, place), alone, place, jobs, tell))
+        found.append(_practised(options, _loop(options, place), alone, place, jobs, report))
     if together:
         with Crew() as crew:  # it takes a core per rank, so only one run goes at a time
             loop = RankedLoop(lab=_lab(options, place, "cpu"), crew=crew)
-            found.append(_practised(options, loop, together, place, 1, tell))
+            found.append(_practised(options, loop, together, place, 1, report))
     first, last = found[0], found[-1]
     shown = {name: each for part in found for name, each in part.shown.items()}
     return Drilled(

@@ -1,15 +1,15 @@
 """``sealegs interventions``: prints what was done to a run."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
+from sealegs.cli.output import say, show, show_json
 from sealegs.cli.train import named_folder
 from sealegs.record.run import open_run
-from sealegs.report.commands.interventions import interventions
+from sealegs.report.commands.interventions import interventions, page
 
 DESCRIPTION = """\
 Print every intervention in a run: who or what decided, on which evidence, what was changed, and what came of it.
@@ -36,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     run = open_run(named_folder(options.run))
     found = interventions(run.events)
     if options.json:
-        print(json.dumps({"run": run.manifest.run_id, "interventions": [each.plain() for each in found]}, indent=1))
+        show_json({"run": run.manifest.run_id, "interventions": [each.plain() for each in found]})
+    elif found:
+        show(page, found)
     else:
-        print("\n\n".join(map(str, found)) if found else f"{run.folder}: nothing but skips was done to this run")
+        say(f"{run.folder}: nothing but skips was done to this run")
     return 0

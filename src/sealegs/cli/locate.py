@@ -1,15 +1,14 @@
 """``sealegs locate``: finds the first operation of an incident that makes a number that is not finite."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import tyro
 
+from sealegs.cli.output import say, show, show_json
 from sealegs.cli.replay import builder, incident_of
 from sealegs.errors import ConfigError, MissingExtra
-from sealegs.record.schema import speakable
 
 DESCRIPTION = """\
 Run the step of an incident again from its capsule, look at every operation of the forward and the backward pass, and
@@ -59,7 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     experiment = Experiment(capsule, builder(capsule.folder, options.build)())
     found = locate_first(experiment) if options.step is None else locate(experiment, options.step)
     if options.json:
-        print(json.dumps({"found": None if found is None else speakable(asdict(found))}, indent=1))
+        show_json({"found": None if found is None else asdict(found)})
+    elif found is not None:
+        show(str, found)
     else:
-        print(found or f"all operations are finite from step {experiment.first} to {experiment.window.stop - 1}")
+        say(f"all operations are finite from step {experiment.first} to {experiment.window.stop - 1}")
     return int(found is None)

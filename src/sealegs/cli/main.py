@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from sealegs.cli.output import say, show, tell
 from sealegs.errors import SealegsError
 
 # A command is a module with `main(arguments) -> exit code`, imported when it is called: --help must not wait for tyro,
@@ -103,24 +104,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str]) -> int:
     """One command, by its words."""
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE, end="")
+        show(lambda: USAGE.rstrip())
         return 0
     if words[0] == "--version":
-        print(f"sealegs {metadata.version('sealegs')}")
+        say(f"sealegs {metadata.version('sealegs')}")
         return 0
     if words[0] not in COMMANDS:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean `sealegs {near[0]}`?" if near else "see `sealegs --help`"
-        print(f"sealegs: no command is called {words[0]!r}; {hint}", file=sys.stderr)
+        tell(f"sealegs: no command is called {words[0]!r}; {hint}")
         return 2
     try:
         code: int = importlib.import_module(f"sealegs.cli.{words[0]}").main(words[1:])
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:  # before the training loop could take it, or twice
-        print(f"sealegs {words[0]}: interrupted", file=sys.stderr)
+        tell(f"sealegs {words[0]}: interrupted")
         return 130
     except (SealegsError, OSError, MemoryError) as error:
-        print(f"sealegs {words[0]}: {str(error) or 'out of memory'}", file=sys.stderr)
+        tell(f"sealegs {words[0]}: {str(error) or 'out of memory'}")
         return 2
     return code

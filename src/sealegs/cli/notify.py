@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from sealegs.cli.output import say
 from sealegs.sinks import delivery
 from sealegs.sinks.delivery import Undelivered
 from sealegs.sinks.messages import Message
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         delivery.delivered(way, message, message.text, waits_s=())
     except Undelivered as failure:
-        print(f"did not arrive at {way.shown}: {failure}")
+        say(f"did not arrive at {way.shown}: {failure}")
         return 1
-    print(f"delivered to {way.shown}")
+    say(f"delivered to {way.shown}")
     return 0

@@ -1,6 +1,5 @@
 """``sealegs preflight``: says what is wrong with a run that has not begun, before it costs anything."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from sealegs.cli.output import show, show_json
 from sealegs.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.report.commands.preflight import page
 
     if options.explain is not None:
-        print(explained(options.explain))
+        show(explained, options.explain)
         return 0
     if not options.sources:
         raise ConfigError("SOURCE: name settings to look at; `sealegs preflight --help` has examples")
     found = [each for source in options.sources for each in read(source)]
     names = {ours: theirs for each in found for ours, theirs in each.names.items()}
     advised = check(merged(*(each.plan for each in found)), " ".join(options.sources), RULES, names)
-    print(json.dumps(contract(advised), indent=1, allow_nan=False) if options.json else page(advised))
+    show_json(contract(advised)) if options.json else show(page, advised)
     return int(advised.has_errors)
 
 

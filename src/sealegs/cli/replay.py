@@ -1,7 +1,6 @@
 """``sealegs replay``: runs an incident again, and prints its tested cause."""
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from sealegs.cli.output import show, show_json, tell
 from sealegs.cli.train import named_folder
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.incidents import Incident
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str]) -> int:
     experiment = Experiment(capsule, builder(capsule.folder, options.build)())
     tested = judge_causes(
         experiment,
-        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        tell=tell,
         seconds=60 * options.minutes,
         only=options.arms,
     )
     found = told(options.incident.partition("#")[0], capsule.incident, tested, experiment.usual)
     keep(found, folder)
-    print(json.dumps(contract(found), indent=1) if options.json else page(found))
+    show_json(contract(found)) if options.json else show(page, found)
     return 0 if found.cause else 1
 
 

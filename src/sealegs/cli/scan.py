@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import tyro
 
 from sealegs.batching.exclusions import write_list
 from sealegs.batching.stratified import Ints, RareRows
+from sealegs.cli.output import show, show_json, tell, text_of
 from sealegs.errors import ConfigError, SourceError
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.report.commands.contracts import contract
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.output is not None:
         scanned = msgspec.structs.replace(scanned, list=str(options.output / LIST))
         _write(options.output, settled, scanned)
-    print(json.dumps(contract(scanned), indent=1) if options.json else page(scanned))
+    show_json(contract(scanned)) if options.json else show(page, scanned)
     return 1 if scanned.to_drop or scanned.to_defer else 0
 
 
@@ -146,7 +146,7 @@ def _of_run(options: Options) -> Planned:
     from sealegs.lab.sources import open_sources
 
     settings = starting_point(config=Path(options.corpus[0]))
-    open_sources(settings, lambda text: print(text, file=sys.stderr))  # new ones lie elsewhere at first
+    open_sources(settings, tell)  # new ones lie elsewhere at first
     sources, tokenizer = open_sources(settings, lambda _: None)
     beside = [Path(source.tokens.filename) for source in sources]  # type: ignore[attr-defined]
     made_by = str(beside[0].with_name("tokenizer.json")) if tokenizer is not None else settings.data.tokenizer
@@ -162,20 +162,18 @@ def _progress(parts: Sequence[Part]) -> Callable[[int], None]:
     total, began = sum(part.size for part in parts), time.monotonic()
     done, told = 0, began
 
-    def tell(size: int) -> None:
+    def count(size: int) -> None:
         nonlocal done, told
         done += size
         now = time.monotonic()
         if now - told >= _EVERY_S:
             told = now
-            print(
+            tell(
                 f"{done / max(total, 1):4.0%}  {done / 1e6:,.0f} of {total / 1e6:,.0f} MB  "
-                f"{done / 1e6 / (now - began):.0f} MB/s",
-                file=sys.stderr,
-                flush=True,
+                f"{done / 1e6 / (now - began):.0f} MB/s"
             )
 
-    return tell
+    return count
 
 
 # The forecast
@@ -265,7 +263,7 @@ def _write(folder: Path, settled: CorpusSummary, scanned: Scanned) -> None:
     with writing(folder):
         try:
             with folder_aside(folder) as aside:
-                (aside / PAGE).write_text(page(scanned) + "\n", "utf-8")
+                (aside / PAGE).write_text(text_of(page, scanned) + "\n", "utf-8")
                 (aside / NUMBERS).write_text(json.dumps(contract(scanned), indent=1) + "\n", "utf-8")
                 with (aside / LIST).open("wb") as file:
                     write_list(file, settled.sizes(), settled.listed())

@@ -3,10 +3,9 @@
 import argparse
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -16,11 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import tyro
 
+from sealegs.cli.output import show, tell
 from sealegs.diagnosis.interventions import done_in
 from sealegs.errors import ConfigError, MissingExtra, RunHalted
 from sealegs.faults.spec import parse as parse_fault
 from sealegs.lab import config
 from sealegs.lab.settings import Settings
+from sealegs.printable import printable
+from sealegs.record.manifest import dotted
 from sealegs.record.run import open_run
 from sealegs.record.schema import CHECKPOINTS, EVENTS
 from sealegs.record.writer import refuse_taken
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
 
     settings = resolved(options.settings)
     faults = [parse_fault(text) for text in options.inject]
-    data = open_data(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    data = open_data(settings, say=tell)
     sinks = [progress(settings.steps), *told]
     with stop_signals() as should_stop:
         try:
@@ -112,13 +114,13 @@ def main(arguments: Sequence[str]) -> int:
                 disturb=partial(disturbed, faults, settings.model.vocabulary),
             )
         except RunHalted as halt:
-            print(f"sealegs train: {halt}", file=sys.stderr)
-            print(halted(folder), flush=True)
+            tell(f"sealegs train: {halt}")
+            show("\n".join, halted(folder))
             return 1
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
-        print(summary(result, settings, what_happened(folder)), flush=True)
+        show("\n".join, summary(result, settings, what_happened(folder)))
     if result.ended_badly:
-        print(f"sealegs train: the run ended badly: {result.ended_badly}", file=sys.stderr)
+        tell(f"sealegs train: the run ended badly: {result.ended_badly}")
         return 1
     return EXIT_CODES.get(result.stopped_by or "", 0)
 
@@ -156,6 +158,7 @@ def parse(arguments: Sequence[str]) -> Options:
         start = config.of_run(named_folder(seen.run), preset=seen.preset, size=seen.size, config=file)
     else:
         start = config.starting_point(preset=seen.preset, size=seen.size, config=file)
+    _refuse_unseen(start)
     with _FLAGS:
         options = tyro.cli(
             Options, args=words, default=Options(settings=start), prog="sealegs train", description=DESCRIPTION
@@ -163,6 +166,13 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.config != file:
         raise ConfigError(f"{options.config}: give the file of settings first: sealegs train {options.config} ...")
     return options
+
+
+def _refuse_unseen(settings: Settings) -> None:
+    """Refuse a file's settings that tyro would print as they are, among the defaults of its help and of its errors."""
+    for name, value in dotted(asdict(settings)):
+        if printable((name, value)) != (name, value):
+            raise ConfigError(f"{name}={value!r}: it holds characters that cannot be seen; write it without them")
 
 
 _FLAGS = tyro.constructors.ConstructorRegistry()
@@ -229,9 +239,8 @@ def stop_signals() -> Iterator[Callable[[], str | None]]:
         # not the former handler: a background job starts with SIGINT ignored, and could not be stopped
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         with suppress(OSError):  # a terminal that has gone must not cost the checkpoint
-            print(
-                "\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr, flush=True
-            )
+            tell("")
+            tell("stopping after this step, with a checkpoint (once more to stop at once)")
 
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -261,15 +270,15 @@ def what_happened(folder: Path) -> list[str]:
     return [skipped, *(f"  {line}" for line in lines), ""]
 
 
-def halted(folder: Path) -> str:
+def halted(folder: Path) -> list[str]:
     """What led to a halt, and the checkpoint to go on from."""
     again = f"go on from the last checkpoint with: sealegs train --run {shlex.quote(str(folder))} --resume"
     if not any(folder.glob(f"{CHECKPOINTS}/*")):
         again = "there is no checkpoint yet: mend the cause and start again"
-    return "\n".join([*what_happened(folder), contents(folder), "", again])
+    return [*what_happened(folder), *contents(folder), "", again]
 
 
-def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> str:
+def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> list[str]:
     """The end of a run: numbers, folder, and how to go on."""
     early = f", stopped by {result.stopped_by}" if result.stopped_by else ""
     lines = [f"{result.steps} of {settings.steps} steps{early}"]
@@ -279,7 +288,7 @@ def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> st
             f"evaluation loss {result.eval_loss:.3f}, "
             f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}"
         )
-    lines += ["", *happened, contents(result.folder)]
+    lines += ["", *happened, *contents(result.folder)]
     if result.stopped_by:
         lines += ["", f"go on with: sealegs train --run {shlex.quote(str(result.folder))} --resume"]
-    return "\n".join(lines)
+    return lines

@@ -1,16 +1,15 @@
 """``sealegs verify``: runs an incident again with its remedy, and compares the result with what was promised."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from sealegs.cli import postmortem
+from sealegs.cli.output import show, show_json, tell
 from sealegs.cli.replay import incident_of, lab_settings
 from sealegs.cli.verify_reruns import Rerun, Task, from_seed, from_snapshot
 from sealegs.errors import ConfigError, MissingExtra
@@ -89,18 +88,17 @@ def main(arguments: Sequence[str]) -> int:
         fixes=fixes,
         promises=_promises(options.expect, document, fixes),
     )
-    say = partial(print, file=sys.stderr, flush=True)
     if options.from_seed:
-        shown = from_seed(task, is_named=bool(options.expect), say=say)
+        shown = from_seed(task, is_named=bool(options.expect), say=tell)
         if isinstance(shown, int):
             return shown
     else:
-        shown = from_snapshot(task, say=say)
+        shown = from_snapshot(task, say=tell)
     found = _compared(task, shown, "seed" if options.from_seed else "snapshot")
     with writing(folder / VERIFIED), whole_file(folder / VERIFIED) as file:
         file.write(json.dumps(contract(found), indent=1).encode() + b"\n")
     postmortem.write(replace(case, verified=found), folder / FILE)
-    print(json.dumps(contract(found), indent=1) if options.json else page(found))
+    show_json(contract(found)) if options.json else show(page, found)
     return 0 if found.kept else 1
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from sealegs.record.schema import CONTENTS
 
 
-def contents(folder: Path) -> str:
+def contents(folder: Path) -> list[str]:
     """One line for each file of a run folder: name, size, purpose."""
     lines = []
     for name, purpose in CONTENTS.items():
@@ -13,7 +13,7 @@ def contents(folder: Path) -> str:
         if path.exists():
             shown = f"{name}/" if path.is_dir() else name
             lines.append(f"  {shown:<20} {_size(path):>9}  {purpose}")
-    return "\n".join([f"{folder}/", *lines])
+    return [f"{folder}/", *lines]
 
 
 def _size(path: Path) -> str:

@@ -56,3 +56,8 @@ def interventions(events: Iterable[Event]) -> list[Intervention]:
     outcomes = {event.detail["intervention"]: event for event in told if event.kind == "outcome"}
     decided = [event for event in told if event.kind == "intervention"]
     return [Intervention(decided=event, outcome=outcomes.get(event.detail["number"])) for event in decided]
+
+
+def page(found: Iterable[Intervention]) -> str:
+    """The entries, one after the other."""
+    return "\n\n".join(map(str, found))
