@@ -29,7 +29,6 @@ from sealegs.record.run import open_run
 from sealegs.record.schema import EVENTS, METRICS, to_line
 from sealegs.report.commands import verify as verified
 from sealegs.report.commands.replay import ArmShown, Replayed
-from sealegs.report.postmortem import page as postmortem_page
 from sealegs.report.postmortem import plots
 from sealegs.report.postmortem.build import Case, diagnosed, logged_incidents, open_incident, postmortem_of
 from sealegs.report.postmortem.causes import discriminating, hypotheses, root_cause
@@ -210,24 +209,16 @@ def test_the_page_is_one_file_that_asks_for_nothing(documented: tuple[Path, list
     assert page.tags.count("table") == 1
 
 
-def test_text_of_others_cannot_become_markup() -> None:
-    text = "# Post-mortem: <i>x</i>\n\n<script>alert(1)</script>\n\n## Lesson\n\nEMPTY: none\n"
-    page = postmortem_page.page(text, Path())
-    assert "<script>" not in page
-    assert "<i>x" not in page
-    assert '<p class="empty">EMPTY: none</p>' in page
-
-
-def test_without_the_libraries_there_is_still_a_document(
+def test_without_matplotlib_there_is_still_a_document(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    monkeypatch.setattr(postmortem_page, "find_spec", lambda name: None)
     assert main(["postmortem", str(run)]) == 0
     said = capsys.readouterr()
     folder = run / "incidents" / "1"
-    assert said.out.splitlines() == [str(folder / "postmortem.md"), str(run.parent / "lessons.md")]
-    assert "no page: it needs markdown-it-py: pip install 'sealegs[report]'" in said.err
+    names = [folder / "postmortem.md", folder / "postmortem.html", run.parent / "lessons.md"]
+    assert said.out.splitlines() == list(map(str, names))
+    assert "<img" not in (folder / "postmortem.html").read_text()
     assert (
         "- pictures: none: matplotlib is not installed: `pip install 'sealegs[report]'`"
         in (folder / "postmortem.md").read_text()

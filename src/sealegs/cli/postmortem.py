@@ -1,6 +1,5 @@
 """``sealegs postmortem``: writes a document about each incident of a run."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,11 +8,13 @@ from typing import Annotated
 import tyro
 
 from sealegs.cli.check import place_of
+from sealegs.cli.output import say
 from sealegs.errors import ConfigError, SourceError
 from sealegs.readers.read import read
 from sealegs.record.files import whole_file, writing
 from sealegs.record.run import open_run
 from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, MANIFEST
+from sealegs.report.marked_text import block_of, markdown_of
 from sealegs.report.postmortem import numbers, plots
 from sealegs.report.postmortem.build import (
     MILD,
@@ -25,7 +26,7 @@ from sealegs.report.postmortem.build import (
     postmortem_of,
 )
 from sealegs.report.postmortem.markdown import FILE, markdown
-from sealegs.report.postmortem.page import can_render, page
+from sealegs.report.postmortem.page import page
 from sealegs.report.postmortem.stretch import rows_about
 from sealegs.report.postmortem.values import Picture, Postmortem
 
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     options = tyro.cli(Options, args=list(arguments), prog="sealegs postmortem", description=DESCRIPTION)
     cases = list(cases_of(options.incident))
     if not cases:
-        print(f"{options.incident}: no incident is in it, so there is nothing to write")
+        say(f"{options.incident}: no incident is in it, so there is nothing to write")
     for case, folder in cases:
         target = _target(options.output, case, folder, is_one=len(cases) == 1)
         document, written = write(case, target)
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
             is_ours = folder is not None or (case.run.folder / MANIFEST).is_file()
             written.append((case.run.folder if is_ours else target).parent / LESSONS)
             _learn(document, written[-1])
-        print("\n".join(map(str, written)))
+        for path in written:
+            say(str(path))
     return 0
 
 
@@ -115,14 +117,10 @@ def write(case: Case, target: Path) -> tuple[Postmortem, list[Path]]:
     folder = target.parent
     drawn, without = _drawn(case, target)
     document = replace(document, evidence=replace(document.evidence, pictures=drawn, without_pictures=without))
-    text = markdown(document)
     written = [target]
-    _put(target, text)
-    if can_render():
-        written.append(target.with_suffix(".html"))
-        _put(written[-1], page(text, folder))
-    else:
-        print("no page: it needs markdown-it-py: pip install 'sealegs[report]'", file=sys.stderr)
+    _put(target, markdown(document))
+    written.append(target.with_suffix(".html"))
+    _put(written[-1], page(document))
     return document, [*written, *(folder / picture.file for picture in drawn)]
 
 
@@ -155,16 +153,24 @@ def _target(output: Path | None, case: Case, folder: Path | None, *, is_one: boo
 
 def _learn(document: Postmortem, path: Path) -> None:
     """Write the lesson as one line into the file of lessons, in place of the incident's former one."""
-    head = f"- {document.run_id}#{document.incident}: "
-    lines = path.read_text("utf-8").splitlines() if path.exists() else LESSONS_TITLE.splitlines()
+    head = f"- {block_of(f'{document.run_id}#{document.incident}')}: "
+    lines = _lessons(path)
     kept = [line for line in lines if not line.startswith(head)]
     place = next((place for place, line in enumerate(lines) if line.startswith(head)), len(kept))
-    lines = [*kept[:place], f"{head}{document.lesson}", *kept[place:]]
+    lines = [*kept[:place], f"{head}{markdown_of(document.lesson)}", *kept[place:]]
     _put(path, "\n".join(lines) + "\n")
+
+
+def _lessons(path: Path) -> list[str]:
+    """The lines of the file of lessons, which goes on as it is, whatever its letters are."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise SourceError(f"{path}: not a plain file, so that nothing is copied from elsewhere; move it away")
+    content = path.read_bytes() if path.exists() else LESSONS_TITLE.encode()
+    return content.decode(errors="surrogateescape").removesuffix("\n").split("\n")
 
 
 def _put(path: Path, text: str) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="surrogateescape"))

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sealegs.record.files import whole_file, writing
-from sealegs.report.postmortem.plots import BESIDE, FAINT, STYLE
+from sealegs.report.postmortem.plots import BESIDE, FAINT, STYLE, label_of
 
 WIDTH = 100
 FLAT = 0.1
@@ -80,10 +80,10 @@ def draw(found: Coordinated, path: Path) -> None:
         axes = figure.subplots()
         for place, layer in enumerate(found.layers):
             sizes = [math.nan if isinstance(size, str) or size <= 0 else size for size in layer.sizes]
-            slope = f"{told_slope(layer)} {layer.word}".lstrip()
+            label = f"{label_of(layer.name)}  {f'{told_slope(layer)} {layer.word}'.lstrip()}"
             style = ":" if layer.name == OUTPUT else "-"
             colour = COLOURS[place % len(COLOURS)]
-            axes.plot(found.widths, sizes, style, marker="o", ms=4, color=colour, label=f"{layer.name}  {slope}")
+            axes.plot(found.widths, sizes, style, marker="o", ms=4, color=colour, label=label)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(found.widths, [str(width) for width in found.widths])

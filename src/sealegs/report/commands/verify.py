@@ -8,7 +8,7 @@ import msgspec
 
 from sealegs.record.schema import unspell
 from sealegs.report.fixes import Fix, in_words
-from sealegs.report.postmortem.markdown import measured as told
+from sealegs.report.postmortem.blocks import measured as told
 from sealegs.report.postmortem.values import Measured, Promise
 
 WIDTH = 100

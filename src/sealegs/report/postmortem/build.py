@@ -25,6 +25,7 @@ from sealegs.report.commands.replay import read as read_replay
 from sealegs.report.commands.verify import Verified
 from sealegs.report.commands.verify import read as read_verified
 from sealegs.report.fixes import Circumstances, Fix, in_words, remediation
+from sealegs.report.marked_text import code_of
 from sealegs.report.postmortem import causes, numbers
 from sealegs.report.postmortem.markdown import draft
 from sealegs.report.postmortem.stretch import plain_events, rows_about, stretch, went_back
@@ -271,10 +272,8 @@ def _unusual(replayed: Replayed | None) -> tuple[str, ...]:
     """The highest-loss tokens of the onset that were hardly seen before."""
 
     def told(token: TokenShown) -> str:
-        text = repr(token.text)
-        mark = "``" if "`" in text else "`"
         loss = float(unspell(token.loss))
-        return f"{mark}{text}{mark} ({token.times} in the batch, {token.before} before, loss {loss:.4g})"
+        return f"{code_of(repr(token.text))} ({token.times} in the batch, {token.before} before, loss {loss:.4g})"
 
     rare = [token for token in (replayed.tokens if replayed is not None else ()) if token.before < RARE]
     return tuple(told(token) for token in rare[:MOST_TOKENS])

@@ -11,7 +11,7 @@ from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.sign import Sign
 from sealegs.record.schema import unspell
 from sealegs.report.commands.replay import ArmShown, Replayed
-from sealegs.report.postmortem.markdown import FEWEST
+from sealegs.report.postmortem.blocks import FEWEST
 from sealegs.report.postmortem.values import CandidateCause
 
 MOST_LIKELY, MOST_RULED_OUT = 5, 4

@@ -1,16 +1,15 @@
-"""Renders a post-mortem's Markdown as one self-contained HTML file: pictures inside, no scripts, light and dark."""
+"""Writes a post-mortem as one self-contained HTML file: pictures inside, no scripts, light and dark.
+
+It is made from the document itself and opens no file. The pictures are those that were drawn for the document, and text
+is text: nothing that a field says can bring in another file, or a link.
+"""
 
 import base64
 import html
-import mimetypes
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from sealegs.errors import MissingExtra
-
-if TYPE_CHECKING:
-    from markdown_it.token import Token
+from sealegs.report.marked_text import Span, spans
+from sealegs.report.postmortem.blocks import Block, Heading, Item, Listed, Paragraph, Table, outline, title
+from sealegs.report.postmortem.values import Picture, Postmortem
 
 STYLE = """\
 :root { color-scheme: light dark; --ink: #1f2328; --faint: #57606a; --edge: #d0d7de; --paper: #fff; --link: #0550ae;
@@ -27,12 +26,13 @@ a { color: var(--link) } code { background: var(--code); padding: 1px 4px; borde
 table { border-collapse: collapse; margin: 12px 0; font-variant-numeric: tabular-nums; display: block;
   overflow-x: auto }
 th, td { padding: 4px 12px; border-bottom: 1px solid var(--edge); text-align: left } th { font-weight: 600 }
+td + td, th + th { text-align: right }
 figure { margin: 16px 0 } figure img { width: 100%; height: auto; border-radius: 6px; background: #fff; display: block }
 figcaption { color: var(--faint); font-size: 14px; margin-top: 4px }
 .empty { color: var(--warn); font-weight: 600 }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
-BOXES = {"[ ] ": "\N{BALLOT BOX}", "[x] ": "\N{BALLOT BOX WITH CHECK}"}
+BOXES = {False: "\N{BALLOT BOX}", True: "\N{BALLOT BOX WITH CHECK}"}
 PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -51,48 +51,48 @@ PAGE = """\
 """
 
 
-def can_render() -> bool:
-    """Whether markdown-it-py is installed."""
-    return find_spec("markdown_it") is not None
+def page(document: Postmortem) -> str:
+    """The page of a document."""
+    body = "\n".join(map(_written, outline(document)))
+    return PAGE.format(title=_plain(title(document)), style=STYLE, body=f"{body}\n")
 
 
-def page(text: str, folder: Path) -> str:
-    """The page of a document whose pictures are relative to a folder."""
-    if not can_render():
-        raise MissingExtra("the page of a post-mortem", "markdown-it-py", "report")
-    from markdown_it import MarkdownIt
-
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = reader.parse(text)
-    for place, token in enumerate(tokens):
-        _dress(tokens, place, token, folder)
-    title = text.partition("\n")[0].removeprefix("# ").replace("\\", "")
-    body = reader.renderer.render(tokens, reader.options, {})
-    return PAGE.format(title=html.escape(title), style=STYLE, body=body)
-
-
-def _dress(tokens: "list[Token]", place: int, token: "Token", folder: Path) -> None:
-    """Make pictures figures with their bytes inside, promises boxes to tick, and empty sections stand out."""
-    if token.type != "inline" or not token.children:
-        return
-    around = tokens[place - 1]
-    if [child.type for child in token.children] == ["image"]:
-        picture = token.children[0]
-        picture.attrs["src"] = _inlined(folder / str(picture.attrs["src"]))
-        for edge in (around, tokens[place + 1]):
-            edge.tag = "figure"
-        caption: Any = type(token)("html_inline", "", 0)
-        caption.content = f"<figcaption>{html.escape(picture.content)}</figcaption>"
-        picture.attrs["alt"] = picture.content
-        token.children.append(caption)
-    first = token.children[0]
-    if first.content[:4] in BOXES and place >= 2 and tokens[place - 2].type == "list_item_open":
-        first.content = f"{BOXES[first.content[:4]]} {first.content[4:]}"
-        tokens[place - 2].attrs["class"] = "task"
-    if first.content.startswith("EMPTY: ") and around.type == "paragraph_open":
-        around.attrs["class"] = "empty"
+def _written(block: Block) -> str:
+    match block:
+        case Heading(level, text):
+            return f"<h{level}>{_inline(text)}</h{level}>"
+        case Paragraph(text, is_empty):
+            return f'<p class="empty">{_inline(text)}</p>' if is_empty else f"<p>{_inline(text)}</p>"
+        case Listed(items):
+            return "\n".join(["<ul>", *map(_item, items), "</ul>"])
+        case Table(head, rows):
+            body = "\n".join(_row(row, "td") for row in rows)
+            return f"<table>\n<thead>\n{_row(head, 'th')}\n</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+        case Picture(caption=text, content=content):
+            source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+            return f'<figure><img src="{source}" alt="{_plain(text)}"><figcaption>{_inline(text)}</figcaption></figure>'
 
 
-def _inlined(path: Path) -> str:
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _item(item: Item) -> str:
+    if item.is_ticked is None:
+        return f"<li>{_inline(item.text)}</li>"
+    return f'<li class="task">{BOXES[item.is_ticked]} {_inline(item.text)}</li>'
+
+
+def _row(cells: tuple[str, ...], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_inline(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _inline(sentence: str) -> str:
+    """A sentence as a part of the page."""
+    return "".join(f"<code>{_escaped(span)}</code>" if span.is_code else _escaped(span) for span in spans(sentence))
+
+
+def _plain(sentence: str) -> str:
+    """A sentence where there can be no element."""
+    return "".join(map(_escaped, spans(sentence)))
+
+
+def _escaped(span: Span) -> str:
+    """The one place where text becomes HTML."""
+    return html.escape(span.text)

@@ -1,11 +1,14 @@
 """Draws the rows around an incident as PNG through matplotlib, in the dashboard's colours."""
 
+import io
 import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sealegs.errors import StorageError
+from sealegs.printable import visible
 from sealegs.record.files import whole_file, writing
 from sealegs.report.commands.replay import Replayed, TokenShown
 from sealegs.report.postmortem.numbers import Met, Plain
@@ -45,6 +48,7 @@ ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "nco
 """The place of a legend with few, short names."""
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
 """The place of a legend with any names."""
+LONGEST_LABEL = 40
 EXTREME = 50.0
 """Multiple of the median from which on an axis is logarithmic."""
 
@@ -82,16 +86,33 @@ def draw(
     with mpl.rc_context(STYLE):
         for name, caption, make in wanted:
             if (figure := make()) is not None:
-                _save(figure, folder / into / name)
-                drawn.append(Picture(file=f"{into}/{name}", caption=caption))
+                content = _png(figure)
+                _save(content, folder / into / name)
+                drawn.append(Picture(file=f"{into}/{name}", caption=caption, content=content))
     return tuple(drawn)
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def _png(figure: "Figure") -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+    return file.getvalue()
+
+
+def label_of(name: str) -> str:
+    """A name as matplotlib draws it: fonts lack most of Unicode, dollars would be formulas, and a long one would leave
+    no room for the lines. A label that begins with an underscore would not be shown at all."""
+    text = visible(name).encode("ascii", "backslashreplace").decode()
+    text = text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 3]}..."
+    return f"{' ' if text.startswith('_') else ''}{text}".replace("$", r"\$")
+
+
+def _save(content: bytes, path: Path) -> None:
+    if path.parent.is_symlink():
+        raise StorageError(f"{path.parent}: a link, which may lead anywhere; put a folder in its place")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, durable=False) as file:
-            figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+            file.write(content)
 
 
 def _figure(width: float, height: float, rows: int = 1) -> "tuple[Figure, Any]":
@@ -214,7 +235,7 @@ def _tokens(tokens: Sequence[TokenShown]) -> "Figure":
     ):
         bars = axes.barh([place + shift for place in places], counts, 0.36, color=colour, label=name)
         axes.bar_label(bars, padding=2, color=FAINT, fontsize=8)
-    labels = [ascii(token.text).replace("$", r"\$") for token in shown]  # fonts lack most of Unicode
+    labels = [label_of(repr(token.text)) for token in shown]
     axes.set_yticks(places, labels)
     axes.tick_params(axis="y", labelcolor=TEXT)
     axes.invert_yaxis()
@@ -237,7 +258,7 @@ def _activations(met: Met) -> "Figure | None":
     for place, name in enumerate(names):
         depth = 0.85 * place / max(len(names) - 1, 1)
         is_named = len(names) <= 8 or place in (0, len(names) - 1)
-        label = name.partition("/")[2] if is_named else None
+        label = label_of(name.partition("/")[2]) if is_named else None
         _plot(axes, rows, name, color=colours(depth), label=label)
     _mark(axes, met, ())
     axes.set_title("4  activations per layer: L2 norm of a token's vector")

@@ -55,11 +55,13 @@ class LayerActivations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A file beside the document."""
+    """A picture that was drawn for the document, and the file beside it that holds it, too."""
 
     file: str
     """Path relative to the document."""
     caption: str
+    content: bytes = field(default=b"", repr=False)
+    """The picture itself, as PNG. A page is made from it and not from the file, which may no longer be ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
