@@ -23,7 +23,7 @@ from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import run_of
 from sealegs.report.dashboard.page import html_of
-from sealegs.report.dashboard.values import DiagnosedRun, page_of
+from sealegs.report.dashboard.values import DiagnosedRun, page_of, see
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser serves all
 
@@ -113,6 +113,30 @@ def test_hover_says_step_and_value(shown: Tab) -> None:
     tooltip = shown.page.locator(".bk-Tooltip").get_by_text("loss", exact=True)
     tooltip.wait_for()
     assert shown.page.locator(".bk-Tooltip").get_by_text("100", exact=True).count() >= 1
+
+
+EVIL = '$$\\frac{1}{2}$$ <img src=http://127.0.0.1:9/x onerror="window.came=1"> @{url} \u202e'
+
+
+def test_text_of_a_run_is_text_wherever_it_is_shown(tab: Tab, tmp_path: Path) -> None:
+    """In tooltips and legends too, which scripts fill; and no formula has a program fetched to set it."""
+    events = [{"step": SPIKE, "time": 0.0, "kind": "alarm", "incident": 1, "text": EVIL}]
+    name = EVIL.replace('"', "").replace("\\", "").removesuffix("\u202e")
+    told = ({**row(step), f"param_norm/{name}": 1.0, "sources": f"{name.replace(' ', '')}=8"} for step in range(250))
+    run = write(tmp_path / "a", told, events)
+    seen = [see(str(run), EVIL), see(str(run), "$$x$$")]
+    (tmp_path / "page.html").write_text(html_of(page_of(seen), tmp_path / "page.html"))
+    tab.open(tmp_path / "page.html")
+    for figure, y in (("events", "incident"), ("panel_1", None), ("panel_5", 1.0), ("panel_10", None)):
+        tab.page.mouse.move(*place(tab, figure, SPIKE, y))
+        tab.page.wait_for_timeout(300)
+    tab.page.mouse.move(*place(tab, "events", SPIKE, "incident"))
+    shown = f"incident 1: {EVIL[:-1]}\\u202e"
+    tab.page.locator(".bk-Tooltip").get_by_text(f"{EVIL[:-1]}\\u202e: {shown}").first.wait_for()
+    assert tab.page.locator("img").count() == 0
+    assert tab.page.evaluate("window.came") is None
+    assert tab.asked == [(tmp_path / "page.html").as_uri()]
+    assert tab.errors == []
 
 
 def test_hover_over_a_nan_says_so(shown: Tab) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bokeh.document import Document
+from bokeh.models import Div
 from tests.report.runs import events, rows, troubled, write
 
 from sealegs.report.dashboard.columns import RUN_COLOURS, columns_of
 from sealegs.report.dashboard.figures import FAINT, MARK_COLOURS, TEXT, draw
-from sealegs.report.dashboard.page import html_of
+from sealegs.report.dashboard.page import html_of, place
 from sealegs.report.dashboard.values import page_of, see
 
 pytestmark = pytest.mark.xdist_group("dashboard page")  # one drawing serves most
@@ -84,6 +87,21 @@ def test_text_of_a_run_is_never_markup(tmp_path: Path) -> None:
     assert not [attributes for tag, attributes in Parsed(html).tags if tag == "img"]
     assert EVIL not in html
     assert html.count("</script>") == html.count("<script")
+
+
+def test_a_formula_in_the_text_of_a_live_page_is_text() -> None:
+    words = Div(text="$$x$$")
+    place({"summary": words}, Document())
+    assert words.disable_math
+
+
+def test_a_folder_whose_name_is_no_text_can_be_linked(tmp_path: Path) -> None:
+    folder = write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/night\xff")), losses_of(rows()), events())
+    (folder / "incidents" / "1").mkdir(parents=True)
+    (folder / "incidents" / "1" / "postmortem.html").write_text("")
+    html = drawn(folder, tmp_path / "page.html")
+    assert 'href="night%FF/incidents/1/postmortem.html"' in html
+    assert "<h2>night\\udcff</h2>" in html
 
 
 def test_a_mark_leads_to_its_post_mortem_or_to_the_summary(night: Path, html: str) -> None:

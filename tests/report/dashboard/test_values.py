@@ -124,8 +124,8 @@ def test_the_summary_says_verdict_incidents_and_interventions(page: Page) -> Non
     assert said.verdict in ("ACT", "WATCH")
     assert [mark.number for mark in said.incidents] == [1, 2]
     assert said.done[0].startswith("Skipped 5 of 285 steps (spike/loss 5), 1.8%, the first at step 201")
-    assert "by playbook standard, rung 3" in said.interventions[0][1]
-    assert "outcome   helped" in said.interventions[0][1]
+    assert "by playbook standard, rung 3" in said.interventions[0][1][0]
+    assert "   outcome   helped" in said.interventions[0][1]
     assert "Causes, the likeliest first" in said.everything
     assert f"steps 0 to {STEPS - 1}" in said.extent
 

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from bokeh.palettes import Plasma256
 
+from sealegs.printable import printable
 from sealegs.report.dashboard.downsample import Floats
 from sealegs.report.dashboard.marks import KINDS, PanelMark
 from sealegs.report.dashboard.values import Page, Panel, PanelLine
@@ -66,7 +67,7 @@ def columns_of(page: Page, links: Sequence[dict[int, str]]) -> dict[str, Columns
                 "x0": [mark.first for _, mark in panel.repeats],
                 "text": [_of(page, run) + mark.text for run, mark in panel.repeats],
             }
-    return {name: data for name, data in columns.items() if len(next(iter(data.values())))}
+    return printable({name: data for name, data in columns.items() if len(next(iter(data.values())))})
 
 
 def by_axis(panel: Panel) -> dict[str, list[PanelLine]]:

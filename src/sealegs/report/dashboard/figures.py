@@ -48,6 +48,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from sealegs.printable import visible
 from sealegs.report.dashboard.columns import RUN_COLOURS, by_axis, columns_of, is_extreme, log_span, span_of
 from sealegs.report.dashboard.marks import KINDS
 from sealegs.report.dashboard.values import Page, Panel, PanelLine
@@ -330,6 +331,7 @@ def _samples(drawn: figure, signals: Mapping[str, tuple[GlyphRenderer, int]]) ->
 
 
 def _short(name: str) -> str:
+    name = visible(name)
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 

@@ -11,16 +11,24 @@ from bokeh.core.validation.warnings import MISSING_RENDERERS
 from bokeh.document import Document
 from bokeh.embed import file_html
 from bokeh.model import Model
+from bokeh.models import Div
 from bokeh.resources import INLINE
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from sealegs.printable import visible
 from sealegs.report.dashboard.columns import RUN_COLOURS
 from sealegs.report.dashboard.figures import Drawing, draw
 from sealegs.report.dashboard.summary import described, told, wanted
 from sealegs.report.dashboard.values import Page
 
-_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+
+def _shown(value: object) -> object:
+    """What a template puts into the page: text can be seen, all of it, and ends no line."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
 
 
 def html_of(page: Page, target: Path) -> str:
@@ -36,7 +44,7 @@ def html_of(page: Page, target: Path) -> str:
 def links_from(page: Page, folder: Path) -> list[dict[int, str]]:
     """For each run the existing post-mortems by incident, as links from a page in ``folder``."""
     return [
-        {mark.number: quote(os.path.relpath(mark.page, folder)) for mark in marks if mark.page is not None}
+        {mark.number: quote(os.fsencode(os.path.relpath(mark.page, folder))) for mark in marks if mark.page is not None}
         for marks in page.all_marks
     ]
 
@@ -55,7 +63,7 @@ def summary(page: Page, links: Sequence[Mapping[int, str]]) -> str:
 
 def title_of(page: Page) -> str:
     """``night`` or ``good, bad``."""
-    return f"{', '.join(seen.name for seen in page.seen)} - Sealegs"
+    return visible(f"{', '.join(seen.name for seen in page.seen)} - Sealegs")
 
 
 def variables(page: Page) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def variables(page: Page) -> dict[str, Any]:
             "number": panel.subject.number,
             "title": panel.subject.title,
             "is_empty": panel.is_empty,
-            "described": described(panel, page),
+            "described": visible(described(panel, page)),
             "wanted": _coded(wanted(panel)),
         }
         for panel in page.panels
@@ -85,6 +93,8 @@ def place(roots: Mapping[str, Model], document: Document) -> None:
     with document.models.freeze():  # otherwise each addition counts all models again
         for name, root in roots.items():
             root.name = name.replace("-", "_")  # as the template spells it
+            if isinstance(root, Div):
+                root.disable_math = True  # a formula in the text of a run would bring a program to set it
             document.add_root(root)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sealegs.printable import printable
 from sealegs.report.commands.check import VERDICTS, deeds
 from sealegs.report.commands.check import page as checked
 from sealegs.report.commands.interventions import interventions
@@ -33,11 +34,12 @@ class RunSummary:
     """Sentences about skipped steps and other interventions."""
     first_action: str
     incidents: tuple[PanelMark, ...]
-    interventions: tuple[tuple[int, str], ...]
+    interventions: tuple[tuple[int, list[str]], ...]
+    """Number and lines of each."""
     lists: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Kind, heading and lines of what else happened."""
-    everything: str
-    """The output of ``sealegs check``."""
+    everything: list[str]
+    """The lines of ``sealegs check``."""
 
 
 def told(page: Page) -> tuple[RunSummary, ...]:
@@ -90,13 +92,14 @@ def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], width: int) -> RunSumm
         incidents=tuple(mark for mark in marks if mark.kind == "incident"),
         interventions=tuple(_interventions(seen, width)),
         lists=tuple(lists),
-        everything=checked(diagnosis) if diagnosis else "",
+        everything=checked(printable(diagnosis)).split("\n") if diagnosis else [],
     )
 
 
-def _interventions(seen: DiagnosedRun, width: int) -> list[tuple[int, str]]:
+def _interventions(seen: DiagnosedRun, width: int) -> list[tuple[int, list[str]]]:
     try:
-        return [(int(each.decided.detail["number"]), each.told(width)) for each in interventions(seen.run.events)]
+        done = printable(interventions(seen.run.events))
+        return [(int(each.decided.detail["number"]), each.told(width).split("\n")) for each in done]
     except (KeyError, TypeError, ValueError):  # events of another version: the marks still have them
         return []
 
