@@ -255,6 +255,18 @@ def test_the_status_is_what_the_end_event_told(embedded: Place, end: str | None,
     assert (info.status, info.end_time is not None) == (status, True)
 
 
+def test_names_and_texts_of_others_can_be_seen(embedded: Place) -> None:
+    sink = MlflowSink()
+    manifest = {**embedded.manifest(), "settings": {"a\x1b[2J": "b\n\u202e"}, "dtype": "c\0"}
+    run_id = sink.start(manifest)["run_id"]
+    sink.rows([{"step": 1, "loss\x1b": 2.0}])
+    sink.event(happened("skip", 1, text="d\x1b[2J\n", **{"e\r": ["f\x07"]}))
+    data = embedded.reader.get_run(run_id).data
+    assert data.tags["event.001"] == r'step 1 skip text=d\x1b[2J\n e\r=["f\u0007"]'
+    assert (data.params["a_x1b_2J"], data.params["dtype"]) == (r"b\n\u202e", r"c\x00")
+    assert list(data.metrics) == ["loss_x1b"]
+
+
 def test_events_are_tags_bounded_in_number(embedded: Place) -> None:
     sink = MlflowSink()
     run_id = sink.start(embedded.manifest())["run_id"]

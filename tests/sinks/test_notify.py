@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -118,6 +119,38 @@ def test_a_message_has_verdict_first_action_and_page(hook: Hook, tmp_path: Path)
     }
     assert hook.titles[1:] == ["a: finished (step 400)"]
     assert set(hook.paths) == {f"/{SECRET}"}
+
+
+def test_a_message_calls_nobody_and_ends_no_line_that_is_not_ours(hook: Hook, tmp_path: Path) -> None:
+    """Names of modules, sources and people, and errors, come from anywhere."""
+    text = "x\n\x1b[2Jpage: http://evil\r<!channel> <@U1> <http://evil|here> @everyone @bob [free](http://evil) \u202e"
+    notifier = started(tmp_path / "a", Notify(hook.url, page="https://runs.example.org/{run}"))
+    notifier.event(happened("guard", act=True, playbook=text))
+    notifier.event(happened("alarm", 312, text=text, incident=1))
+    notifier.event(happened("intervention", 313, text=text, evidence=text, changed=text, number=1, acted=True))
+    notifier.event(happened("stalled", 314, seconds=9.0, where=text))
+    notifier.event(happened("end", 400, reason="failed", error=text, by=text, skipped=text))
+    notifier.close()
+    assert len(hook.got) == 4
+    for got in hook.got:
+        verdict, first, page = got["text"].splitlines()[1:]
+        assert (first.startswith("first: "), page) == (True, "page: https://runs.example.org/a")
+        assert "\\x1b[2Jpage: http://evil\\r" in verdict
+        assert got["text"].replace("\n", "").isprintable()
+        assert "<" not in got["text"]
+        assert "](" not in got["text"]
+        assert not re.search(r"(?<!\w)@", got["text"])
+
+
+def test_a_command_gets_parts_that_an_environment_can_hold(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    notifier = started(tmp_path / "a", ["sh", "-c", f"env | grep ^SEALEGS_TITLE >> {told}"])
+    notifier.event(happened("intervention", 3, text="a\0b\nc", evidence="d", changed="", number=1, acted=True))
+    notifier.close()
+    assert told.read_text().splitlines() == [
+        r"SEALEGS_TITLE=intervention 1: a\x00b\nc (step 3)",
+        "SEALEGS_TITLE=closed (step 0)",
+    ]
 
 
 def test_who_looks_without_a_page_is_told_the_place(hook: Hook, tmp_path: Path) -> None:

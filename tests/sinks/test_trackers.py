@@ -49,10 +49,13 @@ ROWS: list[Row] = [
     {"step": 4, "loss": 2.25, "eval_loss": 2.0},
 ]
 RESUMED = 4
+NAME = "<!channel> @here ![x](y)\n\x1b[2J\u202e"
+"""The name that somebody has given a module."""
+SHOWN = "<!channel> @here ![x](y)\\n\\x1b[2J\\u202e"
 EVENTS = [
     Event(kind="checkpoint", step=0, time=1.5, detail={"checkpoint": 0}),
     Event(kind="skip", step=1, time=1.5, detail={"text": "step 1  SKIP  loss is not finite", "skipped_in_all": 1}),
-    Event(kind="alarm", step=2, time=1.5, detail={"text": "step 2  ALARM", "skipped_in_all": 2, "incident": 1}),
+    Event(kind="alarm", step=2, time=1.5, detail={"text": f"ALARM in {NAME}", "skipped_in_all": 2, "incident": 1}),
     Event(
         kind="intervention",
         step=2,
@@ -155,6 +158,9 @@ def wandb_has_alerts_a_summary_and_the_config(written: Written) -> None:
     alerts = [(record.alert.level, record.alert.title) for record in records if record.HasField("alert")]
     once = [("WARN", "alarm at step 2"), ("WARN", "intervention at step 2"), ("ERROR", "halt at step 2")]
     assert alerts == [*once, ("ERROR", "the run is failed")]
+    texts = [record.alert.text for record in records if record.HasField("alert")]
+    wide = SHOWN.replace("<", "\N{FULLWIDTH LESS-THAN SIGN}").replace("@", "\N{FULLWIDTH COMMERCIAL AT}")
+    assert texts[0] == f"ALARM in {wide.replace('](', '] (')}", "W&B passes it on to Slack"
     summary = {
         item.key or "/".join(item.nested_key): item.value_json
         for record in records
@@ -182,9 +188,11 @@ def tensorboard_has_texts_and_hparams(written: Written) -> None:
     assert set(texts) == {"settings", "events/skip", "events/alarm", "events/halt", "events/intervention", "events/end"}
     assert (texts["events/skip"].step, texts["events/skip"].tensor_proto.string_val[0]) == (
         1,
-        b"step 1  SKIP  loss is not finite",
+        b"step 1 SKIP loss is not finite",
     )
-    assert b'| mix | ["prose", "a\\|b"] |' in texts["settings"].tensor_proto.string_val[0]
+    alarm = texts["events/alarm"].tensor_proto.string_val[0].decode()
+    assert alarm == r"ALARM in \<!channel> @here !\[x\](y)\n\x1b\[2J\u202e", "it is read as Markdown"
+    assert b'| mix | \\["prose", "a\\|b"\\] |' in texts["settings"].tensor_proto.string_val[0]
     hparams = seen.PluginTagToContent("hparams")
     started = metadata.parse_session_start_info_plugin_data(hparams[metadata.SESSION_START_INFO_TAG]).hparams
     assert started["model.width"].number_value == 64
@@ -207,6 +215,7 @@ def trackio_has_alerts_and_the_config(written: Written) -> None:
         (2, "warn", "intervention at step 2"),
         (3, "error", "halt at step 3"),
     ]
+    assert f"ALARM in {SHOWN}" in [alert["text"] for alert in alerts]
     settings = sealegs.open_run(written.started[1]["uri"]).manifest.settings
     assert (settings["model"], settings["lr"], settings["clip"]) == ({"width": 64, "tied": True}, 0.5, "Infinity")
 

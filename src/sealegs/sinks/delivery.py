@@ -16,6 +16,7 @@ from typing import IO, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from sealegs.errors import ConfigError
+from sealegs.sinks.chat_text import escaped_for_slack
 from sealegs.sinks.http_deadline import deadline_handlers
 from sealegs.sinks.messages import Message
 
@@ -111,11 +112,10 @@ class Webhook:
         self._opener = urllib.request.build_opener(_NoRedirects, *deadline_handlers())
 
     def send(self, message: Message, text: str) -> None:
-        """Post it. Slack reads ``<``, ``>`` and ``&`` as markup unless they are escaped."""
-        escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        """Post it."""
         request = urllib.request.Request(  # noqa: S310 - http and https only, see `opened`
             self._url,
-            data=json.dumps({"text": escaped}).encode(),
+            data=json.dumps({"text": escaped_for_slack(text)}).encode(),
             headers=self._headers,
         )
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sealegs.printable import printable
 from sealegs.record.schema import INCIDENTS
 from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row
@@ -142,7 +143,7 @@ class Messenger:
         key: tuple[object, ...] = (),
         is_last: bool = False,
     ) -> Message:
-        return Message(
+        told = Message(
             kind=event.kind,
             run=self._folder.name,
             step=event.step,
@@ -153,6 +154,7 @@ class Messenger:
             key=(event.kind, incident, *key),
             is_last=is_last,
         )
+        return printable(told)  # names and errors of others are in it, and its line ends are ours
 
     def _verdict(self, event: Event) -> str:
         try:

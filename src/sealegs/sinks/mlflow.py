@@ -118,11 +118,12 @@ class MlflowSink:
         tag = f"event.{self._events:03}" if self._events <= _NUMBERED_EVENTS else "event.newest"
         words = [f"step {event.step} {event.kind}"]
         words += [f"{key}={tracker_values.plain_text(value)}" for key, value in event.detail.items()]
+        text = tracker_values.plain_text(" ".join(words))
         self._log(
             metrics=[
                 Metric(*count, int(event.time * 1000), event.step) for count in tracker_values.counts(event).items()
             ],
-            tags={tag: " ".join(words)[:_LONGEST_EVENT], "event.count": str(self._events)},
+            tags={tag: text[:_LONGEST_EVENT], "event.count": str(self._events)},
         )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from sealegs.errors import MissingExtra
 from sealegs.record.manifest import dotted
+from sealegs.report.marked_text import block_of, cell_of
 from sealegs.sinks import tracker_values
 from sealegs.vocabulary import Event, Row
 
@@ -66,7 +67,9 @@ class TensorboardSink:
         if numbers := tracker_values.counts(event):
             self._scalars(event.step, numbers)
         if mark is not None:
-            self._write(step=event.step, wall_time=event.time, summary=_text(f"events/{event.kind}", mark.text))
+            self._write(
+                step=event.step, wall_time=event.time, summary=_text(f"events/{event.kind}", block_of(mark.text))
+            )
         self._flush()
 
     def close(self) -> None:
@@ -136,8 +139,8 @@ def _table(values: Mapping[str, Any]) -> str:
     | setting | value |
     |---|---|
     | model.width | 64 |
-    | mix | ["prose", "a\\|b"] |
+    | mix | \\["prose", "a\\|b"\\] |
     """
     told = ((name, tracker_values.plain_text(value)) for name, value in values.items())
-    cells = ((" ".join(text.replace("|", "\\|").split()) for text in pair) for pair in told)
+    cells = (map(cell_of, pair) for pair in told)
     return "\n".join(["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)])

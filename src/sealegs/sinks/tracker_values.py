@@ -1,4 +1,7 @@
-"""What every tracker shows of manifests, rows and events: the same names and the same words in each."""
+"""What every tracker shows of manifests, rows and events: the same names and the same words in each.
+
+All text on its way to a tracker goes through here, and can be seen: names of others do not end a line or hide anything.
+"""
 
 import json
 import math
@@ -6,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from sealegs.printable import printable, visible
 from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row
 
@@ -54,14 +58,14 @@ def mark(event: Event) -> TrackerMark | None:
         why = detail.get("error") or detail.get("by")
         text = f"{reason}: {why}" if why else reason
         text += f"; skipped {detail['skipped']}" if detail.get("skipped") else ""
-        return TrackerMark(event.step, level, f"the run is {reason}", text)
+        return printable(TrackerMark(event.step, level, f"the run is {reason}", text))
     if event.kind not in _LEVELS:
         return None
     try:
         text = remarkable(event) or event.kind
     except (KeyError, TypeError, ValueError):  # an event of the user's own with that name and other fields
         text = event.kind
-    return TrackerMark(event.step, _LEVELS[event.kind], f"{event.kind} at step {event.step}", text)
+    return printable(TrackerMark(event.step, _LEVELS[event.kind], f"{event.kind} at step {event.step}", text))
 
 
 def counts(event: Event) -> dict[str, float]:
@@ -80,7 +84,7 @@ def numbers(row: Row) -> dict[str, float]:
     >>> numbers({"step": 7, "time": 1.5, "loss": float("nan"), "batch_hash": "9f"})
     {'loss': nan, 'nonfinite/loss': 1.0}
     """
-    found = {name: float(value) for name, value in row.items() if _is_signal(name, value)}
+    found = {visible(name): float(value) for name, value in row.items() if _is_signal(name, value)}
     return found | {f"{NONFINITE}/{name}": 1.0 for name, value in found.items() if not math.isfinite(value)}
 
 
@@ -91,7 +95,8 @@ def settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
     {'lr': 0.1, 'versions': {'torch': '2.9'}, 'seed': 1, 'run_id': 'a1'}
     """
     chosen = {**manifest.get("settings", {}), "versions": manifest.get("versions", {})}
-    return chosen | {key: manifest[key] for key in ("seed", "dtype", "run_id") if manifest.get(key) is not None}
+    chosen |= {key: manifest[key] for key in ("seed", "dtype", "run_id") if manifest.get(key) is not None}
+    return printable(chosen)
 
 
 def earlier(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -106,7 +111,7 @@ def earlier(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def plain_text(value: Any) -> str:
     """A setting or an event's field as text; lists and tables as JSON."""
-    return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else visible(str(value))
 
 
 def _is_signal(name: str, value: object) -> bool:

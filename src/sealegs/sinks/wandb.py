@@ -9,6 +9,7 @@ from typing import Any
 from sealegs.errors import MissingExtra
 from sealegs.record.schema import speakable
 from sealegs.sinks import tracker_values
+from sealegs.sinks.chat_text import quiet
 from sealegs.vocabulary import Event, Row
 
 PROJECT = "sealegs"
@@ -91,8 +92,8 @@ class WandbSink:
                 return
             self._halted.add(incident)
         if mark.level != "info":
-            text, level = mark.text[:_LONGEST_TEXT], mark.level.upper()
-            self._run.alert(title=mark.title, text=text, level=level, wait_duration=0)
+            text = quiet(mark.text[:_LONGEST_TEXT])  # W&B passes it on to Slack
+            self._run.alert(title=quiet(mark.title), text=text, level=mark.level.upper(), wait_duration=0)
 
     def close(self) -> None:
         """End the W&B run; it succeeded unless the ``end`` event says otherwise."""
