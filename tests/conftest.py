@@ -38,7 +38,14 @@ TRAINS = (
         "report/test_postmortem_run",
     ),
     *("cli/test_coordcheck", "cli/test_dashboard", "cli/test_do", "cli/test_drill", "cli/test_main"),
-    *("cli/test_tracker", "cli/test_train", "faults/test_code", "faults/test_injector", "sinks/test_mlflow"),
+    *(
+        "cli/test_text_of_strangers",
+        "cli/test_tracker",
+        "cli/test_train",
+        "faults/test_code",
+        "faults/test_injector",
+        "sinks/test_mlflow",
+    ),
     *(
         "readers/test_damaged",
         "report/dashboard/test_page",
