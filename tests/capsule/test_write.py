@@ -17,13 +17,16 @@ from torch.optim.lr_scheduler import LambdaLR
 import sealegs
 from sealegs.capsule import write
 from sealegs.capsule.read import open_capsule
-from sealegs.capsule.write import BatchHandle
+from sealegs.capsule.write import BatchHandle, FlightRecorder
 from sealegs.errors import SourceError
 from sealegs.guard_options import Checkpointing
+from sealegs.report.postmortem.markdown import draft
+from sealegs.signals.collective import Collective
 from sealegs.state import tensors
 from sealegs.state.rng import rng_now
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState, scale_of
+from sealegs.watch import Watch
 
 SMALL = Checkpointing(snapshot_memory=2**20, snapshot_every=20)
 OBSERVE: dict[str, Any] = {"playbook": sealegs.Playbook.observe(), "checkpoint_every": SMALL}
@@ -211,6 +214,64 @@ def test_what_cannot_be_kept_is_named(how: Checkpointing, why: str, tmp_path: Pa
 def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     go_wrong_soon(tmp_path / "a", checkpoint_every=replace(SMALL, capsule_bytes=0))
     assert not (tmp_path / "a" / "incidents").exists()
+
+
+def go_wrong_again_and_again(folder: Path, incidents: int, **how: Any) -> None:
+    """An incident every 110 steps, by numbers that need no training."""
+    model = nn.Linear(2, 2)
+    budget = sealegs.Budget(total=10_000, share=1.0)
+    options = {**OBSERVE, "detection": sealegs.Detection(budget=budget), "act": False} | how
+    with sealegs.Guard(model, SGD(model.parameters(), lr=0.1), run=folder, **options) as guard:
+        for step, _ in enumerate(guard.batches(list(torch.randn(110 * incidents, 64, 8)))):
+            is_bad = 60 <= step % 110 < 64
+            guard.step(torch.tensor(math.nan if is_bad else 2.0 + step % 7 / 100), grad_norm=1.0)
+
+
+def test_what_all_capsules_take_is_bounded_however_many_incidents_there_are(tmp_path: Path) -> None:
+    """Also by a process that goes on with the run; each incident still has its file and its draft."""
+    bounded = replace(SMALL, capsule_bytes=2e5)
+    go_wrong_again_and_again(tmp_path / "a", 3, checkpoint_every=bounded)
+    folders = {int(path.name): path for path in (tmp_path / "a" / "incidents").iterdir()}
+    assert sorted(folders) == [1, 2, 3]
+    taken = {number: sum(p.stat().st_size for p in path.rglob("*") if p.is_file()) for number, path in folders.items()}
+    assert sum(taken.values()) < 2e5 + max(taken.values())
+    assert taken[1] > 1e5 > 1e4 > taken[3]
+    last = open_capsule(folders[3])
+    assert (last.batches, last.rows, last.description.state) == ((), (), None)
+    assert last.description.without_batches == "the bytes for capsules are spent"
+    assert (folders[3] / "postmortem.md").read_text().startswith("# Post-mortem: incident 3, ")
+    resumed = FlightRecorder(
+        training=TrainingState(model=nn.Linear(1, 1), optimizers=[]),
+        watch=Watch(tmp_path / "a", resume=True),
+        snapshots=Snapshots(nn.Linear(1, 1), [], memory=0),
+        checkpoints=None,
+        ranks=Collective(),
+        acts=False,
+        budget=2e5,
+    )
+    assert not resumed._has_room()
+
+
+def test_the_draft_of_a_post_mortem_reads_the_end_of_a_long_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_wrong_soon(tmp_path / "a")
+    folder = tmp_path / "a" / "incidents" / "1"
+    record = tmp_path / "a" / "events.jsonl"
+    whole = record.read_bytes()
+    record.write_bytes(b'{"time":1.0,"step":0,"kind":"checkpoint"}\n' * 1000 + whole)
+    monkeypatch.setattr(write, "TAIL", len(whole) + 500)
+    given: list[int] = []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        given.append(len(args[3]))
+        return draft(*args, **options)
+
+    monkeypatch.setattr(write, "draft", counting)
+    before = (folder / "postmortem.md").read_text()
+    write.write_draft(folder, json.loads((folder / "incident.json").read_text()), ())
+    assert given[0] < 20 + whole.count(b"\n")
+    assert (folder / "postmortem.md").read_text().splitlines()[0] == before.splitlines()[0]
 
 
 def test_a_batch_of_a_strange_type_costs_an_event_and_no_more(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sealegs.record.unlearned_sources import FEWEST, Division, shares_of
+from sealegs.record.unlearned_sources import FEWEST, MOST_SOURCES, Division, shares_of
 
 
 def division(steps: dict[str, int], skips: dict[str, int]) -> Division:
@@ -72,3 +72,12 @@ def test_chance_alone_is_hardly_ever_told() -> None:
             of.add(source, skips=is_skipped)
         told += of.worst() is not None
     assert told <= 2
+
+
+def test_a_loop_that_names_every_document_does_not_fill_the_memory() -> None:
+    found = division({"wiki=8": 50, **{f"document-{n}=1": 1 for n in range(MOST_SOURCES + 500)}}, {"wiki=8": 7})
+    assert len(found.of) == MOST_SOURCES
+    assert found.steps == 50 + MOST_SOURCES + 500
+    worst = found.worst()
+    assert worst is not None
+    assert worst.source == "wiki"

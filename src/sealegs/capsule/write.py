@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
@@ -122,9 +123,9 @@ STEPS = 512
 BATCH_BYTES = 256 * 2**20
 """Bytes that the kept batches may have together."""
 TAIL = 4 * 2**20
-"""Bytes at the end of a record that hold more rows than a capsule needs."""
+"""Bytes at the end of a record that hold more rows and events than a capsule needs."""
 BUDGET = 16 * 2**30
-"""Bytes on disk that the states of all capsules of a run may take, per rank."""
+"""Bytes on disk that all capsules of a run may take, per rank: when they are spent, an incident has none any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,14 +178,20 @@ class FlightRecorder:
         self.clip: float | None = None
         """The norm in force that gradients are clipped to."""
         self.loop_clips = False
-        self._folder = None if watch.folder is None or not budget else watch.folder / INCIDENTS
+        self._folder = folder = None if watch.folder is None or not budget else watch.folder / INCIDENTS
         self._training = training
         self._watch = watch
         self._snapshots = snapshots
         self._checkpoints = checkpoints
         self._ranks = ranks
         self._acts = acts
-        self._left = budget
+        written = 0 if folder is None else ranks.first(lambda: _bytes_in(folder))
+        self._left = budget - written / ranks.world
+        """What is left of the budget, which the processes before have spent from, too."""
+        self._spent: deque[int] = deque()
+        """Bytes that the thread has written, and that are still to be taken off."""
+        self._linked: set[int] = set()
+        """Checkpoints that are taken off already."""
         self._handed: deque[BatchHandle] = deque(maxlen=STEPS)
         self._bytes = 0
         self._rows: deque[tuple[Row, bool]] = deque(maxlen=STEPS)
@@ -227,8 +234,11 @@ class FlightRecorder:
         if self._ranks.first(lambda: folder.exists()):
             return  # reopened, or opened by the process before
         snapshot = self._snapshots.newest(before=incident.start)
-        state, without = self._state(incident, snapshot, folder / CAPSULE)
-        handed = tuple(each for each in self._handed if state is None or each.step >= state)
+        has_room = self._has_room()
+        state, without = None, "no state: the bytes for capsules are spent"
+        if has_room:
+            state, without = self._state(incident, snapshot, folder / CAPSULE)
+        handed = tuple(each for each in self._handed if has_room and (state is None or each.step >= state))
         description = Description(
             version=VERSION,
             run=str(self._watch.folder),
@@ -240,12 +250,13 @@ class FlightRecorder:
             acts=self._acts,
             ranks=self._ranks.world,
             batches=len(handed),
-            without_batches=self._missing(handed, state),
+            without_batches=self._missing(handed, state) if has_room else "the bytes for capsules are spent",
         )
         self._finish()  # the one before, which may overlap
-        rows = self._rows_after(-1)
+        rows = self._rows_after(-1) if has_room else []
         self._beside(lambda: self._write(folder, incident, description, rows, handed))
-        self._unfinished = Unfinished(folder / CAPSULE, description, self._latest)
+        if has_room:
+            self._unfinished = Unfinished(folder / CAPSULE, description, self._latest)
         if snapshot is not None and state is not None:
             self._waiting = incident, snapshot
             self.after_step()
@@ -313,14 +324,20 @@ class FlightRecorder:
         if self._ranks.rank == 0 and path.exists():
             _write_json(path, {**json.loads(path.read_bytes()), "state": None, "without_state": f"no state: {reason}"})
 
+    def _has_room(self) -> bool:
+        """Whether anything is left of the budget, on all ranks: they write together, or none does."""
+        while self._spent:
+            self._left -= self._spent.popleft()
+        return all(left > 0 for left in self._ranks.gather(self._left))
+
     def _state(self, incident: Incident, snapshot: Snapshot | None, capsule: Path) -> tuple[int | None, str]:
         """The step of the state that the capsule will have, or why it will have none."""
         if self._checkpoints is None:
             return None, "no state: the guard writes no checkpoints"
         if snapshot is not None:
             size = self._snapshots.held_bytes // 2
-            if size > self._left:
-                return None, f"no state: {in_words(size)} are more than is left of the budget, {in_words(self._left)}"
+            if not all(self._ranks.gather(size <= self._left)):  # a rank that wrote alone would wait for the others
+                return None, self._too_large(size)
             self._left -= size
             return snapshot.step, ""
         saved = [step for step, tag in self._checkpoints.tags().items() if tag != "suspect" and step <= incident.start]
@@ -328,12 +345,21 @@ class FlightRecorder:
             return None, f"no state: there is neither a snapshot nor a checkpoint from before step {incident.start}"
         assert self._watch.folder is not None
         step = max(saved)
+        source = self._watch.folder / CHECKPOINTS / str(step)
         try:
             if self._ranks.rank == 0:
-                link_folder(self._watch.folder / CHECKPOINTS / str(step), capsule / STATE)
+                size = 0 if step in self._linked else _bytes_in(source)  # it stays when it is no checkpoint any more
+                if size > self._left:
+                    return None, self._too_large(size)
+                link_folder(source, capsule / STATE)
+                self._linked.add(step)
+                self._left -= size
         except OSError as error:
             return None, f"no state: checkpoint {step} cannot be linked ({error.strerror})"
         return step, ""
+
+    def _too_large(self, size: int) -> str:
+        return f"no state: {in_words(size)} are more than is left of the budget, {in_words(self._left)}"
 
     def _missing(self, handed: tuple[BatchHandle, ...], state: int | None) -> str:
         if not handed:
@@ -356,11 +382,13 @@ class FlightRecorder:
         with whole_file(capsule / BATCHES.format(rank=self._ranks.rank)) as file:
             for each in handed:
                 file.write(json.dumps(each.recorded()).encode() + b"\n")
+            self._spent.append(file.tell())
         if self._ranks.rank:
             return
         with whole_file(capsule / METRICS) as file:
             for row in (*rows_before(folder.parent.parent / METRICS, rows), *rows):
                 file.write(to_line(row))
+            self._spent.append(file.tell())
         for name in (MANIFEST, TOKENIZER):  # it must be understood without the folder that it lies in
             if (source := folder.parent.parent / name).exists():
                 shutil.copyfile(source, capsule / name)
@@ -390,9 +418,9 @@ class FlightRecorder:
         self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[BatchHandle, ...]
     ) -> None:
         lines = [json.dumps(each.recorded()).encode() + b"\n" for each in handed]
-        _add_lines(capsule / BATCHES.format(rank=self._ranks.rank), lines)
+        self._spent.append(_add_lines(capsule / BATCHES.format(rank=self._ranks.rank), lines))
         if not self._ranks.rank:
-            _add_lines(capsule / METRICS, map(to_line, rows))
+            self._spent.append(_add_lines(capsule / METRICS, map(to_line, rows)))
             _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
     def _beside(self, write: Callable[[], None]) -> None:
@@ -415,27 +443,26 @@ def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) 
         return
     run = folder.parent.parent
     manifest = json.loads((run / MANIFEST).read_bytes())
-    events = [
-        json.loads(line) for line in (run / EVENTS).read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
-    ]
+    events = list(_last_lines(run / EVENTS))
     with whole_file(folder / POSTMORTEM) as file:
         file.write(markdown(draft(manifest, incident, rows, events, source=run.name)).encode())
 
 
 def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
     """Rows of the process before, where this one has not done as many steps as a capsule holds."""
-    if len(rows) >= STEPS:
+    if not rows or len(rows) >= STEPS:
         return []
-    with metrics.open("rb") as file:
-        file.seek(max(metrics.stat().st_size - TAIL, 0))
-        lines = file.read().splitlines(keepends=True)
     first = int(rows[0]["step"])
-    found: dict[int, Row] = {
-        int(row["step"]): {**row, "applied": 1.0}
-        for line in lines
-        if line.startswith(b"{") and line.endswith(b"\n") and "loss" in (row := json.loads(line))
-    }
+    found: dict[int, Row] = {int(row["step"]): {**row, "applied": 1.0} for row in _last_lines(metrics) if "loss" in row}
     return [found[step] for step in sorted(found) if step < first][len(rows) - STEPS :]
+
+
+def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The last lines of a record: all of it would be read again at every incident, and there may be thousands."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - TAIL, 0))
+        lines = file.read().splitlines(keepends=True)
+    return (json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"\n"))
 
 
 def link_folder(source: Path, target: Path) -> None:
@@ -450,12 +477,19 @@ def link_folder(source: Path, target: Path) -> None:
                 os.link(path, place)
 
 
-def _add_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Append all lines or none."""
+def _add_lines(path: Path, lines: Iterable[bytes]) -> int:
+    """Append all lines or none. Gives how many bytes they are."""
     before = path.read_bytes()
     with whole_file(path) as file:
         file.write(before)
         file.writelines(lines)
+        return file.tell() - len(before)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of all files in a folder; links to one file count once."""
+    stats = (path.lstat() for path in folder.rglob("*"))
+    return sum({stat.st_ino: stat.st_size for stat in stats if S_ISREG(stat.st_mode)}.values())
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

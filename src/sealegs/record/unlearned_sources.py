@@ -20,6 +20,9 @@ FAR = 2.0
 MUCH = 0.1
 """Share of a source whose loss is worth a look: mixture weights are chosen to about a tenth, so a tenth less of one
 source is another mixture."""
+MOST_SOURCES = 10_000
+"""Sources that are followed. A loop that names every document would otherwise fill the memory; and of so many, none is
+much of the data."""
 
 
 class Unlearned(NamedTuple):
@@ -60,6 +63,8 @@ class Division:
         if shares:
             self.steps, self.skips = self.steps + steps, self.skips + skips
         for name, share in shares.items():
+            if len(self.of) >= MOST_SOURCES and name not in self.of:
+                continue
             so_far, skipped = self.of[name]
             self.of[name] = so_far + share * steps, skipped + share * skips
 
