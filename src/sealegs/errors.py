@@ -12,7 +12,8 @@
     └── MissingExtra        a library that an extra installs: carries the install line
 
     UserWarning
-    └── RunEndedBadly       the loop is over in the middle of an incident; a warnings filter makes it an error
+    ├── RunEndedBadly       the loop is over in the middle of an incident; a warnings filter makes it an error
+    └── FolderIncomplete    the run is over, and its folder lacks checkpoints, rows or capsules, or is gone
 
 Our own mistakes are an ``assert`` instead. The command line prints any of these as one sentence and exits with 2.
 """
@@ -59,6 +60,13 @@ class RunEndedBadly(UserWarning):
 
     It is a warning and no error, so that what comes after the loop, saving the results, can still be done. To end the
     process instead, say ``warnings.simplefilter("error", sealegs.RunEndedBadly)``.
+    """
+
+
+class FolderIncomplete(UserWarning):
+    """A run is over, and its folder does not have what it should: the disk was full, or somebody moved the folder.
+
+    It is a warning and no error, for the same reason. ``guard.missing`` and ``watch.missing`` say the same.
     """
 
 

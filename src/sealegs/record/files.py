@@ -3,8 +3,9 @@
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -86,6 +87,48 @@ def folder_aside(target: Path, *, replace: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+UNTOUCHED_S = 600.0
+"""Seconds without a change after which nobody is writing any more, on whatever machine."""
+
+
+def remove_leftovers(folder: Path, names: str = "*", *, has_lock: bool = False) -> None:
+    """Remove what processes that died were writing in a folder, under names that match.
+
+    Whoever has the lock of a run knows that its writers are gone. What others write too, may be under way: it is left
+    alone while the process in its name is alive, or, since that may be one of another machine, it was touched lately.
+    """
+    with suppress(OSError):  # what cannot be cleared away does no harm
+        for path in folder.glob(f".{names}.partial"):
+            if has_lock or (not _is_alive(path) and time.time() - _touched(path) > UNTOUCHED_S):
+                _remove(path)
+
+
+def _is_alive(path: Path) -> bool:
+    """Whether a process of this machine has the number in the name."""
+    numbers = [int(part) for part in path.name.split(".") if part.isdecimal()]
+    if not numbers or numbers[-1] == os.getpid():  # an earlier process had the same, as is usual in containers
+        return False
+    try:
+        os.kill(numbers[-1], 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _touched(path: Path) -> float:
+    """When a file, or the newest in a folder, was changed last."""
+    return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_taken(error: OSError) -> bool:
