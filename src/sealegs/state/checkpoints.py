@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from sealegs.errors import SourceError
+from sealegs.errors import SourceError, StorageError
 from sealegs.record.files import folder_aside, whole_file, writing
 from sealegs.signals.collective import Collective
 from sealegs.state import checkpoint_files
@@ -156,11 +156,23 @@ class Checkpoints:
     Rank 0 alone renames, tags and deletes.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 3, keep_first: bool = False) -> None:
-        """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        keep_first: bool = False,
+        lost: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0.
+
+        ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
+        it, and nothing that lies there is gone back to.
+        """
         self._folder = folder
         self._keep = keep
         self._keep_first = keep_first
+        self._lost = lost
         self._tags = Tags(folder)
         self._ranks = Collective()
         self._writers = Collective()  # for the writing threads: their messages must not mix with those of the loops
@@ -169,6 +181,8 @@ class Checkpoints:
         self._is_writing = False
         self._written: deque[WrittenCheckpoint] = deque()
         self._failures: deque[str] = deque()
+        self._failed_steps: deque[int] = deque()
+        self._failed_elsewhere: dict[Path, str] = {}
         checkpoint_files.expect_to_be_alone()
 
     def steps(self) -> list[int]:
@@ -190,7 +204,8 @@ class Checkpoints:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
         Call ``before_update`` before the tensors change. ``written`` and ``failure`` report the outcome. With ``to``,
-        the state goes to that folder and is not one of the run's checkpoints: it is not reported, tagged or removed.
+        the state goes to that folder and is not one of the run's checkpoints: it is not tagged or removed, and
+        ``failure_elsewhere`` reports why it is not there.
         """
         if any(self._ranks.gather(self._is_writing)):
             return False
@@ -226,6 +241,14 @@ class Checkpoints:
         """What went wrong in ``save_soon`` since the last call, as a sentence. The run may go on."""
         return "; ".join(_taken(self._failures)) or None
 
+    def failed_steps(self) -> list[int]:
+        """The steps whose checkpoints ``save_soon`` could not write, since the last call."""
+        return _taken(self._failed_steps)
+
+    def failure_elsewhere(self, target: Path) -> str | None:
+        """What went wrong in ``save_soon(to=target)``, as a sentence."""
+        return self._failed_elsewhere.pop(target, None)
+
     @property
     def is_writing(self) -> bool:
         """Whether a thread of this rank is writing."""
@@ -248,7 +271,11 @@ class Checkpoints:
             if target.parent == self._folder:
                 self._written.append(WrittenCheckpoint(int(target.name), time.perf_counter() - began))
         except BaseException as error:  # torch raises some that are no Exception, and nobody else would report them
-            self._failures.append(f"checkpoint {target.name}: {error}")
+            if target.parent == self._folder:
+                self._failures.append(f"checkpoint {target.name}: {error}")
+                self._failed_steps.append(int(target.name))
+            else:
+                self._failed_elsewhere[target] = str(error)
         finally:
             self._tags.expect(None)
             self._is_writing = False
@@ -257,6 +284,8 @@ class Checkpoints:
         ranks = self._writers
 
         def begin() -> Path:
+            if lost := self._lost():
+                raise StorageError(lost)
             target.parent.mkdir(parents=True, exist_ok=True)
             return on_disk.enter_context(folder_aside(target, replace=True))
 
@@ -300,7 +329,7 @@ class Checkpoints:
 
     def tag(self, step: int, tag: Tag, why: str = "") -> None:
         """Tag a checkpoint, even one that is being written; a missing one is ignored."""
-        if self._ranks.rank == 0:
+        if self._ranks.rank == 0 and not self._lost():
             self._tags.give(step, tag, why)
 
     def tags(self) -> dict[int, Tag]:
@@ -329,7 +358,7 @@ class Checkpoints:
 
     def _search(self, wanted: tuple[Tag, ...], before: int | None) -> tuple[int | None, list[Damage]]:
         passed_over: list[Damage] = []
-        known = self._tags.of(self.steps())
+        known = {} if self._lost() else self._tags.of(self.steps())
         for step in sorted(known, reverse=True):
             if before is not None and step > before:
                 continue
@@ -368,8 +397,11 @@ def read_state(
         for name, entry in checkpoint_files.tensors_in(folder).items()
         if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
     }
-    checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
-    plain, own = checkpoint_files.read_plain(folder, rank)
+    try:
+        checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
+        plain, own = checkpoint_files.read_plain(folder, rank)
+    except OSError as error:  # it was intact when it was checked
+        raise SourceError(f"{folder}: cannot be read ({error.strerror or error}); see to the disk") from error
     return StoredState(tensors, plain, own, step)
 
 
