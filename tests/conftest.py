@@ -29,7 +29,14 @@ LONGEST = ("test_examples.py", "test_readme.py")
 TRAINS = (
     *("bench", "browser", "drills", "integrations", "ranks", "replay", "capsule"),
     *("recovery/test_coming_back", "recovery/test_grown", "recovery/test_recovery", "recovery/test_run_end"),
-    *("recovery/test_runs", "lab/test_corpus", "lab/test_data", "lab/test_train", "report/test_postmortem_run"),
+    *(
+        "recovery/test_runs",
+        "recovery/test_saving",
+        "lab/test_corpus",
+        "lab/test_data",
+        "lab/test_train",
+        "report/test_postmortem_run",
+    ),
     *("cli/test_coordcheck", "cli/test_dashboard", "cli/test_do", "cli/test_drill", "cli/test_main"),
     *("cli/test_tracker", "cli/test_train", "faults/test_code", "faults/test_injector", "sinks/test_mlflow"),
     *(

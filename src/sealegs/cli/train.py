@@ -23,7 +23,7 @@ from sealegs.lab import config
 from sealegs.lab.settings import Settings
 from sealegs.record.run import open_run
 from sealegs.record.schema import CHECKPOINTS, EVENTS
-from sealegs.record.writer import refuse_taken
+from sealegs.record.writer import INCOMPLETE, refuse_taken
 from sealegs.report.event_text import remarkable
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress
@@ -115,12 +115,14 @@ def main(arguments: Sequence[str]) -> int:
             print(f"sealegs train: {halt}", file=sys.stderr)
             print(halted(folder), flush=True)
             return 1
+    if result.missing:
+        print(f"sealegs train: {INCOMPLETE}: {result.missing}", file=sys.stderr)
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
         print(summary(result, settings, what_happened(folder)), flush=True)
     if result.ended_badly:
         print(f"sealegs train: the run ended badly: {result.ended_badly}", file=sys.stderr)
         return 1
-    return EXIT_CODES.get(result.stopped_by or "", 0)
+    return 2 if result.missing else EXIT_CODES.get(result.stopped_by or "", 0)
 
 
 def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -279,6 +281,8 @@ def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> st
             f"evaluation loss {result.eval_loss:.3f}, "
             f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}"
         )
+    if result.missing:
+        lines.append(f"{INCOMPLETE}: {result.missing}")
     lines += ["", *happened, contents(result.folder)]
     if result.stopped_by:
         lines += ["", f"go on with: sealegs train --run {shlex.quote(str(result.folder))} --resume"]

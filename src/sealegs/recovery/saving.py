@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sealegs.data.position import Batches
-from sealegs.errors import SourceError
+from sealegs.errors import SourceError, StorageError
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.recovery import Recovery
 from sealegs.state.checkpoints import Checkpoints, Damage
@@ -37,6 +37,8 @@ class Saving:
         self.last: int | None = None
         """The step of the newest checkpoint, which may still be being written."""
         self.is_due = False
+        self._failed: list[int] = []
+        """Steps whose checkpoints could not be written, since the last one that could."""
         self._checkpoints = checkpoints
         self._training = training
         self._watch = watch
@@ -56,7 +58,11 @@ class Saving:
         state = self._training.capture()
         state = replace(state, plain={**state.plain, "guard": of_guard()}, step=number)
         if wait:
-            self._checkpoints.save(number, state)
+            try:
+                self._checkpoints.save(number, state)
+            except StorageError:
+                self._failed.append(number)
+                raise
             self.tell(number)  # events of earlier checkpoints come first
             self._note(number, time.perf_counter() - began)
         elif not self._checkpoints.save_soon(number, state):
@@ -68,8 +74,27 @@ class Saving:
         """Write an event for each checkpoint that has been written or has failed since."""
         for step, seconds in self._checkpoints.written():
             self._note(step, seconds)
+        failed = self._checkpoints.failed_steps()
+        self._failed += failed
+        if self.last in failed:
+            self.last = None
         if failure := self._checkpoints.failure():
             self._watch.note("checkpoint-failed", step=number, reason=failure)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What became of checkpoints that should be on disk and are not, as a sentence."""
+        try:
+            on_disk = self._checkpoints.steps()
+        except OSError as error:
+            return (f"the checkpoints cannot be listed ({error.strerror})",) if self._failed else ()
+        failed = sorted({*self._failed}.difference(on_disk))
+        newest = f"the newest on disk is of step {on_disk[-1]}" if on_disk else "there is none on disk"
+        if failed:
+            count = "a checkpoint" if len(failed) == 1 else f"{len(failed)} checkpoints"
+            return (f"{count} could not be written, the last of step {failed[-1]}; {newest}",)
+        is_gone = self.last is not None and not on_disk and not self._checkpoints.is_writing
+        return (f"the checkpoint of step {self.last} was written and is gone; {newest}",) if is_gone else ()
 
     def finish(self, number: int) -> None:
         """Wait for the last checkpoint."""
@@ -104,4 +129,5 @@ class Saving:
         return step, passed_over
 
     def _note(self, step: int, seconds: float) -> None:
+        self._failed.clear()
         self._watch.note("checkpoint", step=step, checkpoint=step, seconds=round(seconds, 3))
