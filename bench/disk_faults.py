@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.disk.layer import KILLED, KINDS, Call, DiskLayer, Fault, Kind, is_hit
 from bench.disk.scenarios import RUN, SCENARIOS, Scenario, status_of
-from bench.disk.soundness import Outcome, Reference, after_fault, checked, once_it_is_well
+from bench.disk.soundness import Outcome, Reference, after_fault, checked, once_it_is_well, to_resume_from
 
 FAULTS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "slow")
 
@@ -145,8 +145,9 @@ class Stage:
             complaints = after_fault(self.scenario, place / "disk", outcome, self.reference)
             for left in (place / "disk").rglob(".*.partial"):
                 os.utime(left, (0, 0))  # a while later: who may be writing on another machine is given time
+            trusted = to_resume_from(place / "disk")
             again, _, _ = ran(self.scenario, place, None, "again")
-            complaints += once_it_is_well(self.scenario, place / "disk", outcome, again, self.reference)
+            complaints += once_it_is_well(self.scenario, place / "disk", outcome, again, self.reference, trusted)
         finally:
             shutil.rmtree(place, ignore_errors=True)
         kind, path = ("", "") if hit is None else (hit.kind, hit.path)

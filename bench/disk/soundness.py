@@ -162,10 +162,19 @@ def missing_of_incidents(run: Path, incidents: Iterable[int]) -> list[str]:
     return [str(path) for path in wanted if not (run / path).exists()]
 
 
+def to_resume_from(folder: Path) -> int:
+    """The step that a resume has to go on at: the newest checkpoint that is proven, or else that is intact."""
+    checkpoints = Checkpoints(folder / RUN / "checkpoints")
+    return checkpoints.newest_healthy()[0] or checkpoints.newest_intact()[0] or 0
+
+
 def once_it_is_well(
-    scenario: Scenario, folder: Path, before: Outcome, again: Outcome, reference: Reference
+    scenario: Scenario, folder: Path, before: Outcome, again: Outcome, reference: Reference, trusted: int = 0
 ) -> list[str]:
-    """What is wrong after the run was started again on a disk that is well: ``again`` is how that went."""
+    """What is wrong after the run was started again on a disk that is well: ``again`` is how that went.
+
+    ``trusted`` is the step that it had to go on at.
+    """
     run = folder / RUN
     wrong = []
     is_halted = not scenario.is_exact and "the run is halted" in again.stderr  # with no state to go back to
@@ -174,6 +183,8 @@ def once_it_is_well(
     if again.status != 0:
         wrong.append(f"resume: status {again.status}: {again.stderr.strip()[-300:]}")
         return wrong
+    if again.began is not None and again.began < trusted:
+        wrong.append(f"resume: at step {again.began}, and there was a checkpoint of step {trusted}")
     if scenario.is_exact and weights_in(run, reference.last) != reference.weights:
         wrong.append("resume: other weights in the end")
     found = rows_of(run)

@@ -174,5 +174,9 @@ def test_a_folder_that_is_not_sound_is_complained_of(cases: tuple[list[Result], 
     assert "left over: a/.recovery.json.77.partial" in later
     assert "no incidents/1/capsule/capsule.json" in later
     assert "other weights in the end" in later
+    assert (
+        "at step 0, and there was a checkpoint of step 8"
+        in once_it_is_well(OBSERVE, folder, done, again, reference, 8)[0]
+    )
     loud = Outcome(1, stderr="Traceback (most recent call last):\nOSError: no")
     assert after_fault(OBSERVE, folder, loud, reference)[0] == "a traceback: OSError: no"

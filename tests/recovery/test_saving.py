@@ -126,6 +126,23 @@ def test_the_last_one_is_tried_again_at_the_end_of_a_loop_that_asks_for_it(tmp_p
     assert steps_on_disk(tmp_path / "a") == [4]
 
 
+def test_a_slow_disk_holds_up_no_step(tmp_path: Path) -> None:
+    guard = Guarded(tmp_path / "a", checkpoint_every=10**6)
+    with DiskLayer(tmp_path / "a" / "checkpoints", Fault("slow", 1)):
+        go_on(guard, 3)
+        assert guard.checkpoint()
+        assert guard.loop.checkpoints is not None
+        while guard.loop.checkpoints.is_writing:
+            loss = guard.model(torch.ones(1, 4)).square().mean()
+            loss.backward()
+            guard.step(loss)
+        guard.close()
+    assert guard.number > 20
+    assert not guard.missing
+    assert steps_on_disk(tmp_path / "a") == [3]
+    assert sealegs.open_run(tmp_path / "a").steps.tolist() == list(range(guard.number))
+
+
 # A folder that is gone.
 
 

@@ -233,6 +233,8 @@ class FlightRecorder:
         if self._ranks.first(lambda: incident.number in self._opened or is_whole(folder / CAPSULE)):
             return  # reopened, or opened by the process before
         self._opened.add(incident.number)
+        if self._ranks.rank == 0:
+            shutil.rmtree(self._state_folder(incident), ignore_errors=True)  # of a capsule that a kill cut short
         snapshot = self._snapshots.newest(before=incident.start)
         state, without = self._state(incident, snapshot, folder / CAPSULE)
         handed = tuple(each for each in self._handed if state is None or each.step >= state)
@@ -490,7 +492,7 @@ def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
 
 def link_folder(source: Path, target: Path) -> None:
     """Hard links to the files of a folder, in another one."""
-    with folder_aside(target, replace=True) as aside:
+    with folder_aside(target) as aside:
         for path in sorted(source.rglob("*")):
             place = aside / path.relative_to(source)
             if path.is_dir():

@@ -97,10 +97,13 @@ def remove_leftovers(folder: Path, names: str = "*", *, has_lock: bool = False) 
     """Remove what processes that died were writing in a folder, under names that match.
 
     Whoever has the lock of a run knows that its writers are gone. What others write too, may be under way: it is left
-    alone while the process in its name is alive, or, since that may be one of another machine, it was touched lately.
+    alone while the process in its name is alive, or, since that may be one of another machine, it was touched lately. A
+    folder that was being replaced is no leftover: it may be the only one that is whole.
     """
     with suppress(OSError):  # what cannot be cleared away does no harm
         for path in folder.glob(f".{names}.partial"):
+            if path.name.endswith(".replaced.partial"):
+                continue
             if has_lock or (not _is_alive(path) and time.time() - _touched(path) > UNTOUCHED_S):
                 _remove(path)
 

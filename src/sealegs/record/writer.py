@@ -223,7 +223,7 @@ class _Lines:
         if self._handle < 0:
             raise StorageError(f"{self._path}: the run is closed; open it again with resume=True")
         line = to_line(values)
-        with writing(self._path):
+        try:
             if self._may_be_torn:
                 self._end_torn_line()
             self._may_be_torn = True
@@ -233,6 +233,9 @@ class _Lines:
                     os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._may_be_torn = False
+        except OSError:
+            with writing(self._path):
+                raise
 
     def stat(self) -> os.stat_result:
         """What the system knows of the open file, wherever its name leads."""
