@@ -143,6 +143,21 @@ def test_a_slow_disk_holds_up_no_step(tmp_path: Path) -> None:
     assert sealegs.open_run(tmp_path / "a").steps.tolist() == list(range(guard.number))
 
 
+def test_a_request_that_cannot_be_taken_out_of_its_folder_is_not_carried_out_and_stops_no_run(tmp_path: Path) -> None:
+    """A disk that fails, or a folder of another user's."""
+    guard = Guarded(tmp_path / "a", playbook=Playbook.observe())
+    go_on(guard, 3)
+    requests.leave(tmp_path / "a", ("lr", "0.5"))
+    with DiskLayer(tmp_path / "a" / "requests", Fault("read-only", 1)):
+        go_on(guard, 6)
+    with DiskLayer(tmp_path / "a" / "requests", Fault("error", 1)):
+        go_on(guard, 7)
+    assert events(tmp_path / "a", "intervention") == []
+    go_on(guard, 9)
+    guard.close()
+    assert len(events(tmp_path / "a", "intervention")) == 1
+
+
 # A folder that is gone.
 
 

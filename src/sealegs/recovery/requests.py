@@ -32,11 +32,17 @@ class RequestQueue:
         if self._ranks.world == 1 and now - self._asked_at < ASK_EVERY_S:
             return None
         self._asked_at = now
-        found = requests.waiting(self._folder)[:1] if self._folder is not None and not self._lost() else []
-        if self._ranks.world > 1:
-            found = self._ranks.gather(found)[0]
-        if not found:
+        found = self._taken()
+        return self._ranks.gather(found)[0] if self._ranks.world > 1 else found
+
+    def _taken(self) -> Request | None:
+        """Take the oldest request out of the folder; None where that cannot be, or it would be carried out for ever."""
+        if self._folder is None or self._lost():
             return None
-        if self._folder is not None:
-            requests.remove(self._folder, found[0])
-        return found[0]
+        try:
+            for request in requests.waiting(self._folder):
+                requests.remove(self._folder, request)
+                return request
+        except OSError:
+            return None
+        return None
