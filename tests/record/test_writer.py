@@ -271,6 +271,8 @@ def test_another_folder_of_that_name_is_not_taken_for_it(tmp_path: Path) -> None
         shutil.copytree(tmp_path / "b", tmp_path / "a")
         writer.row({"step": 1, "loss": 2.0})
         assert "something else has its name" in writer.look()
+        (tmp_path / "a" / METRICS).write_bytes((tmp_path / "b" / METRICS).read_bytes())
+        assert "something else has its name" in writer.look(), "be it as long"
         before = (tmp_path / "a" / MANIFEST).read_bytes()
         with pytest.raises(StorageError, match="moved away"):
             writer.amend(seed=1)

@@ -140,8 +140,8 @@ class RunWriter:
             there = None
         except OSError as error:
             return f"{self.folder}: cannot be reached any more ({error.strerror})"
-        # some network file systems give a file another number now and then: then its size tells
-        if there is not None and (os.path.samestat(here, there) or here.st_size == there.st_size):
+        # some network file systems give a file another number now and then: then size and time tell
+        if there is not None and (os.path.samestat(here, there) or _written(here) == _written(there)):
             return ""
         if self.folder.absolute() != self._place:
             return f"{self.folder}: leads elsewhere since the working folder was changed: give an absolute path"
@@ -176,6 +176,10 @@ def refuse_taken(folder: Path) -> None:
     raise RunExists(
         f"{folder}: there is a run of that name; resume it (--resume, or resume=True), or give another name"
     )
+
+
+def _written(file: os.stat_result) -> tuple[int, int]:
+    return file.st_size, file.st_mtime_ns
 
 
 def _clear_away(folder: Path) -> None:
