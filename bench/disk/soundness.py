@@ -163,9 +163,8 @@ def missing_of_incidents(run: Path, incidents: Iterable[int]) -> list[str]:
 
 
 def to_resume_from(folder: Path) -> int:
-    """The step that a resume has to go on at: the newest checkpoint that is proven, or else that is intact."""
-    checkpoints = Checkpoints(folder / RUN / "checkpoints")
-    return checkpoints.newest_healthy()[0] or checkpoints.newest_intact()[0] or 0
+    """The step that a resume goes on at, or at a later one: that of the newest checkpoint that is proven."""
+    return Checkpoints(folder / RUN / "checkpoints").newest_healthy()[0] or 0
 
 
 def once_it_is_well(
