@@ -32,6 +32,7 @@ TRAINS = (
     *(
         "recovery/test_run_end",
         "recovery/test_runs",
+        "recovery/test_saving",
         "lab/test_corpus",
         "lab/test_data",
         "lab/test_train",

@@ -1,6 +1,7 @@
 """The shell around the user's loop."""
 
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.disk.layer import DiskLayer
 from tests.acting import Acting
 
 import sealegs
@@ -122,6 +124,48 @@ def test_closing_twice_is_no_error_and_seeing_afterwards_touches_no_other_file(t
         watch.close()
         assert mine.read() == ""
     assert (tmp_path / "mine.txt").read_text() == ""
+
+
+def test_a_folder_that_is_gone_does_not_stop_a_loop_that_is_only_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sealegs.record.writer.LOOK_EVERY_S", 0.0)
+    sink = Remembering()
+    watch = sealegs.Watch(tmp_path / "a", sinks=[sink])
+    watch.see(0, loss=1.0)
+    shutil.rmtree(tmp_path / "a")
+    for step in range(1, 5):
+        assert watch.see(step, loss=1.0).go
+    assert sink.got[1:] == [0, "folder-lost", 1, 2, 3, 4]
+    told = f"{tmp_path / 'a'}: deleted while the run was writing to it: nothing more can be saved there"
+    assert capsys.readouterr().err == f"sealegs: {told}\n"
+    with pytest.warns(sealegs.FolderIncomplete, match="deleted while"):
+        watch.close()
+    assert watch.missing == told
+
+
+def test_rows_that_were_refused_are_told_of_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an error, which ends the loop; and where the loop has gone on in spite of it."""
+
+    def watched(disk: DiskLayer) -> None:
+        with sealegs.Watch(tmp_path / "a") as watch:
+            watch.see(0, loss=1.0)
+            disk.strike("full")
+            watch.see(1, loss=1.0)
+
+    with DiskLayer(tmp_path) as disk:
+        with pytest.raises(StorageError):
+            watched(disk)
+        disk.fault = None
+        assert capsys.readouterr().err.endswith("complete: a row, from step 1 on, could not be written\n")
+        watch = sealegs.Watch(tmp_path / "b")
+        disk.strike("error")
+        with pytest.raises(StorageError):
+            watch.see(0, loss=1.0)
+        watch.see(1, loss=1.0)
+    with pytest.warns(sealegs.FolderIncomplete, match="a row, from step 0 on, could not be written"):
+        watch.close()
+    assert sealegs.open_run(tmp_path / "b").steps.tolist() == [1]
 
 
 def test_numbers_of_any_kind_are_taken(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sealegs import playbook
     from sealegs.batching.batch_sampler import StratifiedBatchSampler
     from sealegs.batching.tokens import rare_rows
-    from sealegs.errors import ConfigError, RunEndedBadly, RunHalted, SealegsError
+    from sealegs.errors import ConfigError, FolderIncomplete, RunEndedBadly, RunHalted, SealegsError
     from sealegs.faults.injector import inject
     from sealegs.guard import Guard
     from sealegs.guard_options import Checkpointing, LoopScheduler, Telemetry
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Detection",
     "Finding",
+    "FolderIncomplete",
     "Guard",
     "LoopScheduler",
     "Notify",
@@ -60,6 +61,7 @@ _HOMES = {
     "ConfigError": "sealegs.errors",
     "Detection": "sealegs.judge",
     "Finding": "sealegs.vocabulary",
+    "FolderIncomplete": "sealegs.errors",
     "Guard": "sealegs.guard",
     "LoopScheduler": "sealegs.guard_options",
     "Notify": "sealegs.sinks.notify",

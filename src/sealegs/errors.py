@@ -12,7 +12,8 @@
     └── MissingExtra        a library that an extra installs: carries the install line
 
     UserWarning
-    └── RunEndedBadly       the loop is over in the middle of an incident; a warnings filter makes it an error
+    ├── RunEndedBadly       the loop is over in the middle of an incident; a warnings filter makes it an error
+    └── FolderIncomplete    the run is over, and its folder lacks checkpoints, rows or capsules, or is gone
 
 Our own mistakes are an ``assert`` instead. The command line prints any of these as one sentence and exits with 2. They
 quote files and names, which is why each is one line of text that can be seen, whoever prints it.
@@ -68,6 +69,13 @@ class RunEndedBadly(UserWarning):
 
     def __str__(self) -> str:
         return visible(super().__str__())
+
+
+class FolderIncomplete(UserWarning):
+    """A run is over, and its folder does not have what it should: the disk was full, or somebody moved the folder.
+
+    It is a warning and no error, for the same reason. ``guard.missing`` and ``watch.missing`` say the same.
+    """
 
 
 class RankMissing(SealegsError):

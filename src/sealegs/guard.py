@@ -147,6 +147,11 @@ class Guard:
         """Once it is over: why the run did not end well, in a sentence."""
         return self.loop.ended_badly
 
+    @property
+    def missing(self) -> str:
+        """What the run's folder should have and does not: checkpoints, rows, capsules, or that it is gone itself."""
+        return self.watch.missing
+
     def batches(self, loader: Iterable[T], *, skip: Sequence[tuple[int, int]] = ()) -> Iterator[T]:
         """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over.
 
@@ -226,7 +231,8 @@ class Guard:
         """Finish, and let go of the folder and of the model.
 
         A run that is not well, an incident that did not recover or a weight that is not finite, is warned of
-        (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended.
+        (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended. So is a folder
+        that lacks something (``sealegs.FolderIncomplete``).
         """
         self.loop.close()
 

@@ -208,11 +208,16 @@ class GuardOptions:
             memory=memory,
         )
 
-    def checkpoints(self, folder: Path | None) -> Checkpoints | None:
+    def checkpoints(self, watch: Watch) -> Checkpoints | None:
         """Those on disk."""
-        if folder is None or not self.stores:
+        if watch.folder is None or not self.stores:
             return None
-        return Checkpoints(folder / CHECKPOINTS, keep=self.checkpointing.keep, keep_first=self.has_rungs)
+        return Checkpoints(
+            watch.folder / CHECKPOINTS,
+            keep=self.checkpointing.keep,
+            keep_first=self.has_rungs,
+            lost=watch.lost_folder,
+        )
 
     def recovery(
         self,

@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.data.position import Batches
-from sealegs.errors import ConfigError, RunEndedBadly, RunHalted, SourceError
+from sealegs.errors import ConfigError, FolderIncomplete, RunEndedBadly, RunHalted, SourceError, StorageError
 from sealegs.guard_options import GuardOptions, refuse_strangers, several
+from sealegs.record.writer import INCOMPLETE
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.probe_isolation import ProbeIsolation
 from sealegs.recovery.recovery import Recovery
@@ -43,7 +44,7 @@ from sealegs.step.step_inputs import StepInputs
 from sealegs.step.timm_scheduler import TimmScheduler, counting
 from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Verdict
-from sealegs.watch import Observer, Watch
+from sealegs.watch import Observer, Watch, level_of_the_loop
 
 RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", "saving", *ROW, *MERGED))
 """Names in a row that are the guard's own."""
@@ -119,6 +120,7 @@ class LoopPort(Observer):
         self._run_end = RunEnd()
         self.recovery: Recovery | None = None
         """What goes by the playbook, where there is one."""
+        self._saving: Saving | None = None
         self.watch = open_watch(observer=self)
         try:
             self._assemble(options, snapshots, schedulers)
@@ -138,11 +140,10 @@ class LoopPort(Observer):
             ranks=options.telemetry.ranks or Ranks(),
             activations=options.telemetry.activations,
         )
-        self.checkpoints = options.checkpoints(self.watch.folder)
+        self.checkpoints = options.checkpoints(self.watch)
         if self.checkpoints is not None:
             self.checkpoints.take_over()
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
-        self._saving: Saving | None = None
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, training, self.watch, every=options.checkpointing.every)
         self._update_decision = UpdateDecision(self._update, self.watch, act=self._act, world=self._meter.ranks.world)
@@ -481,20 +482,18 @@ class LoopPort(Observer):
         del told["audit"]  # which follows at the first step
         self.watch.note("resume", step=self.number, **told, **details)
 
-    @property
-    def last_checkpoint(self) -> int | None:
-        """The step of the last one that was written, or is being written."""
-        return None if self._saving is None else self._saving.last
+    def save_last(self) -> None:
+        """Leave a checkpoint to go on from with the next step, unless there is one: at the end of a loop."""
+        if self._saving is not None:
+            self._saving.finish(self.number)
+        if self._saving is None or self._saving.last != self.number:
+            self.checkpoint(wait=True)
 
     def close(self) -> None:
-        """Finish, and let go of the folder and of the model.
-
-        A run that is not well, an incident that did not recover or a weight that is not finite, is warned of
-        (``sealegs.RunEndedBadly``), unless an error or somebody's ``end`` event has said how it ended.
-        """
+        """Finish, and let go of the folder and of the model. ``Guard.close`` says what is warned of."""
         try:
             self.finish()
-            if self.ended_badly and not self.watch.has_ended:
+            if (self.ended_badly or self.watch.missing) and not self.watch.has_ended:
                 self.end()
         finally:
             self.watch.close()
@@ -503,9 +502,13 @@ class LoopPort(Observer):
         """The loop has come to its end: finish, and say in the record how; loudly where the run is not well."""
         self.finish()
         reason = {"reason": "ended-badly", "why": self.ended_badly} if self.ended_badly else {"reason": "finished"}
-        self.watch.note("end", step=self.number, **reason, **told)
+        missing = self.watch.missing
+        with suppress(StorageError) if missing else nullcontext():  # the disk may be why
+            self.watch.note("end", step=self.number, **reason, **told)
+        if missing:
+            warnings.warn(f"{INCOMPLETE}: {missing}", FolderIncomplete, stacklevel=level_of_the_loop())
         if self.ended_badly:
-            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=_level_of_the_loop())
+            warnings.warn(f"the run ended badly: {self.ended_badly}", RunEndedBadly, stacklevel=level_of_the_loop())
 
     def fail(self, error: BaseException) -> None:
         """The loop has ended with an error: finish, and say so in the record."""
@@ -530,6 +533,7 @@ class LoopPort(Observer):
         if self._saving is not None:
             self._saving.finish(self.number)
         self.watch.catch_up()
+        self.watch.lost_folder()
         if not self._has_failed:
             self.ended_badly = self._what_is_not_well()
 
@@ -557,6 +561,12 @@ class LoopPort(Observer):
         self._run_end.add_row(row, verdict)
         if self.recovery is not None:
             self.recovery.queue_row(row, verdict)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Checkpoints and capsules that could not be written."""
+        checkpoints = () if self._saving is None else self._saving.missing
+        return (*checkpoints, *(() if self.recovery is None else self.recovery.recorder.missing))
 
     # Between steps.
 
@@ -721,11 +731,3 @@ class LoopPort(Observer):
             ranks=self._meter.ranks.world,
             norms_of_each_rank=before.attached_to if (before := self._meter.norms_before) else None,
         )
-
-
-def _level_of_the_loop() -> int:
-    """How many calls up the code is that is not Sealegs': a warning should point there."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sealegs":
-        frame, level = frame.f_back, level + 1
-    return level

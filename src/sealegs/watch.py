@@ -1,6 +1,7 @@
 """A watch: records the signals of every step and gives verdicts. It observes a run and cannot change it."""
 
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -15,13 +16,13 @@ from torch import Tensor
 from sealegs import judge
 from sealegs.detectors.custom import as_detector
 from sealegs.detectors.spike import Spike
-from sealegs.errors import ConfigError, RunHalted, SinkFailed, StorageError
+from sealegs.errors import ConfigError, FolderIncomplete, RunHalted, SinkFailed, StorageError
 from sealegs.judge import Detection
 from sealegs.printable import visible
 from sealegs.record import manifest as manifests
 from sealegs.record.interventions import Skips, told_of
 from sealegs.record.unlearned_sources import Division
-from sealegs.record.writer import RunWriter
+from sealegs.record.writer import INCOMPLETE, RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.watchdog import Watchdog
 from sealegs.sinks.notify import Notifier, Where
@@ -102,6 +103,11 @@ class Observer:
     def recorded(self, row: Row, verdict: Verdict) -> None:
         """Take in a row that was judged and written."""
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What is not in the run's folder and should be, in sentences, apart from rows."""
+        return ()
+
 
 class Watch:
     """Records a training run into a folder and judges every step of it.
@@ -164,6 +170,8 @@ class Watch:
         self._has_failed = False
         self._sinks: list[Sink] = []
         self._tracked: list[Mapping[str, Any]] = []
+        self._lost = ""
+        """What has been said about a folder that is lost."""
         self._watchdog: Watchdog | None = None
         self.record = _opened(run, resume)
         try:
@@ -228,6 +236,8 @@ class Watch:
             return
         if kind == "end" and self._skips.count:
             detail = {"skipped": self._told_of_skips(), **detail}
+        if kind == "end" and (missing := self.missing):
+            detail = {"missing": missing, **detail}
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
@@ -236,6 +246,24 @@ class Watch:
     def has_ended(self) -> bool:
         """Whether an event has said how the run ended."""
         return self._has_ended
+
+    @property
+    def missing(self) -> str:
+        """What the run's folder should have and does not: checkpoints, rows, capsules, or that it is gone itself."""
+        own = () if self.record is None else self.record.missing
+        return "; ".join((*own, *self._observer.missing))
+
+    def lost_folder(self) -> str:
+        """What became of the run's folder, where its name does not lead to it any more: looks once more.
+
+        Only the rank that records can tell.
+        """
+        return "" if self.record is None else self.record.look()
+
+    def refuse_lost_folder(self) -> None:
+        """Raise an error if the run's folder is not where it was: nothing is to be written to another one."""
+        if self.record is not None:
+            self.record.refuse_lost()
 
     @property
     def announced(self) -> str | None:
@@ -338,12 +366,14 @@ class Watch:
 
     def fail(self, error: BaseException) -> None:
         """Record that the loop has ended with an error, unless an event has said how the run ended."""
-        if self._has_ended or self._is_closed or (isinstance(error, SystemExit) and not error.code):
+        if self._is_closed or (isinstance(error, SystemExit) and not error.code):
+            return
+        self._has_failed = True
+        if self._has_ended:
             return
         reason = "halted" if isinstance(error, RunHalted) else "failed"
         if isinstance(error, KeyboardInterrupt):
             reason = "interrupted"
-        self._has_failed = True
         with suppress(StorageError):  # the disk may be what failed; the error itself says more
             self.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
 
@@ -355,15 +385,21 @@ class Watch:
         if self._watchdog is not None:
             self._watchdog.close()
         try:
-            with suppress(Exception) if self._has_failed else nullcontext():  # the device may be what was lost
-                self.catch_up()
-            self._say_what_was_corrected()
+            for last in (self.catch_up, self._tell_of_folder, self._say_what_was_corrected):
+                with suppress(Exception) if self._has_failed else nullcontext():  # the device may be what was lost
+                    last()
             self._say_what_was_skipped()
             for sink in tuple(self._sinks):
                 self._tell(sink, sink.close)
         finally:
+            missing = self.missing
             if self.record is not None:
-                self.record.close()
+                with suppress(StorageError) if self._has_failed else nullcontext():
+                    self.record.close()
+        if missing and self._has_failed:  # with an error on its way, which no other is to cover
+            _say_aloud(f"{INCOMPLETE}: {missing}")
+        elif missing and not self._has_ended:
+            warnings.warn(f"{INCOMPLETE}: {missing}", FolderIncomplete, stacklevel=level_of_the_loop())
 
     def __enter__(self) -> Self:
         return self
@@ -381,6 +417,8 @@ class Watch:
             row = self._observer.trim(row, verdict)
             if self.record is not None:
                 self.record.row(row)
+                if self.record.lost != self._lost:  # somebody has looked
+                    self._tell_of_folder()
             for sink in tuple(self._sinks):
                 self._tell(sink, partial(sink.row, row))
             if "loss" in row:
@@ -430,12 +468,20 @@ class Watch:
             self.say(f"skipped {self._told_of_skips()}")
 
     def say(self, text: str) -> None:
-        """Print a line about the run, unless a terminal sink shows its events."""
-        is_shown = any(sink.name == "terminal" for sink in self._sinks)
-        if self.record is not None and not is_shown:
-            with suppress(OSError):  # the terminal may be gone
-                line = f"sealegs: {self.record.folder}: {text}"
-                print(visible(line), file=sys.stderr, flush=True)  # noqa: T201 - the commands' door is above it
+        """Print a line about the run, unless somebody at a terminal sees its events as they come."""
+        if self.record is not None and not any(sink.name == "terminal" for sink in self._sinks):
+            _say_aloud(f"{self.record.folder}: {text}")
+
+    def _tell_of_folder(self) -> None:
+        """Say that the folder is gone, or back, if nobody has: on the terminal, to every sink, and in the record, which
+        may have gone along."""
+        lost = self.lost_folder()
+        if lost == self._lost:
+            return
+        self._lost = lost
+        text = lost or f"{self.folder}: is back, and written to again"
+        self.say(text.removeprefix(f"{self.folder}: "))
+        self.note("folder-lost" if lost else "folder-back", text=text)
 
     def _told_of_skips(self) -> str:
         return told_of(self._skips, self._judged_rows, self._division.worst())
@@ -501,6 +547,19 @@ def _opened(run: str | Path | RunWriter | None, resume: bool) -> RunWriter | Non
     if resume:
         return RunWriter.reopen(Path(run))
     return RunWriter.create(Path(run), manifests.describe(Path(run).name))
+
+
+def _say_aloud(text: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(visible(f"sealegs: {text}"), file=sys.stderr, flush=True)  # noqa: T201 - the commands' door is above it
+
+
+def level_of_the_loop() -> int:
+    """How many calls up the code is that is not Sealegs': a warning should point there."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sealegs":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _listed(state: Any) -> Any:

@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.disk.layer import DiskLayer, Fault
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
@@ -280,6 +283,55 @@ def test_a_batch_of_a_strange_type_costs_an_event_and_no_more(tmp_path: Path) ->
     assert "capsule-failed" in kinds
     with pytest.raises(SourceError, match="no incident with a capsule"):
         open_capsule(tmp_path / "a" / "incidents" / "1")
+
+
+def test_a_state_that_finds_no_room_is_named_in_the_capsule_and_at_the_end(tmp_path: Path) -> None:
+    with (
+        DiskLayer(tmp_path / "a" / "incidents" / "1" / "capsule" / f".state.{os.getpid()}.partial", Fault("full", 1)),
+        pytest.warns(sealegs.FolderIncomplete, match="incidents/1 is not whole"),
+    ):
+        go_wrong_soon(tmp_path / "a")
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert capsule.description.state is None
+    assert "no state: the state of step 1 could not be written" in capsule.description.without_state
+    assert "No space left on device" in capsule.description.without_state
+    assert len(capsule.batches) > 10
+    kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+    assert "capsule-failed" in kinds
+    assert "checkpoint-failed" not in kinds
+
+
+@pytest.mark.parametrize("left", ["capsule.json", "state"])
+def test_a_capsule_that_a_kill_cut_short_is_written_anew(tmp_path: Path, left: str) -> None:
+    """A resume from before the incident meets it again."""
+    go_wrong_soon(tmp_path / "a")
+    capsule = tmp_path / "a" / "incidents" / "1" / "capsule"
+    assert open_capsule(capsule.parent).description.state == 1
+    if left == "state":
+        shutil.rmtree(capsule / "state")
+    else:
+        (capsule / "capsule.json").unlink()
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (tmp_path / "a" / name).rename(tmp_path / name)
+    go_wrong_soon(tmp_path / "a", resume=True)
+    again = open_capsule(tmp_path / "a" / "incidents" / "1")
+    assert again.description.state == 1
+    assert again.state().step == 1
+
+
+def test_a_line_that_was_torn_costs_a_capsule_no_more_than_that_line(tmp_path: Path) -> None:
+    """A resume ends it with a line break: it is a line then, and no JSON."""
+    go_wrong_soon(tmp_path / "a")
+    run = tmp_path / "a"
+    (run / "events.jsonl").write_bytes(b'{"kind":"sta\n' + (run / "events.jsonl").read_bytes())
+    incident = json.loads((run / "incidents" / "1" / "incident.json").read_text())
+    shutil.rmtree(run / "incidents")
+    rows = [{"step": 30, "loss": 1.0}]
+    (run / "metrics.jsonl").write_bytes(b'{"step":0,"loss":1.0}\n{"step":1,"lo\n{"step":2,"loss":3.0}\n{"step":3,"l')
+    assert [row["step"] for row in write.rows_before(run / "metrics.jsonl", rows)] == [0, 2]
+    (run / "incidents" / "1").mkdir(parents=True)
+    write.write_draft(run / "incidents" / "1", incident, rows)
+    assert (run / "incidents" / "1" / "postmortem.md").exists()
 
 
 def test_an_early_incident_can_be_run_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.disk.layer import DiskLayer, Fault
 from tests.forked import start
 
 import sealegs.lab.train as lab_train
@@ -29,6 +31,9 @@ from sealegs.record.run import open_run
 Train = Callable[..., tuple[int, str, str]]
 
 SMALL = ("--size", "nano", "--threads", "1", "--cadence.evaluate-batches", "1")
+
+UNPROVEN = "no checkpoint is proven yet: this is the newest that is intact and from before any incident"
+"""So few steps prove nothing."""
 
 
 @pytest.fixture
@@ -186,7 +191,7 @@ def test_the_precision_may_change_at_a_resume(train: Train, tmp_path: Path) -> N
 def test_more_steps_can_be_added_at_a_resume(train: Train, finished: Path) -> None:
     code, _, err = train("--run", "a", "--resume", "--steps", "6")
     assert code == 0
-    assert "steps changed from 4 to 6; goes on at step 4" in err
+    assert f"steps changed from 4 to 6; {UNPROVEN}; goes on at step 4" in err
     run = open_run(finished)
     assert run.steps.tolist() == list(range(7))
     assert run.manifest.settings["steps"] == 6
@@ -297,7 +302,7 @@ def test_a_truncated_checkpoint_is_passed_over_and_none_intact_is_refused(train:
     truncate(6)
     code, _, err = train(*words, "--resume")
     assert code == 0
-    assert "passed over checkpoint 6: __0_0.distcp is not what was written; goes on at step 4" in err
+    assert f"passed over checkpoint 6: __0_0.distcp is not what was written; {UNPROVEN}; goes on at step 4" in err
     assert np.array_equal(open_run(tmp_path / "experiments" / "a").column("loss"), losses, equal_nan=True)
 
     for folder in checkpoints.glob("[0-9]"):
@@ -376,6 +381,73 @@ def test_a_read_only_folder_and_a_full_disk_are_one_sentence_and_what_is_there_s
     assert open_run(kept).steps.tolist() == list(range(16))
     assert train("--run", "kept/small/a", "--resume")[0] == 0
     assert open_run(kept).steps.tolist() == list(range(17))
+
+
+def test_a_run_whose_checkpoints_found_no_room_does_not_exit_with_0(train: Train, tmp_path: Path) -> None:
+    """Rows fit into what is left of a block, so that only checkpoints fail; also that of the last step."""
+    words = ("--run", "a", "--steps", "6", "--cadence.checkpoint-steps", "2", "--cadence.evaluate-steps", "0")
+    with DiskLayer(tmp_path / "experiments" / "a" / "checkpoints", Fault("full", 1)):
+        code, out, err = train(*words)
+    assert (code, out) == (2, "")
+    missing = "3 checkpoints could not be written, the last of step 6; there is none on disk"
+    assert err.splitlines()[-2:] == [
+        f"sealegs: the run folder is not complete: {missing}",
+        "sealegs train: experiments/a/checkpoints/6: cannot be written (No space left on device): "
+        "free some space and try again",
+    ]
+    run = open_run(tmp_path / "experiments" / "a")
+    assert run.steps.tolist() == list(range(6))
+    assert (run.events[-1].kind, run.events[-1].detail["missing"]) == ("end", missing)
+    assert train("--run", "a", "--resume")[0] == 0
+
+
+def test_a_run_whose_capsule_found_no_room_says_what_is_missing_and_does_not_exit_with_0(
+    train: Train, tmp_path: Path
+) -> None:
+    words = ("--run", "a", "--steps", "12", "--cadence.checkpoint-steps", "4", "--cadence.snapshot-steps", "2")
+    with DiskLayer(tmp_path / "experiments" / "a" / "incidents", Fault("full", 1)):
+        code, out, err = train(*words, *(word for step in (7, 8, 9) for word in ("--inject", f"nan-gradient@{step}")))
+    assert code == 2
+    assert "12 of 12 steps" in out
+    missing = next(line for line in out.splitlines() if line.startswith("the run folder is not complete: "))
+    assert "incidents/1 is not whole" in missing
+    assert f"sealegs train: {missing}" in err.splitlines()
+    assert open_run(tmp_path / "experiments" / "a").events[-1].detail["reason"] == "finished"
+
+
+@pytest.mark.parametrize("what", ["deleted", "moved", "replaced"])
+def test_a_run_that_loses_its_folder_says_so_at_once_and_does_not_exit_with_0(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("sealegs.record.writer.LOOK_EVERY_S", 0.0)
+    folder, elsewhere = tmp_path / "experiments" / "a", tmp_path / "experiments" / "b"
+    backward, steps = lab_train.backward, count()
+
+    def disturbed(*arguments: Any) -> Any:
+        if next(steps) == 3:
+            folder.rename(elsewhere)
+            if what == "deleted":
+                shutil.rmtree(elsewhere)
+            elif what == "replaced":
+                shutil.copytree(elsewhere, folder)
+        return backward(*arguments)
+
+    monkeypatch.setattr(lab_train, "backward", disturbed)
+    code, out, err = train("--run", "a", "--steps", "6", "--cadence.checkpoint-steps", "4")
+    assert (code, out) == (2, "")
+    lost = f"experiments/a: {'deleted' if what == 'deleted' else f'moved away to {elsewhere}'} while the run was"
+    told = [line for line in err.splitlines() if lost in line]
+    assert told[0].startswith(lost)
+    assert ", the run goes on: checkpoint 4: " in told[1]
+    assert told[-2].startswith("sealegs: the run folder is not complete: ")
+    assert told[-1].startswith(f"sealegs train: {lost}")
+    assert "Traceback" not in err
+    assert folder.exists() == (what == "replaced")
+    if what != "deleted":
+        assert open_run(elsewhere).steps.tolist() == list(range(6))
+    if what == "replaced":
+        assert open_run(folder).steps.tolist() == list(range(3))
+        assert not (folder / "checkpoints").exists()
 
 
 # Signals.

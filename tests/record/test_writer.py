@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from bench.disk.layer import DiskLayer, Fault, Kind
 
 from sealegs.errors import RunBusy, RunExists, StorageError
 from sealegs.record import manifest as manifests
+from sealegs.record.files import UNTOUCHED_S
 from sealegs.record.run import open_run
 from sealegs.record.schema import EVENTS, MANIFEST, METRICS
 from sealegs.record.writer import RunWriter
@@ -193,3 +196,196 @@ def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
     code = subprocess.run([sys.executable, "-c", program, tmp_path / "a"], env=os.environ).returncode
     assert code == -signal.SIGKILL
     RunWriter.reopen(tmp_path / "a").close()
+
+
+@pytest.mark.parametrize("kind", ["torn", "full", "error"])
+def test_a_row_after_one_that_failed_is_a_line_of_its_own(tmp_path: Path, kind: Kind) -> None:
+    """A disk may have taken half of a row before it said that it could not, and the run may go on after that."""
+    with DiskLayer(tmp_path) as disk, new(tmp_path / "a") as writer:
+        writer.row({"step": 0, "loss": 1.0})
+        disk.strike(kind)
+        with pytest.raises(StorageError, match="cannot be written"):
+            writer.row({"step": 1, "loss": 2.0})
+        disk.fault = None
+        writer.row({"step": 2, "loss": 3.0})
+        assert list(writer.missing) == ["a row, from step 1 on, could not be written"]
+        writer.row({"step": 1, "loss": 2.0})
+        assert list(writer.missing) == []
+    assert open_run(tmp_path / "a").column("loss").tolist()[:2] == [1.0, 2.0]
+    assert b'\n{"step":2' in (tmp_path / "a" / METRICS).read_bytes()
+
+
+def test_a_disk_that_says_only_at_the_end_that_it_could_not_is_heard(tmp_path: Path) -> None:
+    """As network file systems do."""
+    with DiskLayer(tmp_path) as disk:
+        writer = new(tmp_path / "a")
+        writer.row({"step": 0, "loss": 1.0})
+        disk.fault = Fault("error", len(disk.calls) + 2)  # the lock comes first
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: cannot be written"):
+            writer.close()
+        assert [call.kind for call in disk.calls[-4:]] == ["lock", "close"] * 2
+    RunWriter.reopen(tmp_path / "a").close()
+
+
+def test_a_folder_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
+    new(tmp_path / "a").close()
+    (tmp_path / "a" / EVENTS).rename(tmp_path / "events")
+    (tmp_path / "a" / EVENTS).mkdir()
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunWriter.reopen(tmp_path / "a")
+    (tmp_path / "a" / EVENTS).rmdir()
+    RunWriter.reopen(tmp_path / "a").close()
+
+
+# A folder that is gone.
+
+
+def test_a_folder_that_was_deleted_is_missed(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as writer:
+        writer.row({"step": 0, "loss": 1.0})
+        assert not writer.look()
+        shutil.rmtree(tmp_path / "a")
+        assert "deleted while the run was writing to it" in writer.look()
+        assert writer.missing == (writer.lost,)
+        with pytest.raises(StorageError, match="deleted"):
+            writer.amend(seed=1)
+        assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_was_moved_is_missed_until_it_is_back(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as writer:
+        writer.row({"step": 0, "loss": 1.0})
+        (tmp_path / "a").rename(tmp_path / "b")
+        assert f"moved away to {tmp_path / 'b'} while" in writer.look()
+        writer.row({"step": 1, "loss": 2.0})
+        (tmp_path / "b").rename(tmp_path / "a")
+        assert not writer.look()
+        assert not writer.missing
+    assert open_run(tmp_path / "a").column("loss").tolist() == [1.0, 2.0]
+
+
+def test_another_folder_of_that_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    with new(tmp_path / "a") as writer:
+        writer.row({"step": 0, "loss": 1.0})
+        (tmp_path / "a").rename(tmp_path / "b")
+        shutil.copytree(tmp_path / "b", tmp_path / "a")
+        writer.row({"step": 1, "loss": 2.0})
+        assert "something else has its name" in writer.look()
+        (tmp_path / "a" / METRICS).write_bytes((tmp_path / "b" / METRICS).read_bytes())
+        assert "something else has its name" in writer.look(), "be it as long"
+        before = (tmp_path / "a" / MANIFEST).read_bytes()
+        with pytest.raises(StorageError, match="moved away"):
+            writer.amend(seed=1)
+        assert (tmp_path / "a" / MANIFEST).read_bytes() == before
+
+
+def test_a_name_that_leads_elsewhere_since_the_loop_changed_its_folder_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with new(Path("a")) as writer:
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        assert "since the working folder was changed" in writer.look()
+        monkeypatch.chdir(tmp_path)
+        assert not writer.look()
+
+
+def test_rows_look_now_and_then_whether_the_folder_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every row: on a network file system a look takes a while."""
+    with new(tmp_path / "a") as writer:
+        shutil.rmtree(tmp_path / "a")
+        writer.row({"step": 0, "loss": 1.0})
+        assert not writer.lost
+        monkeypatch.setattr("sealegs.record.writer.LOOK_EVERY_S", 0.0)
+        writer.row({"step": 1, "loss": 1.0})
+        assert writer.lost
+
+
+# What dead processes have left.
+
+NOBODY = 4_194_305
+"""Beyond the largest number that a process can have."""
+
+
+def leave(path: Path, *, age_s: float = 0.0) -> Path:
+    """A file that somebody was writing, or a folder where it has a name that starts with a number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inner = path / "half" if path.name[1].isdecimal() else path
+    inner.parent.mkdir(exist_ok=True)
+    inner.write_bytes(b"half of it")
+    for each in (inner, path):
+        os.utime(each, (time.time() - age_s,) * 2)
+    return path
+
+
+OWN = (
+    ".manifest.json.{}.partial",
+    ".recovery.json.{}.partial",
+    "checkpoints/.24.{}.partial",
+    "checkpoints/.8.partial",
+    "checkpoints/.tags.json.{}.partial",
+    "incidents/1/.incident.json.{}.partial",
+    "incidents/1/capsule/.metrics.jsonl.{}.partial",
+    "incidents/1/capsule/.0.{}.partial",
+)
+"""What the process that trains writes, and nobody else."""
+SHARED = (
+    ".dashboard.html.{}.partial",
+    "requests/.1794970815-77.json.{}.partial",
+    "incidents/1/.postmortem.md.{}.partial",
+    "incidents/1/evidence/.loss.png.{}.partial",
+)
+"""What commands write, too."""
+
+
+def test_what_a_dead_process_was_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    new(folder).close()
+    (folder / "mine.partial").write_text("no leftover of ours: it does not begin with a dot")
+    leave(folder / "checkpoints" / f".16.{NOBODY}.replaced.partial")  # it may be the only one of its step
+    before = sorted(folder.rglob("*"))
+    alive = os.getppid()  # whatever process of another machine had that number: the lock says that it is gone
+    left = [leave(folder / name.format(number)) for name in OWN for number in (NOBODY, alive)]
+    left += [leave(folder / name.format(NOBODY), age_s=2 * UNTOUCHED_S) for name in SHARED]
+    RunWriter.reopen(folder).close()
+    assert [path for path in left if path.exists()] == []
+    assert set(before) <= {*folder.rglob("*")}
+
+
+def test_what_a_live_process_may_be_writing_stays(tmp_path: Path) -> None:
+    """A command of this machine, whose process can be seen; one of another machine, which was at it a moment ago."""
+    folder = tmp_path / "a"
+    new(folder).close()
+    alive = os.getppid()
+    kept = [leave(folder / name.format(alive), age_s=2 * UNTOUCHED_S) for name in SHARED]
+    kept += [leave(folder / name.format(NOBODY)) for name in SHARED]
+    RunWriter.reopen(folder).close()
+    assert [path for path in kept if not path.exists()] == []
+
+
+def test_nothing_is_removed_while_another_process_has_the_run(tmp_path: Path) -> None:
+    with new(tmp_path / "a"):
+        left = leave(tmp_path / "a" / "checkpoints" / f".24.{NOBODY}.partial")
+        with pytest.raises(RunBusy):
+            RunWriter.reopen(tmp_path / "a")
+        assert left.exists()
+
+
+def test_links_are_not_followed_to_what_others_write(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    new(folder).close()
+    elsewhere = leave(tmp_path / "elsewhere" / f".8.{NOBODY}.partial", age_s=2 * UNTOUCHED_S)
+    (folder / "incidents").mkdir()
+    (folder / "incidents" / "1").symlink_to(tmp_path / "elsewhere")
+    (folder / f".8.{NOBODY}.partial").symlink_to(tmp_path / "elsewhere")
+    RunWriter.reopen(folder).close()
+    assert (elsewhere / "half").exists()
+
+
+def test_a_run_that_could_not_begin_leaves_nothing_for_long(tmp_path: Path) -> None:
+    left = leave(tmp_path / f".1.{NOBODY}.partial", age_s=2 * UNTOUCHED_S)
+    others = leave(tmp_path / f".2.{NOBODY}.partial", age_s=2 * UNTOUCHED_S)
+    new(tmp_path / "1").close()
+    assert not left.exists()
+    assert others.exists()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.disk.layer import DiskLayer, Fault
 from tests.forked import start
 
 from sealegs.errors import SourceError, StorageError
@@ -268,9 +270,12 @@ def test_a_table_of_contents_that_would_run_code_is_refused(tmp_path: Path, caps
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state(1.0))
     (tmp_path / "1" / ".metadata").write_bytes(pickle.dumps(Exploit()))
-    with pytest.raises(SourceError, match=r"not a checkpoint that Sealegs wrote \(it names builtins.print\)"):
+    is_refused = partial(
+        pytest.raises, SourceError, match=r"not a checkpoint that Sealegs wrote \(it names builtins.print\)"
+    )
+    with is_refused():
         checkpoints.load(1)
-    with pytest.raises(AssertionError, match="metadata"):
+    with is_refused():
         checkpoint_files.read_tensors(tmp_path / "1", {"model/w": torch.empty(40, 5)}, None)
     assert capsys.readouterr().out == ""
 
@@ -399,6 +404,37 @@ def test_a_state_that_a_thread_cannot_write_is_trouble_too(tmp_path: Path) -> No
     checkpoints.wait()
     assert checkpoints.failure() == "checkpoint 1: Object of type object is not JSON serializable"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    """It was read whole a moment ago, when its digests were compared."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, state(1.0))
+    with DiskLayer(tmp_path) as disk:
+        checkpoints.load(1)
+        calls = len(disk.calls)
+        for number in range(1, calls + 1):
+            disk.fault = Fault("error", len(disk.calls) + number)
+            with pytest.raises(SourceError, match="Input/output error"):
+                checkpoints.load(1)
+    assert calls > 10
+
+
+def test_a_folder_that_is_not_the_runs_any_more_is_left_alone(tmp_path: Path) -> None:
+    lost = ""
+    checkpoints = Checkpoints(tmp_path / "a", lost=lambda: lost)
+    checkpoints.save(1, state(1.0))
+    lost = "a: moved away"
+    with pytest.raises(StorageError, match="a: moved away"):
+        checkpoints.save(2, state(2.0))
+    assert checkpoints.save_soon(2, state(2.0))
+    checkpoints.wait()
+    checkpoints.tag(1, "healthy")
+    assert (checkpoints.failure(), checkpoints.failed_steps()) == ("checkpoint 2: a: moved away", [2])
+    assert checkpoints.newest_intact() == (None, [])
+    lost = ""
+    assert checkpoints.newest_intact() == (1, [])
+    assert checkpoints.tags() == {1: "candidate"}
 
 
 # Tags.

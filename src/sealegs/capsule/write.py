@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
-from sealegs.errors import SealegsError
+from sealegs.errors import SealegsError, StorageError
 from sealegs.incidents import Incident
 from sealegs.record.files import folder_aside, whole_file
 from sealegs.record.schema import (
@@ -34,6 +34,7 @@ from sealegs.record.schema import (
     REPLAY,
     STATE,
     TOKENIZER,
+    from_lines,
     speakable,
     to_line,
 )
@@ -199,8 +200,13 @@ class FlightRecorder:
         self._unfinished: Unfinished | None = None
         self._waiting: tuple[Incident, Snapshot] | None = None
         """A state that waits while a checkpoint is being written."""
+        self._state_under_way: tuple[Incident, Snapshot] | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._failures: deque[str] = deque()
+        self._opened: set[int] = set()
+        """Incidents whose capsules this process has begun."""
+        self._incomplete: dict[int, str] = {}
+        """Incidents of which the disk has not taken everything, and why."""
 
     def handed_out(self, step: int, index: int | None, batch: Any) -> None:
         """Keep a batch that is about to be trained on."""
@@ -231,8 +237,11 @@ class FlightRecorder:
         if self._folder is None:
             return
         folder = self._folder / str(incident.number)
-        if self._ranks.first(lambda: folder.exists()):
+        if self._ranks.first(lambda: incident.number in self._opened or is_whole(folder / CAPSULE)):
             return  # reopened, or opened by the process before
+        self._opened.add(incident.number)
+        if self._ranks.rank == 0:
+            shutil.rmtree(self._state_folder(incident), ignore_errors=True)  # of a capsule that a kill cut short
         snapshot = self._snapshots.newest(before=incident.start)
         has_room = self._has_room()
         state, without = None, "no state: the bytes for capsules are spent"
@@ -254,7 +263,7 @@ class FlightRecorder:
         )
         self._finish()  # the one before, which may overlap
         rows = self._rows_after(-1) if has_room else []
-        self._beside(lambda: self._write(folder, incident, description, rows, handed))
+        self._beside(incident.number, lambda: self._write(folder, incident, description, rows, handed))
         if has_room:
             self._unfinished = Unfinished(folder / CAPSULE, description, self._latest)
         if snapshot is not None and state is not None:
@@ -275,29 +284,45 @@ class FlightRecorder:
         if self._folder is None or self._ranks.rank or not (folder := self._folder / str(incident.number)).exists():
             return
         rows = [row for row, _ in self._rows]
-        self._beside(lambda: write_draft(folder, asdict(incident), rows))
+        self._beside(incident.number, lambda: write_draft(folder, asdict(incident), rows))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Incidents of which the disk has not taken everything, in sentences."""
+        known = dict(self._incomplete)  # a thread adds to it
+        return tuple(f"{INCIDENTS}/{number} is not whole ({why})" for number, why in known.items())
 
     def after_step(self) -> None:
         """Write what is still waiting, and report failures."""
         if self._unfinished is not None and self._latest >= self._unfinished.description.opened + AFTER:
             self._finish()
+        if self._state_under_way is not None:
+            self._look_at_state(*self._state_under_way)
         if self._waiting is not None:
             self._write_state(*self._waiting)
+        self._report_failures()
+
+    def _report_failures(self) -> None:
         while self._failures:
             self._watch.note("capsule-failed", reason=self._failures.popleft())
 
     def close(self) -> None:
         """Wait until everything is written."""
         self._finish()
-        if self._writer is not None:
-            self._writer.shutdown()
-            self._writer = None
         if self._waiting is not None and self._checkpoints is not None:
             self._checkpoints.wait()
             if self._ranks.world > 1:  # a rank may be gone already, and the others would wait for it
-                self._give_up_state(*self._waiting)
+                incident, snapshot = self._waiting
+                self._give_up_state(incident, f"the run ended before the state of step {snapshot.step} was written")
                 self._waiting = None
         self.after_step()
+        if self._state_under_way is not None and self._checkpoints is not None:
+            self._checkpoints.wait()
+            self._look_at_state(*self._state_under_way)
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
+        self._report_failures()
 
     def _write_state(self, incident: Incident, snapshot: Snapshot) -> None:
         """Write a state beside the training; while a checkpoint is being written, try again at the next step."""
@@ -305,24 +330,45 @@ class FlightRecorder:
         assert self._checkpoints is not None
         if self._ranks.world == 1 and self._checkpoints.is_writing:  # several ranks must ask each other
             return
-        target = self._folder / str(incident.number) / CAPSULE / STATE
         try:
             state = self._training.capture_past(self._snapshots, snapshot)
         except SealegsError as error:  # the snapshot is gone by now
-            self._failures.append(str(error))
             self._waiting = None
+            self._give_up_state(incident, str(error))
             return
-        if self._checkpoints.save_soon(snapshot.step, state, to=target):
-            self._waiting = None
+        if self._checkpoints.save_soon(snapshot.step, state, to=self._state_folder(incident)):
+            self._waiting, self._state_under_way = None, (incident, snapshot)
 
-    def _give_up_state(self, incident: Incident, snapshot: Snapshot) -> None:
-        """Report that there will be no state, in the capsule too."""
-        reason = f"the run ended before the state of step {snapshot.step} was written"
-        self._failures.append(reason)
+    def _look_at_state(self, incident: Incident, snapshot: Snapshot) -> None:
+        """Take in what became of a state that was being written."""
+        assert self._checkpoints is not None
+        if self._checkpoints.is_writing:
+            return
+        self._state_under_way = None
+        if (reason := self._checkpoints.failure_elsewhere(self._state_folder(incident))) is not None:
+            self._incomplete[incident.number] = reason
+            self._give_up_state(incident, f"the state of step {snapshot.step} could not be written ({reason})")
+
+    def _state_folder(self, incident: Incident) -> Path:
         assert self._folder is not None
-        path = self._folder / str(incident.number) / CAPSULE / f"{CAPSULE}.json"
-        if self._ranks.rank == 0 and path.exists():
-            _write_json(path, {**json.loads(path.read_bytes()), "state": None, "without_state": f"no state: {reason}"})
+        return self._folder / str(incident.number) / CAPSULE / STATE
+
+    def _give_up_state(self, incident: Incident, reason: str) -> None:
+        """Report that there will be no state, in the capsule too."""
+        self._failures.append(reason)
+        changes: dict[str, Any] = {"state": None, "without_state": f"no state: {reason}"}
+        capsule = self._state_folder(incident).parent
+        path = capsule / f"{CAPSULE}.json"
+        if self._unfinished is not None and self._unfinished.capsule == capsule:  # which will be written once more
+            description = replace(self._unfinished.description, **changes)
+            self._unfinished = self._unfinished._replace(description=description)
+
+        def amend() -> None:
+            if path.exists():
+                _write_json(path, {**json.loads(path.read_bytes()), **changes})
+
+        if self._ranks.rank == 0:
+            self._beside(incident.number, amend)
 
     def _has_room(self) -> bool:
         """Whether anything is left of the budget, on all ranks: they write together, or none does."""
@@ -355,7 +401,9 @@ class FlightRecorder:
                 self._linked.add(step)
                 self._left -= size
         except OSError as error:
-            return None, f"no state: checkpoint {step} cannot be linked ({error.strerror})"
+            reason = f"checkpoint {step} cannot be linked ({error.strerror})"
+            self._incomplete[incident.number] = reason
+            return None, f"no state: {reason}"
         return step, ""
 
     def _too_large(self, size: int) -> str:
@@ -412,7 +460,7 @@ class FlightRecorder:
         rows = self._rows_after(last_row)
         handed = tuple(each for each in self._handed if each.step > description.opened)
         description = replace(description, batches=description.batches + len(handed))
-        self._beside(lambda: self._add(capsule, description, rows, handed))
+        self._beside(int(capsule.parent.name), lambda: self._add(capsule, description, rows, handed))
 
     def _add(
         self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[BatchHandle, ...]
@@ -423,17 +471,29 @@ class FlightRecorder:
             self._spent.append(_add_lines(capsule / METRICS, map(to_line, rows)))
             _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
-    def _beside(self, write: Callable[[], None]) -> None:
+    def _beside(self, incident: int, write: Callable[[], None]) -> None:
         """Let a thread write, one task after the other, since they may share files."""
 
         def fail_open() -> None:
             try:
+                self._watch.refuse_lost_folder()
                 write()
             except Exception as error:
                 self._failures.append(f"{type(error).__name__}: {error}")
+                if isinstance(error, OSError | StorageError):
+                    self._incomplete.setdefault(incident, str(error))
 
         self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
         self._writer.submit(fail_open)
+
+
+def is_whole(capsule: Path) -> bool:
+    """Whether a capsule has been written to its end: a process that was killed may have left a part of one."""
+    try:
+        description = json.loads((capsule / f"{CAPSULE}.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return description.get("state") is None or (capsule / STATE).exists()
 
 
 def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -461,8 +521,7 @@ def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The last lines of a record: all of it would be read again at every incident, and there may be thousands."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - TAIL, 0))
-        lines = file.read().splitlines(keepends=True)
-    return (json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"\n"))
+        return from_lines(file.read())
 
 
 def link_folder(source: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """Words in, an exit code out: finds the command, and turns our errors into one sentence.
 
-0: done. 1: findings. 2: bad input or usage. 130: Ctrl-C, 143: SIGTERM, both after a checkpoint. Results go to stdout,
-progress and errors to stderr.
+0: done. 1: findings. 2: bad input or usage, or something could not be written. 130: Ctrl-C, 143: SIGTERM, both after a
+checkpoint. Results go to stdout, progress and errors to stderr.
 """
 
 import difflib

@@ -25,7 +25,7 @@ from sealegs.printable import printable
 from sealegs.record.manifest import dotted
 from sealegs.record.run import open_run
 from sealegs.record.schema import CHECKPOINTS, EVENTS
-from sealegs.record.writer import refuse_taken
+from sealegs.record.writer import INCOMPLETE, refuse_taken
 from sealegs.report.event_text import remarkable
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress
@@ -117,12 +117,14 @@ def main(arguments: Sequence[str]) -> int:
             tell(f"sealegs train: {halt}")
             show("\n".join, halted(folder))
             return 1
+    if result.missing:
+        tell(f"sealegs train: {INCOMPLETE}: {result.missing}")
     with suppress(BrokenPipeError):  # the run is done, whoever reads this
         show("\n".join, summary(result, settings, what_happened(folder)))
     if result.ended_badly:
         tell(f"sealegs train: the run ended badly: {result.ended_badly}")
         return 1
-    return EXIT_CODES.get(result.stopped_by or "", 0)
+    return 2 if result.missing else EXIT_CODES.get(result.stopped_by or "", 0)
 
 
 def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -288,6 +290,8 @@ def summary(result: "Result", settings: Settings, happened: Sequence[str]) -> li
             f"evaluation loss {result.eval_loss:.3f}, "
             f"{gained:.3f} nats under the unigram entropy of {result.unigram_entropy:.3f}"
         )
+    if result.missing:
+        lines.append(f"{INCOMPLETE}: {result.missing}")
     lines += ["", *happened, *contents(result.folder)]
     if result.stopped_by:
         lines += ["", f"go on with: sealegs train --run {shlex.quote(str(result.folder))} --resume"]

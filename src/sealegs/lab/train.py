@@ -60,6 +60,8 @@ class Result:
     unigram_entropy: float
     ended_badly: str = ""
     """Why it did not end well, in a sentence."""
+    missing: str = ""
+    """What its folder should have and does not."""
 
 
 def undisturbed(_: nn.Module, __: Optimizer, stream: Stream, *___: object) -> AbstractContextManager[Stream]:
@@ -134,7 +136,8 @@ def train(
                     reason = "halted" if isinstance(error, RunHalted) else "failed"
                     watch.note("end", reason=reason, error=f"{type(error).__name__}: {error}")
                 raise
-            result = replace(result, ended_badly="" if result.stopped_by else guard.ended_badly)
+            ended_badly = "" if result.stopped_by else guard.ended_badly
+            result = replace(result, ended_badly=ended_badly, missing=guard.missing)
             how: dict[str, Any] = {"reason": "interrupted" if result.stopped_by else "finished"}
             if result.ended_badly:
                 how = {"reason": "ended-badly", "why": result.ended_badly}
@@ -179,8 +182,7 @@ def run_steps(
         if guard.number >= settings.steps or (reason := should_stop()):
             break
 
-    if guard.number != guard.loop.last_checkpoint:
-        guard.checkpoint(wait=True)
+    guard.loop.save_last()
     eval_loss = None
     if not reason:  # whoever asked for a stop is waiting
         last = evaluate(losses, data.held_out, settings)

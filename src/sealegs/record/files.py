@@ -3,8 +3,9 @@
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,8 @@ PARTIAL = ".partial"
 """How the names of files and folders end that are being written; they begin with a dot."""
 REPLACED = f".replaced{PARTIAL}"
 """How the name of a folder ends that another one is about to replace."""
+UNTOUCHED_S = 600.0
+"""Seconds without a change after which nobody is writing any more, on whatever machine."""
 
 
 @contextmanager
@@ -103,23 +106,55 @@ def _replace_folder(target: Path, new: Path) -> None:
 
 
 def put_back_replaced(parent: Path) -> None:
-    """Give back their names to folders that were being replaced when the process before was killed."""
+    """Give back their names to folders that were being replaced when the process before was killed, unless the new one
+    has it."""
     for old in parent.glob(f".*{REPLACED}"):
         name = old.name.removesuffix(REPLACED).rpartition(".")[0].removeprefix(".")
         if name and not (parent / name).exists():
             old.rename(parent / name)
+        else:
+            _remove(old)
 
 
-def remove_partial(parent: Path, *, files: bool = True) -> None:
-    """Remove what a killed process has left half-written in a folder, or the folders of it alone.
+def remove_leftovers(folder: Path, names: str = "*", *, has_lock: bool = False) -> None:
+    """Remove what processes that died were writing in a folder, under names that match.
 
-    Only the one writer of a folder may do so; of its own files, another thread may be writing one.
+    Whoever has the lock of a run knows that its writers are gone. What others write too, may be under way: it is left
+    alone while the process in its name is alive, or, since that may be one of another machine, it was touched lately. A
+    folder that was being replaced is no leftover: it may be the only one that is whole.
     """
-    for left in parent.glob(f".*{PARTIAL}"):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        elif files:
-            left.unlink(missing_ok=True)
+    with suppress(OSError):  # what cannot be cleared away does no harm
+        for path in folder.glob(f".{names}{PARTIAL}"):
+            if path.name.endswith(REPLACED):
+                continue
+            if has_lock or (not _is_alive(path) and time.time() - _touched(path) > UNTOUCHED_S):
+                _remove(path)
+
+
+def _is_alive(path: Path) -> bool:
+    """Whether a process of this machine has the number in the name."""
+    numbers = [int(part) for part in path.name.split(".") if part.isdecimal()]
+    if not numbers or numbers[-1] == os.getpid():  # an earlier process had the same, as is usual in containers
+        return False
+    try:
+        os.kill(numbers[-1], 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _touched(path: Path) -> float:
+    """When a file, or the newest in a folder, was changed last."""
+    return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_taken(error: OSError) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 SCHEMA = 1
@@ -124,3 +124,19 @@ def to_line(values: Mapping[str, Any]) -> bytes:
     except (ValueError, TypeError):  # rare, so the common row pays nothing for it
         text = json.dumps(speakable(values), separators=(",", ":"), allow_nan=False)
     return text.encode() + b"\n"
+
+
+def from_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """The objects of such lines, as JSON has them, without those that a kill has torn.
+
+    >>> list(from_lines(b'{"step":0}\\n{"st\\n{"step":1}\\n{"step":2'))
+    [{'step': 0}, {'step': 1}]
+    """
+    for line in data.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(values, dict):
+                yield values

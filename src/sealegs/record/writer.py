@@ -5,17 +5,34 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from sealegs.errors import RunBusy, RunExists, StorageError
 from sealegs.record import manifest as manifests
-from sealegs.record.files import folder_aside, is_taken, writing
+from sealegs.record import requests
+from sealegs.record.files import folder_aside, is_taken, remove_leftovers, writing
 from sealegs.record.manifest import Manifest
-from sealegs.record.schema import EVENTS, MANIFEST, METRICS, to_line
+from sealegs.record.schema import (
+    CAPSULE,
+    CHECKPOINTS,
+    EVENTS,
+    INCIDENT,
+    INCIDENTS,
+    MANIFEST,
+    METRICS,
+    RECOVERY,
+    TOKENIZER,
+    to_line,
+)
 from sealegs.vocabulary import Event, Row
+
+INCOMPLETE = "the run folder is not complete"
+"""How a sentence about what is missing begins."""
+LOOK_EVERY_S = 1.0
+"""How often, in seconds, a writer looks whether its folder is still where it was."""
 
 
 class RunWriter:
@@ -24,9 +41,17 @@ class RunWriter:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        with writing(folder):
+        self.lost = ""
+        """What became of the folder, where its name does not lead to it any more; as of the last look."""
+        self._place = folder.absolute()
+        self._looked_at = time.monotonic()
+        self._refused: set[int] = set()
+        """Steps whose rows could not be written."""
+        with writing(folder), ExitStack() as on_failure:
             self._metrics = _Lines(folder / METRICS)
+            on_failure.callback(self._metrics.close)
             self._events = _Lines(folder / EVENTS)
+            on_failure.pop_all()
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> "RunWriter":
@@ -34,6 +59,7 @@ class RunWriter:
         with writing(folder):
             try:
                 refuse_taken(folder)
+                remove_leftovers(folder.parent, f"{folder.name}.*")
                 with folder_aside(folder) as aside:
                     manifests.save(manifest, aside)
             except OSError as error:
@@ -45,11 +71,21 @@ class RunWriter:
     @classmethod
     def reopen(cls, folder: Path) -> "RunWriter":
         """Go on with a run that stopped or was killed."""
-        return cls(folder, manifests.load(folder))
+        writer = cls(folder, manifests.load(folder))
+        _clear_away(folder)
+        return writer
 
     def row(self, row: Row) -> None:
         """Append the row of one step. On return it survives the death of this process."""
-        self._metrics.append({**row, "time": round(time.time(), 3)})
+        try:
+            self._metrics.append({**row, "time": round(time.time(), 3)})
+        except StorageError:
+            self._refused.add(int(row["step"]))
+            raise
+        if self._refused:
+            self._refused.discard(int(row["step"]))
+        if time.monotonic() - self._looked_at > LOOK_EVERY_S:
+            self.look()
 
     def event(self, kind: str, step: int, /, **detail: Any) -> Event:
         """Append an event, and return it as it was written."""
@@ -63,6 +99,7 @@ class RunWriter:
         amended = replace(self.manifest, **changes)
         if manifests.to_json(amended) != manifests.to_json(self.manifest):
             self.manifest = amended
+            self.refuse_lost()
             with writing(self.folder):
                 manifests.save(self.manifest, self.folder)
 
@@ -71,10 +108,57 @@ class RunWriter:
         self._metrics.sync()
         self._events.sync()
 
+    def look(self) -> str:
+        """Look whether the folder is still where it was; ``lost`` says if it is not."""
+        self._looked_at = time.monotonic()
+        self.lost = self._what_became_of_it()
+        return self.lost
+
+    def refuse_lost(self) -> None:
+        """Raise an error if the folder is not where it was: another one may have its name."""
+        if lost := self.look():
+            raise StorageError(lost)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What this process should have written and the folder does not have, in sentences."""
+        rows = ""
+        if self._refused:
+            count = "a row" if len(self._refused) == 1 else f"{len(self._refused)} rows"
+            rows = f"{count}, from step {min(self._refused)} on, could not be written"
+        return tuple(filter(None, (self.lost, rows)))
+
+    def _what_became_of_it(self) -> str:
+        """Compare the open file with what its name leads to: a deleted or moved file can still be written."""
+        try:
+            here = self._metrics.stat()
+        except OSError as error:
+            return f"{self.folder}: cannot be reached any more ({error.strerror})"
+        try:
+            there = (self.folder / METRICS).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        except OSError as error:
+            return f"{self.folder}: cannot be reached any more ({error.strerror})"
+        # some network file systems give a file another number now and then: then size and time tell
+        if there is not None and (os.path.samestat(here, there) or _written(here) == _written(there)):
+            return ""
+        if self.folder.absolute() != self._place:
+            return f"{self.folder}: leads elsewhere since the working folder was changed: give an absolute path"
+        other = "" if there is None else ", and something else has its name"
+        if not here.st_nlink:
+            return f"{self.folder}: deleted while the run was writing to it{other}: nothing more can be saved there"
+        return (
+            f"{self.folder}: moved away{self._metrics.where()} while the run was writing to it{other}: "
+            "until it is back, its rows go along and nothing else is saved"
+        )
+
     def close(self) -> None:
         """Release the folder. Closing twice is no error."""
-        self._metrics.close()
-        self._events.close()
+        try:
+            self._metrics.close()
+        finally:
+            self._events.close()
 
     def __enter__(self) -> Self:
         return self
@@ -94,35 +178,79 @@ def refuse_taken(folder: Path) -> None:
     )
 
 
+def _written(file: os.stat_result) -> tuple[int, int]:
+    return file.st_size, file.st_mtime_ns
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove what processes that died were writing. The lock of the run is held: none of its own is still alive."""
+    incidents = _folders_in(folder / INCIDENTS)
+    inside = [each for incident in incidents for each in _folders_in(incident)]
+    for place in (folder / CHECKPOINTS, *(each for each in inside if each.name == CAPSULE)):
+        remove_leftovers(place, has_lock=True)
+    for name in (MANIFEST, RECOVERY, TOKENIZER):
+        remove_leftovers(folder, f"{name}.*", has_lock=True)
+    for incident in incidents:
+        remove_leftovers(incident, f"{INCIDENT}.*", has_lock=True)
+    for place in (folder, folder / requests.FOLDER, *incidents, *inside):
+        remove_leftovers(place)  # commands write here, too
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder, without links to others."""
+    try:
+        return [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
+
+
 class _Lines:
     """A file of JSON lines that one process appends to, one system call per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._owner = os.getpid()
+        self._may_be_torn = True
+        """Whether the last line may have no end, of a writer that was killed or of a write that failed."""
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._end_torn_line()
         except BlockingIOError:
             os.close(self._handle)
             raise RunBusy(f"{path.parent}: another process is writing this run; stop it first") from None
-        self._end_torn_line()
+        except BaseException:
+            os.close(self._handle)
+            raise
 
     def append(self, values: Mapping[str, Any]) -> None:
         if self._handle < 0:
             raise StorageError(f"{self._path}: the run is closed; open it again with resume=True")
         line = to_line(values)
         try:
+            if self._may_be_torn:
+                self._end_torn_line()
+            self._may_be_torn = True
             written = os.write(self._handle, line)
-        except OSError as error:
-            self._refuse(error)
-        if written != len(line):  # the disk took only a part: the rest would not fit either
-            os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
-            self._refuse(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            if written != len(line):  # the disk took only a part: the rest would not fit either
+                with suppress(OSError):
+                    os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._may_be_torn = False
+        except OSError:
+            with writing(self._path):
+                raise
 
-    def _refuse(self, error: OSError) -> NoReturn:
-        with writing(self._path):
-            raise error
+    def stat(self) -> os.stat_result:
+        """What the system knows of the open file, wherever its name leads."""
+        return os.fstat(self._handle)
+
+    def where(self) -> str:
+        """Where the open file is now, in words; empty on systems that do not say."""
+        try:
+            return f" to {Path(f'/proc/self/fd/{self._handle}').readlink().parent}"
+        except OSError:
+            return ""
 
     def sync(self) -> None:
         with writing(self._path):
@@ -134,10 +262,12 @@ class _Lines:
             if os.getpid() == self._owner:  # else workers forked since then would keep the lock
                 with suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+            with writing(self._path):  # a network file system may say only now that it could not
+                os.close(handle)
 
     def _end_torn_line(self) -> None:
-        """End a line that a killed writer left open, so that the next line is its own. Readers drop the torn one."""
+        """End a line that was left open, so that the next line is its own. Readers drop the torn one."""
         size = os.fstat(self._handle).st_size
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
             os.write(self._handle, b"\n")
+        self._may_be_torn = False

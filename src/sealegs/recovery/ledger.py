@@ -71,6 +71,7 @@ class Ledger:
         if self._folder is None:
             return
         path = self._folder / RECOVERY
+        self._watch.refuse_lost_folder()
         with writing(path), whole_file(path) as file:
             file.write(json.dumps(speakable(self.to_plain()), indent=1).encode())
 

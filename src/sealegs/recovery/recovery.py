@@ -90,7 +90,7 @@ class Recovery:
             watch=watch,
             act=act,
         )
-        self._requests = RequestQueue(folder, ranks)
+        self._requests = RequestQueue(folder, ranks, watch.lost_folder)
         batches.on_loader = self._probe.forget_all  # kept batches may refer to data of the old loader
 
     @property

@@ -1,6 +1,7 @@
 """Reads people's requests from the run folder and hands the same one to all ranks."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sealegs.record import requests
@@ -16,9 +17,10 @@ ASK_STEPS = 100
 class RequestQueue:
     """The requests that people have left in a run folder."""
 
-    def __init__(self, folder: Path | None, ranks: Collective) -> None:
-        """``folder`` is the run's; None on ranks that do not write."""
+    def __init__(self, folder: Path | None, ranks: Collective, lost: Callable[[], str] = lambda: "") -> None:
+        """``folder`` is the run's; None on ranks that do not write. ``lost`` says why it is not the run's any more."""
         self._folder = folder
+        self._lost = lost
         self._ranks = ranks
         self._asked_at = time.monotonic()
 
@@ -30,11 +32,17 @@ class RequestQueue:
         if self._ranks.world == 1 and now - self._asked_at < ASK_EVERY_S:
             return None
         self._asked_at = now
-        found = requests.waiting(self._folder)[:1] if self._folder is not None else []
-        if self._ranks.world > 1:
-            found = self._ranks.gather(found)[0]
-        if not found:
+        found = self._taken()
+        return self._ranks.gather(found)[0] if self._ranks.world > 1 else found
+
+    def _taken(self) -> Request | None:
+        """Take the oldest request out of the folder; None where that cannot be, or it would be carried out for ever."""
+        if self._folder is None or self._lost():
             return None
-        if self._folder is not None:
-            requests.remove(self._folder, found[0])
-        return found[0]
+        try:
+            for request in requests.waiting(self._folder):
+                requests.remove(self._folder, request)
+                return request
+        except OSError:
+            return None
+        return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sealegs.data.position import Batches
-from sealegs.errors import SealegsError, SourceError
+from sealegs.errors import SealegsError, SourceError, StorageError
 from sealegs.recovery.doubt import Doubts
 from sealegs.recovery.ledger import take_over_ledger
 from sealegs.recovery.recovery import Recovery
@@ -48,6 +48,8 @@ class Saving:
         self.last: int | None = None
         """The step of the newest checkpoint, which may still be being written."""
         self.is_due = False
+        self._failed: list[int] = []
+        """Steps whose checkpoints could not be written, since the last one that could."""
         self._checkpoints = checkpoints
         self._training = training
         self._watch = watch
@@ -68,7 +70,11 @@ class Saving:
         state = self._training.capture()
         state = replace(state, plain={**state.plain, "guard": of_guard()}, step=number)
         if wait:
-            is_written = self._checkpoints.save(number, state)
+            try:
+                is_written = self._checkpoints.save(number, state)
+            except StorageError:
+                self._failed.append(number)
+                raise
             self.tell(number)  # events of earlier checkpoints come first
             if is_written:
                 self._note(number, time.perf_counter() - began)
@@ -118,8 +124,27 @@ class Saving:
             self._note(step, seconds)
         for step in self._checkpoints.kept():
             self._note_kept(step)
+        failed = self._checkpoints.failed_steps()
+        self._failed += failed
+        if self.last in failed:
+            self.last = None
         if failure := self._checkpoints.failure():
             self._watch.note("checkpoint-failed", step=number, reason=failure)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What became of checkpoints that should be on disk and are not, as a sentence."""
+        try:
+            on_disk = self._checkpoints.steps()
+        except OSError as error:
+            return (f"the checkpoints cannot be listed ({error.strerror})",) if self._failed else ()
+        failed = sorted({*self._failed}.difference(on_disk))
+        newest = f"the newest on disk is of step {on_disk[-1]}" if on_disk else "there is none on disk"
+        if failed:
+            count = "a checkpoint" if len(failed) == 1 else f"{len(failed)} checkpoints"
+            return (f"{count} could not be written, the last of step {failed[-1]}; {newest}",)
+        is_gone = self.last is not None and not on_disk and not self._checkpoints.is_writing
+        return (f"the checkpoint of step {self.last} was written and is gone; {newest}",) if is_gone else ()
 
     def finish(self, number: int) -> None:
         """Wait for the last checkpoint."""
@@ -169,6 +194,7 @@ class Saving:
         return step, passed_over, "" if step is None else because
 
     def _note(self, step: int, seconds: float) -> None:
+        self._failed.clear()
         self._watch.note("checkpoint", step=step, checkpoint=step, seconds=round(seconds, 3))
 
     def _note_kept(self, step: int) -> None:

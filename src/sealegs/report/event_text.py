@@ -29,7 +29,7 @@ def remarkable(event: Event) -> str | None:
         case "intervention":
             done = "" if detail["acted"] else " (not done: shadow mode)"
             return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()
-        case "outcome" | "incident-closed" | "snapshots":
+        case "outcome" | "incident-closed" | "snapshots" | "folder-lost" | "folder-back":
             return str(detail["text"])
         case "probe":
             found = "bad too" if detail["is_condemned"] else "as it should be"
@@ -38,6 +38,8 @@ def remarkable(event: Event) -> str | None:
             return f"step {event.step}  {subject} loss of {detail['loss']:.4g}: {found}"
         case "checkpoint-failed":
             return f"no checkpoint at step {event.step}, the run goes on: {detail['reason']}"
+        case "capsule-failed":
+            return f"the capsule lacks something, the run goes on: {detail['reason']}"
         case "stalled":
             return f"no step for {detail['seconds']:.0f} s, waiting in {detail['where']}"
     return None

@@ -77,6 +77,9 @@ class Messenger:
             case "stalled":
                 first = "look at the process and the machine; stop it and resume if it does not go on"
                 return self._written(event, "stands still", first, key=(detail.get("where"),))
+            case "folder-lost":
+                first = "bring it back to its place if you can: no checkpoint is written until then"
+                return self._written(event, "its folder is gone", first, key=(detail.get("text"),))
             case "end":
                 return self._about_end(event)
         return None
@@ -127,6 +130,8 @@ class Messenger:
             "closed": f"see whether it is done; `sealegs dashboard {self._folder}` draws it",
             "interrupted": "resume it from its last checkpoint",
         }.get(reason, self._check_and_resume)
+        if event.detail.get("missing") and reason in ("finished", "closed"):
+            first = "see to the disk, and whether what is missing can be done without"
         return self._written(event, reason, first, key=(reason,), is_last=True)
 
     @property
@@ -166,6 +171,7 @@ class Messenger:
         told = [str(why)] if why else []
         told += [f"{name} {float(self._last[name]):.4g}" for name in ("loss", "grad_norm") if name in self._last]
         told += [f"skipped {skipped}"] if (skipped := event.detail.get("skipped")) else []
+        told += [f"missing: {missing}"] if (missing := event.detail.get("missing")) else []
         return ", ".join(told) or "no step was made"
 
     def _place(self, incident: object) -> str:

@@ -29,6 +29,8 @@ _LEVELS: dict[str, Level] = {
     "intervention": "warn",
     "stalled": "warn",
     "checkpoint-failed": "warn",
+    "folder-lost": "error",
+    "folder-back": "info",
     "halt": "error",
 }
 _COUNTED = {"skipped_in_all": "skips", "incident": "incidents", "number": "interventions"}
@@ -58,6 +60,7 @@ def mark(event: Event) -> TrackerMark | None:
         why = detail.get("error") or detail.get("by")
         text = f"{reason}: {why}" if why else reason
         text += f"; skipped {detail['skipped']}" if detail.get("skipped") else ""
+        text += f"; missing: {detail['missing']}" if detail.get("missing") else ""
         return printable(TrackerMark(event.step, level, f"the run is {reason}", text))
     if event.kind not in _LEVELS:
         return None

@@ -64,8 +64,9 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> No
 
 def read_tensors(folder: Path, rooms: Mapping[str, Tensor], group: Any) -> None:
     """Fill the tensors of this rank, whole or its shards, however they were sharded when they were written."""
+    reader = _Reader(folder, _table(folder))
     with _speaking_plainly():
-        load(dict(rooms), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
+        load(dict(rooms), storage_reader=reader, process_group=group, no_dist=group is None)
 
 
 def tensors_in(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -162,7 +163,11 @@ def _table(folder: Path) -> Metadata:
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, with our own unpickler for the table."""
+    """torch's reader, with a table that our own unpickler has read: torch would log a failure and go on."""
+
+    def __init__(self, folder: Path, table: Metadata) -> None:
+        super().__init__(folder)
+        self._table = table
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return _table(Path(self.path))
+        return self._table

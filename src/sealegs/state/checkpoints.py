@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from sealegs.errors import SourceError
-from sealegs.record.files import folder_aside, put_back_replaced, remove_partial, whole_file, writing
+from sealegs.errors import SourceError, StorageError
+from sealegs.record.files import folder_aside, put_back_replaced, remove_leftovers, whole_file, writing
 from sealegs.signals.collective import Collective
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_files import DIGESTS
@@ -158,11 +158,23 @@ class Checkpoints:
     Rank 0 alone renames, tags and deletes.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 3, keep_first: bool = False) -> None:
-        """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        keep_first: bool = False,
+        lost: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0.
+
+        ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
+        it, and nothing that lies there is gone back to.
+        """
         self._folder = folder
         self._keep = keep
         self._keep_first = keep_first
+        self._lost = lost
         self._tags = Tags(folder)
         self._ranks = Collective()
         self._writers = Collective()  # for the writing threads: their messages must not mix with those of the loops
@@ -172,6 +184,8 @@ class Checkpoints:
         self._written: deque[WrittenCheckpoint] = deque()
         self._kept: deque[int] = deque()
         self._failures: deque[str] = deque()
+        self._failed_steps: deque[int] = deque()
+        self._failed_elsewhere: dict[Path, str] = {}
         checkpoint_files.expect_to_be_alone()
 
     def steps(self) -> list[int]:
@@ -187,7 +201,7 @@ class Checkpoints:
     def _clear_up(self) -> None:
         with writing(self._folder):
             put_back_replaced(self._folder)
-            remove_partial(self._folder)
+            remove_leftovers(self._folder, has_lock=True)
 
     # Saving.
 
@@ -200,8 +214,8 @@ class Checkpoints:
         """Copy the state, and let a thread write it. False, and nothing is done, while another one is being written.
 
         Call ``before_update`` before the tensors change. ``written``, ``kept`` and ``failure`` report the outcome. With
-        ``to``, the state goes to that folder and is not one of the run's checkpoints: it is not reported, tagged or
-        removed.
+        ``to``, the state goes to that folder and is not one of the run's checkpoints: it is not tagged or removed, and
+        ``failure_elsewhere`` reports why it is not there.
         """
         if any(self._ranks.gather(self._is_writing)):
             return False
@@ -241,6 +255,14 @@ class Checkpoints:
         """What went wrong in ``save_soon`` since the last call, as a sentence. The run may go on."""
         return "; ".join(_taken(self._failures)) or None
 
+    def failed_steps(self) -> list[int]:
+        """The steps whose checkpoints ``save_soon`` could not write, since the last call."""
+        return _taken(self._failed_steps)
+
+    def failure_elsewhere(self, target: Path) -> str | None:
+        """What went wrong in ``save_soon(to=target)``, as a sentence."""
+        return self._failed_elsewhere.pop(target, None)
+
     @property
     def is_writing(self) -> bool:
         """Whether a thread of this rank is writing."""
@@ -266,7 +288,11 @@ class Checkpoints:
                 self._tags.arrived(int(target.name))
                 self._kept.append(int(target.name))
         except BaseException as error:  # torch raises some that are no Exception, and nobody else would report them
-            self._failures.append(f"checkpoint {target.name}: {error}")
+            if target.parent == self._folder:
+                self._failures.append(f"checkpoint {target.name}: {error}")
+                self._failed_steps.append(int(target.name))
+            else:
+                self._failed_elsewhere[target] = str(error)
         finally:
             self._tags.expect(None)
             self._is_writing = False
@@ -276,6 +302,8 @@ class Checkpoints:
         ranks = self._writers
 
         def begin() -> Path | None:
+            if lost := self._lost():
+                raise StorageError(lost)
             if target.parent == self._folder and self._is_worth_keeping(int(target.name)):
                 return None
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -308,7 +336,7 @@ class Checkpoints:
     def _take_in(self, step: int) -> None:
         self._tags.arrived(step)
         put_back_replaced(self._folder)
-        remove_partial(self._folder, files=False)
+        remove_leftovers(self._folder, "[0-9]*", has_lock=True)  # the tags may be under way
         for old in self._no_longer_kept():
             # rename before deleting: a kill in between must not leave a checkpoint with half its files
             aside = (self._folder / str(old)).rename(self._folder / f".{old}.partial")
@@ -331,7 +359,7 @@ class Checkpoints:
 
     def tag(self, step: int, tag: Tag, why: str = "") -> None:
         """Tag a checkpoint, even one that is being written; a missing one is ignored."""
-        if self._ranks.rank == 0:
+        if self._ranks.rank == 0 and not self._lost():
             self._tags.give(step, tag, why)
 
     def tags(self) -> dict[int, Tag]:
@@ -367,7 +395,7 @@ class Checkpoints:
         self, wanted: tuple[Tag, ...], doubt: Callable[[int], str], before: int | None
     ) -> tuple[int | None, list[Damage]]:
         passed_over: list[Damage] = []
-        known = self._tags.of(self.steps())
+        known = {} if self._lost() else self._tags.of(self.steps())
         for step in sorted(known, reverse=True):
             if before is not None and step > before:
                 continue
@@ -410,8 +438,11 @@ def read_state(
         for name, entry in checkpoint_files.tensors_in(folder).items()
         if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
     }
-    checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
-    plain, own = checkpoint_files.read_plain(folder, rank)
+    try:
+        checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
+        plain, own = checkpoint_files.read_plain(folder, rank)
+    except OSError as error:  # it was intact when it was checked
+        raise SourceError(f"{folder}: cannot be read ({error.strerror or error}); see to the disk") from error
     return StoredState(tensors, plain, own, step)
 
 

@@ -16,7 +16,10 @@ MOST = 250
 """The most marks of a kind: those too close to be told apart become one mark with their count."""
 AROUND = 100
 """Steps around the beginning of an incident that are drawn one by one, however long the run."""
-OTHERS = ("fault", "halt", "resume", "stalled", "sink-failed", "checkpoint-failed", "announced", "remark", "end")
+OTHERS = (
+    *("fault", "halt", "resume", "stalled", "sink-failed", "checkpoint-failed", "folder-lost", "folder-back"),
+    *("announced", "remark", "end"),
+)
 POSTMORTEMS = ("postmortem.html", "postmortem.md")
 
 
