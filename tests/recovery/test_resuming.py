@@ -54,7 +54,7 @@ class Average:
 class Job:
     """A training that can be started, and started again, in one folder."""
 
-    def __init__(self, folder: Path, *, playbook: str = "standard", every: int = 20) -> None:
+    def __init__(self, folder: Path, *, playbook: str = "standard", every: int = 20, samples: int = 0) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.1))
         self.average = Average()
@@ -67,7 +67,7 @@ class Job:
             resume="auto",
             playbook=PLAYBOOKS[playbook](),
             checkpoint_every=Checkpointing(every=every, keep=9, snapshot_every=20, also={"average": self.average}),
-            telemetry=Telemetry(sample_every=0),
+            telemetry=Telemetry(sample_every=samples),
         )
         self.began_at = self.guard.number
 
@@ -179,6 +179,20 @@ def test_what_a_killed_process_has_counted_still_counts(tmp_path: Path) -> None:
     with Job(folder, every=5) as job:
         assert job.began_at == 5, "the newest that is proven"
         assert set(job.tags().values()) == {"healthy", "suspect"}, "later ones are of another line"
+
+
+def test_a_run_that_goes_on_at_step_0_has_the_first_row_of_a_new_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        job = Job(tmp_path / "a", samples=1)
+        assert job.began_at == 0
+        job.train(1)
+        job.guard.loop.fail(KeyboardInterrupt())
+        job.guard.close()
+    first, second = (json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_bytes().splitlines())
+    measured = {"time", "step_s", "saving"}
+    assert {name: first[name] for name in first if name not in measured} == {
+        name: second[name] for name in second if name not in measured
+    }
 
 
 # Where a resume begins, if nothing is proven.

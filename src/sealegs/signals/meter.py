@@ -155,8 +155,12 @@ class Meter:
         self.get_ready(number + 1)
 
     def get_ready(self, number: int) -> None:
-        """Sample the forward pass of a step, if it is to be sampled."""
-        if self.is_sampled(number) and self._blind < BLIND:
+        """Sample the forward pass of a step, if it is to be sampled.
+
+        Not of step 0, which a new run begins with before it has seen its model: one that begins it again has the same
+        row.
+        """
+        if number and self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
 
