@@ -15,8 +15,7 @@ def remarkable(event: Event) -> str | None:
     detail = printable(event.detail)
     match event.kind:
         case "resume":
-            words = [f"{name} changed from {old} to {new}" for name, (old, new) in detail["changed"].items()]
-            return "; ".join([*words, how_resumed(detail)])
+            return how_resumed(detail)
         case "resume-audit":
             words = [f"{name}: {told}" for name, told in detail["not_as_saved"].items()] + list(detail["changed"])
             return f"not as it was before the resume: {'; '.join(words)}" if words else None
@@ -46,13 +45,13 @@ def remarkable(event: Event) -> str | None:
 
 
 def how_resumed(detail: Mapping[str, Any]) -> str:
-    """Where a resumed run goes on, and why there.
+    """Where a resumed run goes on and why there, and with which other settings.
 
     >>> how_resumed({"checkpoint": 20, "passed_over": {"40": "suspect"}, "because": "no checkpoint is proven yet"})
-    'passed over checkpoint 40: suspect; no checkpoint is proven yet; goes on at step 20'
+    'passed over checkpoint 40: suspect; goes on at step 20 (no checkpoint is proven yet)'
     """
     words = [f"passed over checkpoint {step}: {reason}" for step, reason in detail["passed_over"].items()]
-    words += [detail["because"]] if detail.get("because") else []
-    start = detail["checkpoint"]
+    words += [f"{name} changed from {old} to {new}" for name, (old, new) in detail.get("changed", {}).items()]
+    start, because = detail["checkpoint"], detail.get("because")
     words.append("there is no checkpoint yet: starts anew" if start is None else f"goes on at step {start}")
-    return "; ".join(words)
+    return "; ".join(words) + (f" ({because})" if because else "")
