@@ -117,8 +117,7 @@ def _train(orders: Orders, rank: int, announcer: Announcer, request: StopRequest
             if request.is_made_on_any_rank() or guard.number >= orders.until:
                 break
         announcer.begin("closing")
-        if guard.number != guard.loop.last_checkpoint:
-            guard.checkpoint(wait=True)
+        guard.loop.save_last()
     tell("stopped" if guard.number < orders.until else "done", (guard.number, training.digest()))
     if kind.ranks > 1:
         dist.destroy_process_group()
