@@ -301,6 +301,37 @@ def test_a_state_that_finds_no_room_is_named_in_the_capsule_and_at_the_end(tmp_p
     assert "checkpoint-failed" not in kinds
 
 
+def test_every_file_of_a_capsule_is_whole_or_not_there(tmp_path: Path) -> None:
+    capsule = tmp_path / "a" / "incidents" / "1" / "capsule"
+    with (
+        DiskLayer(capsule / f".manifest.json.{os.getpid()}.partial", Fault("full", 1)),
+        pytest.warns(sealegs.FolderIncomplete, match="incidents/1 is not whole"),
+    ):
+        go_wrong_soon(tmp_path / "a")
+    assert not (capsule / "manifest.json").exists()
+    assert not write.is_whole(capsule)
+
+
+def test_checkpoints_that_cannot_be_listed_cost_a_capsule_its_state_and_a_run_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    how: dict[str, Any] = {**OBSERVE, "checkpoint_every": Checkpointing(every=20), "act": False}
+    guard = sealegs.Guard(model, optimizer, run=tmp_path / "a", **how)
+    with DiskLayer(tmp_path / "a" / "checkpoints") as disk:
+        for x in guard.batches(list(torch.randn(60, 16, 8))):
+            if guard.number >= 30 and not (tmp_path / "a" / "incidents").exists():
+                disk.strike("error")
+            loss = (model(x) - x[:, :4]).square().mean() * (math.nan if guard.number >= 30 else 1.0)
+            loss.backward()
+            guard.step(loss)
+            if guard.number > 36:
+                break
+        with pytest.warns(sealegs.FolderIncomplete, match="incidents/1 is not whole"):
+            guard.close()
+    assert "checkpoints: cannot be listed" in open_capsule(tmp_path / "a" / "incidents" / "1").description.without_state
+
+
 @pytest.mark.parametrize("left", ["capsule.json", "state"])
 def test_a_capsule_that_a_kill_cut_short_is_written_anew(tmp_path: Path, left: str) -> None:
     """A resume from before the incident meets it again."""

@@ -417,6 +417,9 @@ def test_a_disk_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
             disk.fault = Fault("error", len(disk.calls) + number)
             with pytest.raises(SourceError, match="Input/output error"):
                 checkpoints.load(1)
+        disk.strike("error")
+        with pytest.raises(SourceError, match="checkpoints: cannot be listed"):
+            checkpoints.steps()
     assert calls > 10
 
 

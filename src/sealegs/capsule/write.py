@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
-from sealegs.errors import SealegsError, StorageError
+from sealegs.errors import SealegsError, SourceError, StorageError
 from sealegs.incidents import Incident
 from sealegs.record.files import folder_aside, whole_file
 from sealegs.record.schema import (
@@ -386,22 +386,26 @@ class FlightRecorder:
                 return None, self._too_large(size)
             self._left -= size
             return snapshot.step, ""
-        saved = [step for step, tag in self._checkpoints.tags().items() if tag != "suspect" and step <= incident.start]
-        if not saved:
-            return None, f"no state: there is neither a snapshot nor a checkpoint from before step {incident.start}"
-        assert self._watch.folder is not None
-        step = max(saved)
-        source = self._watch.folder / CHECKPOINTS / str(step)
+        reason = ""
         try:
+            tags = self._checkpoints.tags()
+            step = max((step for step, tag in tags.items() if tag != "suspect" and step <= incident.start), default=-1)
+            if step < 0:
+                return None, f"no state: there is neither a snapshot nor a checkpoint from before step {incident.start}"
+            assert self._watch.folder is not None
             if self._ranks.rank == 0:
+                source = self._watch.folder / CHECKPOINTS / str(step)
                 size = 0 if step in self._linked else _bytes_in(source)  # it stays when it is no checkpoint any more
                 if size > self._left:
                     return None, self._too_large(size)
                 link_folder(source, capsule / STATE)
                 self._linked.add(step)
                 self._left -= size
+        except SourceError as error:
+            reason = str(error)
         except OSError as error:
             reason = f"checkpoint {step} cannot be linked ({error.strerror})"
+        if reason:
             self._incomplete[incident.number] = reason
             return None, f"no state: {reason}"
         return step, ""
@@ -439,7 +443,8 @@ class FlightRecorder:
             self._spent.append(file.tell())
         for name in (MANIFEST, TOKENIZER):  # it must be understood without the folder that it lies in
             if (source := folder.parent.parent / name).exists():
-                shutil.copyfile(source, capsule / name)
+                with whole_file(capsule / name) as file:
+                    file.write(source.read_bytes())
         _write_json(folder / INCIDENT, asdict(incident))
         _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
@@ -465,6 +470,8 @@ class FlightRecorder:
     def _add(
         self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[BatchHandle, ...]
     ) -> None:
+        if self._ranks.rank == 0 and not (capsule / f"{CAPSULE}.json").exists():
+            return  # what was to be there before could not be written, which has been told of
         lines = [json.dumps(each.recorded()).encode() + b"\n" for each in handed]
         self._spent.append(_add_lines(capsule / BATCHES.format(rank=self._ranks.rank), lines))
         if not self._ranks.rank:

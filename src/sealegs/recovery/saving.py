@@ -136,8 +136,8 @@ class Saving:
         """What became of checkpoints that should be on disk and are not, as a sentence."""
         try:
             on_disk = self._checkpoints.steps()
-        except OSError as error:
-            return (f"the checkpoints cannot be listed ({error.strerror})",) if self._failed else ()
+        except SourceError as error:
+            return (str(error),) if self._failed else ()
         failed = sorted({*self._failed}.difference(on_disk))
         newest = f"the newest on disk is of step {on_disk[-1]}" if on_disk else "there is none on disk"
         if failed:

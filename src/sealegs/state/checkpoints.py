@@ -190,9 +190,12 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps for which there is a checkpoint, rising."""
-        if not self._folder.is_dir():
+        try:
+            return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal())
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal())
+        except OSError as error:
+            raise SourceError(f"{self._folder}: cannot be listed ({error.strerror}); see to the disk") from error
 
     def take_over(self) -> None:
         """Clear up what the process before has left in the middle, where it was killed. The run has one writer."""
