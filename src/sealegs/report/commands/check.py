@@ -11,6 +11,8 @@ from sealegs.record.interventions import Done
 from sealegs.record.schema import speakable
 
 WIDTH = 100
+MOST_INCIDENTS = 100
+"""Incidents that the text lists; JSON has all of them."""
 VERDICTS = {
     "healthy": "HEALTHY",
     "watch": "WATCH",
@@ -34,7 +36,7 @@ def page(diagnosis: Diagnosis) -> str:
         *_section("First action", _wrapped(diagnosis.first_action, "  ")),
         *_section("What was done to the run", [line for text in deeds(found.done) for line in _wrapped(text, "  ")]),
         *_section("Metrics that cannot be believed", _problems(found.problems)),
-        *_section("Incidents", [line for incident in found.incidents for line in _incident(incident)]),
+        *_section("Incidents", _incidents(found.incidents)),
         *_section("Causes, the likeliest first", _hypotheses(diagnosis.hypotheses)),
         *_section(f"The way through the decision tree ({diagnosis.rules} rules)", _path(diagnosis)),
         *_section("What this log cannot show", [line for text in found.unseen for line in _wrapped(text, "  ")]),
@@ -152,6 +154,12 @@ def _problems(problems: Sequence[Problem]) -> list[str]:
         for problem in problems
         for line in _wrapped(problem.text + (f" Hides: {problem.hides}" if problem.hides else ""), "  ")
     ]
+
+
+def _incidents(found: Sequence[Incident]) -> list[str]:
+    more = len(found) - MOST_INCIDENTS
+    told = [f"and {more:,} more: --json has all of them"] if more > 0 else []
+    return [line for incident in found[:MOST_INCIDENTS] for line in _incident(incident)] + told
 
 
 def _incident(incident: Incident) -> list[str]:
