@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.report.dashboard.page import html_of
     from sealegs.report.dashboard.values import page_of, see
 
-    page = html_of(page_of([see(source, name) for source, name in named]), target).encode()
+    page = html_of(page_of([see(source, name, len(named)) for source, name in named]), target).encode()
     with writing(target), whole_file(target) as file:
         file.write(page)
     say(f"{target}  {len(page) / 1e6:.1f} MB")

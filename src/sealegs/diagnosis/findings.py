@@ -34,13 +34,13 @@ IN_A_ROW = 3
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: the code below looks for NaN
-def look(run: Run, *, rules: str = "calibrated") -> Findings:
-    """Judge a run by what it shows by itself."""
+def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statistic.MOST_FOLDED) -> Findings:
+    """Judge a run by what it shows by itself; by the whole fold if it has at most ``most_folded`` rows."""
     if rules not in RULES:
         raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
     curve = curve_of(run)
     problems = metrics.problems_of(run, curve)
-    found = _stretches(run, curve, rules) if len(curve.losses) else []
+    found = _stretches(run, curve, rules, most_folded) if len(curve.losses) else []
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
     incidents = tuple(_incident(curve, norms, one, breaks, number) for number, one in enumerate(found, 1))
@@ -68,11 +68,11 @@ def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
     return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
 
 
-def _stretches(run: Run, curve: LossCurve, rules: str) -> list[Stretch]:
+def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_statistic.MOST_FOLDED) -> list[Stretch]:
     broken = nonfinite(run, curve) + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
-    grown, surprising = risen(run, curve), live_statistic.surprising(run, curve)
+    grown, surprising = risen(run, curve), live_statistic.surprising(run, curve, most_folded)
     judged_from = live_statistic.judges_from(curve)
     sudden = [
         one

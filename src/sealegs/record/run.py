@@ -49,7 +49,7 @@ class Run:
     _first_rows: NDArray[np.int64]
     _events: Path | None = None
 
-    @property
+    @cached_property
     def signals(self) -> tuple[str, ...]:
         """The signals that were logged at least once, without ``step``."""
         return tuple(key for key in self._columns.values if key != "step")
@@ -57,6 +57,10 @@ class Run:
     def column(self, signal: str) -> Column:
         """One value per step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
         return _as_text(self._find(signal, self._columns.values)[self._rows_of(signal)])
+
+    def has_numbers(self, signal: str) -> bool:
+        """Whether its values are numbers, and not text."""
+        return bool(self._find(signal, self._columns.values).dtype.kind == "f")
 
     def logged(self, signal: str) -> Mask:
         """Where the signal was logged: a NaN there was measured, elsewhere the value is missing."""

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.report.runs import events, rows, troubled, write
 
 from sealegs.report.dashboard.columns import RUN_COLOURS, columns_of
 from sealegs.report.dashboard.figures import FAINT, MARK_COLOURS, TEXT, draw
-from sealegs.report.dashboard.page import html_of, place
+from sealegs.report.dashboard.page import html_of, place, title_of
 from sealegs.report.dashboard.values import page_of, see
 
 pytestmark = pytest.mark.xdist_group("dashboard page")  # one drawing serves most
@@ -152,6 +153,16 @@ def test_a_panel_that_explodes_begins_with_a_log_scale(highest: float, axis: str
     folder = write(tmp_path / "a", ({"step": step, "loss": 2.0, "grad_norm": norm} for step, norm in enumerate(norms)))
     drawing = draw(page_of([see(str(folder), "a")]), [{}])
     assert [type(each).__name__ for each in drawing.figures["panel-3"].left if each.visible] == [axis]
+
+
+def test_two_hundred_runs_are_a_page_of_less_than_five_megabytes(night: Path) -> None:
+    seen = see(str(night), "night", 200)
+    page = page_of([replace(seen, name=f"night {number}") for number in range(200)])
+    html = html_of(page, night / "dashboard.html")
+    assert len(html) < 5e6
+    assert html.count('<article class="run"') == 200
+    assert html.count('"name":"LegendItem"') < 100, "a legend of two hundred would be longer than the panel is high"
+    assert title_of(page).endswith("night 7 and 192 more - Sealegs")
 
 
 def test_the_page_says_what_is_not_logged(tmp_path: Path) -> None:

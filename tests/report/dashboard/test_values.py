@@ -7,10 +7,12 @@ import pytest
 from tests.report.runs import BACK_FROM, BACK_TO, GAP, HISTOGRAM, NAN, SPIKE, STEPS, events, rows, troubled, write
 
 from sealegs.record.run import open_run
+from sealegs.report.dashboard import values
 from sealegs.report.dashboard.batches import cells_of, quantiles_of
+from sealegs.report.dashboard.columns import columns_of
 from sealegs.report.dashboard.marks import MOST, PanelMark, marks_of, thinned
-from sealegs.report.dashboard.summary import described, told, wanted
-from sealegs.report.dashboard.values import ALL_POINTS, SUBJECTS, Page, page_of, see
+from sealegs.report.dashboard.summary import MOST_INCIDENTS, described, told, wanted
+from sealegs.report.dashboard.values import ALL_POINTS, MOST_SOURCES, SUBJECTS, Page, page_of, see
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,49 @@ def test_several_runs_share_the_points(tmp_path: Path) -> None:
     pages = [page_of([seen] * number) for number in (1, 8)]
     points = [sum(len(each.line.steps) for panel in page.panels for each in panel.series) for page in pages]
     assert points[0] < points[1] <= 2 * ALL_POINTS
+
+
+def test_many_runs_share_the_lines_the_marks_and_the_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page holds of each run is less where there are many: of layers some, of what happened the beginning."""
+    monkeypatch.setattr(values, "MOST_LINES", 500)
+    folder = troubled(tmp_path / "night")
+    pages = [page_of([see(str(folder), f"night {n}", runs) for n in range(runs)]) for runs in (1, 40)]
+    lines = [sum(len(panel.series) for panel in page.panels if panel.subject.groups) for page in pages]
+    assert lines[0] == 15
+    assert 40 <= lines[1] < 15 * 20
+    assert not any(each.left_behind for panel in pages[1].panels for each in panel.series)
+    of_layers = pages[1].panels[3]
+    assert of_layers.not_drawn == 12 * 40 - len(of_layers.series) > 0
+    assert [each.label for each in of_layers.series if each.run == 7][:1] == ["blocks.0"]
+    assert f"{of_layers.not_drawn} more lines are not drawn." in wanted(of_layers)
+    assert not any(panel.not_drawn for panel in pages[0].panels)
+    (alone,), among = told(pages[0]), told(pages[1])
+    assert alone.everything
+    assert not any(each.everything for each in among)
+    assert {each.verdict for each in among} == {alone.verdict}
+    assert all(len(texts) <= 6 for each in among for _, _, texts in each.lists)
+    assert not any(name.endswith(("/means", "/left")) for name in columns_of(pages[1], [{}] * 40))
+
+
+def test_thousands_of_incidents_are_marked_and_listed_in_part(tmp_path: Path) -> None:
+    closed = [
+        {"time": 1.7e9, "step": 10 * n, "kind": "incident-closed", "number": n, "start": 10 * n - 5, "text": f"{n}."}
+        for n in range(1, 5001)
+    ]
+    losses = ({"step": step, "loss": 2.0 + step % 3 / 100} for step in range(0, 50_000, 25))
+    page = page_of([see(str(write(tmp_path / "a", losses, closed)), "a")])
+    assert len(page.marks[0]) <= MOST + 1
+    assert page.marks[0][0].text == "20 incidents, steps 5 to 200; the first: 1."
+    (said,) = told(page)
+    assert (len(said.incidents), said.more_incidents) == (MOST_INCIDENTS, 5000 - MOST_INCIDENTS)
+
+
+def test_of_very_many_sources_the_largest_are_drawn(tmp_path: Path) -> None:
+    sources = ({"step": step, "loss": 2.0, "sources": f"wiki=6 document-{step}=2"} for step in range(500))
+    panel = page_of([see(str(write(tmp_path / "a", sources)), "a")]).panels[9]
+    assert len(panel.series) == MOST_SOURCES
+    assert panel.series[0].label == "source wiki"
+    assert panel.not_drawn == 501 - MOST_SOURCES
 
 
 def _layers(step: int) -> dict[str, float]:

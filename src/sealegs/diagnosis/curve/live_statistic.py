@@ -62,9 +62,9 @@ def judges_from(curve: LossCurve) -> int:
     return YOUNG if is_calibrated else len(curve.losses)
 
 
-def surprising(run: Run, curve: LossCurve) -> list[Stretch]:
+def surprising(run: Run, curve: LossCurve, most_folded: int = MOST_FOLDED) -> list[Stretch]:
     """Alarms of the live statistic, if it is calibrated for the curve."""
-    if run.manifest.created and len(curve.losses) <= MOST_FOLDED:
+    if run.manifest.created and len(curve.losses) <= most_folded:
         return _as_live(run, curve)
     if judges_from(curve) == len(curve.losses):
         return []

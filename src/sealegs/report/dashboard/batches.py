@@ -50,21 +50,28 @@ def quantiles_of(steps: Steps, texts: Sequence[str]) -> Iterator[tuple[str, Step
         yield label, steps, np.where(below[:, -1] > 0, values, np.nan)
 
 
-def shares_of(texts: Sequence[str]) -> dict[str, Floats]:
-    """The share of each source in every batch.
+def shares_of(texts: Sequence[str], most: int) -> tuple[dict[str, Floats], int]:
+    """The share of each source in every batch, of the ``most`` that have most of the data; and how many others are.
 
-    >>> {name: values.tolist() for name, values in shares_of(["a=6 b=2", "b=8"]).items()}
-    {'a': [0.75, 0.0], 'b': [0.25, 1.0]}
+    >>> shares, others = shares_of(["a=6 b=2", "b=7 c=1"], 2)
+    >>> {name: values.tolist() for name, values in shares.items()}, others
+    ({'a': [0.75, 0.0], 'b': [0.25, 0.875]}, 1)
     """
     kinds: dict[str, int] = {}
     places = np.array([kinds.setdefault(text, len(kinds)) for text in texts], dtype=np.int64)
     parsed = [dict(_pairs(text)) for text in kinds]
-    names = dict.fromkeys(name for each in parsed for name in each)
     totals = [sum(each.values()) or 1.0 for each in parsed]
-    return {
+    data: dict[str, float] = {}
+    for each, total, times in zip(parsed, totals, np.bincount(places).tolist(), strict=True):
+        for name, rows in each.items():
+            data[name] = data.get(name, 0.0) + times * rows / total
+    largest = set(sorted(data, key=lambda name: -data[name])[:most])
+    shares = {
         name: np.array([each.get(name, 0.0) / total for each, total in zip(parsed, totals, strict=True)])[places]
-        for name in names
+        for name in data
+        if name in largest
     }
+    return shares, len(data) - len(shares)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, float]]:

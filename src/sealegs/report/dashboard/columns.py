@@ -1,5 +1,6 @@
 """The data of every Bokeh source of a Page, by name: columns of numbers, labels, colours and links."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -9,7 +10,7 @@ from bokeh.palettes import Plasma256
 from sealegs.printable import printable
 from sealegs.report.dashboard.downsample import Floats
 from sealegs.report.dashboard.marks import KINDS, PanelMark
-from sealegs.report.dashboard.values import Page, Panel, PanelLine
+from sealegs.report.dashboard.values import MOST_IN_FULL, Page, Panel, PanelLine
 
 RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
 """One colour per run; in a page of one run, one per signal. On white each has a contrast of at least 4.5, and people
@@ -18,6 +19,8 @@ RUN_DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
 """Dashes that tell apart the runs beyond the sixth, and the signals of one run among several."""
 FEW_POINTS = 60
 """A line of at most this many points also shows each point as a dot."""
+MOST_DOTS = 5000
+"""The most such dots on a page; where there would be more, only those that no line shows."""
 EXTREME = 1e4
 """Multiple of the median from which on a value is extreme."""
 
@@ -50,14 +53,18 @@ def _above_zero(panel: Panel) -> Floats:
 def columns_of(page: Page, links: Sequence[dict[int, str]]) -> dict[str, Columns]:
     """The data of every source that has any, by name."""
     columns = {f"marks/{kind}": _mark_columns(page, links, kind) for kind in KINDS}
+    points = [len(each.line.steps) for panel in page.panels for each in panel.series]
+    has_dots = sum(count for count in points if count <= FEW_POINTS) <= MOST_DOTS
     for panel in page.panels:
         name = f"panel-{panel.subject.number}"
+        places = _places(panel)
         for axis, series in by_axis(panel).items():
-            styles = [_style(each, panel, len(page.seen)) for each in series]
+            styles = [_style(each, places[id(each)], len(page.seen)) for each in series]
             columns[f"{name}/{axis}/lines"] = _lines(series, styles, page)
-            columns[f"{name}/{axis}/means"] = _lines(series, styles, page, mean=True)
+            smoothed = series if len(page.seen) <= MOST_IN_FULL else []
+            columns[f"{name}/{axis}/means"] = _lines(smoothed, styles, page, mean=True)
             columns[f"{name}/{axis}/left"] = _lines(series, styles, page, left=True)
-            columns[f"{name}/{axis}/lone"] = _lone(series, styles, page)
+            columns[f"{name}/{axis}/lone"] = _lone(series, styles, page, FEW_POINTS if has_dots else 0)
         columns[f"{name}/broken"] = _broken(panel, page)
         if panel.cells is not None:
             cells = {key: column.astype(np.float32) for key, column in panel.cells._asdict().items()}
@@ -77,10 +84,18 @@ def by_axis(panel: Panel) -> dict[str, list[PanelLine]]:
     return {axis: series for axis, series in axes.items() if series}
 
 
-def _style(series: PanelLine, panel: Panel, runs: int) -> tuple[str, list[int], float]:
+def _places(panel: Panel) -> dict[int, int]:
+    """The place of each line, by its identity, among those of its run that are layers as well, or are none."""
+    alike = Counter[tuple[int, bool]]()
+    places = {}
+    for each in panel.series:
+        places[id(each)] = alike[each.run, each.depth is None]
+        alike[each.run, each.depth is None] += 1
+    return places
+
+
+def _style(series: PanelLine, place: int, runs: int) -> tuple[str, list[int], float]:
     """Colour, dashes and width of a line. A run has a colour, or in a page of one run a signal; depth gives shades."""
-    alike = [each for each in panel.series if each.run == series.run and (each.depth is None) == (series.depth is None)]
-    place = alike.index(series)
     width = 1.2 if series.depth is None else 1.0
     is_logit = series.signal.startswith("attention_logit_max")
     if runs > 1:
@@ -100,7 +115,7 @@ def _lines(
     left: bool = False,
 ) -> Columns:
     columns: Columns = {name: [] for name in ("xs", "ys", "label", "colour", "dash", "width")}
-    for each, (colour, dash, width) in zip(series, styles, strict=True):
+    for each, (colour, dash, width) in zip(series, styles, strict=False):
         line = each.left_behind if left else each.line
         if line is None:
             continue
@@ -112,11 +127,11 @@ def _lines(
     return columns
 
 
-def _lone(series: Iterable[PanelLine], styles: Iterable[tuple[str, list[int], float]], page: Page) -> Columns:
-    """Points that no line shows, and every point of a line that has few."""
+def _lone(series: Iterable[PanelLine], styles: Iterable[tuple[str, list[int], float]], page: Page, few: int) -> Columns:
+    """Points that no line shows, and every point of a line that has ``few``."""
     columns: Columns = {name: [] for name in ("x", "y", "label", "colour")}
     for each, (colour, _, _) in zip(series, styles, strict=True):
-        shown = each.line.lone if len(each.line.steps) > FEW_POINTS else ~np.isnan(each.line.values)
+        shown = each.line.lone if len(each.line.steps) > few else ~np.isnan(each.line.values)
         for line, alone, note in ((each.line, shown, ""), (each.left_behind, None, " (left behind)")):
             if line is not None:
                 alone = line.lone if alone is None else alone

@@ -58,7 +58,8 @@ class Reduced:
 
 
 def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int, int]] = ()) -> Reduced:
-    """At most about ``points`` points of a series, and every row of the step ranges in ``whole``.
+    """At most about ``points`` points of a series, and every row of the step ranges in ``whole``; its smoothed line has
+    no more than that.
 
     >>> line = reduced(np.arange(6), np.array([3.0, 2.0, np.nan, 9.0, 1.0, 2.0]), points=2)
     >>> line.steps.tolist(), line.values.tolist(), line.broken
@@ -69,7 +70,7 @@ def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int
     rows = np.flatnonzero(finite)
     width = -(-2 * len(rows) // max(points, 2))
     kept = rows if len(rows) <= points else rows[_extremes(values[rows], width, steps[rows], whole)]
-    means, averaged = _means(values)
+    means, averaged = _means(values, min(MEANS, max(points, 2)))
     return Reduced(
         **_line("", steps, values, kept, piece),
         **_line("mean_", steps, means, np.arange(averaged // 2, len(values), averaged), piece),
@@ -143,11 +144,11 @@ def _words(values: Floats) -> str:
     return " and ".join(name for name, mask in kinds.items() if mask.any())
 
 
-def _means(values: Floats) -> tuple[Floats, int]:
+def _means(values: Floats, points: int) -> tuple[Floats, int]:
     """For each row the mean of the finite values around it, constant over ``averaged`` rows; and that number."""
     if len(values) < 4 * FEWEST_AVERAGED:
         return np.where(np.isfinite(values), values, np.nan), 1
-    averaged = max(FEWEST_AVERAGED, -(-len(values) // MEANS))
+    averaged = max(FEWEST_AVERAGED, -(-len(values) // points))
     finite = np.isfinite(values)
     begins = np.arange(0, len(values), averaged)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

@@ -66,6 +66,8 @@ HEIGHT = 250
 FLOOR = 0.03
 """Height of the marks above the axis, as a share of the panel's height."""
 MOST_IN_LEGEND = 7
+MOST_RUNS_IN_LEGEND = 24
+"""Of more runs none is in a legend: it would be longer than the panel is high. The name is at the cursor."""
 ROOM = 540
 """Pixels for the names in a row of a legend: a panel is seldom narrower."""
 LONGEST = 20
@@ -243,7 +245,8 @@ def _curves(drawn: figure, sources: Sources, name: str, number: int) -> list[Gly
         )
         return _put(drawn, sources[f"{name}/{what}"], line, what, y_range_name=on, visible=visible)
 
-    lines, means = curve("lines"), curve("means", visible=False)
+    lines = curve("lines")
+    means = [curve("means", visible=False)] if f"{name}/means" in sources else []
     others = [curve("left", line_dash=[2, 3], line_width=1.8)] if f"{name}/left" in sources else []
     drawn.add_tools(
         HoverTool(
@@ -257,7 +260,7 @@ def _curves(drawn: figure, sources: Sources, name: str, number: int) -> list[Gly
     if f"{name}/lone" in sources:
         dot = Scatter(x="x", y="y", size=4, fill_color="colour", line_color="colour")
         others.append(_put(drawn, sources[f"{name}/lone"], dot, "lone", y_range_name=on))
-    return [lines, means, *others]
+    return [lines, *means, *others]
 
 
 def _on_the_floor(drawn: figure, sources: Sources, name: str) -> None:
@@ -306,6 +309,7 @@ def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) 
                 runs.setdefault(page.seen[each.run].name, (lines, place))
             if not several or each.depth is None:  # with several runs the colour shows the run, the dashes the signal
                 signals.setdefault(each.label, (lines, place))
+    runs = runs if len(runs) <= MOST_RUNS_IN_LEGEND else {}
     signals = _samples(drawn, signals) if several and len(signals) > 1 else signals
     shown = [*runs.items(), *(signals.items() if len(signals) > 1 else ())]
     items = [LegendItem(label=_short(name), renderers=[lines], index=place) for name, (lines, place) in shown]
@@ -368,7 +372,7 @@ def _switches(figures: Mapping[str, figure], logs: Mapping[str, Range1d]) -> tup
     renderers = [part for each in figures.values() for part in each.renderers]
     means = [part for part in renderers if part.name == "means"]
     lines = [part.glyph for part in renderers if part.name == "lines"]
-    smoothed = Toggle(label="Smoothed", name="smoothed")
+    smoothed = Toggle(label="Smoothed", name="smoothed", disabled=not means)
     smoothed.js_on_change(
         "active",
         CustomJS(

@@ -65,7 +65,7 @@ class LiveRuns:
         if not changed:
             return self.page
         for number in changed:
-            self._seen[number] = see(*self._named[number])
+            self._seen[number] = see(*self._named[number], runs=len(self._named))
             self._stamps[number] = stamps[number]
         page = page_of([seen for seen in self._seen if seen is not None])
         self._wait_until = time.monotonic() + (time.monotonic() - began) / SHARE

@@ -4,16 +4,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.contract import Findings
 from sealegs.record.run import Run
 from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event
 
 KINDS = ("incident", "intervention", "skip", "checkpoint", "other")
 """Kinds of marks, the gravest first."""
-SEVERAL = {"skip": "skips", "checkpoint": "checkpoints", "other": "events", "repeated batch": "repeated batches"}
+SEVERAL = {
+    "incident": "incidents",
+    "intervention": "interventions",
+    "skip": "skips",
+    "checkpoint": "checkpoints",
+    "other": "events",
+    "repeated batch": "repeated batches",
+}
 MOST = 250
-"""The most marks of a kind: those too close to be told apart become one mark with their count."""
+"""The most marks of a kind: those too close to be told apart become one mark with their count. Incidents and
+interventions, each with a page of its own, do only if there are more of them."""
+MOST_OF_ALL = 1500
+"""The most marks of a kind on a page of many runs."""
 AROUND = 100
 """Steps around the beginning of an incident that are drawn one by one, however long the run."""
 OTHERS = (
@@ -37,9 +47,9 @@ class PanelMark:
     """The post-mortem, if there is one."""
 
 
-def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[PanelMark, ...]:
+def marks_of(run: Run, findings: Findings | None) -> tuple[PanelMark, ...]:
     """Everything that happened to a run."""
-    found = _incidents(run, diagnosis)
+    found = _incidents(run, findings)
     for event in run.events:
         match event.kind:
             case "intervention":
@@ -54,19 +64,21 @@ def marks_of(run: Run, diagnosis: Diagnosis | None) -> tuple[PanelMark, ...]:
     return tuple(found)
 
 
-def thinned(marks: Iterable[PanelMark], steps: int) -> tuple[PanelMark, ...]:
-    """The marks, with those that could not be told apart in a run of ``steps`` steps merged."""
-    close = max(steps // MOST, 1)
+def thinned(marks: Sequence[PanelMark], steps: int, runs: int = 1) -> tuple[PanelMark, ...]:
+    """The marks of one of so many runs, with those that could not be told apart in ``steps`` steps merged."""
+    most = min(MOST, max(MOST_OF_ALL // runs, 5))
+    close = max(steps // most, 1)
+    numbers = {kind: {mark.number for mark in marks if mark.kind == kind} for kind in ("incident", "intervention")}
+    apart = {kind for kind, found in numbers.items() if len(found) <= most}
     kept: dict[tuple[str, int], list[PanelMark]] = {}
     for mark in marks:
-        is_numbered = mark.kind in ("incident", "intervention")
-        kept.setdefault((mark.kind, -mark.number if is_numbered else mark.first // close), []).append(mark)
+        kept.setdefault((mark.kind, -mark.number if mark.kind in apart else mark.first // close), []).append(mark)
     return tuple(_joined(together) for together in kept.values())
 
 
 def _joined(marks: Sequence[PanelMark]) -> PanelMark:
     first, last = min(mark.first for mark in marks), max(mark.last for mark in marks)
-    if len(marks) == 1 or marks[0].number:
+    if len({mark.number for mark in marks}) == 1 and (len(marks) == 1 or marks[0].number):
         return replace(marks[0], first=first, last=last)
     text = f"{len(marks)} {SEVERAL[marks[0].kind]}, steps {first} to {last}; the first: {marks[0].text}"
     return replace(marks[0], first=first, last=last, text=text)
@@ -87,8 +99,8 @@ def _sentence(event: Event) -> str:
     return f"{told or event.kind}{' (not done: shadow mode)' if is_shadow else ''}"
 
 
-def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[PanelMark]:
-    """Incidents that the guard met live, then those that only the diagnosis finds."""
+def _incidents(run: Run, findings: Findings | None) -> list[PanelMark]:
+    """Incidents that the guard met live, then those that only hindsight finds."""
     live: dict[int, PanelMark] = {}
     for event in run.events:
         detail = event.detail
@@ -101,7 +113,7 @@ def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[PanelMark]:
             end = detail.get("end")
             last = event.step if end is None else int(end)
             live[number] = PanelMark(kind="incident", first=start, last=last, text=_sentence(event), number=number)
-    seen = diagnosis.findings.incidents if diagnosis else ()
+    seen = findings.incidents if findings else ()
     end_of_run = int(run.steps[-1]) if len(run.steps) else 0
     after: list[PanelMark] = []
     for incident in seen:
@@ -111,7 +123,7 @@ def _incidents(run: Run, diagnosis: Diagnosis | None) -> list[PanelMark]:
             number = incident.number if not live else max(live) + 1 + len(after)
             text = f"incident {number}{str(incident).partition(str(incident.number))[2]}"
             after.append(PanelMark(kind="incident", first=incident.start, last=last, text=text, number=number))
-        elif met.last == met.first:  # never closed: the diagnosis knows how long it lasted
+        elif met.last == met.first:  # never closed: hindsight knows how long it lasted
             live[met.number] = replace(met, last=max(last, met.last))
     return [replace(mark, page=_postmortem(run.folder, mark.number)) for mark in [*live.values(), *after]]
 

@@ -22,6 +22,9 @@ from sealegs.report.dashboard.figures import Drawing, draw
 from sealegs.report.dashboard.summary import described, told, wanted
 from sealegs.report.dashboard.values import Page
 
+MOST_NAMED = 8
+"""The most runs that a title names."""
+
 
 def _shown(value: object) -> object:
     """What a template puts into the page: text can be seen, all of it, and ends no line."""
@@ -62,8 +65,9 @@ def summary(page: Page, links: Sequence[Mapping[int, str]]) -> str:
 
 
 def title_of(page: Page) -> str:
-    """``night`` or ``good, bad``."""
-    return visible(f"{', '.join(seen.name for seen in page.seen)} - Sealegs")
+    """``night``, ``good, bad`` or ``a, b, c and 197 more``."""
+    names, more = [seen.name for seen in page.seen[:MOST_NAMED]], len(page.seen) - MOST_NAMED
+    return visible(f"{', '.join(names)}{f' and {more} more' if more > 0 else ''} - Sealegs")
 
 
 def variables(page: Page) -> dict[str, Any]:

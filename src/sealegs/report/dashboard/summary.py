@@ -15,7 +15,9 @@ from sealegs.report.dashboard.marks import KINDS, PanelMark
 from sealegs.report.dashboard.values import MEANINGS, DiagnosedRun, Page, Panel, PanelLine
 
 MOST_LISTED = 200
-"""The most skips, checkpoints and other events that are listed; the rest is counted."""
+"""The most skips, checkpoints and other events that are listed of all runs together; the rest is counted."""
+MOST_INCIDENTS = 1000
+"""The most incidents, and the most interventions, that are listed of all runs together; the rest is counted."""
 WIDTH, NARROW = 100, 62
 """Letters per line of an intervention, where a run has the page to itself and where it shares it."""
 
@@ -34,18 +36,20 @@ class RunSummary:
     """Sentences about skipped steps and other interventions."""
     first_action: str
     incidents: tuple[PanelMark, ...]
+    more_incidents: int
+    """How many there are besides those that are listed."""
     interventions: tuple[tuple[int, list[str]], ...]
     """Number and lines of each."""
+    more_interventions: int
     lists: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Kind, heading and lines of what else happened."""
     everything: list[str]
-    """The lines of ``sealegs check``."""
+    """The lines of ``sealegs check``; none on a page of many runs."""
 
 
 def told(page: Page) -> tuple[RunSummary, ...]:
     """The summary of each run."""
-    width = WIDTH if len(page.seen) == 1 else NARROW
-    return tuple(_told(seen, marks, width) for seen, marks in zip(page.seen, page.all_marks, strict=True))
+    return tuple(_told(seen, marks, len(page.seen)) for seen, marks in zip(page.seen, page.all_marks, strict=True))
 
 
 def described(panel: Panel, page: Page) -> str:
@@ -66,11 +70,17 @@ def wanted(panel: Panel) -> str:
     """The signals that would fill an empty panel."""
     texts = [f"`{name}` ({MEANINGS.get(name.partition('/')[0], '')})" for name in panel.missing]
     beginning = "No data. This panel is filled by" if panel.is_empty else "Not logged:"
-    return f"{beginning} {'; '.join(texts)}." if texts else ""
+    said = [f"{beginning} {'; '.join(texts)}."] if texts else []
+    if panel.not_drawn:
+        said.append(f"{panel.not_drawn:,} more lines are not drawn.")
+    return " ".join(said)
 
 
-def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], width: int) -> RunSummary:
-    diagnosis, run = seen.diagnosis, seen.run
+def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], runs: int) -> RunSummary:
+    findings, diagnosis, run = seen.findings, seen.diagnosis, seen.run
+    listed, met = max(MOST_LISTED // runs, 3), max(MOST_INCIDENTS // runs, 3)
+    incidents = [mark for mark in marks if mark.kind == "incident"]
+    done = _interventions(seen, WIDTH if runs == 1 else NARROW)
     rows = f"{len(run.steps):,} rows, steps {run.steps[0]:,} to {run.steps[-1]:,}" if len(run.steps) else "no rows yet"
     again = f"; {run.superseded_rows:,} rows were gone through again" if run.superseded_rows else ""
     is_shadow = any(event.kind == "guard" and event.detail.get("act") is False for event in run.events)
@@ -79,18 +89,20 @@ def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], width: int) -> RunSumm
         texts = [mark.text for mark in marks if mark.kind == kind]
         skipped = "Steps that would have been skipped" if is_shadow else "Skipped steps"
         heading = {"skip": skipped, "checkpoint": "Checkpoints", "other": "Other events"}[kind]
-        more = [f"and {len(texts) - MOST_LISTED:,} more"] if len(texts) > MOST_LISTED else []
-        lists.append((kind, f"{heading}: {len(texts):,}", (*texts[:MOST_LISTED], *more)))
+        more = [f"and {len(texts) - listed:,} more"] if len(texts) > listed else []
+        lists.append((kind, f"{heading}: {len(texts):,}", (*texts[:listed], *more)))
     return RunSummary(
         name=seen.name,
         place=seen.source,
         extent=rows + again,
-        verdict=VERDICTS[diagnosis.findings.verdict if diagnosis else "unknown"],
-        because=diagnosis.findings.because if diagnosis else "no loss has been logged yet",
-        done=tuple(deeds(diagnosis.findings.done)) if diagnosis else (),
+        verdict=VERDICTS[findings.verdict if findings else "unknown"],
+        because=findings.because if findings else "no loss has been logged yet",
+        done=tuple(deeds(findings.done)) if findings else (),
         first_action=diagnosis.first_action if diagnosis else "",
-        incidents=tuple(mark for mark in marks if mark.kind == "incident"),
-        interventions=tuple(_interventions(seen, width)),
+        incidents=tuple(incidents[:met]),
+        more_incidents=max(len(incidents) - met, 0),
+        interventions=tuple(done[:met]),
+        more_interventions=max(len(done) - met, 0),
         lists=tuple(lists),
         everything=checked(printable(diagnosis)).split("\n") if diagnosis else [],
     )

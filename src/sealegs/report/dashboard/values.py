@@ -1,13 +1,15 @@
 """Makes a Page of runs: the content of each of the ten panels, as plain values."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.contract import Diagnosis, Findings
+from sealegs.diagnosis.curve.live_statistic import MOST_FOLDED
 from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import SourceError
@@ -24,6 +26,15 @@ POINTS_OF_A_LAYER = 500
 """Points of a line among many."""
 ALL_POINTS = 80_000
 """Points of all lines of a page together, so that each of many lines has fewer; and as many again around incidents."""
+MOST_LINES = 1000
+"""Lines of a page at most, as far as lines of layers and groups make them: of many runs, some layers of each."""
+MOST_SOURCES = 12
+"""Sources of data that are drawn of all runs together, and at least two of each: those with most of the data."""
+MOST_JUDGED = 6
+"""Runs of a page at most that are judged by all that judged them live; those of more by their loss, as other logs."""
+MOST_IN_FULL = 24
+"""Runs that a page shows in full. Of more it has the verdicts and no causes, and neither smoothed lines nor what was
+left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +109,10 @@ class DiagnosedRun:
     name: str
     source: str
     run: Run
-    diagnosis: Diagnosis | None
+    findings: Findings | None = None
     """None while there is no row yet."""
+    diagnosis: Diagnosis | None = None
+    """The causes as well; None of a run among many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +143,8 @@ class Panel:
     """Repeated batches, with the number of the run."""
     missing: tuple[str, ...] = ()
     """Signals that would fill the panel and were not logged."""
+    not_drawn: int = 0
+    """Lines of layers, groups and sources for which the page has no room."""
 
     @property
     def is_empty(self) -> bool:
@@ -150,41 +165,75 @@ class Page:
     last: int
 
 
-def see(source: str, name: str) -> DiagnosedRun:
-    """Read and diagnose a run. A run folder may still be empty, or have no loss."""
+def see(source: str, name: str, runs: int = 1) -> DiagnosedRun:
+    """Read and diagnose one of so many runs. A run folder may still be empty, or have no loss."""
     try:
         log = read(source)
     except SourceError:
         if not (Path(source) / MANIFEST).is_file():
             raise
-        return DiagnosedRun(name=name, source=source, run=open_run(source), diagnosis=None)
+        return DiagnosedRun(name=name, source=source, run=open_run(source))
+    findings = look(log.run, most_folded=MOST_FOLDED if runs <= MOST_JUDGED else 0)
+    if runs > MOST_IN_FULL:
+        return DiagnosedRun(name=name, source=source, run=log.run, findings=findings)
     diagnosis = diagnose(
-        look(log.run), source=source, format=log.format, rules="calibrated", mapping=log.mapping, remarks=log.remarks
+        findings,
+        source=source,
+        format=log.format,
+        rules="calibrated",
+        mapping=log.mapping,
+        remarks=log.remarks,
     )
-    return DiagnosedRun(name=name, source=source, run=log.run, diagnosis=diagnosis)
+    return DiagnosedRun(name=name, source=source, run=log.run, findings=findings, diagnosis=diagnosis)
 
 
 def page_of(seen: Sequence[DiagnosedRun]) -> Page:
     """The page of some runs."""
-    marks = [marks_of(each.run, each.diagnosis) for each in seen]
+    marks = [marks_of(each.run, each.findings) for each in seen]
     steps = [int(step) for each in seen if len(each.run.steps) for step in each.run.steps[[0, -1]]]
     happened = [step for each in marks for mark in each for step in (mark.first, mark.last)]
     first, last = (min(steps + happened), max(steps + happened)) if steps + happened else (0, 1)
-    depths = [depth for each in seen for subject in SUBJECTS for _, _, depth in _signals(each.run, subject)]
+    signals = {subject.number: [list(_signals(each.run, subject)) for each in seen] for subject in SUBJECTS}
+    share = _share_of_layers(signals)
+    drawn = {number: [_some_layers(of_run, share) for of_run in of_all] for number, of_all in signals.items()}
+    depths = [depth for of_all in drawn.values() for of_run in of_all for _, _, depth in of_run]
     room = min(1.0, ALL_POINTS / max(sum(map(_points, depths)), 1))
     whole = [windows(each, ALL_POINTS // max(len(depths), 1)) for each in marks]
     return Page(
         seen=tuple(seen),
-        panels=tuple(_panel(subject, seen, room, whole) for subject in SUBJECTS),
-        marks=tuple(thinned(each, last - first + 1) for each in marks),
+        panels=tuple(_panel(subject, seen, signals, drawn, room, whole) for subject in SUBJECTS),
+        marks=tuple(thinned(each, last - first + 1, len(seen)) for each in marks),
         all_marks=tuple(marks),
         first=first,
         last=max(last, first + 1),
     )
 
 
+_Signals: TypeAlias = list[tuple[str, str, float | None]]
+"""Name, label and depth in the model of the signals that a run has for a panel."""
+
+
+def _share_of_layers(signals: Mapping[int, Sequence[_Signals]]) -> float:
+    """The share of the lines of layers and groups that the page has room for."""
+    depths = [depth for of_all in signals.values() for of_run in of_all for _, _, depth in of_run]
+    others = depths.count(None)
+    return min(1.0, max(MOST_LINES - others, 0) / max(len(depths) - others, 1))
+
+
+def _some_layers(of_run: _Signals, share: float) -> _Signals:
+    """The signals of a run with a share of its layers, evenly spread."""
+    layers = [each for each in of_run if each[2] is not None]
+    spread = np.linspace(0, len(layers) - 1, int(share * len(layers))).round().astype(int).tolist()
+    return [each for each in of_run if each[2] is None] + [layers[place] for place in spread]
+
+
 def _panel(
-    subject: PanelSubject, seen: Sequence[DiagnosedRun], room: float, whole: Sequence[Sequence[tuple[int, int]]]
+    subject: PanelSubject,
+    seen: Sequence[DiagnosedRun],
+    signals: Mapping[int, Sequence[_Signals]],
+    drawn: Mapping[int, Sequence[_Signals]],
+    room: float,
+    whole: Sequence[Sequence[tuple[int, int]]],
 ) -> Panel:
     unit = subject.unit
     logged = {name for each in seen for name in each.run.signals}
@@ -192,11 +241,11 @@ def _panel(
         unit = subject.otherwise[1]
     series: list[PanelLine] = []
     for number, each in enumerate(seen):
-        for signal, label, depth in _signals(each.run, subject):
+        for signal, label, depth in drawn[subject.number][number]:
             steps, values = _logged(each.run, signal)
             points = int(room * _points(depth))
             line = reduced(steps, values, points, whole[number])
-            left = _left_behind(each.run, signal, points)
+            left = _left_behind(each.run, signal, points) if len(seen) <= MOST_IN_FULL else None
             series.append(
                 PanelLine(
                     run=number,
@@ -209,7 +258,9 @@ def _panel(
                 )
             )
     missing = tuple(name for name in subject.wanted if not any(_is_of(other, name) for other in logged))
-    panel = Panel(subject=subject, unit=unit, series=tuple(series), missing=() if unit != subject.unit else missing)
+    missing = () if unit != subject.unit else missing
+    not_drawn = sum(map(len, signals[subject.number])) - len(series)
+    panel = Panel(subject=subject, unit=unit, series=tuple(series), missing=missing, not_drawn=not_drawn)
     fill = {7: _with_tokens, 10: _with_batches}.get(subject.number)
     return fill(panel, seen, int(room * POINTS)) if fill else panel
 
@@ -234,19 +285,19 @@ def _with_tokens(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Pan
 
 def _with_batches(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Panel:
     """Add the shares of the sources, and repeated batches."""
-    series, repeats = list(panel.series), []
+    series, repeats, not_drawn = list(panel.series), [], 0
     for number, each in enumerate(seen):
         if "sources" in each.run.signals:
             steps, texts = _texts(each.run, "sources")
-            for name, values in shares_of(texts).items():
+            shares, others = shares_of(texts, max(MOST_SOURCES // len(seen), 2))
+            not_drawn += others
+            for name, values in shares.items():
                 line = reduced(steps, values, points)
                 series.append(PanelLine(run=number, signal="sources", label=f"source {name}", line=line, is_share=True))
         if "batch_hash" in each.run.signals:
             steps, texts = _texts(each.run, "batch_hash")
             repeats += [(number, mark) for mark in repeated(steps.tolist(), texts)]
-    return Panel(
-        subject=panel.subject, unit=panel.unit, series=tuple(series), repeats=tuple(repeats), missing=panel.missing
-    )
+    return replace(panel, series=tuple(series), repeats=tuple(repeats), not_drawn=panel.not_drawn + not_drawn)
 
 
 def _signals(run: Run, subject: PanelSubject) -> Iterator[tuple[str, str, float | None]]:
@@ -256,10 +307,10 @@ def _signals(run: Run, subject: PanelSubject) -> Iterator[tuple[str, str, float 
     if subject.otherwise and not set(wanted) & set(has):
         wanted = subject.otherwise[:1]
     for name in wanted:
-        if name in has and run.column(name).dtype.kind == "f":
+        if name in has and run.has_numbers(name):
             yield name, LABELS.get(name, name.replace("_", " ")), None
     for group in subject.groups:
-        members = [name for name in has if name.startswith(f"{group}/") and run.column(name).dtype.kind == "f"]
+        members = [name for name in has if name.startswith(f"{group}/") and run.has_numbers(name)]
         members.sort(key=_by_number)
         for place, name in enumerate(members):
             label = name.partition("/")[2]
