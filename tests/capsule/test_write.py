@@ -321,12 +321,15 @@ def test_checkpoints_that_cannot_be_listed_cost_a_capsule_its_state_and_a_run_no
     with DiskLayer(tmp_path / "a" / "checkpoints") as disk:
         for x in guard.batches(list(torch.randn(60, 16, 8))):
             if guard.number >= 30 and not (tmp_path / "a" / "incidents").exists():
+                assert guard.loop.checkpoints is not None
+                guard.loop.checkpoints.wait()  # whose calls are not meant
                 disk.strike("error")
             loss = (model(x) - x[:, :4]).square().mean() * (math.nan if guard.number >= 30 else 1.0)
             loss.backward()
             guard.step(loss)
             if guard.number > 36:
                 break
+        disk.fault = None
         with pytest.warns(sealegs.FolderIncomplete, match="incidents/1 is not whole"):
             guard.close()
     assert "checkpoints: cannot be listed" in open_capsule(tmp_path / "a" / "incidents" / "1").description.without_state

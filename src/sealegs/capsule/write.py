@@ -10,7 +10,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -202,6 +202,7 @@ class FlightRecorder:
         """A state that waits while a checkpoint is being written."""
         self._state_under_way: tuple[Incident, Snapshot] | None = None
         self._writer: ThreadPoolExecutor | None = None
+        self._last_write: Future[None] | None = None
         self._failures: deque[str] = deque()
         self._opened: set[int] = set()
         """Incidents whose capsules this process has begun."""
@@ -372,6 +373,8 @@ class FlightRecorder:
 
     def _has_room(self) -> bool:
         """Whether anything is left of the budget, on all ranks: they write together, or none does."""
+        if self._last_write is not None:
+            self._last_write.result()  # of the incident before: written long ago, or what it takes is not known
         while self._spent:
             self._left -= self._spent.popleft()
         return all(left > 0 for left in self._ranks.gather(self._left))
@@ -491,7 +494,7 @@ class FlightRecorder:
                     self._incomplete.setdefault(incident, str(error))
 
         self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
-        self._writer.submit(fail_open)
+        self._last_write = self._writer.submit(fail_open)
 
 
 def is_whole(capsule: Path) -> bool:

@@ -14,6 +14,7 @@ from sealegs.record.schema import RECOVERY, speakable
 from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recurrence import PastIntervention
+from sealegs.signals.collective import Collective
 from sealegs.watch import Watch
 
 HELD = 50
@@ -32,7 +33,9 @@ class Entries(NamedTuple):
 class Ledger:
     """The interventions of a run, their outcomes, and what stays changed."""
 
-    def __init__(self, playbook: Playbook, batches: Batches, watch: Watch, folder: Path | None) -> None:
+    def __init__(
+        self, playbook: Playbook, batches: Batches, watch: Watch, folder: Path | None, ranks: Collective
+    ) -> None:
         """``folder`` is the run's; None on ranks that do not write."""
         self.adjustments = Adjustments()
         self.history: tuple[PastIntervention, ...] = ()
@@ -45,6 +48,7 @@ class Ledger:
         self._batches = batches
         self._watch = watch
         self._folder = folder
+        self._ranks = ranks
 
     def to_plain(self) -> dict[str, Any]:
         """The ledger as JSON values."""
@@ -67,7 +71,11 @@ class Ledger:
         self._batches.take_over(plain["data"])
 
     def write(self) -> None:
-        """Write the ledger to the run folder, if there is one."""
+        """Write the ledger to the run folder, if there is one. No rank goes on before it is written: the first that
+        leaves may have the launcher end the others."""
+        self._ranks.agree(self._write)
+
+    def _write(self) -> None:
         if self._folder is None:
             return
         path = self._folder / RECOVERY

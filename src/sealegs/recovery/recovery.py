@@ -79,7 +79,7 @@ class Recovery:
         self._restore_points = RestorePoints(
             training=training, watch=watch, batches=batches, snapshots=snapshots, checkpoints=checkpoints, ranks=ranks
         )
-        self._ledger = Ledger(playbook, batches, watch, folder)
+        self._ledger = Ledger(playbook, batches, watch, folder, ranks)
         self._runner = PlaybookRunner(
             playbook=playbook,
             ledger=self._ledger,
