@@ -34,6 +34,26 @@ def test_a_row_is_readable_before_the_writer_lets_go(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_a_clock_that_is_set_back_makes_no_row_or_event_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds between two times are those that have passed; a clock that is set forward is believed."""
+    passed = [0.0]
+    told = {0: 1000.0, 1: 1000.0, 2: -2600.0, 3: -2600.0, 4: 5000.0}
+    monkeypatch.setattr(time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(time, "time", lambda: told[int(passed[0])] + passed[0])
+    writer = new(tmp_path / "a")
+    events = []
+    for second in range(5):
+        passed[0] = float(second)
+        writer.row({"step": second, "loss": 1.0})
+        passed[0] += 0.5
+        events.append(writer.event("checkpoint", second).time)
+    writer.close()
+    assert open_run(tmp_path / "a").column("time").tolist() == [1000.0, 1001.0, 1002.0, 1003.0, 8604.0]
+    assert events == [1000.5, 1001.5, 1002.5, 1003.5, 8604.5]
+
+
 def test_every_line_is_json_that_any_reader_takes(tmp_path: Path) -> None:
     writer = new(tmp_path / "a")
     writer.row({"step": 0, "loss": math.nan, "grad_norm": math.inf, "lr": -math.inf})

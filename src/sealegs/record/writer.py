@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -41,6 +42,7 @@ class RunWriter:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._clock = _Clock()
         self.lost = ""
         """What became of the folder, where its name does not lead to it any more; as of the last look."""
         self._place = folder.absolute()
@@ -78,7 +80,7 @@ class RunWriter:
     def row(self, row: Row) -> None:
         """Append the row of one step. On return it survives the death of this process."""
         try:
-            self._metrics.append({**row, "time": round(time.time(), 3)})
+            self._metrics.append({**row, "time": self._clock.now()})
         except StorageError:
             self._refused.add(int(row["step"]))
             raise
@@ -89,7 +91,7 @@ class RunWriter:
 
     def event(self, kind: str, step: int, /, **detail: Any) -> Event:
         """Append an event, and return it as it was written."""
-        event = Event(kind=kind, step=step, time=round(time.time(), 3), detail=detail)
+        event = Event(kind=kind, step=step, time=self._clock.now(), detail=detail)
         head = {"time": event.time, "step": step, "kind": kind}
         self._events.append({**head, **detail, **head})  # first in the line, and not to be overwritten
         return event
@@ -202,6 +204,24 @@ def _folders_in(folder: Path) -> list[Path]:
         return [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
+
+
+class _Clock:
+    """The time of day as long as it goes forward. Where the machine's clock is set back, it goes on from where it was:
+    what comes later has a later time, and the seconds between two times have passed."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._last = -math.inf
+        self._ticks = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since 1970, to the millisecond."""
+        told, ticks = time.time(), time.monotonic()
+        if told + self._ahead_s < self._last:
+            self._ahead_s = self._last + (ticks - self._ticks) - told
+        self._last, self._ticks = told + self._ahead_s, ticks
+        return round(self._last, 3)
 
 
 class _Lines:
