@@ -9,7 +9,7 @@ Where the device decides, that comes one or two steps later. ``LoopPort.update``
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -92,7 +92,6 @@ class Guard:
         """
         refuse_unless(run is None or (isinstance(run, str | Path) and str(run) != ""), "run", run, RUN)
         refuse_unless(resume in (True, False, "auto"), "resume", resume, 'True, False, or "auto"')
-        resume = has_begun(run) if resume == "auto" else resume
         options = GuardOptions(
             scheduler=scheduler,
             scaler=scaler,
@@ -100,11 +99,13 @@ class Guard:
             act=act,
             playbook=playbook,
             checkpoint_every=checkpoint_every,
-            resume=resume,
+            resume=resume is True,
             detection=detection,
             telemetry=telemetry,
         )
-        open_watch = partial(watch_of, run, options, resume=resume)
+        if resume == "auto":
+            options = replace(options, resume=has_begun(run, telemetry.timeout_s))
+        open_watch = partial(watch_of, run, options, resume=options.resume)
         self.loop = LoopPort(model, optimizer, options, open_watch, has_folder=run is not None)
         if self.resumed is not None and self.watch.record is not None:
             here = describe(self.watch.record.folder.name)

@@ -19,7 +19,7 @@ from sealegs.recovery.actions import is_number, is_whole, refuse_unless
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
-from sealegs.signals.collective import Collective
+from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.signals.ranks import Ranks
 from sealegs.sinks.notify import Where
 from sealegs.state.checkpoints import Checkpoints
@@ -106,7 +106,7 @@ class Telemetry:
     settings: dict[str, Any] | None = None
     """What the run is, for its manifest."""
     ranks: Ranks | None = None
-    """The timeout for ranks that do not come."""
+    """The timeout for ranks that do not come: to a step, a checkpoint or a rollback."""
 
     def __post_init__(self) -> None:
         are_sinks = isinstance(self.sinks, Sequence) and not isinstance(self.sinks, str)
@@ -118,6 +118,11 @@ class Telemetry:
             ("sinks", are_sinks and all(map(_is_sink, self.sinks)), 'a list: [sealegs.tracker("wandb")]'),
         ):
             refuse_unless(is_sound, f"Telemetry.{name}", getattr(self, name), cure)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the ranks wait for one of them."""
+        return TIMEOUT_S if self.ranks is None else self.ranks.timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,7 @@ class GuardOptions:
             keep=self.checkpointing.keep,
             keep_first=self.has_rungs,
             lost=watch.lost_folder,
+            timeout_s=self.telemetry.timeout_s,
         )
 
     def recovery(
@@ -240,14 +246,15 @@ class GuardOptions:
             folder=watch.folder if watch.record is not None else None,
             act=self.act,
             capsule_bytes=self.checkpointing.capsule_bytes,
+            timeout_s=self.telemetry.timeout_s,
         )
 
 
-def has_begun(run: Any) -> bool:
+def has_begun(run: Any, timeout_s: float) -> bool:
     """Whether there is a run to go on with, as rank 0 sees it: which may be making one when another rank looks."""
     if not isinstance(run, str | Path):
         raise ConfigError(f"resume='auto' with run={run!r}: give the folder, which is looked at")
-    return Collective().first(lambda: (Path(run) / MANIFEST).exists())
+    return Collective(timeout_s).first(lambda: (Path(run) / MANIFEST).exists())
 
 
 def skip_ranges(batches: Batches, ranges: Sequence[tuple[int, int]]) -> None:

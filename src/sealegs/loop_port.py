@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -21,7 +22,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.data.position import Batches
-from sealegs.errors import ConfigError, FolderIncomplete, RunEndedBadly, RunHalted, SourceError, StorageError
+from sealegs.errors import (
+    ConfigError,
+    FolderIncomplete,
+    RankMissing,
+    RunEndedBadly,
+    RunHalted,
+    SourceError,
+    StorageError,
+)
 from sealegs.guard_options import GuardOptions, refuse_strangers, several
 from sealegs.record.writer import INCOMPLETE
 from sealegs.recovery.ledger import take_over_ledger
@@ -44,7 +53,7 @@ from sealegs.step.step_inputs import StepInputs
 from sealegs.step.timm_scheduler import TimmScheduler, counting
 from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Verdict
-from sealegs.watch import Observer, Watch, level_of_the_loop
+from sealegs.watch import Observer, Watch, level_of_the_loop, opened_on_all
 
 RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", "saving", *ROW, *MERGED))
 """Names in a row that are the guard's own."""
@@ -121,7 +130,8 @@ class LoopPort(Observer):
         self.recovery: Recovery | None = None
         """What goes by the playbook, where there is one."""
         self._saving: Saving | None = None
-        self.watch = open_watch(observer=self)
+        self._ranks = options.telemetry.ranks or Ranks()
+        self.watch = opened_on_all(partial(open_watch, observer=self), self._ranks.timeout_s)
         try:
             self._assemble(options, snapshots, schedulers)
         except BaseException:
@@ -137,7 +147,7 @@ class LoopPort(Observer):
             self._model,
             self._update.optimizers,
             sample_every=options.telemetry.sample_every,
-            ranks=options.telemetry.ranks or Ranks(),
+            ranks=self._ranks,
             activations=options.telemetry.activations,
         )
         self.checkpoints = options.checkpoints(self.watch)
@@ -296,7 +306,11 @@ class LoopPort(Observer):
                 known["clip_norm"] = norm
             if self._update.normalises():
                 known["normalised"] = 1.0
-            seen = self._inputs.measured(self.number, loss, grad_norm, token_losses, known, before)
+            try:
+                seen = self._inputs.measured(self.number, loss, grad_norm, token_losses, known, before)
+            except RankMissing:
+                self._has_failed = True  # at its end the run must not wait for that rank again
+                raise
             apply_or_skip = self._update_decision.prepare_update(self.number, seen, known, clip)
         self._batch = {}
         self._pending = _PendingUpdate(apply_or_skip, seen.norms, _UpdatedStep(tokens or 0, loop_clips))

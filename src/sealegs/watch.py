@@ -24,6 +24,7 @@ from sealegs.record.interventions import Skips, told_of
 from sealegs.record.unlearned_sources import Division
 from sealegs.record.writer import INCOMPLETE, RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
+from sealegs.signals.collective import Collective
 from sealegs.signals.watchdog import Watchdog
 from sealegs.sinks.notify import Notifier, Where
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
@@ -513,6 +514,18 @@ class Watch:
             self.note("sink-failed", sink=sink.name, reason=reason)
             with suppress(Exception):  # let it free what it holds, a terminal or a socket; it has failed already
                 sink.close()
+
+
+def opened_on_all(open_watch: Callable[[], Watch], timeout_s: float) -> Watch:
+    """A watch on every rank. Where one of them cannot open its own, as the one that writes, all raise an error."""
+    opened: list[Watch] = []
+    try:
+        Collective(timeout_s).agree(lambda: opened.append(open_watch()))
+    except BaseException:
+        for watch in opened:
+            watch.close()
+        raise
+    return opened[0]
 
 
 def kind_of(verdict: Verdict) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from sealegs.errors import ConfigError, MissingExtra, RunHalted, SealegsError
-from sealegs.guard_options import LoopScheduler
+from sealegs.guard_options import LoopScheduler, Telemetry
 
 try:
     from sealegs.guard import Guard
@@ -134,7 +134,7 @@ class Guarded:
         )
         self.guard = guard = Guard.around(port)
         try:
-            self._ranks = Collective()
+            self._ranks = Collective(self._options.get("telemetry", Telemetry()).timeout_s)
             self._loop = loop = LightningLoop(trainer, guard, partial(self._before_data, trainer), clips=clip is None)
         except BaseException:
             guard.close()

@@ -62,7 +62,7 @@ def open_loop(
     telemetry = options.get("telemetry", Telemetry())
     described = replace(telemetry, settings=settings | (telemetry.settings or {}))
     given = guard_options({**options, "telemetry": described}, scheduler=scheduler, scaler=scaler)
-    resume = goes_on and run is not None and has_begun(run)
+    resume = goes_on and run is not None and has_begun(run, described.timeout_s)
     try:
         return LoopPort(
             model, optimizer, given, partial(watch_of, run, given, resume=resume), has_folder=run is not None

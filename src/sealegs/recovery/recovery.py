@@ -26,7 +26,7 @@ from sealegs.recovery.probe import Noise, Probe
 from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
-from sealegs.signals.collective import Collective
+from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.state.checkpoints import Checkpoints, StoredState
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
@@ -50,8 +50,10 @@ class Recovery:
         folder: Path | None,
         act: bool,
         capsule_bytes: float,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """``folder`` is the run's; None on ranks that do not write."""
+        """``folder`` is the run's; None on ranks that do not write. A rank that does not come within the timeout is
+        named."""
         self.playbook = playbook
         self._training = training
         self._watch = watch
@@ -65,7 +67,7 @@ class Recovery:
         self._says_set = True
         self._probe = Probe()
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
-        self._ranks = ranks = Collective()
+        self._ranks = ranks = Collective(timeout_s)
         self.recorder = FlightRecorder(
             training=training,
             watch=watch,

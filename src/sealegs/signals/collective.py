@@ -1,34 +1,133 @@
-"""Lets the ranks of a job do something together: on all of them or on none."""
+"""Lets the ranks of a job do something together: on all of them or on none, and never for longer than a timeout.
 
+A rank that is killed or stands still becomes an error on the others that names it: they ask each other who is still
+here, through the store in which they found each other.
+"""
+
+import os
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from sealegs.errors import StorageError
+from sealegs.errors import RankMissing, StorageError
 
 T = TypeVar("T")
+
+TIMEOUT_S = 600.0
+"""How long the ranks wait for one of them, unless they are told otherwise."""
+ROLL_CALL_S = 5.0
+"""How long the ranks that noticed wait for each other before they name the missing ones."""
+_made = count()
+"""Groups so far: on every rank the same, since all make them in the same order."""
+
+
+def group_of_all(timeout_s: float, backend: str | None = None) -> Any:
+    """A process group of all ranks with a timeout; None where there is one rank. Make it on every rank."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return None
+    number = next(_made)
+    try:
+        return dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        if missing := roll_call("the ranks could not meet", f"group-{number}", timeout_s):
+            raise RankMissing(missing) from error
+        raise
+
+
+def roll_call(what: str, occasion: str, timeout_s: float) -> str:
+    """A sentence on what failed that names the ranks that are not at this occasion; empty where all of them are."""
+    began = f"{what} within {timeout_s:g} s"
+    restart = "look at the log of that rank, and restart from a checkpoint"
+    answers: list[list[int]] = []
+    deadline = time.monotonic() + min(ROLL_CALL_S, timeout_s)
+
+    def ask() -> None:
+        store: Any = dist.distributed_c10d._get_default_store()
+        present = [f"sealegs/{occasion}/rank-{rank}" for rank in range(dist.get_world_size())]
+        store.set(present[dist.get_rank()], "here")
+        missing = list(range(len(present)))
+        while missing and time.monotonic() < deadline:
+            missing = [rank for rank in missing if not store.check([present[rank]])]
+            time.sleep(0.1)
+        answers.append(missing)
+
+    def fail_open() -> None:
+        with suppress(Exception):  # it says no more than that nobody answered
+            ask()
+
+    # a store whose process stands still never answers, and torch would wait for it without end
+    asking = threading.Thread(target=fail_open, name="sealegs-roll-call", daemon=True)
+    asking.start()
+    asking.join(deadline - time.monotonic() + 1.0)
+    if not answers:
+        return f"{began}, and the store in which they found each other does not answer: {_holder()}; {restart}"
+    if not answers[0]:
+        return ""
+    return f"{began}: rank {', '.join(map(str, answers[0]))} did not come; {restart}"
+
+
+def _holder() -> str:
+    """Who is gone where the store is: torchrun's agent has it, or else the process of rank 0."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "torchrun on the machine of rank 0, which holds it, is gone or stands still"
+    store: Any = dist.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):  # it is one within another, each with a prefix
+        store = store.underlying_store
+    if type(store).__name__ == "TCPStore":
+        return "rank 0, which holds it, is gone or stands still"
+    return "its file cannot be read"
 
 
 class Collective:
     """The ranks of a job, in a process group of their own; one rank, where there is no process group.
 
     On the training's own group, a thread's messages would mix with the model's in no fixed order. Make it on every
-    rank, in the same order.
+    rank, in the same order. A rank that does not come within the timeout is named in a ``RankMissing``, then and at
+    every later call.
     """
 
-    def __init__(self) -> None:
-        self.world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.rank = dist.get_rank() if self.world > 1 else 0
-        self.group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.group: Any = group_of_all(timeout_s, backend="gloo")
+        self.world = 1 if self.group is None else dist.get_world_size()
+        self.rank = 0 if self.group is None else dist.get_rank()
+        self._timeout_s = timeout_s
+        self._number = next(_made)
+        self._gathered = 0
+        self.lost = ""
+        """Why it is of no use any more: who did not come. Messages that came too late are still in the group."""
 
     def gather(self, mine: T) -> list[T]:
         """The values of all ranks, by rank."""
         if self.group is None:
             return [mine]
         of_all: list[Any] = [None] * self.world
-        dist.all_gather_object(of_all, mine, group=self.group)
+        try:
+            self.together(lambda: dist.all_gather_object(of_all, mine, group=self.group))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            self.lost = f"the ranks could not agree, though all of them are running; one may have been late ({reason})"
+            raise RankMissing(self.lost) from error
         return of_all
+
+    def together(self, do: Callable[[], None]) -> None:
+        """Do something on ``group`` that takes all ranks; its own errors are raised as they are."""
+        if self.lost:
+            raise RankMissing(self.lost)
+        self._gathered += 1
+        try:
+            do()
+        except RuntimeError as error:
+            occasion = f"collective-{self._number}/{self._gathered}"
+            self.lost = roll_call("the ranks could not agree", occasion, self._timeout_s)
+            if self.lost:
+                raise RankMissing(self.lost) from error
+            raise
 
     def agree(self, part: Callable[[], T]) -> T:
         """Do this rank's part; return once all ranks have done theirs. An error on one rank is raised on all."""
@@ -37,7 +136,8 @@ class Collective:
         try:
             result = part()
         except BaseException as error:
-            self.gather(f"{type(error).__name__}: {error}")
+            with suppress(RankMissing):  # the error itself says more
+                self.gather(f"{type(error).__name__}: {error}")
             raise
         for rank, failure in enumerate(self.gather("")):
             if failure:

@@ -5,10 +5,8 @@ anomaly came from. The group is Sealegs' own and has a timeout: a missing rank b
 hang.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,14 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sealegs.errors import RankMissing
+from sealegs.signals.collective import TIMEOUT_S, group_of_all, roll_call
 from sealegs.signals.groups import plain_name
 
 # newer torch has new names: the old ones warn at every call
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-ROLL_CALL_S = 5.0
-"""How long the ranks that noticed wait for each other before they name the missing ones."""
 FIELDS = ("loss", "square", "worst_norm", "worst_tensor", "norm_before", "step", "checksum_high", "checksum_low")
 """What a rank contributes. ``norm_before`` is the norm of its own gradients before the reduction; -1 is unknown."""
 MERGED = (
@@ -36,11 +33,11 @@ MERGED = (
 class Ranks:
     """The ranks of a run; one, where there is no process group."""
 
-    def __init__(self, timeout_s: float = 600.0) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self.world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.rank = dist.get_rank() if self.world > 1 else 0
-        self._group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.world > 1 else None
+        self._group = group_of_all(timeout_s)
+        self.world = 1 if self._group is None else dist.get_world_size()
+        self.rank = 0 if self._group is None else dist.get_rank()
 
     def gather(self, mine: Tensor, step: int) -> Tensor:
         """The rows of all ranks, by rank."""
@@ -50,30 +47,11 @@ class Ranks:
         try:
             _gather_into(rows, mine, group=self._group)
         except RuntimeError as error:
-            raise RankMissing(self._roll_call(step, error)) from error
+            what = f"step {step}: the ranks could not exchange their signals"
+            missing = roll_call(what, f"step-{step}", self.timeout_s)
+            reason = f"{what}, though all of them are running: {str(error).splitlines()[0]}"
+            raise RankMissing(missing or reason) from error
         return rows.view(self.world, -1)
-
-    def _roll_call(self, step: int, error: RuntimeError) -> str:
-        """Find out which ranks are still here, through the store in which the ranks found each other."""
-        began = f"step {step}: the ranks could not exchange their signals within {self.timeout_s:g} s"
-        try:
-            store: Any = dist.distributed_c10d._get_default_store()
-            store.set(_present(step, self.rank), "here")
-            deadline = time.monotonic() + min(ROLL_CALL_S, self.timeout_s)
-            missing = list(range(self.world))
-            while missing and time.monotonic() < deadline:
-                missing = [rank for rank in missing if not store.check([_present(step, rank)])]
-                time.sleep(0.1)
-        except Exception as silence:
-            return f"{began}, and their store does not answer ({silence}): the machine that holds it may be gone"
-        if not missing:
-            return f"{began}, though all of them are running: {str(error).splitlines()[0]}"
-        names = ", ".join(map(str, missing))
-        return f"{began}: rank {names} did not come; look at the log of that rank, and restart from a checkpoint"
-
-
-def _present(step: int, rank: int) -> str:
-    return f"sealegs/step-{step}/rank-{rank}"
 
 
 def contribution(

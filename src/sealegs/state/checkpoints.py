@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from sealegs.errors import SourceError, StorageError
 from sealegs.record.files import folder_aside, put_back_replaced, remove_leftovers, whole_file, writing
-from sealegs.signals.collective import Collective
+from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_files import DIGESTS
 from sealegs.state.memory import Staging, on_host
@@ -165,19 +165,22 @@ class Checkpoints:
         keep: int = 3,
         keep_first: bool = False,
         lost: Callable[[], str] = lambda: "",
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Keep the newest ``keep`` checkpoints, and with ``keep_first`` also that of step 0.
 
         ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
-        it, and nothing that lies there is gone back to.
+        it, and nothing that lies there is gone back to. A rank that does not come within the timeout is named.
         """
         self._folder = folder
         self._keep = keep
         self._keep_first = keep_first
         self._lost = lost
         self._tags = Tags(folder)
-        self._ranks = Collective()
-        self._writers = Collective()  # for the writing threads: their messages must not mix with those of the loops
+        self._timeout_s = timeout_s
+        self._ranks = Collective(timeout_s)
+        # for the writing threads: their messages must not mix with those of the loops
+        self._writers = Collective(timeout_s)
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._is_writing = False
@@ -211,6 +214,7 @@ class Checkpoints:
     def save(self, step: int, state: StoredState) -> bool:
         """Write a checkpoint, then remove those that are no longer kept. False where the step has a healthy one."""
         self.wait()
+        self._make_writers_anew_if_lost()
         return self._write(self._folder / str(step), lambda: _parts(state, state.tensors))
 
     def save_soon(self, step: int, state: StoredState, *, to: Path | None = None) -> bool:
@@ -222,6 +226,7 @@ class Checkpoints:
         """
         if any(self._ranks.gather(self._is_writing)):
             return False
+        self._make_writers_anew_if_lost()
         began = time.perf_counter()
         self._is_writing = True
         if to is None:
@@ -235,6 +240,11 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._write_late, args=(target, parts, began), name=f"checkpoint {step}")
         self._thread.start()
         return True
+
+    def _make_writers_anew_if_lost(self) -> None:
+        """A rank that wrote too slowly cost one checkpoint, and does not cost the next ones."""
+        if any(self._ranks.gather(bool(self._writers.lost))):
+            self._writers = Collective(self._timeout_s)
 
     def before_update(self) -> None:
         """Let the device finish its copy before the tensors change. The host does not wait."""
@@ -324,7 +334,7 @@ class Checkpoints:
             if aside is None:
                 return False
             ranks.agree(lambda: checkpoint_files.write_plain(aside, ranks.rank, parts.plain, parts.own))
-            checkpoint_files.write_tensors(aside, parts.tensors, ranks.group)
+            ranks.together(lambda: checkpoint_files.write_tensors(aside, parts.tensors, ranks.group))
             digests = ranks.gather(ranks.agree(lambda: checkpoint_files.digests_of(aside, ranks.rank)))
             ranks.first(partial(finish, aside))
         return True
@@ -442,7 +452,10 @@ def read_state(
         if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
     }
     try:
-        checkpoint_files.read_tensors(folder, tensors, None if ranks is None else ranks.group)
+        if ranks is None:
+            checkpoint_files.read_tensors(folder, tensors, None)
+        else:
+            ranks.together(lambda: checkpoint_files.read_tensors(folder, tensors, ranks.group))
         plain, own = checkpoint_files.read_plain(folder, rank)
     except OSError as error:  # it was intact when it was checked
         raise SourceError(f"{folder}: cannot be read ({error.strerror or error}); see to the disk") from error
