@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from sealegs.detectors.textbook import ThreeSigma
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.live_statistic import _windowed
+from sealegs.diagnosis.damage import is_cleared
 from sealegs.diagnosis.findings import bounds, look
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.rank import diagnose
@@ -562,3 +564,11 @@ def test_a_million_steps_take_seconds_and_lose_no_gross_spike() -> None:
 def test_bounds_shrink_with_the_log() -> None:
     assert bounds(10_000) == (50, 500)
     assert bounds(500) == (12, 50)
+
+
+def test_a_rise_that_the_run_has_gone_back_behind_is_not_cleared() -> None:
+    """The record of the newest pass ends before it, so nothing in it can show whether there was damage."""
+    found = with_norms(risen_at_600())
+    (rise,) = found.cleared
+    assert is_cleared(found, rise)
+    assert not is_cleared(found, replace(rise, start=found.run.steps[-1] + 500, end=None))

@@ -48,7 +48,8 @@ def is_cleared(findings: Findings, incident: Incident) -> bool:
     if announced_change(findings.run, incident):
         return True
     facts = Facts(replace(findings, incidents=(incident,)))
-    record = _Stretch(facts, incident.start, facts.last if incident.end is None else incident.end)
+    last = facts.last if incident.end is None else incident.end
+    record = _Stretch(facts, incident.start, max(incident.start, last))  # the run may have gone back since
     shows_more = record.rate_leaps or record.weights_leap or record.is_steeper
     return record.would_show and not shows_more and not any(SIGNS[name](facts).holds for name in ELSEWHERE)
 
