@@ -21,6 +21,7 @@ from sealegs.judge import Detection
 from sealegs.printable import visible
 from sealegs.record import manifest as manifests
 from sealegs.record.interventions import Skips, told_of
+from sealegs.record.rows import HIGHEST_STEP, SoundRows
 from sealegs.record.unlearned_sources import Division
 from sealegs.record.writer import INCOMPLETE, RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
@@ -157,6 +158,7 @@ class Watch:
         self.halted: Verdict | None = None
         """The first verdict that was HALT."""
         self._collector = Collector()
+        self._sound_rows = SoundRows()
         self._late: deque[LateVerdict] = deque()
         self._recent: deque[Verdict] = deque(maxlen=32)
         self._announced: str | None = None
@@ -198,6 +200,8 @@ class Watch:
         Steps go up by what you like; going back starts a new segment, and the newest row of a step counts. On several
         ranks give numbers that are the same on all of them, or each comes to its own verdict.
         """
+        if not -HIGHEST_STEP <= step <= HIGHEST_STEP:
+            raise ConfigError(f"step={step}: between -2**53 and 2**53, so that a float holds it")
         for name in ("loss", "grad_norm"):
             value = signals.get(name, 0.0)
             if value is None or isinstance(value, str) or (isinstance(value, Tensor) and value.numel() != 1):
@@ -413,7 +417,7 @@ class Watch:
     def _judge_and_record(self, rows: list[Row]) -> None:
         for row in rows:
             late = self._late.popleft()
-            row = self._observer.complete(row)
+            row = self._readable(self._observer.complete(row))
             late._verdict = verdict = self._verdict_on(row)
             row = self._observer.trim(row, verdict)
             if self.record is not None:
@@ -424,6 +428,13 @@ class Watch:
                 self._tell(sink, partial(sink.row, row))
             if "loss" in row:
                 self._observer.recorded(row, verdict)
+
+    def _readable(self, row: Row) -> Row:
+        """The row with names and values that can be read again: before it is judged, so that a replay judges alike."""
+        row, notice = self._sound_rows.sound(row)
+        if notice is not None:
+            self.note("signals-changed", step=int(row["step"]), **notice.plain())
+        return row
 
     def _verdict_on(self, row: Row) -> Verdict:
         if "loss" not in row:  # an evaluation on its own, or what else is noted between steps

@@ -1,5 +1,6 @@
 """``metrics.jsonl`` in, numpy columns out, through a cache that is never trusted over the file."""
 
+import json
 import math
 import os
 import shutil
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from sealegs.record import columns
 from sealegs.record.columns import Columns, read_columns
+from sealegs.record.rows import is_sound_name, sound_name
 from sealegs.record.schema import COLUMN_CACHE, METRICS, to_line
 
 Rows = list[dict[str, Any]]
@@ -61,11 +63,61 @@ def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path, fi
     path = write(tmp_path, first)
     with path.open("ab") as file:
         file.write(b'{"step":7,"lo\n' + b"[1]\n" + b'{"loss":1.0}\n' + b"\xff\xfe\n" + b'{"step":"x"}\n' + b"\n")
-        file.write(b'{"step":1e300,"loss":1.0}\n' + b'{"step":8,"lo\\u0001ss":1.0}\n')
+        file.write(b'{"step":1e300,"loss":1.0}\n')
         file.write(b"".join(to_line(row) for row in second))
     found = read_columns(path)
     check(found, first + second)
-    assert found.damaged_lines == 7
+    assert found.damaged_lines == 6
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\0b", "a\u202eb", "\ud800", "x" * 300], ids=ascii)
+def test_a_name_that_no_column_may_have_is_spelt_otherwise_and_costs_no_row(name: str, tmp_path: Path) -> None:
+    """As older versions wrote them."""
+    lines = [json.dumps({"step": step, "loss": 1.0, name: 2.0}) for step in range(5)]
+    (tmp_path / METRICS).write_text("".join(f"{line}\n" for line in lines))
+    found = read_columns(tmp_path / METRICS)
+    if name == "\ud800":  # no reader of JSON takes it
+        assert found.damaged_lines == 5
+        return
+    assert (found.rows, found.damaged_lines, found.left_out) == (5, 0, 0)
+    assert found.values["loss"].tolist() == [1.0] * 5
+    [other] = found.values.keys() - {"step", "loss"}
+    assert found.values[other].tolist() == [2.0] * 5
+    assert is_sound_name(other)
+    assert other == sound_name(name)
+
+
+@pytest.mark.parametrize("value", ["[1]", "{}", "true", "9" * 400, "1e999", "[" * 200 + "]" * 200, '"four"'])
+def test_of_a_value_that_is_none_the_value_is_lost_and_not_the_row(value: str, tmp_path: Path) -> None:
+    rows = [f'{{"step": {step}, "loss": 1.5, "grad_norm": {value if step % 2 else 3.5}}}\n' for step in range(6)]
+    (tmp_path / METRICS).write_text("".join(rows))
+    found = read_columns(tmp_path / METRICS)
+    assert (found.rows, found.damaged_lines, found.left_out) == (6, 0, 3)
+    assert found.values["loss"].tolist() == [1.5] * 6
+    assert found.values["grad_norm"].dtype == np.float64
+    assert found.logged["grad_norm"].tolist() == [True, False] * 3
+
+
+def test_what_a_file_comes_to_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text in one row makes all cells of its column as long, and a name in one row a cell in all of them."""
+    monkeypatch.setenv("SEALEGS_READ_UP_TO", "1MiB")
+    notes = ["x" * (50_000 if step == 7 else 1) for step in range(2000)]
+    lines = [json.dumps({"step": step, "loss": 2.0, "note": note}) for step, note in enumerate(notes)]
+    lines += [json.dumps({"step": 2000 + step, f"n{step}": 1.0}) for step in range(1000)]
+    (tmp_path / METRICS).write_text("".join(f"{line}\n" for line in lines))
+    found = read_columns(tmp_path / METRICS)
+    assert found.rows == 3000
+    assert found.values["loss"][:2000].tolist() == [2.0] * 2000
+    assert found.values["note"][7].startswith(b"xxxx")
+    assert sum(column.nbytes for column in found.values.values()) <= 2 << 20
+    assert found.left_out > 900
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LONGEST_LINE", 1 << 16)
+    (tmp_path / METRICS).write_bytes(b'{"step": 1}\n' + b" " * (1 << 20))
+    with pytest.raises(ValueError, match="have no line end"):
+        read_columns(tmp_path / METRICS)
 
 
 def test_every_float_comes_back_bit_for_bit(tmp_path: Path) -> None:

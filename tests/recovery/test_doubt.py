@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sealegs.errors import SourceError
 from sealegs.recovery.doubt import BadStretch, Doubts, bad_stretches
 
 
@@ -44,19 +47,25 @@ def test_what_a_resumed_run_has_still_before_it_says_nothing() -> None:
 
 def test_events_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     lines = [
-        b'{"kind": "alarm", "step": 12, "incident": 1, "findings": [3, {"lasts": "x"}]}',
-        b'{"kind": "alarm", "step": "30", "incident": 2}',
-        b'{"kind": "alarm", "step": 31, "incident": true}',
+        b'{"time": 1, "kind": "alarm", "step": 12, "incident": 1, "findings": [3, {"lasts": "x"}]}',
+        b'{"time": 1, "kind": "alarm", "step": "30", "incident": 2}',
+        b'{"time": 1, "kind": "alarm", "step": 31, "incident": true}',
         b"[" * 100_000,
-        b'{"kind": ["alarm"], "step": 1}',
+        b'{"time": 1, "kind": ["alarm"], "step": 1}',
         b"\xff\xfe",
         b"7",
-        b'{"kind": "intervention", "step": 20, "onset": null}',
-        b'{"kind": "incident-closed", "step": 40, "start": {}, "recovery_loss": null}',
-        b'{"kind": "alarm", "step": 1',
+        b'{"time": 1, "kind": "intervention", "step": 20, "onset": null}',
+        b'{"time": 1, "kind": "incident-closed", "step": 40, "start": {}, "recovery_loss": null}',
+        b'{"time": 1, "kind": "alarm", "step": 1',
     ]
     (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines))
     doubts = Doubts(tmp_path)
     assert doubts.about(11) == ""
     assert doubts.about(12) == "not proven, and saved after the onset of an incident at step 12"
     assert Doubts(tmp_path / "nowhere").about(12) == ""
+
+
+def test_a_record_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(SourceError, match=r"events\.jsonl: a folder, not a file"):
+        Doubts(tmp_path).about(12)

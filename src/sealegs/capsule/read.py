@@ -1,19 +1,25 @@
 """Reads a capsule: the folder of an incident in, everything that is needed to run it again out."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sealegs.capsule.write import VERSION, Description
 from sealegs.errors import SourceError
 from sealegs.incidents import Incident
-from sealegs.record.schema import BATCHES, CAPSULE, INCIDENT, INCIDENTS, METRICS, STATE, unspell
+from sealegs.record.reading import is_number, most_bytes, parse_json, read_bytes, read_object, reading
+from sealegs.record.rows import read_row
+from sealegs.record.schema import BATCHES, CAPSULE, INCIDENT, INCIDENTS, METRICS, STATE
+from sealegs.record.typed import fits, typed
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoints import StoredState, read_state
-from sealegs.state.serialization import live
+from sealegs.state.serialization import Room, live
 from sealegs.vocabulary import Row
+
+NEEDED = frozenset(("loss", "lr", "applied"))
+"""Signals that a row must have if its step is to be run again."""
+MOST_RANKS = 1 << 20
+_NUMBER = int | None
 
 
 class Recorded(NamedTuple):
@@ -66,21 +72,22 @@ def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
     """
     folder = incident / CAPSULE
     try:
-        described = _json(folder / f"{CAPSULE}.json")
-        if described.get("version") != VERSION:
-            raise SourceError(f"{folder}: of version {described.get('version')}, this Sealegs reads {VERSION}")
-        description = Description(**{field.name: described[field.name] for field in fields(Description)})
-        known = {name: unspell(value) for name, value in _json(incident / INCIDENT).items()}
-        found = Incident(**{field.name: known[field.name] for field in fields(Incident)})
-        rows = [_row(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
-        ranks = range(description.ranks) if rank is None else (rank,)
-        of_ranks = [_batches_of(folder / BATCHES.format(rank=each)) for each in ranks]
-        everywhere = set.intersection(*({each.step for each in of_rank} for of_rank in of_ranks))
-        batches = [each for of_rank in of_ranks for each in of_rank if each.step in everywhere]
+        with reading(folder):
+            described = read_object(folder / f"{CAPSULE}.json", incident)
+            if described.get("version") != VERSION:
+                raise ValueError(f"it is of version {described.get('version')!a:.20}, this Sealegs reads {VERSION}")
+            description = typed(Description, described)
+            if not 1 <= description.ranks <= MOST_RANKS:
+                raise ValueError(f"it is of {description.ranks} ranks")
+            found = typed(Incident, read_object(incident / INCIDENT, incident))
+            lines = read_bytes(folder / METRICS, incident).splitlines()
+            rows = [row for line in lines if (row := read_row(line)) is not None and row.keys() >= NEEDED]
+            ranks = range(description.ranks) if rank is None else (rank,)
+            of_ranks = [_batches_of(folder / BATCHES.format(rank=each), incident) for each in ranks]
+            everywhere = set.intersection(*({each.step for each in of_rank} for of_rank in of_ranks))
+            batches = [each for of_rank in of_ranks for each in of_rank if each.step in everywhere]
     except FileNotFoundError as error:
         raise SourceError(f"{error.filename}: missing, so {incident} is no incident with a capsule") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
     newest = {int(row["step"]): row for row in rows}
     return Capsule(
         folder=folder,
@@ -96,7 +103,7 @@ def incident_folder(run: Path, number: int | None) -> Path:
     if not run.is_dir():
         raise SourceError(f"{run}: no such run; give the folder of one, or its name in experiments/")
     folder = run / INCIDENTS
-    there = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()) if folder.is_dir() else []
+    there = sorted(int(entry.name) for entry in folder.iterdir() if is_number(entry.name)) if folder.is_dir() else []
     if not there:
         raise SourceError(f"{run}: it has no incidents with a capsule; give the guard a playbook, observe() for none")
     if number is not None and number not in there:
@@ -104,15 +111,12 @@ def incident_folder(run: Path, number: int | None) -> Path:
     return folder / str(there[-1] if number is None else number)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
-
-
-def _batches_of(file: Path) -> list[Recorded]:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [Recorded(line["step"], line["index"], live(line["batch"])) for line in lines]
-
-
-def _row(line: Mapping[str, Any]) -> Row:
-    return {name: unspell(value) for name, value in line.items()}
+def _batches_of(file: Path, incident: Path) -> list[Recorded]:
+    found = []
+    room = Room(most_bytes())
+    for line in read_bytes(file, incident).splitlines():
+        values = parse_json(line)
+        if not isinstance(values, dict) or not fits(values.get("step"), int) or not fits(values.get("index"), _NUMBER):
+            raise ValueError(f"{file.name}: a line of it has no step and index")
+        found.append(Recorded(values["step"], values.get("index"), live(values.get("batch"), room)))
+    return found

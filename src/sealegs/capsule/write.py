@@ -20,7 +20,11 @@ from torch import Tensor
 
 from sealegs.errors import SealegsError, SourceError, StorageError
 from sealegs.incidents import Incident
-from sealegs.record.files import folder_aside, whole_file
+from sealegs.record import manifest as manifests
+from sealegs.record.events import plain_events, read_events
+from sealegs.record.files import files_in, folder_aside, whole_file
+from sealegs.record.reading import open_file
+from sealegs.record.rows import read_row
 from sealegs.record.schema import (
     BATCHES,
     CAPSULE,
@@ -34,7 +38,6 @@ from sealegs.record.schema import (
     REPLAY,
     STATE,
     TOKENIZER,
-    from_lines,
     speakable,
     to_line,
 )
@@ -490,7 +493,7 @@ class FlightRecorder:
                 write()
             except Exception as error:
                 self._failures.append(f"{type(error).__name__}: {error}")
-                if isinstance(error, OSError | StorageError):
+                if isinstance(error, OSError | StorageError | SourceError):
                     self._incomplete.setdefault(incident, str(error))
 
         self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
@@ -512,8 +515,8 @@ def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) 
     if (folder / REPLAY).exists() or (folder / POSTMORTEM).with_suffix(".html").exists():
         return
     run = folder.parent.parent
-    manifest = json.loads((run / MANIFEST).read_bytes())
-    events = list(_last_lines(run / EVENTS))
+    manifest = asdict(manifests.load(run))
+    events = plain_events(read_events(_last_lines(run / EVENTS)))
     with whole_file(folder / POSTMORTEM) as file:
         file.write(markdown(draft(manifest, incident, rows, events, source=run.name)).encode())
 
@@ -523,27 +526,28 @@ def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
     if not rows or len(rows) >= STEPS:
         return []
     first = int(rows[0]["step"])
-    found: dict[int, Row] = {int(row["step"]): {**row, "applied": 1.0} for row in _last_lines(metrics) if "loss" in row}
+    found: dict[int, Row] = {
+        int(row["step"]): {**row, "applied": 1.0}
+        for line in _last_lines(metrics)
+        if (row := read_row(line)) is not None and "loss" in row
+    }
     return [found[step] for step in sorted(found) if step < first][len(rows) - STEPS :]
 
 
-def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The last lines of a record: all of it would be read again at every incident, and there may be thousands."""
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - TAIL, 0))
-        return from_lines(file.read())
+def _last_lines(path: Path) -> list[bytes]:
+    """The last whole lines of a record: all of it would be read again at every incident, and there may be thousands."""
+    with open_file(path, path.parent) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - TAIL, 0))
+        return file.read(TAIL).split(b"\n")[:-1]  # without what is still being written
 
 
 def link_folder(source: Path, target: Path) -> None:
     """Hard links to the files of a folder, in another one."""
     with folder_aside(target) as aside:
-        for path in sorted(source.rglob("*")):
+        for path in files_in(source):
             place = aside / path.relative_to(source)
-            if path.is_dir():
-                place.mkdir(parents=True, exist_ok=True)
-            else:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                os.link(path, place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, place)
 
 
 def _add_lines(path: Path, lines: Iterable[bytes]) -> int:

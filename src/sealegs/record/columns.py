@@ -11,7 +11,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.record.files import whole_file
-from sealegs.record.schema import COLUMN_CACHE, TEXT_SIGNALS
+from sealegs.record.reading import most_bytes, open_file, parse_json
+from sealegs.record.rows import HIGHEST_STEP, is_numeric, is_sound_name, sound_name
+from sealegs.record.schema import COLUMN_CACHE, SIGNALS, TEXT_SIGNALS
+from sealegs.record.typed import fits
 
 Column: TypeAlias = NDArray[Any]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -31,8 +34,6 @@ Mask: TypeAlias = NDArray[np.bool_]
 CACHE_FROM_BYTES = 1 << 20
 """Smallest file that gets a cache: a smaller one is parsed fast enough."""
 
-HIGHEST_STEP = 2**53
-"""Floats represent every integer up to this one."""
 Step: TypeAlias = Annotated[float, msgspec.Meta(ge=-HIGHEST_STEP, le=HIGHEST_STEP)]
 
 WIDE = 256
@@ -41,6 +42,11 @@ WIDE = 256
 _FIRST_BYTES = 16 << 10  # whose rows are decoded one by one, since their signals are not known yet
 _CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: a tenth faster than 4 MiB
 _WIDE_CHUNK_BYTES = 16 << 20  # what a chunk costs grows with its signals, of which there are many here
+_LONGEST_LINE = 64 << 20
+"""Bytes without a line end after which a file is no metrics file."""
+_MOST_NAMES = 20_000
+"""The most columns: ten times what a run that names each layer of a large model logs."""
+_CELL_BYTES = 9  # a float and whether it is there
 _SAMPLE_BYTES = 64 << 10
 _BLOCK_BYTES = 16 << 20
 _CACHE_FORMAT = 2
@@ -59,12 +65,14 @@ class Columns:
     """Lines that are not JSON objects with a step, mostly torn by a kill. They are left out."""
     covered_bytes: int = 0
     """The bytes of the file that the columns cover: up to its last newline."""
+    left_out: int = 0
+    """Values of rows that are neither numbers nor text, or more than may be held."""
 
 
 def read_columns(path: Path) -> Columns:
     """The columns of a metrics file, from the cache beside it if that is sound."""
     cache = path.with_name(COLUMN_CACHE)
-    with path.open("rb") as file:
+    with open_file(path, path.parent) as file:
         cached = _load_cache(cache, file)
         columns = _parse_from(file, cached.covered_bytes if cached else 0)
         appended = columns.covered_bytes - (cached.covered_bytes if cached else 0)
@@ -82,7 +90,9 @@ def _parse_from(file: BinaryIO, start: int) -> Columns:
     parts: list[Columns] = []
     covered = start
     while chunk := file.read(_chunk_bytes(len(keys))):
-        chunk += file.readline()
+        chunk += file.readline(_LONGEST_LINE)
+        if len(chunk) >= _LONGEST_LINE and not chunk.endswith(b"\n"):
+            raise ValueError(f"{_LONGEST_LINE >> 20} MiB of it have no line end")
         if not chunk.endswith(b"\n"):
             chunk = chunk[: chunk.rfind(b"\n") + 1]
         if not chunk:
@@ -116,43 +126,87 @@ def _decoder(keys: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
 def _decode(chunk: bytes, keys: tuple[str, ...]) -> tuple[Columns, tuple[str, ...]]:
     """The columns of a chunk, and all keys so far: there may be new ones."""
     if len(keys) <= WIDE:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a new signal or a torn line
+        with suppress(*_UNREADABLE):  # a new signal, a torn line, or a value that is no number
             return _transposed(_decoder(keys).decode_lines(chunk), keys), keys
     sound = []
     lines = [line for line in chunk.split(b"\n") if line.strip()]
     seen = dict.fromkeys(keys)
-    plain = msgspec.json.Decoder(dict[str, float | str | None])
+    left_out = 0
     for line in lines:
-        try:
-            row = plain.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        if (read := _read_row(line)) is None:
             continue
-        if _is_step(row.get("step")) and all(map(_is_name, row.keys() - seen.keys())):
-            seen.update(dict.fromkeys(row))
-            sound.append(row)
+        row, lost = read
+        for key in row.keys() - seen.keys() if len(seen) + len(row) > _MOST_NAMES else ():
+            if len(seen) == _MOST_NAMES:
+                del row[key]
+                lost += 1
+            else:
+                seen[key] = None
+        seen.update(dict.fromkeys(row))
+        sound.append(row)
+        left_out += lost
     keys = tuple(seen)
-    return replace(_gathered(sound, keys), damaged_lines=len(lines) - len(sound)), keys
+    return replace(_gathered(sound, keys), damaged_lines=len(lines) - len(sound), left_out=left_out), keys
 
 
-def _is_step(value: Any) -> bool:
-    return isinstance(value, float) and abs(value) <= HIGHEST_STEP
+_UNREADABLE = msgspec.DecodeError, UnicodeDecodeError, RecursionError
+_ROW = msgspec.json.Decoder(dict[str, float | str | None])
+_PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CELL = msgspec.json.Decoder(float | str | None)
 
 
-def _is_name(key: str) -> bool:
-    """Whether msgspec accepts the key as a field name, and a page can show it."""
-    return key.isprintable() and not {'"', "\\"}.intersection(key)
+def _read_row(line: bytes) -> tuple[dict[str, Any], int] | None:
+    """The row of a line and how many of its values were left out, if it is a row: of a value that cannot be read, the
+    value is lost, and not the row. A name that no column may have is spelt otherwise."""
+    lost = 0
+    row: dict[str, Any]
+    try:
+        row = _ROW.decode(line)
+    except _UNREADABLE:
+        row = {}
+        try:
+            parts = _PARTS.decode(line)
+        except _UNREADABLE:
+            return None
+        for name, part in parts.items():
+            try:
+                row[name] = _CELL.decode(part)
+            except _UNREADABLE:
+                lost += 1
+    step = row.get("step")
+    if not isinstance(step, float) or not abs(step) <= HIGHEST_STEP:
+        return None
+    for name in [name for name in row if not is_sound_name(name)]:
+        row[sound_name(name)] = row.pop(name)
+    for name in [name for name, cell in row.items() if isinstance(cell, str) and is_numeric(name)]:
+        try:
+            float(str(row[name]))
+        except ValueError:
+            del row[name]
+            lost += 1
+    return row, lost
 
 
 def _transposed(rows: list[Any], keys: Sequence[str]) -> Columns:
+    """The columns of rows that have all of the keys; a ``DecodeError`` where text is in the place of a number."""
+    texts: dict[str, tuple[Any, ...]] = {}
     values, logged = {}, {}
     for key, cells in zip(keys, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=False):
-        column = _as_array(key, cells)
-        if column.dtype.kind != "S":
-            present = ~np.isnan(column)
-        if column.dtype.kind == "S" or (not present.all() and str in map(type, cells)):  # looking at each cell is slow
-            present = np.array([not _is_missing(cell) for cell in cells])
+        if (column := _as_numbers(key, cells)) is None:
+            texts[key] = cells
+            values[key] = np.empty(0)  # in this order
+            continue
+        present = ~np.isnan(column)
+        if not present.all() and str in map(type, cells):  # looking at each cell is slow
+            present = _present(cells)
         if present.any():
             values[key], logged[key] = column, present
+    for key, column in _as_texts(texts, len(rows)).items():
+        logged[key] = _present(texts[key])
+        if logged[key].any():
+            values[key] = column
+        else:
+            del values[key], logged[key]
     return Columns(values, logged, rows=len(rows))
 
 
@@ -165,25 +219,65 @@ def _gathered(rows: list[dict[str, Any]], keys: Sequence[str]) -> Columns:
                 places, found = cells.setdefault(key, ([], []))
                 places.append(place)
                 found.append(cell)
-    values, logged = {}, {}
+    columns: dict[str, Column] = {}
     for key in (key for key in keys if key in cells):
-        places, found = cells[key]
-        values[key], logged[key] = _spread(len(rows), [(places, _as_array(key, found), True)])
-    return Columns(values, logged, rows=len(rows))
+        numbers = _as_numbers(key, cells[key][1])
+        columns[key] = np.empty(0) if numbers is None else numbers  # in this order
+    columns |= _as_texts({key: cells[key][1] for key, column in columns.items() if not len(column)}, len(rows))
+    spread = {key: _spread(len(rows), [(cells[key][0], column, True)]) for key, column in columns.items()}
+    return Columns({key: c for key, (c, _) in spread.items()}, {key: m for key, (_, m) in spread.items()}, len(rows))
+
+
+def _present(cells: Sequence[Any]) -> Mask:
+    return np.array([not _is_missing(cell) for cell in cells])
 
 
 def _is_missing(cell: Any) -> bool:
     return cell is None or cell != cell  # as NaN does
 
 
-def _as_array(key: str, cells: Sequence[Any]) -> Column:
-    if key not in TEXT_SIGNALS:
-        with suppress(ValueError):
-            return np.array(cells, dtype=np.float64)  # "NaN" and "Infinity" become numbers, None becomes NaN
+def _as_numbers(key: str, cells: Sequence[Any]) -> Column | None:
+    """A column of numbers; None if it is one of text."""
+    if key in TEXT_SIGNALS:
+        return None
     try:
-        return np.array(["" if _is_missing(cell) else cell for cell in cells], dtype=np.bytes_)
-    except UnicodeEncodeError:
-        return np.array(["" if _is_missing(cell) else str(cell).encode() for cell in cells], dtype=np.bytes_)
+        return np.array(cells, dtype=np.float64)  # "NaN" and "Infinity" become numbers, None becomes NaN
+    except ValueError:
+        if is_numeric(key):
+            raise msgspec.DecodeError(f"{key} is no number") from None
+        return None
+
+
+def _as_texts(columns: Mapping[str, Sequence[Any]], rows: int) -> dict[str, Column]:
+    """Columns of text, every cell as long as the longest: cut, where that would be more than may be held."""
+    texts = {key: _texts(cells) for key, cells in columns.items()}
+    widths = {key: max(map(len, cells), default=0) for key, cells in texts.items()}
+    cut = _widest(widths.values(), rows)
+    found: dict[str, Column] = {}
+    for key, cells in texts.items():
+        short = cells if widths[key] <= cut else [cell[:cut] for cell in cells]
+        try:
+            found[key] = np.array(short, dtype=np.bytes_)
+        except UnicodeEncodeError:
+            found[key] = np.array([cell.encode() for cell in short], dtype=np.bytes_)
+    return found
+
+
+def _texts(cells: Sequence[Any]) -> list[str]:
+    texts = ["" if _is_missing(cell) else cell for cell in cells]
+    return texts if {str}.issuperset(map(type, texts)) else list(map(str, texts))
+
+
+def _widest(widths: Iterable[int], rows: int) -> int:
+    """The most that a cell of text may have, so that all columns of these widths can be held."""
+    left = most_bytes() // max(rows, 1)
+    narrow_first = sorted(widths)
+    for place, width in enumerate(narrow_first):
+        share = left // (len(narrow_first) - place)
+        if width > share:
+            return share
+        left -= width
+    return max(narrow_first, default=0)
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
@@ -194,14 +288,36 @@ def _joined(parts: Sequence[Columns]) -> Columns:
         for key, column in part.values.items():
             pieces.setdefault(key, []).append((place, column, part.logged[key]))
         rows = place.stop
-    columns = {key: _spread(rows, found) for key, found in pieces.items()}
+    kept = _fullest(pieces, rows)
+    cut = _widest((max(piece.dtype.itemsize for _, piece, _ in pieces[key]) for key in kept), rows)
+    columns = {key: _spread(rows, _narrowed(pieces[key], cut)) for key in kept}
+    lost = sum(int(mask.sum()) for key in pieces.keys() - set(kept) for _, _, mask in pieces[key])
     return Columns(
         {key: column for key, (column, _) in columns.items()},
         {key: mask for key, (_, mask) in columns.items()},
         rows=rows,
         damaged_lines=sum(part.damaged_lines for part in parts),
         covered_bytes=max((part.covered_bytes for part in parts), default=0),
+        left_out=lost + sum(part.left_out for part in parts),
     )
+
+
+def _fullest(pieces: Mapping[str, list[tuple[slice, Column, Mask]]], rows: int) -> list[str]:
+    """The columns that can be held, in their order: all of them, or our own signals and those with the most values."""
+    most = max(1, most_bytes() // (_CELL_BYTES * max(rows, 1)))
+    if len(pieces) <= most:
+        return list(pieces)
+    counts = {key: sum(int(mask.sum()) for _, _, mask in found) for key, found in pieces.items()}
+    best = sorted(pieces, key=lambda key: (key != "step", key not in SIGNALS, -counts[key]))[:most]
+    return [key for key in pieces if key in set(best)]
+
+
+def _narrowed(pieces: list[tuple[slice, Column, Mask]], width: int) -> list[tuple[slice, Column, Mask]]:
+    """The pieces of a column, their text cut to so many bytes."""
+    if all(piece.dtype.kind != "S" or piece.dtype.itemsize <= width for _, piece, _ in pieces):
+        return pieces
+    kind = f"S{max(1, width)}"
+    return [(place, piece.astype(kind) if piece.dtype.kind == "S" else piece, mask) for place, piece, mask in pieces]
 
 
 def _spread(rows: int, pieces: Sequence[tuple[slice | list[int], Column, Mask | bool]]) -> tuple[Column, Mask]:
@@ -228,31 +344,58 @@ def _as_text(piece: Column) -> Column:
 def _load_cache(path: Path, file: BinaryIO) -> Columns | None:
     """The cache, if it was made from the first bytes of this file; otherwise None, and it is made anew."""
     try:
-        with zipfile.ZipFile(path) as stored:
-            about = json.loads(_member(stored, "about").tobytes())
-            if about["format"] != _CACHE_FORMAT or not _same_bytes(file, about):
+        with open_file(path, path.parent) as cache, zipfile.ZipFile(cache) as stored:
+            _refuse_packed(stored, cache)
+            about = parse_json(_member(stored, "about").tobytes())
+            if about["format"] != _CACHE_FORMAT or not _is_sound(about) or not _same_bytes(file, about):
                 return None
             rows, keys, texts = about["rows"], about["keys"], frozenset(about["texts"])
             values: dict[str, Column] = dict.fromkeys(keys, np.empty(0))  # in this order
             logged: dict[str, Mask] = {}
             for place, block in enumerate(_blocks([key for key in keys if key not in texts], rows)):
-                numbers = _member(stored, f"numbers/{place}", (len(block), rows))
+                numbers = _member(stored, f"numbers/{place}", (len(block), rows), "f8")
                 values.update(zip(block, numbers, strict=True))
             for place, key in enumerate(about["texts"]):
-                values[key] = _member(stored, f"texts/{place}", (rows,))
+                values[key] = _member(stored, f"texts/{place}", (rows,), "S")
             for place, block in enumerate(_blocks(keys, rows)):
-                bits = _member(stored, f"logged/{place}", (len(block), -(-rows // 8)))
+                bits = _member(stored, f"logged/{place}", (len(block), -(-rows // 8)), "u1")
                 logged.update(zip(block, np.unpackbits(bits, axis=1, count=rows).view(np.bool_), strict=True))
+        if not logged["step"].all() or not (np.abs(values["step"]) <= HIGHEST_STEP).all():
+            return None
     except Exception:  # whatever is wrong with it: the cache only saves time
         return None
-    return Columns(values, logged, rows, about["damaged_lines"], about["covered_bytes"])
+    return Columns(values, logged, rows, about["damaged_lines"], about["covered_bytes"], about["left_out"])
 
 
-def _member(stored: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None = None) -> Column:
+def _refuse_packed(stored: zipfile.ZipFile, cache: BinaryIO) -> None:
+    """Refuse a cache that unpacks to more than it is: ours is not compressed, and no larger than what it is made of."""
+    members = stored.infolist()
+    size = os.fstat(cache.fileno()).st_size
+    if any(member.compress_type != zipfile.ZIP_STORED or member.file_size > size for member in members):
+        raise ValueError("it is compressed")
+    if size > 2 * most_bytes():
+        raise ValueError("it is larger than what may be held")
+
+
+def _is_sound(about: dict[str, Any]) -> bool:
+    """Whether counts are counts and names are names; the rest is compared with the arrays and with the file."""
+    counts = [about[name] for name in ("rows", "damaged_lines", "covered_bytes", "left_out")]
+    names, texts = about["keys"], about["texts"]
+    return (
+        all(fits(count, int) and count >= 0 for count in counts)
+        and all(isinstance(name, str) and is_sound_name(name) for name in names)
+        and len(set(names)) == len(names)
+        and len(set(texts)) == len(texts)
+        and set(texts) <= set(names) - {"step"}
+        and not any(map(is_numeric, texts))
+    )
+
+
+def _member(stored: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None = None, kind: str = "u1") -> Column:
     """One array, read whole, since zip checks the digest only at the end of a member. Never a pickle."""
     array: Column = np.lib.format.read_array(io.BytesIO(stored.read(f"{name}.npy")), allow_pickle=False)
-    if shape is not None and array.shape != shape:
-        raise ValueError(f"{name} is of shape {array.shape}")
+    if (shape is not None and array.shape != shape) or not array.dtype.str[1:].startswith(kind):
+        raise ValueError(f"{name} is of shape {array.shape} and type {array.dtype}")
     return array
 
 
@@ -270,6 +413,7 @@ def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
         "rows": columns.rows,
         "damaged_lines": columns.damaged_lines,
         "covered_bytes": columns.covered_bytes,
+        "left_out": columns.left_out,
         "stat": _stat(file),
         "sample": _sample(file, columns.covered_bytes),
         "crc": _crc(file, columns.covered_bytes),

@@ -157,6 +157,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def files_in(folder: Path) -> list[Path]:
+    """All files in a folder and in the folders in it. Unlike ``rglob``, it fails where one of them cannot be listed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    return sorted(Path(place, name) for place, _, names in os.walk(folder, onerror=fail) for name in names)
+
+
 def is_taken(error: OSError) -> bool:
     """Whether a folder could not take its name because another one has it."""
     return error.errno in (errno.ENOTEMPTY, errno.EEXIST)

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -15,7 +15,9 @@ from typing import Any
 
 from sealegs.errors import SourceError
 from sealegs.record.files import whole_file
+from sealegs.record.reading import read_json
 from sealegs.record.schema import MANIFEST, SCHEMA, speakable
+from sealegs.record.typed import fits, typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +85,11 @@ def load(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such run folder; give the folder that holds {MANIFEST}")
     try:
-        values = json.loads(path.read_bytes())
+        values = read_json(path, folder)
     except FileNotFoundError:
         raise SourceError(f"{folder}: not a run folder, there is no {MANIFEST} in it") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path}: cannot be read ({error}); restore it from a copy") from error
     schema = values.get("schema") if isinstance(values, dict) else None
-    if not isinstance(schema, int) or not isinstance(values.get("run_id"), str):
+    if not isinstance(schema, int) or not fits(schema, int) or not isinstance(values.get("run_id"), str):
         raise SourceError(f"{path}: not a manifest, it names no schema and run_id")
     if schema > SCHEMA:
         raise SourceError(f"{path}: schema {schema}, this Sealegs reads up to {SCHEMA}: pip install -U sealegs")
@@ -98,8 +98,11 @@ def load(folder: Path) -> Manifest:
             raise SourceError(f"{path}: {name} is not a table; restore the manifest from a copy")
     if not isinstance(values.get("trackers", []), list):
         raise SourceError(f"{path}: trackers is not a list; restore the manifest from a copy")
-    known = {entry.name for entry in fields(Manifest)}
-    return Manifest(**{key: value for key, value in values.items() if key in known})
+    values["versions"] = {name: word for name, word in values.get("versions", {}).items() if isinstance(word, str)}
+    values["trackers"] = [tracker for tracker in values.get("trackers", []) if isinstance(tracker, dict)]
+    seed = values.pop("seed", None)  # may take all of 64 bits
+    is_seed = isinstance(seed, int) and not isinstance(seed, bool)
+    return replace(typed(Manifest, values, wrong_is_missing=True), seed=seed if is_seed else None)
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,15 +6,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
 from sealegs.record.columns import Column, Columns, Mask, read_columns
+from sealegs.record.events import load_events
 from sealegs.record.manifest import Manifest
-from sealegs.record.schema import EVENTS, METRICS, unspell
+from sealegs.record.reading import reading
+from sealegs.record.schema import EVENTS, METRICS
 from sealegs.vocabulary import Event, Number, Row
 
 
@@ -85,7 +86,7 @@ class Run:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """What happened, in the order it was written."""
-        return _read_events(self._events) if self._events else ()
+        return load_events(self._events) if self._events else ()
 
     @property
     def has_events(self) -> bool:
@@ -112,7 +113,8 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     manifest = manifests.load(folder)
     try:
-        columns = read_columns(folder / METRICS)
+        with reading(folder / METRICS):
+            columns = read_columns(folder / METRICS)
     except FileNotFoundError:
         columns = Columns({}, {})  # killed before its first row
     return run_of(folder, manifest, columns, events=folder / EVENTS)
@@ -138,7 +140,7 @@ def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path |
 
 
 def _as_text(values: Column) -> Column:
-    return np.char.decode(values) if values.dtype.kind == "S" else values
+    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
 
 
 def _segments(steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -186,19 +188,3 @@ def _first_rows(steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Map
 def _last_so_far(mask: Mask) -> NDArray[np.int64]:
     """For each position the last one up to it where the mask is set, or -1."""
     return np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
-
-
-def _read_events(path: Path) -> tuple[Event, ...]:
-    events = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return ()
-    for line in lines:
-        try:
-            values = {key: unspell(value) for key, value in msgspec.json.decode(line).items()}
-            head = {key: values.pop(key) for key in ("kind", "step", "time")}
-        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError):
-            continue  # torn by a kill
-        events.append(Event(**head, detail=values))
-    return tuple(events)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 SCHEMA = 1
@@ -99,18 +99,26 @@ def unspell(value: Any) -> Any:
 
 
 def speakable(value: Any) -> Any:
-    """A value that JSON can write: NaN and Inf spelt out, numpy numbers made plain.
+    """A value that JSON can write and every reader can read: NaN and Inf spelt out, numpy numbers made plain, halves of
+    characters replaced.
 
     >>> speakable({"clip": float("inf"), "betas": (0.9, 0.95)})
     {'clip': 'Infinity', 'betas': [0.9, 0.95]}
     """
     if isinstance(value, Mapping):
-        return {str(key): speakable(item) for key, item in value.items()}
+        return {_whole_text(str(key)): speakable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [speakable(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
+    if isinstance(value, str):
+        return _whole_text(value)
     return spell(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _whole_text(text: str) -> str:
+    """The text without halves of characters, which names of files can have, and which many readers refuse."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def to_line(values: Mapping[str, Any]) -> bytes:
@@ -121,22 +129,9 @@ def to_line(values: Mapping[str, Any]) -> bytes:
     """
     try:
         text = json.dumps(values, separators=(",", ":"), allow_nan=False)
-    except (ValueError, TypeError):  # rare, so the common row pays nothing for it
+        is_sound = "\\ud" not in text  # else there may be half a character
+    except (ValueError, TypeError):
+        is_sound = False
+    if not is_sound:  # rare, so the common row pays nothing for it
         text = json.dumps(speakable(values), separators=(",", ":"), allow_nan=False)
     return text.encode() + b"\n"
-
-
-def from_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """The objects of such lines, as JSON has them, without those that a kill has torn.
-
-    >>> list(from_lines(b'{"step":0}\\n{"st\\n{"step":1}\\n{"step":2'))
-    [{'step': 0}, {'step': 1}]
-    """
-    for line in data.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(values, dict):
-                yield values

@@ -3,7 +3,7 @@
 An action prints as a phrase, goes to files as JSON, and is read from a person's words by ``requested_action``.
 """
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeAlias, get_args
@@ -184,14 +184,18 @@ def _batches(count: int) -> str:
     return f"{count} batch" if count == 1 else f"{count} batches" if count else "no batch"
 
 
+MOST = 2**53
+"""The most steps or batches that an action can be about; a larger number is a slip, and no array holds it."""
+
+
 def is_whole(value: Any, lowest: int) -> bool:
-    """Whether a value is a whole number and at least ``lowest``; True and False do not count."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+    """Whether a value is a whole number from ``lowest`` to ``MOST``; True and False do not count."""
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= MOST
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number; True and False do not count."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def refuse_unless(sound: bool, name: str, value: Any, cure: str) -> None:

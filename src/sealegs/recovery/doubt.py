@@ -4,12 +4,12 @@ A resume asks, where no checkpoint is proven. Standard library only; events of a
 be read.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from sealegs.record.events import load_events, plain_events
 from sealegs.record.schema import EVENTS
 
 JUDGED = ("skip", "alarm", "halt")
@@ -40,7 +40,7 @@ class Doubts:
     def about(self, step: int) -> str:
         """Why the state before a step may be damaged; empty where nothing says so."""
         if self._stretches is None:  # once, and only where somebody asks: a record may be long
-            self._stretches = bad_stretches(read_events(self._folder / EVENTS))
+            self._stretches = bad_stretches(plain_events(load_events(self._folder / EVENTS)))
         found = next((stretch for stretch in self._stretches if stretch.casts_doubt_on(step)), None)
         return "" if found is None else f"not proven, and saved after the onset of an incident at step {found.onset}"
 
@@ -72,21 +72,6 @@ def bad_stretches(events: Iterable[Mapping[str, Any]]) -> list[BadStretch]:
             is_back = event.get("recovery_loss") is not None
             found[-1] = replace(found[-1], onset=min(found[-1].onset, onset), end=step if is_back else None)
     return found
-
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run in order, without those that a kill has torn."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and isinstance(event.get("kind"), str) and _is_step(event.get("step")):
-            yield event
 
 
 def _alarmed(found: list[BadStretch], number: int, onset: int) -> list[BadStretch]:

@@ -3,14 +3,15 @@ it."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sealegs.data.position import Batches
-from sealegs.errors import SourceError
 from sealegs.record.files import whole_file, writing
+from sealegs.record.reading import read_object, reading
 from sealegs.record.schema import RECOVERY, speakable
+from sealegs.record.typed import fits, typed
 from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recurrence import PastIntervention
@@ -145,15 +146,41 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
     """The ledger of a run, if it has one."""
     path = folder / RECOVERY
     try:
-        ledger: dict[str, Any] = json.loads(path.read_bytes())
-        Adjustments(**ledger["margins"])
-        is_sound = isinstance(ledger["history"], list) and isinstance(ledger["data"], dict)
-        is_sound &= {"playbook", "interventions", "untold"} <= ledger.keys()
-        reason = "" if is_sound else "it has no history, interventions and data"
+        with reading(path, cure="restore it from a copy, or remove it"):
+            ledger = asdict(typed(_Written, read_object(path, folder)))
+            ledger["margins"] = asdict(typed(Adjustments, ledger["margins"]))
+            data = typed(_LeftOut, ledger["data"])
+            if not all(_is_range(pair) for pair in data.skipped):
+                raise ValueError("batches that are left out are no ranges")
+            if not all(fits(weight, float) for weight in data.swaps.values()):
+                raise ValueError("the weight of a source is no number")
+            for entry in ledger["history"]:
+                PastIntervention.from_plain(entry)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error)
-    if reason:
-        raise SourceError(f"{path}: cannot be read ({reason}); restore it from a copy, or remove it")
     return ledger
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The fields of the file."""
+
+    playbook: str | None
+    history: list[Any]
+    interventions: int
+    untold: int | None
+    margins: Mapping[str, Any]
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """The fields of its ``data``."""
+
+    skipped: list[Any]
+    swaps: Mapping[str, Any]
+    stratified: bool
+
+
+def _is_range(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(fits(end, int) for end in pair) and pair[0] <= pair[1]

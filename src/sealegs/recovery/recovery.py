@@ -317,7 +317,9 @@ class Recovery:
             self._watch.note("no-probe", step=number, reason=self._probe.unavailable_because)
 
     def _act_on_requests(self, number: int) -> int | None:
-        request = self._requests.request(number)
+        request, refused = self._requests.request(number)
+        for name, by, why in refused:
+            self._watch.note("request-refused", step=number, request=name, by=by, reason=why)
         if request is None:
             return None
         try:
