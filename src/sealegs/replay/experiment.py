@@ -125,7 +125,7 @@ class Experiment:
         """The batches of the steps before the rerun, without those that came more than once."""
         again = {self.rows[step]["batch_hash"] for step in self.repeated}
         steps = range(self.oldest, self.first)
-        return [self.batches_of(step) for step in steps if not again or self.rows[step]["batch_hash"] not in again]
+        return [self.batches_of(step) for step in steps if self.rows[step].get("batch_hash") not in again]
 
     def exactly(self) -> float:
         """Run the steps of the window unchanged, twice, and give the difference between the two.

@@ -68,7 +68,7 @@ def ranks_apart(rows: Iterable[Row], onset: int) -> str | None:
     apart = [row for row in rows if float(row.get("ranks_differ", 0.0)) > 0 and math.isfinite(float(row["loss"]))]
     if not apart or int(apart[0]["step"]) < onset:
         return None
-    rank, step = int(apart[0]["differing_rank"]), int(apart[0]["step"])
+    rank, step = int(apart[0].get("differing_rank", 0)), int(apart[0]["step"])
     return (
         f"the ranks compared their weights at step {step}, and rank {rank} holds others than "
         f"{'the rest' if rank == 0 else 'rank 0'}: no weights give what was recorded"

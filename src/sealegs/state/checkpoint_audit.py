@@ -3,9 +3,10 @@
 Nothing is unpickled that could run code: ours are tensors and JSON, others are loaded with ``weights_only``.
 """
 
-import json
 import math
+import os
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
+from sealegs.record.reading import is_number, most_bytes, open_file, read_object, reading, spell_size, too_large
 from sealegs.record.schema import MANIFEST
+from sealegs.record.typed import fits
 from sealegs.state import checkpoint_files
+from sealegs.state.checkpoint_table import fault_in_archive
 from sealegs.state.checkpoints import read_state
 from sealegs.state.serialization import from_json
 
@@ -106,7 +110,7 @@ def _weights(found: Contents) -> Holding:
         return Holding("weights", None, "there is nothing to go on from")
     numbers = sum(each.numel() for each in found.weights.values())
     kinds = ", ".join(f"{count} {_dtype(kind)}" for kind, count in _dtypes(found.weights.values()).most_common())
-    bad = [name for name, each in found.weights.items() if not bool(each.isfinite().all())]
+    bad = [name for name, each in found.weights.items() if not _is_finite(each)]
     problem = f"not finite: {', '.join(bad[:3])}; an older checkpoint is needed" if bad else None
     return Holding("weights", f"{len(found.weights)} tensors ({kinds}), {numbers:,} numbers", problem)
 
@@ -117,27 +121,29 @@ def _optimizer(found: Contents) -> Iterator[Holding]:
         anew = "begin anew, in mid-run: a leap of the loss in the first tens of steps"
         yield Holding("optimizer", None, f"settings and moments {anew}")
         return
-    sizes = ", ".join(str(len(group.get("params", ()))) for group in groups)
+    sizes = ", ".join(str(len(group["params"])) for group in groups)
     yield Holding("parameter groups", f"{len(groups)}, of {sizes} parameters")
     for name, key in (("learning rate", "lr"), ("betas", "betas"), ("weight decay", "weight_decay")):
         values = [group[key] for group in groups if key in group]
         if values:
             yield Holding(name, ", ".join(dict.fromkeys(_spelt(value) for value in values)), _odd(name, values))
-    trained = sum(len(group.get("params", ())) for group in groups)
+    trained = sum(len(group["params"]) for group in groups)
     states = [state for optimizer in found.optimizers for state in optimizer.state.values()]
-    moments = [value for state in states for name, value in state.items() if isinstance(value, Tensor) and value.ndim]
+    moments = [value for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim]
     if not states:
         yield Holding("moments", None, "Adam begins with an average of nothing, at a full learning rate")
         return
     kinds = ", ".join(_dtype(kind) for kind, _ in _dtypes(moments).most_common())
     problem = f"of {len(states)} of {trained} parameters only; the others begin anew" if len(states) < trained else None
-    if any(not bool(value.isfinite().all()) for value in moments):
+    if not all(map(_is_finite, moments)):
         problem = "some are not finite: an older checkpoint is needed"
     yield Holding("moments", f"of {len(states)} of {trained} parameters ({kinds or 'none'})", problem)
 
 
 def _odd(name: str, values: Sequence[Any]) -> str | None:
-    if name == "learning rate" and not all(0 < float(value) < math.inf for value in values):
+    if any(_spelt(value) == UNREADABLE for value in values):
+        return "damaged: an older checkpoint is needed"
+    if name == "learning rate" and not all(0 < (_number(value) or 0.0) < math.inf for value in values):
         return "a rate that trains nothing, or everything at once"
     return None
 
@@ -155,7 +161,7 @@ def _step(found: Contents) -> Holding:
 
 
 def _schedule(found: Contents) -> Holding:
-    steps = [int(each["last_epoch"]) for each in found.schedules if isinstance(each.get("last_epoch"), int)]
+    steps = [each["last_epoch"] for each in found.schedules if fits(each.get("last_epoch"), int)]
     if not found.schedules:
         return Holding("schedule", None, "the warm-up comes again, unless the loop works the rate out of the step")
     at, wanted = ", ".join(map(str, steps)) or "unknown", found.step
@@ -168,7 +174,7 @@ def _schedule(found: Contents) -> Holding:
 def _scaler(found: Contents) -> Holding:
     if not found.scaler:
         return Holding("loss scale", "none, as bf16 and fp32 have it")
-    scale = float(found.scaler.get("scale", math.nan))
+    scale = _number(found.scaler.get("scale"), math.nan)
     return Holding("loss scale", f"{scale:g}", "collapsed: gradients overflow" if not scale >= 1 else None)
 
 
@@ -184,10 +190,8 @@ def _versions(found: Contents) -> Holding:
 
 
 def _optimizer_step(found: Contents) -> int | None:
-    steps = [
-        int(state["step"]) for optimizer in found.optimizers for state in optimizer.state.values() if "step" in state
-    ]
-    return max(steps, default=None)
+    said = [_number(state.get("step")) for optimizer in found.optimizers for state in optimizer.state.values()]
+    return max((int(step) for step in said if step is not None and math.isfinite(step)), default=None)
 
 
 def _dtypes(tensors: Any) -> Counter[torch.dtype]:
@@ -198,10 +202,35 @@ def _dtype(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
+UNREADABLE = "unreadable"
+
+
 def _spelt(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return f"({', '.join(_spelt(each) for each in value)})"
-    return f"{float(value):g}"
+        parts = [_spelt(each) for each in value]
+        return UNREADABLE if UNREADABLE in parts else f"({', '.join(parts)})"
+    number = _number(value)
+    return UNREADABLE if number is None else f"{number:g}"
+
+
+def _number(value: Any, otherwise: Any = None) -> Any:
+    """A setting as a float; a tensor of one element stands for one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError, NotImplementedError):
+        return otherwise
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor are; of one that repeats its elements, each is looked at once."""
+    try:
+        shape = [
+            min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ]
+        there = tensor.as_strided(shape, tensor.stride())
+        return bool((there if there.dtype.is_complex or there.element_size() > 1 else there.float()).isfinite().all())
+    except (RuntimeError, NotImplementedError) as error:  # sparse, quantised, on no device at all
+        raise SourceError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot be looked at ({error!s:.80})") from error
 
 
 # How each format is read.
@@ -212,26 +241,31 @@ def _ours(folder: Path) -> Contents:
     if (fault := checkpoint_files.fault_in(folder)) is not None:
         return Contents(kind=kind, fault=fault)
     checkpoint_files.expect_to_be_alone()
-    step = int(folder.name) if folder.name.isdecimal() else None
+    step = int(folder.name) if is_number(folder.name) else None
     state = read_state(folder, step or 0)
     plain = state.plain
-    stored = [
-        OfOptimizer(
-            [{**from_json(group["settings"], state.tensors), "params": group["params"]} for group in each["groups"]],
-            from_json(each["state"], state.tensors),
-        )
-        for each in plain["optimizers"]
-    ]
+    if "optimizers" not in plain:
+        raise SourceError(f"{folder}: of an older Sealegs; audit it with that one")
+    with reading(folder):
+        stored = [
+            OfOptimizer(
+                [{**from_json(one["settings"], state.tensors), "params": one["params"]} for one in each["groups"]],
+                from_json(each["state"], state.tensors),
+            )
+            for each in plain["optimizers"]
+        ]
+        schedules = [from_json(each["state"], state.tensors) for each in plain["schedulers"]]
     run = folder.parent.parent
+    position = plain["data"]
     return Contents(
         kind=kind,
         weights={name: each for name, each in state.tensors.items() if name.startswith("model/")},
         optimizers=stored,
-        schedules=[from_json(each["state"], state.tensors) for each in plain["schedulers"]],
+        schedules=[each for each in schedules if isinstance(each, Mapping)],
         scaler=plain["scaler"] or None,
         random="of " + ", ".join([*_rng(state.tensors), *sorted(state.own.get("rng") or ())]),
         also=sorted(plain.get("also") or ()),
-        data=None if plain["data"] is None else f"batch {plain['data'].get('next', '?')} comes next",
+        data=None if position is None else f"batch {_whole(position.get('next'), '?')} comes next",
         step=step,
         versions=manifests.load(run).versions if (run / MANIFEST).exists() else None,
     )
@@ -241,15 +275,42 @@ def _rng(tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"torch on {name.rpartition('/')[2]}" for name in tensors if name.startswith("rng/")]
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, inside: Path | None = None) -> Any:
+    """What is in a file of torch.save. Archives that unpack to more than they are were not written by torch."""
+    with open_file(path, inside) as file:
+        if zipfile.is_zipfile(file) and (fault := fault_in_archive(file)):
+            raise SourceError(f"{path}: it {fault}; give a file of torch.save")
+        size = os.fstat(file.fileno()).st_size
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a stranger's file may raise anything
         named = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         why = f"it names {named[1]}" if named else type(error).__name__
         raise SourceError(
             f"{path}: cannot be read without running what is in it ({why}); save plain tensors"
         ) from error
+    for tensor in _tensors_in(value):
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise SourceError(f"{path}: it has a tensor of {tensor.layout}, {tensor.dtype}; save dense ones")
+        if tensor.nbytes > max(size, most_bytes()):
+            raise too_large(f"{path}: a tensor of {tensor.numel():,} numbers", spell_size(tensor.nbytes))
+    return value
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors of a value, however deep."""
+    level: list[Any] = [value]
+    seen: set[int] = set()
+    while level:
+        level = [each for each in level if id(each) not in seen]  # a pickle can hold itself
+        seen.update(map(id, level))
+        yield from (each for each in level if isinstance(each, Tensor))
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, Mapping | list | tuple | set)
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
 
 
 def _in_file(value: Any, name: str) -> Contents:
@@ -264,7 +325,7 @@ def _in_file(value: Any, name: str) -> Contents:
     for key, part in value.items():
         lower = str(key).lower()
         if isinstance(part, Mapping) and {"state", "param_groups"} <= part.keys():
-            found["optimizers"].append(OfOptimizer(part["param_groups"], part["state"]))
+            found["optimizers"].append(_of_optimizer(part))
         elif isinstance(part, Mapping) and "last_epoch" in part:
             found["schedules"].append(part)
         elif isinstance(part, Mapping) and {"scale", "growth_factor"} <= part.keys():
@@ -275,10 +336,11 @@ def _in_file(value: Any, name: str) -> Contents:
             found.setdefault("weights", _tensors(part))
         elif any(word in lower for word in ("sampler", "loader", "data", "position")):
             found["data"] = f"as {key}"
-        elif isinstance(part, int) and not isinstance(part, bool) and lower in STEPS:
+        elif fits(part, int) and lower in STEPS:
             found["step"] = part
         elif lower in ("versions", "torch_version") and isinstance(part, str | Mapping):
-            found["versions"] = part if isinstance(part, Mapping) else {"torch": part}
+            said = part if isinstance(part, Mapping) else {"torch": part}
+            found["versions"] = {str(name): version for name, version in said.items() if isinstance(version, str)}
     return Contents(kind="file of torch.save", **found)
 
 
@@ -296,19 +358,15 @@ def _tensors(value: Mapping[Any, Any]) -> dict[str, Tensor]:
 def _hugging_face(folder: Path) -> Contents:
     """A checkpoint folder of the Trainer."""
     trained = folder / "trainer_state.json"
-    try:
-        state = json.loads(trained.read_bytes()) if trained.exists() else {}
-    except ValueError as error:
-        raise SourceError(f"{trained}: not JSON ({error})") from error
-    optimizer = _load(folder / "optimizer.pt") if (folder / "optimizer.pt").exists() else None
-    scheduler = _load(folder / "scheduler.pt") if (folder / "scheduler.pt").exists() else None
-    step = state.get("global_step")
+    state = read_object(trained, folder) if trained.exists() else {}
+    optimizer, scheduler, scaler = (_part(folder, name) for name in ("optimizer.pt", "scheduler.pt", "scaler.pt"))
+    step = _whole(state.get("global_step"))
     return Contents(
         kind="checkpoint of Hugging Face's Trainer",
         weights=dict(_hugging_face_weights(folder)),
-        optimizers=[OfOptimizer(optimizer["param_groups"], optimizer["state"])] if optimizer else [],
+        optimizers=[_of_optimizer(optimizer)] if optimizer else [],
         schedules=[scheduler] if scheduler else [],
-        scaler=_load(folder / "scaler.pt") if (folder / "scaler.pt").exists() else None,
+        scaler=scaler or None,
         random="a file" if any(folder.glob("rng_state*.pth")) else None,
         data=None if step is None else f"by passing over {step} steps",
         step=step,
@@ -317,8 +375,46 @@ def _hugging_face(folder: Path) -> Contents:
 
 def _hugging_face_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for file in sorted(folder.glob("*.safetensors")):
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        yield from load_file(file).items()
+        with open_file(file, folder):  # refuses what is no file
+            pass
+        try:
+            yield from load_file(file).items()
+        except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+            raise SourceError(f"{file}: cannot be read ({error!s:.100}); restore it from a copy") from error
     for file in sorted(folder.glob("pytorch_model*.bin")):
-        yield from _load(file).items()
+        weights = _load(file, folder)
+        if not isinstance(weights, Mapping):
+            raise SourceError(f"{file}: a {type(weights).__name__}, no weights; restore it from a copy")
+        yield from _tensors(weights).items()
+
+
+def _part(folder: Path, name: str) -> Mapping[str, Any] | None:
+    """One of the Trainer's files, if it is there."""
+    if not (folder / name).exists():
+        return None
+    value = _load(folder / name, folder)
+    if not isinstance(value, Mapping):
+        raise SourceError(f"{folder / name}: a {type(value).__name__}, no state; restore it from a copy")
+    return value
+
+
+def _of_optimizer(saved: Mapping[str, Any]) -> OfOptimizer:
+    """An optimizer's ``state_dict``, as far as it is one."""
+    groups, state = saved.get("param_groups"), saved.get("state")
+    return OfOptimizer(
+        [
+            {**group, "params": params if isinstance(params := group.get("params"), list | tuple) else ()}
+            for group in (groups if isinstance(groups, list | tuple) else ())
+            if isinstance(group, Mapping)
+        ],
+        {key: of_one for key, of_one in state.items() if isinstance(of_one, Mapping)}
+        if isinstance(state, Mapping)
+        else {},
+    )
+
+
+def _whole(value: Any, otherwise: Any = None) -> Any:
+    return value if fits(value, int) else otherwise

@@ -3,16 +3,13 @@ unpickled."""
 
 import hashlib
 import json
-import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -22,11 +19,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from sealegs.errors import SourceError
 from sealegs.record.files import whole_file
+from sealegs.record.reading import open_file, read_json, read_object
+from sealegs.state.checkpoint_table import TABLE, read_table, refuse_packed
 
 DIGESTS = "digests.json"
 _PLAIN = "plain.json"
-_TABLE = ".metadata"
-"""The name of torch's table of contents, a pickle."""
+_LONGEST_NAME = 100
 
 
 def write_plain(folder: Path, rank: int, plain: bytes, own: bytes) -> None:
@@ -41,8 +39,21 @@ def write_plain(folder: Path, rank: int, plain: bytes, own: bytes) -> None:
 
 def read_plain(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The JSON that all ranks share, and that of one rank; empty where there was no such rank."""
-    own = folder / _own(rank)
-    return json.loads((folder / _PLAIN).read_bytes()), json.loads(own.read_bytes()) if own.exists() else {}
+    try:
+        plain = _object(folder / _PLAIN, folder)
+    except FileNotFoundError:
+        raise SourceError(f"{folder / _PLAIN}: missing; use another checkpoint") from None
+    try:
+        return plain, _object(folder / _own(rank), folder)
+    except FileNotFoundError:
+        return plain, {}
+
+
+def _object(path: Path, folder: Path) -> dict[str, Any]:
+    values = read_json(path, folder, exact_integers=True)  # a generator's state has integers of 128 bits
+    if not isinstance(values, dict):
+        raise SourceError(f"{path}: no JSON object; use another checkpoint")
+    return values
 
 
 def expect_to_be_alone() -> None:
@@ -64,23 +75,30 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> No
 
 def read_tensors(folder: Path, rooms: Mapping[str, Tensor], group: Any) -> None:
     """Fill the tensors of this rank, whole or its shards, however they were sharded when they were written."""
-    reader = _Reader(folder, _table(folder))
-    with _speaking_plainly():
-        load(dict(rooms), storage_reader=reader, process_group=group, no_dist=group is None)
+    reader = _Reader(folder, read_table(folder)[0])
+    try:
+        with _speaking_plainly():
+            load(dict(rooms), storage_reader=reader, process_group=group, no_dist=group is None)
+    except (OSError, SourceError):
+        raise
+    except Exception as error:  # what torch raises depends on what the file says
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SourceError(f"{folder}: its tensors cannot be read ({reason:.200}); use another checkpoint") from error
 
 
 def tensors_in(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Sizes and types of the tensors in a folder, by name. Only tensors: torch would unpickle anything else."""
-    entries = _table(folder).state_dict_metadata.items()
-    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+    table, tensors = read_table(folder)
+    refuse_packed(folder, table)
+    return tensors
 
 
 def digests_of(folder: Path, rank: int) -> dict[str, str]:
     """SHA-256 of each file that a rank wrote."""
-    names = [_own(rank), *sorted(file.name for file in folder.glob(f"__{rank}_*"))]
+    names = [_own(rank), *sorted(file.name for file in folder.iterdir() if file.name.startswith(f"__{rank}_"))]
     if rank == 0:
-        names += [_PLAIN, _TABLE]
-    return {name: _digest(folder / name) for name in names}
+        names += [_PLAIN, TABLE]
+    return {name: _digest(folder, name) for name in names}
 
 
 def write_digests(folder: Path, of_ranks: list[dict[str, str]]) -> None:
@@ -94,23 +112,27 @@ def fault_in(folder: Path) -> str | None:
     """What is wrong with the files, if anything: reads all of them and compares digests."""
     name = DIGESTS
     try:
-        digests = json.loads((folder / DIGESTS).read_bytes())
+        digests = read_object(folder / DIGESTS, folder)
         for name, digest in digests.items():
-            if _digest(folder / name) != digest:
+            if not name.isprintable() or len(name) > _LONGEST_NAME:
+                return f"{DIGESTS} names {name!a:.40}, which is none of its files"
+            if _digest(folder, name) != digest:
                 return f"{name} is not what was written"
     except FileNotFoundError:
         return f"{name} is missing"
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{name} cannot be read ({error})"
-    return None if {_PLAIN, _TABLE} <= digests.keys() else f"{DIGESTS} does not list its files"
+    except SourceError as error:
+        return str(error)
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror or error})"
+    return None if {_PLAIN, TABLE} <= digests.keys() else f"{DIGESTS} does not list its files"
 
 
 def _own(rank: int) -> str:
     return f"plain/{rank}.json"
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+def _digest(folder: Path, name: str) -> str:
+    with open_file(folder / name, folder) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -133,33 +155,6 @@ def _first_cause(error: BaseException) -> BaseException:
             return link
         link = link.__cause__ or link.__context__
     return error
-
-
-class _TableOfContents(pickle.Unpickler):
-    """Reads torch's table of contents, and refuses any class that such a table does not need."""
-
-    _PARTS = frozenset({
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        *(("torch.distributed.checkpoint.metadata", name) for name in (*metadata.__all__, "_MEM_FORMAT_ENCODING")),
-        *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
-    })  # fmt: skip
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in self._PARTS or is_dtype:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def _table(folder: Path) -> Metadata:
-    try:
-        with (folder / _TABLE).open("rb") as file:
-            table: Metadata = _TableOfContents(file).load()
-    except (OSError, pickle.UnpicklingError) as error:
-        raise SourceError(f"{folder}: not a checkpoint that Sealegs wrote ({error}); use another one") from error
-    return table
 
 
 class _Reader(FileSystemReader):

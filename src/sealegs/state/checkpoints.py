@@ -10,6 +10,7 @@ One that is known to be healthy and is intact is never written over: what would 
 
 import hashlib
 import json
+import math
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -29,10 +30,12 @@ from torch.distributed.tensor import DTensor
 
 from sealegs.errors import SourceError, StorageError
 from sealegs.record.files import folder_aside, put_back_replaced, remove_leftovers, whole_file, writing
+from sealegs.record.reading import is_number, parse_json, read_bytes
 from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.state import checkpoint_files
 from sealegs.state.checkpoint_files import DIGESTS
-from sealegs.state.memory import Staging, on_host
+from sealegs.state.memory import CPU, Staging, free_bytes, in_words, on_host
+from sealegs.state.plain_state import fault_in_plain
 
 Tag: TypeAlias = Literal["candidate", "healthy", "suspect"]
 """What is known of the weights in a checkpoint. A new one is a candidate: nothing is known yet."""
@@ -97,21 +100,32 @@ class Tags:
 
     def _read(self) -> dict[str, Any]:
         try:
-            entries = json.loads(self._file.read_bytes())
+            entries = parse_json(read_bytes(self._file, self._folder))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SourceError) as error:
             raise SourceError(
                 f"{self._file}: cannot be read ({error}); delete it, and nothing is known of any checkpoint"
             ) from error
-        return dict(entries)
+        return {step: entry for step, entry in _items(entries) if _is_entry(entry)}
 
     def _identity(self, step: int) -> str | None:
         """A digest that tells a checkpoint from another one of the same step."""
         try:
-            return hashlib.sha256((self._folder / str(step) / DIGESTS).read_bytes()).hexdigest()
-        except OSError:
+            folder = self._folder / str(step)
+            return hashlib.sha256(read_bytes(folder / DIGESTS, folder)).hexdigest()
+        except (OSError, SourceError):
             return None
+
+
+def _items(entries: Any) -> Iterable[tuple[str, Any]]:
+    return entries.items() if isinstance(entries, dict) else ()
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is what ``_write`` writes; of another one nothing is known."""
+    is_whole = isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("tag", "why", "of"))
+    return is_whole and entry["tag"] in get_args(Tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +208,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps for which there is a checkpoint, rising."""
         try:
-            return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal())
+            return sorted(int(entry.name) for entry in self._folder.iterdir() if is_number(entry.name))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -445,20 +459,31 @@ def read_state(
     folder: Path, step: int, like: StoredState | None = None, ranks: Collective | None = None
 ) -> StoredState:
     """The state in the folder of a checkpoint or a capsule; without ``ranks``, this process reads alone."""
+    try:
+        return _read_state(folder, step, like, ranks)
+    except OSError as error:  # it was intact when it was checked
+        raise SourceError(f"{folder}: cannot be read ({error.strerror or error}); see to the disk") from error
+
+
+def _read_state(folder: Path, step: int, like: StoredState | None, ranks: Collective | None) -> StoredState:
     rank = 0 if ranks is None else ranks.rank
-    tensors = {
-        name: _room(name, entry, {} if like is None else like.tensors)
+    entries = {
+        name: entry
         for name, entry in checkpoint_files.tensors_in(folder).items()
         if not name.startswith("rng/") or name.startswith(f"rng/{rank}/")
     }
-    try:
-        if ranks is None:
-            checkpoint_files.read_tensors(folder, tensors, None)
-        else:
-            ranks.together(lambda: checkpoint_files.read_tensors(folder, tensors, ranks.group))
-        plain, own = checkpoint_files.read_plain(folder, rank)
-    except OSError as error:  # it was intact when it was checked
-        raise SourceError(f"{folder}: cannot be read ({error.strerror or error}); see to the disk") from error
+    if like is None:  # somebody looks at it, and it may be a stranger's
+        needed = sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in entries.values())
+        if needed > (free := free_bytes(CPU)):
+            raise SourceError(f"{folder}: its tensors take {in_words(needed)} of memory, and {in_words(free)} are free")
+    tensors = {name: _room(name, entry, {} if like is None else like.tensors) for name, entry in entries.items()}
+    if ranks is None:
+        checkpoint_files.read_tensors(folder, tensors, None)
+    else:
+        ranks.together(lambda: checkpoint_files.read_tensors(folder, tensors, ranks.group))
+    plain, own = checkpoint_files.read_plain(folder, rank)
+    if fault := fault_in_plain(plain, own):
+        raise SourceError(f"{folder}: damaged ({fault}); use another checkpoint")
     return StoredState(tensors, plain, own, step)
 
 

@@ -29,6 +29,17 @@ def restore_rng(rng: Rng) -> None:
         np.random.set_state(of_host["numpy"])
 
 
+def refuse_unsound_rng(rng: Rng) -> None:
+    """Restore a random state into generators of its own: what is damaged raises an error, and nothing has changed."""
+    of_torch, of_host = rng
+    if "cpu" in of_torch:
+        torch.Generator().set_state(of_torch["cpu"])
+    if of_host is not None:
+        version, internal, gauss = of_host["python"]
+        random.Random().setstate((version, tuple(internal), gauss))  # noqa: S311 - no secret
+        np.random.RandomState().set_state(of_host["numpy"])
+
+
 def torch_rng() -> dict[str, Tensor]:
     """torch's random state, by device."""
     states = {"cpu": torch.get_rng_state()}

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sealegs.errors import ConfigError
+from sealegs.record.reading import most_bytes, shown, too_large
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
@@ -54,39 +56,80 @@ def plain(value: Any, whose: str) -> Any:
     )
 
 
-def live(value: Any) -> Any:
-    """The state that JSON values stand for: the inverse of ``plain``.
+class Room:
+    """How many bytes are left for what is unpacked: a small text can stand for a large array."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def take(self, text: Any) -> bytes:
+        """Unpack one text."""
+        if not isinstance(text, str):
+            raise ValueError("an array in it is no text")  # noqa: TRY004 - of a file: every fault of it is one
+        unpacker = zlib.decompressobj()
+        try:
+            content = unpacker.decompress(base64.b64decode(text), self._left + 1)
+        except zlib.error as error:
+            raise ValueError(f"an array in it is damaged ({error})") from None
+        self._left -= len(content)
+        if self._left < 0:
+            raise too_large("its arrays")
+        if not unpacker.eof:
+            raise ValueError("an array in it is torn")
+        return content
+
+
+def live(value: Any, room: Room | None = None) -> Any:
+    """The state that JSON values stand for: the inverse of ``plain``. What stands for nothing is a ``ValueError``.
 
     >>> live({"next": 3, "key": {"#tuple": ["seed", 1.5]}})
     {'next': 3, 'key': ('seed', 1.5)}
     """
+    return _live(value, room or Room(most_bytes()))
+
+
+def _live(value: Any, room: Room) -> Any:
     if isinstance(value, list):
-        return [live(item) for item in value]
+        return [_live(item, room) for item in value]
     if not isinstance(value, dict):
         return value
-    match value:
-        case {"#mapping": pairs}:
-            return {live(key): live(item) for key, item in pairs}
-        case {"#tuple": items}:
-            return tuple(live(item) for item in items)
-        case {"#bytes": text}:
-            return _unpacked(text)
-        case {"#array": [dtype, shape, text]}:
-            return np.frombuffer(_unpacked(text), np.dtype(dtype)).reshape(shape).copy()
-        case {"#tensor": [name, shape, text]}:
-            packed = bytearray(_unpacked(text))
-            dtype = getattr(torch, name)
-            return (torch.frombuffer(packed, dtype=dtype) if packed else torch.empty(0, dtype=dtype)).reshape(shape)
-    return {key: live(item) for key, item in value.items()}
+    try:
+        match value:
+            case {"#mapping": list(pairs)}:
+                return {_live(key, room): _live(item, room) for key, item in pairs}
+            case {"#tuple": list(items)}:
+                return tuple(_live(item, room) for item in items)
+            case {"#bytes": text}:
+                return room.take(text)
+            case {"#array": [str(name), list(shape), text]}:
+                return _array(np.dtype(name), room.take(text)).reshape(shape).copy()
+            case {"#tensor": [str(name), list(shape), text]}:
+                return _tensor(getattr(torch, name, None), room.take(text)).reshape(shape)
+    except (TypeError, RuntimeError, AttributeError, SyntaxError, OverflowError) as error:  # numpy's types are Python
+        raise ValueError(f"a value in it stands for nothing ({error})") from None
+    if not _MARKS.isdisjoint(value):
+        raise ValueError(f"a value in it stands for nothing ({shown(value)})")
+    return {key: _live(item, room) for key, item in value.items()}
+
+
+_MARKS = frozenset(("#mapping", "#tuple", "#bytes", "#array", "#tensor"))
+
+
+def _array(dtype: np.dtype[Any], content: bytes) -> NDArray[Any]:
+    if dtype.hasobject or not dtype.itemsize:
+        raise ValueError(f"an array of {dtype} cannot be kept")
+    return np.frombuffer(content, dtype)
+
+
+def _tensor(dtype: Any, content: bytes) -> Tensor:
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{dtype!a:.40} is no type of a tensor")  # noqa: TRY004 - of a file, as above
+    return torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
 
 
 def _packed(content: bytes) -> str:
     """Compressed text; a generator's state, half of it zeros, gets shorter than it was."""
     return base64.b64encode(zlib.compress(content, level=1)).decode()
-
-
-def _unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text))
 
 
 _ASIDE = "#aside"
@@ -134,6 +177,8 @@ def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return items if isinstance(value, list) else tuple(items)
     match value:
         case {"#aside": str(name)}:
+            if name not in tensors:
+                raise ValueError(f"there is no tensor {name!a:.80} in it")
             return tensors[name]
         case {"#counts": dict(counts)}:
             return Counter(counts)

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sealegs.errors import ConfigError, SourceError
 from sealegs.state.checkpoints import StoredState
 from sealegs.state.extra_state import Stateful, load_states
-from sealegs.state.rng import host_rng, restore_rng, seed_anew, torch_rng
+from sealegs.state.rng import host_rng, refuse_unsound_rng, restore_rng, seed_anew, torch_rng
 from sealegs.state.serialization import from_json, to_json
 from sealegs.state.snapshots import Snapshot, Snapshots
 from sealegs.state.tensors import ALSO, walk
@@ -126,6 +126,7 @@ class TrainingState:
         A state of another model, optimizer or schedule is refused before anything changes.
         """
         self._refuse_another(state)
+        self._refuse_unsound(state)
         names, remarks = self._names(), list(self._remarks(state))
         if self.data is not None and (position := _position(state)) is not None:
             self.data.load_state_dict(position)  # first: it may refuse for its own reasons
@@ -172,12 +173,34 @@ class TrainingState:
             _refuse_unless_same("model", name, _shape(there.get(name)), _shape(here.get(name)))
             if isinstance(here[name], DTensor) and not isinstance(there[name], DTensor):
                 raise SourceError(f"{name} is sharded here: load the checkpoint with like=training_state.capture()")
+        extra = sorted(name for name, value in here.items() if not isinstance(value, Tensor))
+        _refuse_unless_same("model", "the extra state", sorted(state.plain["extra"]), extra)
         stored = state.plain["optimizers"]
         _refuse_unless_same("run", "the optimizer", [one["kind"] for one in stored], [*map(_kind, self.optimizers)])
         for optimizer, one in zip(self.optimizers, stored, strict=True):
             _refuse_other_groups(optimizer, one, self._names())
         stored = state.plain["schedulers"]
         _refuse_unless_same("run", "the scheduler", [one["kind"] for one in stored], [*map(_kind, self.schedulers)])
+
+    def _refuse_unsound(self, state: StoredState) -> None:
+        """Refuse a state whose parts are not of the kind that the live ones are: torch would take any, and fail later.
+
+        A part that torch cannot take fails here, on a copy.
+        """
+        try:
+            from_json(state.plain["extra"], state.tensors)
+            for number, (optimizer, stored) in enumerate(zip(self.optimizers, state.plain["optimizers"], strict=True)):
+                from_json(stored["state"], state.tensors)
+                for live, group in zip(optimizer.param_groups, stored["groups"], strict=True):
+                    _refuse_unlike(f"optimizer {number}", from_json(group["settings"], state.tensors), live)
+            for number, (scheduler, stored) in enumerate(zip(self.schedulers, state.plain["schedulers"], strict=True)):
+                saved = from_json(stored["state"], state.tensors)
+                _refuse_unlike(f"schedule {number}", saved, scheduler.state_dict())
+            rank, _ = _rank_and_world()
+            refuse_unsound_rng((_under(f"rng/{rank}/", state.tensors), state.own["rng"] if state.own else None))
+        except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise SourceError(f"the checkpoint is damaged ({reason:.200}); use another one") from error
 
     def _remarks(self, state: StoredState) -> Iterator[str]:
         """Sentences on what will not be as it was."""
@@ -304,6 +327,29 @@ def _refuse_unless_same(of: str, what: str, there: object, here: object) -> None
             f"the checkpoint is of another {of}: {what} is {there} there and {here} here; "
             "resume with the settings that it was trained with"
         )
+
+
+def _refuse_unlike(what: str, saved: Any, live: Any, name: str = "") -> None:
+    """Refuse a saved setting that is of another sort than the live one; what only one of them has does not matter."""
+    if saved is None or live is None or _sort(live) == "something else":
+        return
+    if _sort(saved) != _sort(live):
+        raise ValueError(f"{name or 'the state'} of {what} is {saved!a:.40}")
+    if _sort(live) == "object":
+        for key in saved.keys() & live.keys():
+            _refuse_unlike(what, saved[key], live[key], str(key))
+    elif _sort(live) == "list" and all(_sort(each) == "number" for each in live):
+        for each in saved:
+            _refuse_unlike(what, each, 0.0, name)
+
+
+def _sort(value: Any) -> str:
+    """What a value is, as far as a setting goes: a tensor stands for a number."""
+    if isinstance(value, Tensor | int | float):
+        return "number"
+    if isinstance(value, list | tuple):
+        return "list"
+    return "object" if isinstance(value, Mapping) else "text" if isinstance(value, str) else "something else"
 
 
 def _kind(thing: object) -> str:
