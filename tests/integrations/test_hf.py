@@ -22,7 +22,7 @@ import sealegs
 from sealegs.cli import check
 from sealegs.errors import ConfigError, RunHalted, SourceError
 from sealegs.guard_options import Checkpointing
-from sealegs.record.requests import waiting
+from sealegs.record.requests import FOLDER as REQUESTS
 from sealegs.recovery.ledger import read_ledger
 from sealegs.recovery.requests import ASK_EVERY_S
 
@@ -330,7 +330,7 @@ def test_what_the_trainer_counts_and_logs_goes_back_with_it(who: str, at: int, t
                 return
             program = str(Path(sys.executable).with_name("sealegs"))
             persons.append(subprocess.Popen([program, "do", str(tmp_path / "run"), "rollback", "10"]))
-            while not waiting(tmp_path / "run") and persons[0].poll() is None:
+            while not list((tmp_path / "run" / REQUESTS).glob("*.json")) and persons[0].poll() is None:
                 time.sleep(0.01)
             time.sleep(ASK_EVERY_S)  # after which the folder is looked at
 

@@ -9,6 +9,7 @@ import tyro
 
 from sealegs.cli.output import show, show_json
 from sealegs.errors import MissingExtra, SourceError
+from sealegs.record.reading import is_number
 from sealegs.record.schema import CHECKPOINTS, MANIFEST
 from sealegs.report.commands.audit import Audited, Held, page
 from sealegs.report.commands.contracts import contract
@@ -68,7 +69,7 @@ def _place(words: str) -> Path:
         raise SourceError(f"{words}: no such checkpoint or run; give its path, or the name of a run in experiments/")
     if not (path / MANIFEST).exists():
         return path
-    steps = [entry for entry in (path / CHECKPOINTS).glob("*") if entry.name.isdecimal()]
+    steps = [entry for entry in (path / CHECKPOINTS).glob("*") if is_number(entry.name)]
     if not steps:
         raise SourceError(f"{words}: the run has no checkpoint yet; see cadence.checkpoint_steps, or checkpoint_every=")
     return max(steps, key=lambda entry: int(entry.name))

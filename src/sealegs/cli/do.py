@@ -74,7 +74,7 @@ def answered(folder: Path, request: Request, patience_s: float) -> Intervention:
     while time.monotonic() < deadline:
         for event in open_run(folder).events:
             if event.kind == "request-refused" and event.detail.get("request") == request.id:
-                raise SourceError(f"{folder}: refused: {event.detail['reason']}")
+                raise SourceError(f"{folder}: refused: {event.detail.get('reason', 'it does not say why')}")
         for intervention in interventions(open_run(folder).events):
             if intervention.decided.detail.get("request") == request.id:
                 return intervention

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from sealegs.cli.output import say, show, tell
 from sealegs.errors import SealegsError
+from sealegs.record.reading import READ_UP_TO, most_bytes
+
+_BOUND = "--read-up-to"
 
 # A command is a module with `main(arguments) -> exit code`, imported when it is called: --help must not wait for tyro,
 # and nothing but training for torch.
@@ -67,6 +70,7 @@ Keeps training runs standing: prevent, detect, recover from and explain numerica
 options:
   -h, --help     this page; `sealegs COMMAND --help` for the options of a command
   --version      print the version
+  --read-up-to SIZE   with any command: what one file may come to in memory or unpacked (2GiB)
 
 examples:
   sealegs scan corpus.jsonl -o scanned             what is wrong with the text, before it is trained on
@@ -103,6 +107,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(words: Sequence[str]) -> int:
     """One command, by its words."""
+    words, bound = _without_bound(words)
+    before = os.environ.get(READ_UP_TO)
+    if bound is not None:
+        os.environ[READ_UP_TO] = bound  # processes that the command starts obey it, too
+    try:
+        return _run(words)
+    finally:
+        if bound is not None and before is None:
+            del os.environ[READ_UP_TO]
+        elif before is not None:
+            os.environ[READ_UP_TO] = before
+
+
+def _without_bound(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words without ``--read-up-to SIZE``, which every command knows, and the size."""
+    left: list[str] = []
+    bound = None
+    following = iter(words)
+    for word in following:
+        if word == _BOUND:
+            bound = next(following, "")
+        elif word.startswith(f"{_BOUND}="):
+            bound = word.partition("=")[2]
+        else:
+            left.append(word)
+    return left, bound
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         show(lambda: USAGE.rstrip())
         return 0
@@ -115,6 +148,7 @@ def run(words: Sequence[str]) -> int:
         tell(f"sealegs: no command is called {words[0]!r}; {hint}")
         return 2
     try:
+        most_bytes()  # refuses a size that is none, before anything is read
         code: int = importlib.import_module(f"sealegs.cli.{words[0]}").main(words[1:])
     except BrokenPipeError:
         raise

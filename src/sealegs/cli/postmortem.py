@@ -12,6 +12,7 @@ from sealegs.cli.output import say
 from sealegs.errors import ConfigError, SourceError
 from sealegs.readers.read import read
 from sealegs.record.files import whole_file, writing
+from sealegs.record.reading import is_number, read_bytes
 from sealegs.record.run import open_run
 from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, MANIFEST
 from sealegs.report.marked_text import block_of, markdown_of
@@ -82,7 +83,7 @@ def cases_of(words: str) -> Iterator[tuple[Case, Path | None]]:
     name, mark, digits = words.rpartition("#")
     if not mark or Path(words).exists():
         name, digits = words, ""
-    elif not digits.isdecimal():
+    elif not is_number(digits):
         raise ConfigError(f"{words}: after the # comes the number of an incident: {name}#1")
     place = Path(place_of(name))
     if (place / INCIDENT).is_file():  # an incident folder without its run
@@ -163,9 +164,10 @@ def _learn(document: Postmortem, path: Path) -> None:
 
 def _lessons(path: Path) -> list[str]:
     """The lines of the file of lessons, which goes on as it is, whatever its letters are."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise SourceError(f"{path}: not a plain file, so that nothing is copied from elsewhere; move it away")
-    content = path.read_bytes() if path.exists() else LESSONS_TITLE.encode()
+    try:
+        content = read_bytes(path, path.parent)  # nothing is copied from elsewhere
+    except FileNotFoundError:
+        content = LESSONS_TITLE.encode()
     return content.decode(errors="surrogateescape").removesuffix("\n").split("\n")
 
 

@@ -86,6 +86,7 @@ def read(source: str) -> "Iterator[Read]":
     """The plans of a source; a Hugging Face folder has one for each file."""
     from sealegs.preflight_check.config_readers import Read, of_json, of_lab
     from sealegs.preflight_check.plan import written
+    from sealegs.record.reading import read_bytes
     from sealegs.record.schema import MANIFEST
 
     path = Path(source)
@@ -99,7 +100,7 @@ def read(source: str) -> "Iterator[Read]":
         if not files:
             raise SourceError(f"{source}: there is neither {MANIFEST} nor {' nor '.join(HUGGING_FACE)} in it")
         for file in files:
-            yield of_json(file.read_bytes(), str(file))
+            yield of_json(read_bytes(file, path), str(file))
     elif path.suffix == ".toml":
         from sealegs.lab import config
 
@@ -112,7 +113,7 @@ def read(source: str) -> "Iterator[Read]":
             yield of_lab(asdict(config.starting_point(config=path)))
     else:
         try:
-            text = path.read_bytes()
+            text = read_bytes(path)
         except OSError as error:
             raise SourceError(
                 f"{source}: cannot be read ({error.strerror}); give a TOML or JSON file, or a run"

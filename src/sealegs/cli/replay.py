@@ -14,6 +14,7 @@ from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.incidents import Incident
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
+from sealegs.record.reading import is_number
 from sealegs.record.schema import CAPSULE, REPLAY, TOKENIZER
 from sealegs.report.commands.contracts import contract
 from sealegs.report.commands.replay import ArmShown, Replayed, RowShown, TokenShown, UsualShown, page
@@ -131,7 +132,7 @@ def incident_of(words: str) -> Path:
     from sealegs.capsule.read import incident_folder
 
     name, mark, number = words.partition("#")
-    if mark and not number.isdecimal():
+    if mark and not is_number(number):
         raise ConfigError(f"{words}: after the # comes the number of an incident: {name}#1")
     run = named_folder(name)
     return run if (run / CAPSULE).is_dir() else incident_folder(run, int(number) if mark else None)

@@ -23,6 +23,7 @@ from sealegs.lab import config
 from sealegs.lab.settings import Settings
 from sealegs.printable import printable
 from sealegs.record.manifest import dotted
+from sealegs.record.reading import is_number
 from sealegs.record.run import open_run
 from sealegs.record.schema import CHECKPOINTS, EVENTS
 from sealegs.record.writer import INCOMPLETE, refuse_taken
@@ -136,7 +137,7 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     found = []
     for text in texts:
         first, colon, end = text.partition(":")
-        if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
+        if not colon or not is_number(first) or not is_number(end) or int(first) >= int(end):
             raise ConfigError(
                 f"--skip {text}: the first batch, a colon, and one after it as the end: --skip 14250:14280"
             )

@@ -1,7 +1,6 @@
 """Makes ``Settings`` from presets, a TOML file and a manifest; refuses unknown keys and wrong types by name."""
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab.settings import PRESETS, SIZES, Settings
 from sealegs.record import manifest as manifests
+from sealegs.record.reading import parse_toml, read_bytes, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 _STARTING_POINTS = ("preset", "size")
+_LARGEST = 1 << 20
+"""The largest file of settings, in bytes."""
 _TOLD = "run"
 """The table of what is not a setting of the run: where it is reported. It is not in the manifest."""
 
@@ -39,7 +41,7 @@ def told(config: Path | None) -> Listeners:
     """The table ``[run]`` of a file."""
     written = read_toml(config).get(_TOLD, {}) if config else {}
     if not isinstance(written, Mapping):
-        raise ConfigError(f"{config}: {_TOLD}={written!r}: a table, [{_TOLD}]")
+        raise ConfigError(f"{config}: {_TOLD}={shown(written)}: a table, [{_TOLD}]")
     words = [where] if isinstance(where := written.get("notify", ""), str) else where
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):  # may be a secret: unsaid
         raise ConfigError(f"{config}: {_TOLD}.notify: an address, a command or $NAME as text, or a list of words")
@@ -78,10 +80,10 @@ def of_run(folder: Path, *, preset: str | None = None, size: str | None = None, 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as nested dicts."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_bytes(path, at_most=_LARGEST).decode())
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML ({error})") from error
 
 
@@ -94,17 +96,17 @@ def overlaid(base: T, values: Mapping[str, Any], *, where: str, group: str = "")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {group}{near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{where}: no setting is called {group}{name}; {hint}")
+            raise ConfigError(f"{where}: no setting is called {group}{name[:60]}; {hint}")
         current = getattr(base, name)
         if is_dataclass(current) and not isinstance(current, type):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {group}{name}={value!r}: a table of settings, [{group}{name}]")
+                raise ConfigError(f"{where}: {group}{name}={shown(value)}: a table of settings, [{group}{name}]")
             changes[name] = overlaid(current, value, where=where, group=f"{group}{name}.")
         else:
             try:
                 changes[name] = msgspec.convert(value, types[name])
             except msgspec.ValidationError as error:
-                raise ConfigError(f"{where}: {group}{name}={value!r}: {error}") from error
+                raise ConfigError(f"{where}: {group}{name}={shown(value)}: {error}") from error
     return replace(base, **changes)
 
 
@@ -112,7 +114,7 @@ def _named(choices: Mapping[str, Settings], what: str, name: str) -> Settings:
     try:
         return choices[name]
     except (KeyError, TypeError):
-        raise ConfigError(f"{what}={name!r}: one of {', '.join(choices)}") from None
+        raise ConfigError(f"{what}={shown(name)}: one of {', '.join(choices)}") from None
 
 
 def _resized(settings: Settings, size: Settings) -> Settings:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from sealegs.batching.exclusions import LeftOut, read_list
@@ -22,6 +21,7 @@ from sealegs.errors import ConfigError, SourceError
 from sealegs.lab import corpus
 from sealegs.lab.data import Source, Stream, entropy, too_high
 from sealegs.lab.settings import Settings
+from sealegs.record.arrays import open_array, open_numbers
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.schema import TOKENIZER
 
@@ -126,9 +126,9 @@ def _open_tokenised(name: str) -> Source:
             size = path.stat().st_size
             if size % 2:
                 raise SourceError(f"{name}: {size} bytes, not a whole number of uint16 token ids; convert it to .npy")
-            tokens: NDArray[Any] = np.memmap(path, np.uint16, "r") if size else np.empty(0, np.uint16)
+            tokens = open_numbers(path, np.dtype(np.uint16))
         else:
-            tokens = open_memmap(path, mode="r")  # .npy and nothing else: no archive, no pickle
+            tokens = open_array(path)
     except OSError as error:
         raise SourceError(f"{name}: cannot be read ({error.strerror or error}); see data.sources") from error
     except ValueError as error:
@@ -145,7 +145,7 @@ def _document_starts(tokens: Path, count: int) -> NDArray[np.int64]:
     if not path.exists():
         return np.zeros(1, np.int64)
     try:
-        starts: NDArray[np.int64] = open_memmap(path, mode="r").astype(np.int64)
+        starts: NDArray[np.int64] = open_array(path).astype(np.int64)
         rises = starts.ndim == 1 and len(starts) > 0 and starts[0] == 0 and bool((np.diff(starts) > 0).all())
     except (OSError, ValueError) as error:
         raise SourceError(f"{path}: cannot be read ({error}); remove it, or save document starts in it") from error
@@ -229,8 +229,8 @@ def _load_cached(folder: Path, names: Sequence[str]) -> tuple[list[Source], byte
     sources = [
         Source(
             name,
-            open_memmap(folder / f"{i}.npy", mode="r"),
-            open_memmap(folder / f"{i}.starts.npy", mode="r"),
+            open_array(folder / f"{i}.npy"),
+            open_array(folder / f"{i}.starts.npy"),
         )
         for i, name in enumerate(names)
     ]

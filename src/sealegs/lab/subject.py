@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
+from sealegs.errors import SourceError
 from sealegs.lab.data import IGNORED, Batch
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import Settings
@@ -28,6 +29,7 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
     optimizer = build_optimizer(model, settings.optimizer)
     scaler = GradScaler(settings.device, enabled=settings.dtype == "fp16")
     now = settings
+    read = partial(whole, vocabulary=settings.model.vocabulary)
 
     @contextmanager
     def in_precision(dtype: Any) -> Iterator[None]:
@@ -40,23 +42,23 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
 
     def gradients(batches: Sequence[Mapping[str, Any]]) -> Tensor:
         # the lab has one batch per step, and divides it itself; several are those of its ranks, which DDP averages
-        losses = [backward(scaler, model.losses, whole(batch), now)[0] for batch in batches]
+        losses = [backward(scaler, model.losses, read(batch), now)[0] for batch in batches]
         if len(losses) > 1:
             for gradient in (weight.grad for weight in model.parameters() if weight.grad is not None):
                 gradient /= len(losses)
         return torch.stack(losses).mean()
 
     def losses(batch: Mapping[str, Any]) -> Tensor:
-        read = whole(batch)
+        known = read(batch)
         with precision(now):
-            return model.losses(on_device(read.tokens, now), on_device(read.targets, now)).tokens
+            return model.losses(on_device(known.tokens, now), on_device(known.targets, now)).tokens
 
     return Subject(
         model=model,
         optimizers=[optimizer],
         schedulers=[LambdaLR(optimizer, partial(lr_share, settings.optimizer, settings.steps))],
         scaler=scaler,
-        loss=lambda batch: losses(batch).sum() / whole(batch).target_count,
+        loss=lambda batch: losses(batch).sum() / read(batch).target_count,
         backward=gradients,
         precision=in_precision,
         text=Text(
@@ -68,9 +70,19 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
     )
 
 
-def whole(recorded: Mapping[str, Any]) -> Batch:
-    """The batch from the numbers in a capsule, where its sources are only text."""
-    tokens, targets = (recorded[name].astype(np.int64) for name in ("tokens", "targets"))
+def whole(recorded: Mapping[str, Any], vocabulary: int | None = None) -> Batch:
+    """The batch from the numbers in a capsule, where its sources are only text; with token ids below ``vocabulary``."""
+    found = [recorded.get(name) for name in ("tokens", "targets")] if isinstance(recorded, Mapping) else []
+    if not all(isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.dtype.kind in "iu" and ids.size for ids in found):
+        found = []
+    shapes = {ids.shape for ids in found if ids is not None}
+    if len(shapes) != 1:
+        raise SourceError("a batch in the capsule is damaged: it has no tokens and targets; restore it from a copy")
+    tokens, targets = (np.asarray(ids, np.int64) for ids in found)
+    if vocabulary is not None and not ((tokens >= 0) & (tokens < vocabulary) & (targets < vocabulary)).all():
+        raise SourceError(f"a batch in the capsule is damaged: a token is none of {vocabulary}; restore it from a copy")
+    if not ((targets >= 0) | (targets == IGNORED)).all():
+        raise SourceError("a batch in the capsule is damaged: a target is no token; restore it from a copy")
     return Batch(0, tokens, targets, ())
 
 

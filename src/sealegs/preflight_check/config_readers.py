@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.errors import ConfigError
 from sealegs.preflight_check.plan import Plan, plan_from
 from sealegs.record.manifest import Manifest, dotted
+from sealegs.record.reading import parse_json
+from sealegs.record.typed import fits
 
 
 class Read(NamedTuple):
@@ -173,43 +173,50 @@ def of_training_arguments(values: Mapping[str, Any], where: str) -> Read:
         half = "fp16" if values.get("fp16") else "bf16" if values.get("bf16") else "fp32"
         known |= {"dtype": half, "scaler": half == "fp16"}
         names["dtype"] = half if half != "fp32" else "bf16"
-    steps = values.get("max_steps")
-    known["steps"] = total = int(steps) if isinstance(steps, int | float) and steps > 0 else None
+    steps = _number(values, "max_steps")
+    known["steps"] = total = int(steps) if steps is not None and steps > 0 else None
     names["steps"] = "max_steps"
     known |= _interval(values, "save_strategy", "save_steps", "checkpoint_steps", total)
     known |= _interval(values, "logging_strategy", "logging_steps", "log_steps", total)
     names |= {"checkpoint_steps": "save_steps", "log_steps": "logging_steps", "warmup_steps": "warmup_steps"}
-    known |= _schedule(values, total, known.get("lr"))
+    known |= _schedule(values, total, _number(values, "learning_rate"))
     names |= {"schedule": "lr_scheduler_type", "final_lr_share": "lr_scheduler_kwargs"}
     return Read(plan_from(known, where), names)
 
 
 def _interval(values: Mapping[str, Any], strategy: str, name: str, ours: str, total: int | None) -> dict[str, Any]:
     """Steps between two checkpoints, logs, ...: given as a number, or as a share of the run."""
-    how, every = str(values.get(strategy, "steps")), values.get(name)
+    how, every = str(values.get(strategy, "steps")), _number(values, name)
     if how == "no":
         return {ours: 0} if ours == "checkpoint_steps" else {}
-    if how != "steps" or not isinstance(every, int | float):
+    if how != "steps" or every is None:
         return {}
     if every < 1:
         return {} if total is None else {ours: math.ceil(every * total)}
     return {ours: int(every)}
 
 
-def _schedule(values: Mapping[str, Any], total: int | None, lr: Any) -> dict[str, Any]:
+def _schedule(values: Mapping[str, Any], total: int | None, lr: float | None) -> dict[str, Any]:
     kind, floor = SCHEDULES.get(str(values.get("lr_scheduler_type", "")), (None, None))
     more = values.get("lr_scheduler_kwargs") or {}
     more = more if isinstance(more, Mapping) else {}
     if kind == "cosine" and floor is None:
-        least = more.get("min_lr")
-        floor = least / lr if isinstance(least, int | float) and lr else more.get("min_lr_rate")
-    warmup, ratio = values.get("warmup_steps"), values.get("warmup_ratio")
+        least = _number(more, "min_lr")
+        floor = least / lr if least is not None and lr else _number(more, "min_lr_rate")
+    warmup, ratio = _number(values, "warmup_steps"), _number(values, "warmup_ratio")
     if not warmup and ratio:
         warmup = ratio
     if isinstance(warmup, float) and 0 < warmup < 1:  # a share of the run
         warmup = None if total is None else math.ceil(warmup * total)
     known = {"schedule": kind, "final_lr_share": floor, "warmup_steps": None if warmup is None else int(warmup)}
-    return known | ({"cycles": float(more.get("num_cycles", 1))} if kind == "cosine-restarts" else {})
+    cycles = _number(more, "num_cycles")
+    return known | ({"cycles": 1.0 if cycles is None else float(cycles)} if kind == "cosine-restarts" else {})
+
+
+def _number(values: Mapping[str, Any], name: str) -> float | None:
+    """A finite number; anything else is not known."""
+    value: Any = values.get(name)
+    return value if fits(value, float) and math.isfinite(value) else None
 
 
 def of_model_config(values: Mapping[str, Any], where: str) -> Read:
@@ -289,8 +296,8 @@ RECOGNISED: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], str], Read]
 def of_json(text: bytes, where: str) -> Read:
     """A JSON file of Hugging Face's; its keys tell which one."""
     try:
-        values = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"{where}: not JSON ({error})") from error
     if isinstance(values, dict):
         for keys, read in RECOGNISED:

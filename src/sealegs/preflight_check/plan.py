@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from sealegs.errors import ConfigError
+from sealegs.record.reading import shown
 
 Dtype: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Kind: TypeAlias = Literal["cosine", "linear", "constant", "inverse-sqrt", "stable-decay", "cosine-restarts"]
@@ -222,7 +223,7 @@ def plan_from(known: Mapping[str, Any], where: str = "plan") -> Plan:
         if name not in HOMES:
             near = difflib.get_close_matches(name, HOMES, n=1)
             hint = f"did you mean {near[0]}?" if near else "docs/preflight.md has every field of a plan"
-            raise ConfigError(f"{where}: {name} is no field of a plan; {hint}")
+            raise ConfigError(f"{where}: {name[:60]} is no field of a plan; {hint}")
         groups.setdefault(HOMES[name], {})[name] = value
     return written(groups, where)
 
@@ -244,9 +245,10 @@ def _refusal(told: str, groups: Any) -> str:
     """msgspec's message about a plan, with the field and its value in front."""
     why, _, place = told.partition(" - at `$.")
     group, _, name = place.rstrip("`").partition(".")
-    if isinstance(groups, Mapping) and group in groups and name in groups[group]:
-        return f"{group}.{name}={groups[group][name]!r}: {why}"
-    return f"{told}; docs/preflight.md has every field of a plan"
+    inside = groups.get(group) if isinstance(groups, Mapping) else None
+    if isinstance(inside, Mapping) and name in inside:
+        return f"{group}.{name}={shown(inside[name])}: {why}"
+    return f"{told[:300]}; docs/preflight.md has every field of a plan"
 
 
 def merged(first: Plan, *others: Plan) -> Plan:

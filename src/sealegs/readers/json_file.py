@@ -1,6 +1,5 @@
 """Reads a file with one JSON value that has the history of a run somewhere in it."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from sealegs.errors import SourceError
 from sealegs.readers import json_lines, trainer_state
 from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table
+from sealegs.record.reading import parse_json
 
 FORMAT = "json"
 _BEGINS = re.compile(r'\s*(?:\[\s*[\[{]|\{\s*["}])')
@@ -28,8 +28,8 @@ def recognises(place: Place) -> bool:
 def read(place: Place) -> Table:
     """Read the longest history in the value: a list of rows, or a column of numbers under each name."""
     try:
-        value = json.loads(place.whole())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(place.whole())
+    except ValueError as error:
         raise SourceError(f"{place.source}: not whole as JSON ({str(error)[:80]}); give a sound copy") from error
     histories = list(_histories(value, 0))
     if not histories:

@@ -1,6 +1,5 @@
 """Reads JSON lines with any nesting."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import msgspec
 from sealegs.errors import SourceError
 from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table
+from sealegs.record.reading import parse_json
 
 FORMAT = "jsonl"
 _decode = msgspec.json.Decoder().decode
@@ -56,6 +56,6 @@ def _object(line: str) -> Any:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
+            return parse_json(line)
+        except ValueError:
             return None

@@ -10,6 +10,7 @@ from sealegs.readers.names import listed
 from sealegs.readers.place import Place
 from sealegs.readers.sqlite import tables
 from sealegs.readers.table import SeriesCollector, Table, number
+from sealegs.record.reading import is_inside, read_bytes
 
 FORMAT = "mlflow"
 SCHEME = "mlflow:"
@@ -41,7 +42,11 @@ def read(place: Place) -> Table:
     if len(runs) > 1:
         inside = listed([str(run.relative_to(place.path)) for run in runs])
         raise SourceError(f"{place.source}: {len(runs)} MLflow runs in it ({inside}); give the folder of one")
-    params = {file.name: file.read_text(errors="replace")[:500] for file in sorted((runs[0] / "params").glob("*"))}
+    params = {
+        file.name: _text(file, runs[0])[:500]
+        for file in sorted((runs[0] / "params").glob("*"))
+        if is_inside(file, runs[0]) and file.is_file()
+    }
     return _table(place.source, _from_files(runs[0]), params)
 
 
@@ -56,13 +61,18 @@ def _runs(folder: Path) -> list[Path]:
 
 def _from_files(run: Path) -> Iterator[Point]:
     """Each file is a metric, each line ``time value step``."""
-    for file in sorted(path for path in (run / "metrics").rglob("*") if path.is_file()):
+    files = (path for path in (run / "metrics").rglob("*") if is_inside(path, run) and path.is_file())
+    for file in sorted(files):
         name = file.relative_to(run / "metrics").as_posix()
-        for line in file.read_text(errors="replace").splitlines():
+        for line in _text(file, run).splitlines():
             found = _LINE.fullmatch(line.strip())
             value = number(found["value"]) if found else None
             if found and value is not None:
                 yield int(found["time"]), int(found["step"] or 0), name, value
+
+
+def _text(file: Path, run: Path) -> str:
+    return read_bytes(file, run).decode(errors="replace")
 
 
 def _from_client(run_id: str) -> Table:

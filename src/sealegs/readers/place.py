@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from sealegs.errors import SourceError
+from sealegs.record.reading import READ_UP_TO, most_bytes, open_file, spell_size, too_large
 
 HEAD_BYTES = 256 << 10
 _PIECE_BYTES = 1 << 20
 _LONGEST_LINE = 64 << 20
 """Bytes without a line end after which a file is not a log."""
-_MOST_BYTES = 512 << 20
-"""Largest file that is read whole: parsing it takes several times its size."""
+_PARSED = 4
+"""How many times its size a JSON text takes once it is parsed, at the least."""
 _SAMPLE = 4096
 _GZIP = b"\x1f\x8b"
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -35,6 +36,8 @@ class Place:
     path: Path
     choice: str = ""
     """Which of several runs to read: the part of the source after ``#``."""
+    inside: Path | None = None
+    """The folder that it was found in, which it must not lead out of; None if the user named it."""
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -71,7 +74,7 @@ class Place:
         """Whether the file is compressed."""
         if self.is_folder:
             return False
-        with self._refusals(), self.path.open("rb") as file:
+        with self._refusals(), open_file(self.path, self.inside) as file:
             return file.read(2) == _GZIP
 
     def lines(self) -> Iterator[str]:
@@ -93,13 +96,16 @@ class Place:
 
     def whole(self) -> bytes:
         """All of the file, if it is small enough to hold in memory."""
+        most = most_bytes() // _PARSED
+        content = bytearray()
         with self.opened() as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise SourceError(
-                f"{self.source}: one JSON value of more than {_MOST_BYTES >> 20} MiB, which must be held whole; "
-                "give it as JSON lines or CSV"
-            )
+            while piece := file.read(_PIECE_BYTES):  # Python sets aside as much memory as it is asked for
+                content += piece
+                if len(content) > most:
+                    raise SourceError(
+                        f"{self.source}: one JSON value of more than {spell_size(most)}, which must be held whole; "
+                        f"give it as JSON lines or CSV, or raise the bound: --read-up-to 8GiB, or {READ_UP_TO}=8GiB"
+                    )
         return content.decode(self._encoding, errors="replace").lstrip("\ufeff").encode(errors="replace")
 
     @contextmanager
@@ -107,8 +113,8 @@ class Place:
         """Open the file, unzipped. A torn archive gives what it still has, and a notice."""
         with self._refusals():
             zipped = self.is_gzip
-            with self.path.open("rb") as file:
-                yield cast(BinaryIO, io.BufferedReader(_Unzipped(file, self.remarks))) if zipped else file
+            with open_file(self.path, self.inside) as file:
+                yield cast(BinaryIO, io.BufferedReader(_Unzipped(file, self))) if zipped else file
 
     @property
     def _encoding(self) -> str:
@@ -133,11 +139,12 @@ def _plain(text: str) -> str:
 
 
 class _Unzipped(io.RawIOBase):
-    """A gzip stream that ends where the archive is torn."""
+    """A gzip stream that ends where the archive is torn, and is refused where it comes to more than the bound."""
 
-    def __init__(self, file: BinaryIO, remarks: list[str]) -> None:
+    def __init__(self, file: BinaryIO, place: Place) -> None:
         self._stream = gzip.GzipFile(fileobj=file)
-        self._remarks = remarks
+        self._source, self._remarks = place.source, place.remarks
+        self._left = most_bytes()
 
     def readable(self) -> bool:
         return True
@@ -149,5 +156,8 @@ class _Unzipped(io.RawIOBase):
             if "the archive is torn: read up to there" not in self._remarks:
                 self._remarks.append("the archive is torn: read up to there")
             return 0
+        self._left -= len(content)
+        if self._left < 0:
+            raise too_large(self._source)
         buffer[: len(content)] = content
         return len(content)

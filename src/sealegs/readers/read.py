@@ -28,6 +28,7 @@ from sealegs.readers.table import Table
 from sealegs.record import run as runs
 from sealegs.record.columns import Columns
 from sealegs.record.manifest import Manifest
+from sealegs.record.reading import is_inside
 from sealegs.record.run import Run, run_of
 from sealegs.record.schema import MANIFEST
 
@@ -162,7 +163,7 @@ def _read(place: Place) -> Table:
         reader = next((reader for reader in READERS if reader.recognises(place)), None)
         if reader is None and place.is_folder:
             inner = _only_log(place)
-            table = _read(Place(place.source, inner))
+            table = _read(Place(place.source, inner, inside=place.path))
             return replace(table, remarks=(f"read from {inner.relative_to(place.path)}", *table.remarks))
         if place.choice and reader is not trackio:
             raise SourceError(f"{place.source}: {place.path.name} is one run; leave out #{place.choice}")
@@ -177,7 +178,7 @@ def _read(place: Place) -> Table:
 
 def _only_log(folder: Place) -> Path:
     """The only log in a folder that is not of a known kind itself."""
-    found = list(_logs_in(folder.path, deepest=3))
+    found = list(_logs_in(folder.path, folder.path, deepest=3))
     if not found:
         raise SourceError(f"{folder.source}: a folder without a training log in it; give the log itself")
     if len(found) > 1:
@@ -186,13 +187,14 @@ def _only_log(folder: Place) -> Path:
     return found[0]
 
 
-def _logs_in(folder: Path, deepest: int) -> Iterator[Path]:
+def _logs_in(folder: Path, root: Path, deepest: int) -> Iterator[Path]:
+    """The logs in a folder; what is neither a file nor a folder, or leads out of ``root``, is passed over."""
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not (path.is_dir() or path.is_file()):
+        if path.name.startswith(".") or not is_inside(path, root):
             continue
-        place = Place(str(path), path)
+        place = Place(str(path), path, inside=root)
         if any(reader.recognises(place) for reader in READERS):
             if not text.recognises(place) or text.is_log(place):
                 yield path
         elif place.is_folder and deepest > 1:
-            yield from _logs_in(path, deepest - 1)
+            yield from _logs_in(path, root, deepest - 1)

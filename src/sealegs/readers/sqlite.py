@@ -7,8 +7,14 @@ from functools import partial
 
 from sealegs.errors import SourceError
 from sealegs.readers.place import Place
+from sealegs.record.reading import most_bytes
 
 _MARK = b"SQLite format 3\0"
+_PAUSE = 10_000
+"""Instructions of SQLite's own machine between two looks at how many there were."""
+_LEAST, _A_BYTE = 20_000_000, 200
+"""Instructions that reading may take: some for any file, and more for each of its bytes. A view in the place of a table
+can ask for endless ones."""
 
 
 @contextmanager
@@ -17,6 +23,10 @@ def opened(place: Place) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{place.path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(most_bytes(), 2**31 - 1))
+            pauses = iter(range((_LEAST + _A_BYTE * place.path.stat().st_size) // _PAUSE))
+            connection.set_progress_handler(lambda: next(pauses, None) is None, _PAUSE)
             yield connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite's own message is damaged
         raise SourceError(f"{place.source}: cannot be read as SQLite ({str(error)[:80]!r})") from error

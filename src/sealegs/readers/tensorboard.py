@@ -1,12 +1,15 @@
 """Reads TensorBoard event files, streamed through TensorBoard's own reader."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.readers.place import Place, torn
 from sealegs.readers.table import SeriesCollector, Table
+from sealegs.record.reading import is_inside, open_file
 
 FORMAT = "tensorboard"
 _MARK = b"brain.Event:"
@@ -50,8 +53,21 @@ def _files(folder: Path) -> Iterator[Path]:
     inner = (path for path in sorted(folder.iterdir()) if path.is_dir() and path.name.lower() in _SPLITS)
     for place in (folder, *inner):
         for path in sorted(place.glob("*tfevents*")):
-            if path.is_file() and recognises(Place(str(path), path)):
+            is_ours = is_inside(path, folder) and path.is_file()
+            if is_ours and recognises(Place(str(path), path, inside=folder)):
                 yield path
+
+
+def _whole_records(file: Path) -> int:
+    """How many records are whole, by the length that each begins with: TensorBoard would set aside what it says."""
+    count = at = 0
+    with open_file(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        while at + _RECORD_FRAME_BYTES <= size:
+            opened.seek(at)
+            at += int.from_bytes(opened.read(8), "little") + _RECORD_FRAME_BYTES
+            count += at <= size
+    return count
 
 
 def _events(file: Path) -> Iterator[tuple[int, list[tuple[str, int, float]]]]:
@@ -63,7 +79,7 @@ def _events(file: Path) -> Iterator[tuple[int, list[tuple[str, int, float]]]]:
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError as error:
         raise MissingExtra(f"reading {file.name}", "tensorboard", "tensorboard") from error
-    for record in RawEventFileLoader(str(file)).Load():
+    for record in islice(RawEventFileLoader(str(file)).Load(), _whole_records(file)):
         try:
             event = Event.FromString(record)
         except DecodeError:

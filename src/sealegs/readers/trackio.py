@@ -1,6 +1,5 @@
 """Reads Trackio's store, one SQLite file per project. ``FILE.db#RUN`` names one of its runs."""
 
-import json
 from typing import Any
 
 from sealegs.errors import SourceError
@@ -8,6 +7,7 @@ from sealegs.readers.names import listed
 from sealegs.readers.place import Place
 from sealegs.readers.sqlite import opened, tables
 from sealegs.readers.table import Gathered, Table
+from sealegs.record.reading import parse_json
 
 FORMAT = "trackio"
 
@@ -44,7 +44,7 @@ def _chosen(place: Place, runs: list[str]) -> str:
 
 def _object(text: Any) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
+        value = parse_json(text)
+    except (TypeError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from sealegs.errors import SourceError
 from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table
+from sealegs.record.reading import is_inside, is_number, parse_json
 
 FORMAT = "trainer_state"
 _FILE = "trainer_state.json"
@@ -24,12 +25,12 @@ def recognises(place: Place) -> bool:
 def read(place: Place) -> Table:
     """Read the history of a run. Each checkpoint repeats it from the start, so the newest has all of it."""
     newest = _newest(place.path) if place.is_folder else None
-    file = Place(place.source, newest) if newest else place
+    file = Place(place.source, newest, inside=place.path) if newest else place
     text = file.whole()
     try:
-        state = json.loads(text)
+        state = parse_json(text)
         remarks = []
-    except (ValueError, RecursionError):
+    except ValueError:
         state, remarks = _whole_rows(text), ["the file is torn: read up to there"]
     history = state.get("log_history") if isinstance(state, dict) else None
     gathered = Gathered()
@@ -45,9 +46,10 @@ def read(place: Place) -> Table:
 
 
 def _newest(folder: Path) -> Path | None:
-    if (folder / _FILE).is_file():
+    if is_inside(folder / _FILE, folder):
         return folder / _FILE
-    checkpoints = [path for path in folder.glob(f"checkpoint-*/{_FILE}") if path.parent.name[11:].isdecimal()]
+    found = (path for path in folder.glob(f"checkpoint-*/{_FILE}") if is_inside(path, folder))
+    checkpoints = [path for path in found if is_number(path.parent.name[11:])]
     return max(checkpoints, key=lambda path: int(path.parent.name[11:]), default=None)
 
 

@@ -1,6 +1,5 @@
 """Reads the file of a W&B offline run, through W&B's own reader."""
 
-import json
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.readers.place import Place, torn
 from sealegs.readers.table import Gathered, Table
+from sealegs.record.reading import is_inside, parse_json
 
 FORMAT = "wandb"
 _MARK = b":W&B"
@@ -46,7 +46,8 @@ def read(place: Place) -> Table:
 def _file(place: Place) -> Path | None:
     if not place.is_folder:
         return None
-    files = [path for path in sorted(place.path.glob("*.wandb")) if Place(str(path), path).head.startswith(_MARK)]
+    inside = [path for path in sorted(place.path.glob("*.wandb")) if is_inside(path, place.path) and path.is_file()]
+    files = [path for path in inside if Place(str(path), path, inside=place.path).head.startswith(_MARK)]
     return files[0] if len(files) == 1 else None
 
 
@@ -84,8 +85,8 @@ def _items(items: Iterable[Any]) -> dict[str, Any]:
     found = {}
     for item in items:
         try:
-            value = json.loads(item.value_json)
-        except (ValueError, RecursionError):
+            value = parse_json(item.value_json)
+        except ValueError:
             continue
         found[item.key or "/".join(item.nested_key)] = value
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sealegs.errors import ConfigError
+from sealegs.record.reading import is_number
 
 HALF = 0.5
 SHORT_BETA2 = 0.95
@@ -92,7 +93,7 @@ def _is_number(low: float, high: float) -> Callable[[str], bool]:
 
 def _are_steps(value: str) -> bool:
     first, colon, end = value.partition(":")
-    return bool(colon) and first.isdecimal() and end.isdecimal() and int(first) < int(end)
+    return bool(colon) and is_number(first) and is_number(end) and int(first) < int(end)
 
 
 STEPS = "the first step and the one after the last, such as 312:313"

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from sealegs.batching.stratified import Ints
 from sealegs.errors import ConfigError, SourceError
+from sealegs.record.arrays import open_array, open_numbers
 from sealegs.scan.blocks import End, Ids, Part, Read, Ways
 
 _PART_TOKENS = 1 << 23
@@ -24,9 +24,9 @@ def open_ids(path: Path, dtype: str) -> tuple[NDArray[Any], int | None]:
             size = path.stat().st_size
             if size % kind.itemsize:
                 raise SourceError(f"{path}: {size} bytes, not a whole number of {dtype} token ids; give --dtype")
-            tokens: NDArray[Any] = np.memmap(path, kind, "r") if size else np.empty(0, kind)
+            tokens = open_numbers(path, kind)
         else:
-            tokens = open_memmap(path, mode="r")  # no archive, no pickle
+            tokens = open_array(path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
@@ -110,7 +110,7 @@ def document_starts(path: Path) -> NDArray[Any] | None:
     if not beside.exists():
         return None
     try:
-        starts = open_memmap(beside, mode="r")
+        starts = open_array(beside)
         rises = starts.ndim == 1 and starts.dtype.kind in "iu" and len(starts) > 0 and starts[0] == 0
     except (OSError, ValueError) as error:
         raise SourceError(f"{beside}: cannot be read ({error}); remove it, or save document starts in it") from error

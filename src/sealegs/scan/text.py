@@ -120,6 +120,7 @@ def _characters(text: TextDocuments, part: int) -> tuple[Ints, Places]:
         counted = np.append(counted, np.bincount(beyond, minlength=128)[128:])
         rarely = np.flatnonzero((counted < RARE_BELOW)[beyond])
         leads = np.flatnonzero(raw >= 0xC0)  # where each of them begins, if all are valid
+        leads = leads if len(leads) else np.flatnonzero(raw >= 0x80)
         at = np.append(at, leads[np.minimum(rarely, len(leads) - 1)])
         points = np.append(points, beyond[rarely])
     return counted, Places(points, document_key(part, text.numbers)[_holding(text.starts, at)], at)

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from sealegs.record.schema import unspell
+from sealegs.report.commands.contracts import read_back
 
 WIDTH = 100
 
@@ -104,8 +105,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(content: bytes) -> Replayed:
-    """Read the object back. msgspec refuses any other file."""
-    return msgspec.json.decode(content, type=Replayed)
+    """Read the object back; a ``ValueError`` refuses any other file."""
+    return read_back(content, Replayed)
 
 
 def page(replayed: Replayed) -> str:

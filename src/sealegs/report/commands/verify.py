@@ -6,8 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from sealegs.errors import ConfigError
 from sealegs.record.schema import unspell
+from sealegs.report.commands.contracts import read_back
 from sealegs.report.fixes import Fix, in_words
+from sealegs.report.fixes import parse as parse_fix
 from sealegs.report.postmortem.blocks import measured as told
 from sealegs.report.postmortem.values import Measured, Promise
 
@@ -123,8 +126,14 @@ def _result(shown: PromiseShown) -> Measured:
 
 
 def read(content: bytes) -> Verified:
-    """Read the object back. msgspec refuses any other file."""
-    return msgspec.json.decode(content, type=Verified)
+    """Read the object back; a ``ValueError`` refuses any other file."""
+    found = read_back(content, Verified)
+    for fix in found.fixes:
+        try:
+            parse_fix(f"{fix.name}={fix.value}")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return found
 
 
 def page(verified: Verified) -> str:

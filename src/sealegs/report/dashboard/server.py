@@ -8,10 +8,8 @@ without a cookie, which a browser would send to every port of this machine, also
 import errno
 import hmac
 import logging
-import os
 import secrets
 import socket
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,9 @@ from tornado.iostream import IOStream
 from tornado.routing import Router
 from tornado.web import HTTPError, OutputTransform, RequestHandler
 
-from sealegs.errors import ConfigError
+from sealegs.errors import ConfigError, SourceError
+from sealegs.record.reading import read_bytes
+from sealegs.record.schema import INCIDENTS
 
 HOST = "127.0.0.1"
 PORTS = range(5006, 5026)
@@ -274,26 +274,9 @@ class IncidentFile(RequestHandler):
     def get(self, name: str) -> None:
         """Answer with a file of the incidents' folder."""
         try:
-            content = _plain_bytes(self._run, f"incidents/{name}")
-        except OSError:
+            content = read_bytes(self._run / INCIDENTS / name, self._run, MOST_FILE_BYTES)
+        except (OSError, SourceError):
             raise HTTPError(404) from None
         self.set_header("Content-Security-Policy", FILE_POLICY)
         self.set_header("Content-Type", TYPES[Path(name).suffix])
         self.finish(content)
-
-
-def _plain_bytes(folder: Path, name: str) -> bytes:
-    """The bytes of a plain file in a folder: no link on the way to it, nothing that waits, nothing huge."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in name.split("/"):
-            above, place = place, os.open(part, flags, dir_fd=place)
-            os.close(above)
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_FILE_BYTES:
-            raise OSError(errno.EPERM, "no plain file, or too large", name)
-        with os.fdopen(os.dup(place), "rb") as file:
-            return file.read(MOST_FILE_BYTES)
-    finally:
-        os.close(place)

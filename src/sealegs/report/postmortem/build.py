@@ -1,12 +1,11 @@
 """Builds the Postmortem of one incident from what was recorded, diagnosed, and tested by reruns."""
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from sealegs.diagnosis.contract import Diagnosis
@@ -17,9 +16,12 @@ from sealegs.diagnosis.rank import diagnose
 from sealegs.diagnosis.settings import known_of
 from sealegs.errors import SourceError
 from sealegs.incidents import BEFORE, FEWEST, KINDS, USUAL, Incident
+from sealegs.record.events import plain_events
 from sealegs.record.manifest import Manifest, dotted
+from sealegs.record.reading import is_number, read_bytes, read_object, reading
 from sealegs.record.run import Run
 from sealegs.record.schema import CAPSULE, INCIDENT, INCIDENTS, REPLAY, VERIFIED, unspell
+from sealegs.record.typed import typed
 from sealegs.report.commands.replay import Replayed, TokenShown
 from sealegs.report.commands.replay import read as read_replay
 from sealegs.report.commands.verify import Verified
@@ -28,7 +30,7 @@ from sealegs.report.fixes import Circumstances, Fix, in_words, remediation
 from sealegs.report.marked_text import code_of
 from sealegs.report.postmortem import causes, numbers
 from sealegs.report.postmortem.markdown import draft
-from sealegs.report.postmortem.stretch import plain_events, rows_about, stretch, went_back
+from sealegs.report.postmortem.stretch import rows_about, stretch, went_back
 from sealegs.report.postmortem.values import Postmortem
 
 MILD = BENIGN + WATCHED
@@ -134,34 +136,30 @@ def open_incident(folder: Path) -> tuple[Incident, Replayed | None, bool]:
     """Read the folder of an incident: the incident, the reruns, and whether it can be run again."""
     path = folder / INCIDENT
     try:
-        known = json.loads(path.read_bytes())
-        incident = Incident(**{name: unspell(value) for name, value in known.items()})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise SourceError(f"{path}: cannot be read ({error}); restore it from a copy") from error
+        with reading(path):
+            incident = typed(Incident, read_object(path, folder))
+    except FileNotFoundError:
+        raise SourceError(f"{path}: missing; restore it from a copy") from None
     replayed = None
-    if (folder / REPLAY).is_file():
-        try:
-            replayed = read_replay((folder / REPLAY).read_bytes())
-        except (OSError, msgspec.DecodeError) as error:
-            raise SourceError(f"{folder / REPLAY}: cannot be read ({error}); run `sealegs replay` again") from error
+    if (folder / REPLAY).exists():
+        with reading(folder / REPLAY, cure="run `sealegs replay` again"):
+            replayed = read_replay(read_bytes(folder / REPLAY, folder))
     return incident, replayed, (folder / CAPSULE / f"{CAPSULE}.json").is_file()
 
 
 def open_verified(folder: Path | None) -> Verified | None:
     """The result of a rerun with the remedy, if there was one."""
     path = None if folder is None else folder / VERIFIED
-    if path is None or not path.is_file():
+    if path is None or folder is None or not path.exists():
         return None
-    try:
-        return read_verified(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise SourceError(f"{path}: cannot be read ({error}); run `sealegs verify` again") from error
+    with reading(path, cure="run `sealegs verify` again"):
+        return read_verified(read_bytes(path, folder))
 
 
 def folders_of(run: Run) -> dict[int, Path]:
     """The folders of a run's incidents, by number."""
     folder = run.folder / INCIDENTS
-    there = [entry for entry in folder.iterdir() if entry.name.isdecimal()] if folder.is_dir() else []
+    there = [entry for entry in folder.iterdir() if is_number(entry.name)] if folder.is_dir() else []
     return {int(entry.name): entry for entry in sorted(there, key=lambda e: int(e.name)) if (entry / INCIDENT).exists()}
 
 
@@ -172,10 +170,10 @@ def logged_incidents(run: Run) -> dict[int, Incident]:
     for event in run.events:
         detail = event.detail
         if event.kind == "incident-closed" and "number" in detail:
-            known = {name: detail[name] for name in Incident.__dataclass_fields__ if name in detail}
-            live[int(detail["number"])] = Incident(**{"kind": "spike", **known})
+            with suppress(ValueError):  # of another version
+                live[detail["number"]] = typed(Incident, {"kind": "spike", **detail})
         elif event.kind == "alarm" and "incident" in detail:
-            number = int(detail["incident"])
+            number = detail["incident"]
             live.setdefault(number, _of_alarm(run, event.step, number, detail, seen))
     met = [replace(each, end=each.start if each.end is None else each.end) for each in live.values()]
     after: list[Incident] = []
@@ -192,7 +190,7 @@ def _of_alarm(run: Run, step: int, number: int, detail: Mapping[str, Any], seen:
         if each.kind not in MILD and each.start <= step and (each.end is None or step <= each.end):
             return replace(each, number=number)
     findings = [finding for finding in detail.get("findings", ()) if finding.get("severity") in ("ALARM", "HALT")]
-    family = str(findings[0]["detector"]).partition("/")[0] if findings else ""
+    family = str(findings[0].get("detector")).partition("/")[0] if findings else ""
     losses, norms = (
         {at: value for at, value in zip(*run.written(name)[::2], strict=True) if at <= step}
         if name in run.signals

@@ -31,13 +31,13 @@ def draft(
     """What can be said without a diagnosis: symptoms, interventions, their outcome, and the cost.
 
     The arguments are as in the run folder's files: ``manifest.json``, ``incident.json``, and lines of ``metrics.jsonl``
-    and ``events.jsonl`` in the order written, with those of repeated steps. NaN may be a string. ``source`` is the run
-    as a user names it on the command line.
+    in the order written, with those of repeated steps; NaN may be a string there. ``events`` are those that
+    ``record.events.plain_events`` gives. ``source`` is the run as a user names it on the command line.
     """
     met = numbers.met(incident, rows)
     run_id = str(manifest.get("run_id") or "unnamed")
     source = source or re.sub(r"-[0-9a-f]{8}$", "", run_id)
-    told = [numbers.live(event) for event in events]
+    told = list(events)
     recovery, outcome = happened.recovery(met, told), happened.outcome(met, told)
     why = dict.fromkeys(DIAGNOSED, NOT_YET.format(f"{source}#{met.number}"))
     why |= {} if recovery else {"Recovery action": "the log has no record of what was done"}

@@ -15,8 +15,8 @@ from sealegs.report.postmortem.numbers import NAMES
 from sealegs.report.postmortem.values import Promise
 
 PATTERN = re.compile(
-    r"\s*(?:(?P<how>max|mean(?P<of>\d+)?)\s+)?(?P<signal>\w+)\s*"
-    r"(?:@\s*(?P<step>\d+)|\[\s*(?P<first>\d+)\s*:\s*(?P<end>\d+)\s*\])\s*"
+    r"\s*(?:(?P<how>max|mean(?P<of>\d{1,15})?)\s+)?(?P<signal>\w+)\s*"
+    r"(?:@\s*(?P<step>\d{1,15})|\[\s*(?P<first>\d{1,15})\s*:\s*(?P<end>\d{1,15})\s*\])\s*"
     r"(?P<sign><=|<)\s*(?P<base>baseline\s*\+\s*)?(?P<limit>[^\s]+)\s*"
 )
 

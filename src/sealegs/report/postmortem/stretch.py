@@ -61,11 +61,6 @@ def rows_about(run: Run, incident: Incident) -> list[dict[str, Any]]:
     return list(_rows(columns))
 
 
-def plain_events(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Events as the lines of their file."""
-    return [{"kind": event.kind, "step": event.step, "time": event.time, **event.detail} for event in events]
-
-
 def _attempt(curve: LossCurve, incident: Incident) -> int:
     """How often the run had gone back when the incident was worst."""
     if not (curve.steps == incident.peak).any():
