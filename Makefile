@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constr
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-product test-frameworks style types tests format bench drills clean chromium
+.PHONY: help demo test quick test-product test-frameworks style types tests format bench drills fuzz clean chromium
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,11 @@ bench: .venv/test.stamp  ## SpikeBench: detectors, recovery, overhead, diagnosis
 
 drills: .venv/test.stamp  ## break runs in every way there is, and see whether the replay says why (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/drills.py --keep experiments/drills
+
+# By the minute, in CPU seconds for each of the eight targets: `make fuzz FUZZ="--seconds 600 --jobs 16"`.
+FUZZ ?= --seconds 60 --jobs 2
+fuzz: .venv/test.stamp  ## throw damaged and hostile input at everything that reads; what breaks it lies in experiments/fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz.py --found experiments/fuzz $(FUZZ)
 
 clean:  ## remove the environment and the caches; runs in experiments/ are yours and stay
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

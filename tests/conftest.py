@@ -27,7 +27,7 @@ LONGEST = ("test_examples.py", "test_readme.py")
 
 
 TRAINS = (
-    *("bench", "browser", "drills", "integrations", "ranks", "replay", "capsule"),
+    *("bench", "browser", "drills", "integrations", "ranks", "replay", "capsule", "fuzz"),
     *("recovery/test_coming_back", "recovery/test_grown", "recovery/test_recovery", "recovery/test_resuming"),
     *(
         "recovery/test_run_end",
