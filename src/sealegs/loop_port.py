@@ -536,14 +536,20 @@ class LoopPort(Observer):
         if self._is_finished:
             return
         self._is_finished = True
-        if not self._has_failed:  # else the last step may have been left in the middle
-            self._between_steps()
-            self._save_what_was_put_off()
-        is_one_left = self._meter.ranks.world == 1  # ranks that have failed cannot be asked
-        if self._saving is not None and (is_one_left or not (self._has_failed or sys.exception())):
-            self._saving.wait_for_room()
-            self._write_restored()
-        self._let_go()
+        try:
+            if not self._has_failed:  # else the last step may have been left in the middle
+                self._between_steps()
+                self._save_what_was_put_off()
+            is_one_left = self._meter.ranks.world == 1  # ranks that have failed cannot be asked
+            if self._saving is not None and (is_one_left or not (self._has_failed or sys.exception())):
+                self._saving.wait_for_room()
+                self._write_restored()
+        except BaseException as error:
+            if not self._has_failed:
+                self.fail(error)
+            raise
+        finally:
+            self._let_go()
         if self._saving is not None:
             self._saving.finish(self.number)
         self.watch.catch_up()

@@ -43,7 +43,7 @@ WRITE_PLAIN = checkpoint_files.write_plain
 
 
 def main(how: str, where: str, victim: int, store: str, out: Path) -> None:
-    """``how`` a rank is lost, and ``where``: in a step, in a checkpoint, or because of the folder."""
+    """``how`` a rank is lost, and ``where``: in a step, in a checkpoint, at the end, or because of the folder."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     model = nn.Linear(4, 4)
@@ -57,7 +57,7 @@ def main(how: str, where: str, victim: int, store: str, out: Path) -> None:
             model,
             SGD(model.parameters(), lr=0.1),
             run=out / "file" / "run" if how == "read-only" else out / "run",
-            checkpoint_every=2 if where == "checkpoint" else 0,
+            checkpoint_every=2 if where in ("checkpoint", "end") else 0,
             telemetry=Telemetry(ranks=Ranks(timeout_s=TIMEOUT_S)),
         ) as guard:
             for step in range(steps):
@@ -68,6 +68,8 @@ def main(how: str, where: str, victim: int, store: str, out: Path) -> None:
                 guard.step(loss)
                 ended["steps"] = step + 1
                 time.sleep(pause_s)
+            if where == "end" and rank == victim:
+                lose_itself(how)
     except Exception as error:
         ended |= {"error": str(error), "kind": type(error).__name__}
     (out / f"{rank}.json").write_text(json.dumps(ended))

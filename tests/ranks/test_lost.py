@@ -35,6 +35,7 @@ CASES = {
     "the rank with the store is killed": Case("kill", "step", 0, is_held_by_rank_0=True),
     "the rank with the store stands still": Case("stop", "step", 0, is_held_by_rank_0=True),
     "a rank stands still in a checkpoint": Case("stop", "checkpoint", 1),
+    "a rank stands still at the end": Case("stop", "end", 1),
     "a rank writes too slowly": Case("late", "checkpoint", 1),
     "the folder cannot be written": Case("read-only", "folder", 0),
 }
