@@ -165,22 +165,33 @@ def results_of(stage: Stage, faults: Sequence[Fault], jobs: int, place: Path) ->
     """Run cases, so many at a time, each in a process of its own."""
     under_way: dict[int, Path] = {}
     waiting = list(enumerate(faults))[::-1]
+    try:
+        yield from _each(stage, waiting, under_way, jobs, place)
+    finally:
+        for child in under_way:  # whoever wants no more removes the folder in which they write
+            os.waitpid(child, 0)
+
+
+def _each(
+    stage: Stage, waiting: list[tuple[int, Fault]], under_way: dict[int, Path], jobs: int, place: Path
+) -> Iterator[Result]:
     while waiting or under_way:
         while waiting and len(under_way) < jobs:
             number, fault = waiting.pop()
             answer = place / f"{number}.json"
             if (child := os.fork()) == 0:
                 try:
-                    answer.write_text(json.dumps(asdict(stage.case(fault, place / str(number)))))
-                    os._exit(0)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
+                    result = stage.case(fault, place / str(number))
+                except BaseException:  # a case that cannot be looked at is one more to look at
+                    reason = f"cannot be looked at: {traceback.format_exc()}"
+                    result = Result(stage.scenario.name, fault.kind, fault.at, "", "", -1, [reason])
+                answer.write_text(json.dumps(asdict(result)))
+                os._exit(0)
             under_way[child] = answer
         child, status = os.wait()
-        if status:
-            raise SystemExit("a case could not be run: see above")
         answer = under_way.pop(child)
+        if status:
+            raise SystemExit(f"a case has died with {status}")
         yield Result(**json.loads(answer.read_text()))
         answer.unlink()
 

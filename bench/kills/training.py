@@ -17,11 +17,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError
 from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.signals.ranks import Ranks
 
 STEPS, EVERY, SNAPSHOTS = 140, 10, 15
 """Of a whole run; between checkpoints; between snapshots in memory."""
 NAN, BURST = {33}, {40, 41, 42}
 """Batches whose loss is not finite: one, which is skipped, and three in a row, which a playbook goes back from."""
+LOST_S = 30.0
+"""How long ranks wait for one that does not come: well within the time after which a life is a hang."""
 DAMAGED = 70
 """The step before which the weights are damaged, once in a run."""
 FAULTS = ("none", "one NaN", "NaN in a row", "damaged weights", "asked to go back")
@@ -100,7 +103,7 @@ class Training:
             playbook=PLAYBOOKS[kind.playbook](),
             checkpoint_every=Checkpointing(every=EVERY, snapshot_every=SNAPSHOTS, also={"total": self.total}),
             resume="auto",
-            telemetry=Telemetry(sample_every=10),
+            telemetry=Telemetry(sample_every=10, ranks=Ranks(timeout_s=LOST_S)),
         )
 
     def batches(self) -> Iterator[Tensor]:
