@@ -130,6 +130,14 @@ def test_only_tensors_are_read(folder: Path) -> None:
     assert read_state(folder, 1).tensors.keys() == {"model/w", "model/b"}
 
 
+def test_tensors_of_megabytes_are_read(tmp_path: Path) -> None:
+    """Archives are larger than what zipfile looks through for their end, and lie one after the other in a file."""
+    tensors = {f"model/{name}": torch.full((1 << 20,), value) for name, value in (("a", 1.0), ("b", 2.0))}
+    Checkpoints(tmp_path).save(1, StoredState(tensors, {}, {}))
+    read = read_state(tmp_path / "1", 1).tensors
+    assert {name: tensor.unique().tolist() for name, tensor in read.items()} == {"model/a": [1.0], "model/b": [2.0]}
+
+
 def test_a_tensor_that_is_compressed_is_refused(folder: Path) -> None:
     """Else a small file would fill the memory."""
     [file] = folder.glob("*.distcp")

@@ -9,7 +9,7 @@ import math
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint import metadata
@@ -26,8 +26,6 @@ from sealegs.errors import SourceError
 from sealegs.record.reading import confined, open_file, read_bytes, refuse_special
 
 TABLE = ".metadata"
-_LISTED_BYTES = 1 << 16
-"""The end of an archive, where its members are listed: that of one tensor has a few."""
 
 
 def read_table(folder: Path) -> tuple[Metadata, dict[str, TensorStorageMetadata]]:
@@ -119,19 +117,45 @@ def _refuse_unsound_tensor(name: str, entry: TensorStorageMetadata, places: dict
 
 def refuse_packed(folder: Path, table: Metadata) -> None:
     """Refuse tensors that are compressed or no archives: torch saves each as an archive of what it holds, no larger."""
-    open_files: dict[str, Any] = {}
+    open_files: dict[str, BinaryIO] = {}
     try:
         for index, place in table.storage_data.items():
             if place.relative_path not in open_files:
                 open_files[place.relative_path] = open_file(folder / place.relative_path, folder)
             file = open_files[place.relative_path]
-            listed = min(place.length, _LISTED_BYTES)
-            file.seek(place.offset + place.length - listed)
-            if fault := fault_in_archive(io.BytesIO(file.read(listed))):
+            if fault := fault_in_archive(_PartOfFile(file, place.offset, place.length)):
                 raise SourceError(f"{folder / place.relative_path}: {index.fqn!a:.80} {fault}; use another checkpoint")
     finally:
         for file in open_files.values():
             file.close()
+
+
+class _PartOfFile(io.RawIOBase):
+    """Some bytes of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, begin: int, length: int) -> None:
+        self._file = file
+        self._begin = begin
+        self._length = length
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, origin + offset)
+        return self._at
+
+    def readinto(self, room: Any) -> int:
+        self._file.seek(self._begin + self._at)
+        found = self._file.read(max(0, min(len(room), self._length - self._at)))
+        room[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 def fault_in_archive(file: Any) -> str | None:
