@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -93,6 +94,7 @@ def inspect(run: Path, before: Left, steps: Sequence[int], torn: int) -> Left:
     if lost := Counter(steps) - Counter(row["step"] for row in rows if "loss" in row):
         problems.append(Problem("rows", f"steps {sorted(lost.elements())} had ended and have no row"))
     went_to = [event.get("to_step", 0) for event in events if event["kind"] in ("intervention", "counted-back")]
+    went_to += _given_up_after(run / "checkpoints" / "tags.json")
     tags = _tags(run / "checkpoints", problems)
     problems += _weaker(before, tags, min(went_to, default=None))
     problems += _read_by_sealegs(run)
@@ -108,6 +110,15 @@ def _parsed(lines: bytes, problems: list[Problem], torn: int, name: str) -> Iter
             bad += 1
     if bad > torn:
         problems.append(Problem("folder", f"{bad} lines of {name} cannot be read"))
+
+
+def _given_up_after(file: Path) -> list[int]:
+    """Steps that the run went back to, as its tags say: they are written before the event."""
+    try:
+        reasons = [tag.get("why", "") for tag in json.loads(file.read_bytes()).values()]
+    except (OSError, ValueError):
+        return []
+    return [int(found[1]) for why in reasons if (found := re.search(r"the run went back to step (\d+)", why))]
 
 
 def _tags(folder: Path, problems: list[Problem]) -> dict[int, str]:

@@ -113,6 +113,19 @@ def test_what_rotation_leaves(tmp_path: Path, history: str) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} - {"tags.json"} == {word.rstrip("hsx") for word in after}
 
 
+def test_one_stays_that_is_no_newer_than_the_states_in_memory(tmp_path: Path) -> None:
+    """A run that goes back to one of them gives up all later checkpoints."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.oldest_in_memory = lambda: 25
+    for step in (10, 20, 30, 40, 50):
+        checkpoints.save(step, state(1.0))
+        checkpoints.tag(step, "healthy")
+    assert checkpoints.steps() == [20, 40, 50]
+    checkpoints.oldest_in_memory = lambda: 45
+    checkpoints.save(60, state(1.0))
+    assert checkpoints.steps() == [40, 50, 60]
+
+
 def test_a_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, state(1.0))

@@ -127,6 +127,8 @@ class RestorePoints:
         self._watch = watch
         self._batches = batches
         self._checkpoints = checkpoints
+        if checkpoints is not None:
+            checkpoints.oldest_in_memory = lambda: min(snapshots.steps, default=None)
         self._ranks = ranks
         self._is_described = False
         self._has_snapshots = True

@@ -186,6 +186,8 @@ class Checkpoints:
         ``lost`` says, on the rank that can tell, why the folder is not the run's any more. Then nothing is written to
         it, and nothing that lies there is gone back to. A rank that does not come within the timeout is named.
         """
+        self.oldest_in_memory: Callable[[], int | None] = lambda: None
+        """The step of the oldest state that the run may go back to without the disk, where there is one."""
         self._folder = folder
         self._keep = keep
         self._keep_first = keep_first
@@ -370,8 +372,12 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _no_longer_kept(self) -> list[int]:
-        """Checkpoints to delete: all but the newest, suspect ones first. The last healthy one stays, and all do if none
-        kept is intact."""
+        """Checkpoints to delete: all but the newest, suspect ones first.
+
+        The last healthy one stays, and the last that is no newer than the states in memory: a run that goes back to one
+        of these gives up all later checkpoints, and may be killed before that one is on disk. All stay if none that is
+        kept is intact.
+        """
         tags = self.tags()
         best_first = sorted(tags, key=lambda step: (tags[step] != "suspect", step), reverse=True)
         kept, old = best_first[: self._keep], best_first[self._keep :]
@@ -379,6 +385,8 @@ class Checkpoints:
         if any(tags[step] == "healthy" for step in old):
             intact = (step for step in best_first if tags[step] == "healthy" and self.check(step) is None)
             spared |= set(islice(intact, 1))
+        if (oldest := self.oldest_in_memory()) is not None:
+            spared |= set(islice((step for step in best_first if tags[step] == "healthy" and step <= oldest), 1))
         going = [step for step in old if step not in spared]
         return going if going and any(self.check(step) is None for step in kept) else []
 
