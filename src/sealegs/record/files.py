@@ -55,8 +55,9 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     With ``durable=False`` a power cut may tear it: for files that carry their own check.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    aside.unlink(missing_ok=True)  # of an earlier process with this number, or a link that somebody has put there
     try:
-        with aside.open("wb") as file:
+        with aside.open("xb") as file:
             yield file
             file.flush()
             if durable:
