@@ -9,14 +9,16 @@ traceback, a warning or a hang, within the time and memory of `bench/fuzzing/thr
 running anything that lies beside its sandbox. What breaks a rule lies in `--found` as a case, one for each place in the
 code, made as small as it gets: mend the cause, and move the case to `tests/fuzz/cases`, where a test throws it again.
 
-`--seconds` is CPU time of all jobs together, for each target; `--cases` ends each after so many. `--again` throws one
-case again, or all of a folder, and shows what comes of it.
+`--seconds` is CPU time of all jobs together, for each target; `--cases` ends each after so many, `--minutes` all of it
+by the clock. However it ends, by Ctrl-C or SIGTERM too, it says what was thrown. `--again` throws one case again, or
+all of a folder, and shows what comes of it.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.fuzzing import page
 from bench.fuzzing.sample import Case, Content, Sample
-from bench.fuzzing.targets import TARGETS, Target
+from bench.fuzzing.targets import TARGETS, Target, beside
 from bench.fuzzing.throw import Finding, Outcome, Thrower, seconds
 
 STUCK_S = 180.0
@@ -40,6 +43,8 @@ MOST_KEPT, LARGEST_KEPT = 2000, 512 << 10
 """Samples of a target that are damaged further, and the largest of them."""
 TRIES = 40
 """Attempts to make a case smaller."""
+MOST_UNDONE = 100
+"""Samples in a row that a damage cannot be done to, after which it is the damage that is wrong."""
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Tally:
 
 
 class Fuzz:
-    """One job: throws at some targets, a case of each in turn."""
+    """One job: throws at some targets, at each for as long."""
 
     def __init__(self, targets: Sequence[str], thrower: Thrower, found: Path, seed: int) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - no secret
@@ -89,13 +94,22 @@ class Fuzz:
     def next_case(self, name: str) -> Case:
         """A sample, damaged, and a command."""
         target: Target = TARGETS[name]
-        pools = self._pools[name]
-        one, other = (self._chance.choice(pools[self._chance.choice(list(pools))]) for _ in range(2))
         weights, commands = zip(*target.commands, strict=True)
         [command] = self._chance.choices(commands, weights)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Case(name, target.damaged(self._chance, one, other), command)
+            return Case(name, self._damaged(target, self._pools[name]), command)
+
+    def _damaged(self, target: Target, pools: dict[str, list[Sample]]) -> Sample:
+        """A sample of the pools, damaged; what was damaged before does not bear every damage."""
+        for left in reversed(range(MOST_UNDONE)):
+            one, other = (self._chance.choice(pools[self._chance.choice(list(pools))]) for _ in range(2))
+            try:
+                return target.damaged(self._chance, one, other)
+            except Exception:
+                if not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _keep(self, case: Case, finding: Finding) -> None:
         if finding.site in self.findings:
@@ -149,17 +163,17 @@ class Fuzz:
 def work(targets: Sequence[str], budget_s: float, most: int, seed: int, found: Path) -> int:
     """One job, in a process of its own: until each target has had its CPU time."""
     found.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the jobs ends them, and says what they threw
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
     from bench.fuzzing.actions import ACTIONS
 
-    with tempfile.TemporaryDirectory() as folder, Thrower(Path(folder) / "sandbox", ACTIONS) as thrower:
+    with tempfile.TemporaryDirectory() as folder, Thrower(Path(folder) / "sandbox", ACTIONS, beside()) as thrower:
         warm_up(thrower)
         fuzz = Fuzz(targets, thrower, found, seed)
         said = 0.0
         while left := [name for name, tally in fuzz.tallies.items() if tally.seconds < budget_s and tally.cases < most]:
-            for name in left:
-                fuzz.one(name)
+            fuzz.one(min(left, key=lambda name: fuzz.tallies[name].seconds))
             if time.monotonic() - said > 5:
                 said = time.monotonic()
                 _write(found, fuzz)
@@ -199,9 +213,12 @@ def _write(found: Path, fuzz: Fuzz) -> None:
     (found / "tally.json").write_text(json.dumps({"targets": about, "findings": sorted(fuzz.findings)}))
 
 
-def run(targets: Sequence[str], budget_s: float, most: int, jobs: int, seed: int, found: Path) -> dict[str, Any]:
+def run(
+    targets: Sequence[str], budget_s: float, most: int, jobs: int, seed: int, found: Path, longest_s: float
+) -> dict[str, Any]:
     """All jobs side by side. One that dies or hangs leaves its case as a finding, and another takes its place."""
     found.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + longest_s
     running: dict[int, tuple[subprocess.Popen[bytes], Path]] = {}
     broken: list[str] = []
     started = 0
@@ -222,24 +239,34 @@ def run(targets: Sequence[str], budget_s: float, most: int, jobs: int, seed: int
         running[started] = subprocess.Popen(words, env=environment), folder
         started += 1
 
-    for _ in range(jobs):
-        start(targets, budget_s / jobs)
-    while running:
-        time.sleep(1)
-        for number, (process, folder) in list(running.items()):
-            now = folder / "now.json"
-            if process.poll() is None and now.exists() and time.time() - now.stat().st_mtime > STUCK_S:
-                process.kill()
-                process.wait()
-            if process.poll() is None:
-                continue
-            del running[number]
-            if process.returncode:
-                broken.append(_keep_dead(found, folder, process.returncode))
-                left = _left(folder, targets, budget_s / jobs)
-                if left and len(broken) < 20 * jobs:
-                    start(list(left), max(left.values()))
+    try:
+        for _ in range(jobs):
+            start(targets, budget_s / jobs)
+        while running and time.monotonic() < until:
+            time.sleep(1)
+            for number, (process, folder) in list(running.items()):
+                now = folder / "now.json"
+                if process.poll() is None and now.exists() and time.time() - now.stat().st_mtime > STUCK_S:
+                    process.kill()
+                    process.wait()
+                if process.poll() is None:
+                    continue
+                del running[number]
+                if process.returncode:
+                    broken.append(_keep_dead(found, folder, process.returncode))
+                    left = _left(folder, targets, budget_s / jobs)
+                    if left and len(broken) < 20 * jobs:
+                        start(list(left), max(left.values()))
+    except KeyboardInterrupt:
+        print("stopped: this is what was thrown until then", flush=True)
+    for process, _ in running.values():
+        process.kill()
+        process.wait()
     return _summed(found, broken)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _keep_dead(found: Path, folder: Path, code: int) -> str:
@@ -299,7 +326,7 @@ def again(place: Path) -> int:
 
     files = sorted(place.glob("*.json")) if place.is_dir() else [place]
     broken = 0
-    with tempfile.TemporaryDirectory() as folder, Thrower(Path(folder) / "sandbox", ACTIONS) as thrower:
+    with tempfile.TemporaryDirectory() as folder, Thrower(Path(folder) / "sandbox", ACTIONS, beside()) as thrower:
         warm_up(thrower)
         for file in files:
             target = json.loads(file.read_text())["target"]
@@ -320,6 +347,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of CPU time, for each target")
     parser.add_argument("--cases", type=int, default=sys.maxsize, help="the most for each target and job")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="by the clock, for all of it")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", action="append", choices=list(TARGETS))
@@ -332,7 +360,11 @@ def main() -> int:
         return again(options.again)
     if options.worker:
         return work(targets, options.seconds, options.cases, options.seed, options.found.resolve())
-    summary = run(targets, options.seconds, options.cases, options.jobs, options.seed, options.found.resolve())
+    if not options.target and not page.is_there():
+        print("page: passed over, bokeh is not installed", flush=True)
+    signal.signal(signal.SIGTERM, _interrupted)
+    found, longest_s = options.found.resolve(), 60 * options.minutes
+    summary = run(targets, options.seconds, options.cases, options.jobs, options.seed, found, longest_s)
     print(table(summary))
     return int(bool(summary["findings"]))
 

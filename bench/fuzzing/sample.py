@@ -75,7 +75,7 @@ class Sample:
                     place.write_bytes(content)
                 else:
                     content.make(place, outside)
-            except OSError:  # it lies in what is no folder any more
+            except (OSError, ValueError):  # it lies in what is no folder any more, or no file can have that name
                 continue
 
     @property

@@ -135,6 +135,13 @@ def run_folders() -> list[Sample]:
     return [Sample("run", files)]
 
 
+def beside() -> dict[str, bytes]:
+    """The data of that run, so that it can be resumed."""
+    from tests.fuzz.make import TOKENS, tokens
+
+    return {TOKENS: tokens()}
+
+
 def damaged_run(chance: Chance, sample: Sample, other: Sample) -> Sample:
     """Some of the files changed; digests made right again, as a stranger would."""
     files = dict(sample.files)

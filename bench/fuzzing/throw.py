@@ -11,9 +11,9 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
@@ -64,6 +64,8 @@ class Thrower:
     root: Path
     actions: dict[str, Callable[[Path], int]]
     """What is done with a sample by a word that begins with ``@``, in the place of a command."""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that lie where a command is called, whatever it is called with."""
 
     def __enter__(self) -> Self:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -98,6 +100,8 @@ class Thrower:
         """One case."""
         shutil.rmtree(self._work, ignore_errors=True)
         (self._work / "experiments").mkdir(parents=True)
+        for name, content in self.beside.items():
+            (self._work / name).write_bytes(content)
         path = self._work / "experiments" / "case"
         case.sample.write(path, self._outside)
         words = [word.replace("{}", str(path)) for word in case.command]
