@@ -236,7 +236,8 @@ def test_moments_keep_a_type_of_their_own() -> None:
     """torch rounds what it loads to the type of the weight."""
     subject = training("AdamW fused", model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).bfloat16())
     for parameter in subject.model.parameters():
-        subject.optimizers[0].state[parameter] = {"exp_avg": torch.full(parameter.shape, 0.1), "step": torch.ones(())}
+        moments = {name: torch.full(parameter.shape, 0.1) for name in ("exp_avg", "exp_avg_sq")}
+        subject.optimizers[0].state[parameter] = {**moments, "step": torch.ones(())}
     state = subject.capture()
     subject.restore(state)
     assert {entry["exp_avg"].dtype for entry in subject.optimizers[0].state.values()} == {torch.float32}
@@ -326,6 +327,36 @@ def test_another_state_is_refused_and_nothing_changes(other: Callable[[], Traini
     before = bits(subject)
     with pytest.raises(SourceError, match=OTHERS[other]):
         subject.restore(state)
+    assert bits(subject) == before
+
+
+MOMENTS: dict[str, tuple[str, Any]] = {
+    "missing": ("exp_avg", None),
+    "of another shape": ("exp_avg", torch.zeros(5, 2)),
+    "complex": ("exp_avg_sq", torch.zeros(5, 3, dtype=torch.complex64)),
+    "text": ("exp_avg_sq", "x"),
+    "a step that is no number": ("step", torch.tensor(float("nan"))),
+    "a step for each": ("step", torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("what", MOMENTS)
+def test_moments_that_the_optimizer_could_not_step_with_are_refused_and_nothing_changes(what: str) -> None:
+    """A checkpoint with right digests may be a stranger's; torch takes any, and fails at the first step."""
+    subject = training("AdamW fused")
+    train(subject, 2)
+    key, put = MOMENTS[what]
+    stored, before = subject.capture(), bits(subject)
+    of_weight = stored.plain["optimizers"][0]["state"]["0.weight"]
+    del of_weight[key]
+    tensors = dict(stored.tensors)
+    if isinstance(put, Tensor):
+        tensors["put"] = put
+        of_weight[key] = {"#aside": "put"}
+    elif put is not None:
+        of_weight[key] = put
+    with pytest.raises(SourceError, match=f"the checkpoint is damaged .{key} of 0.weight is .*; use another one"):
+        subject.restore(replace(stored, tensors=tensors))
     assert bits(subject) == before
 
 

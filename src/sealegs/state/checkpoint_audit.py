@@ -6,7 +6,6 @@ Nothing is unpickled that could run code: ours are tensors and JSON, others are 
 import math
 import os
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -275,10 +274,14 @@ def _rng(tensors: Mapping[str, Tensor]) -> list[str]:
     return [f"torch on {name.rpartition('/')[2]}" for name in tensors if name.startswith("rng/")]
 
 
+_ARCHIVE = b"PK\3\4"
+
+
 def _load(path: Path, inside: Path | None = None) -> Any:
     """What is in a file of torch.save. Archives that unpack to more than they are were not written by torch."""
     with open_file(path, inside) as file:
-        if zipfile.is_zipfile(file) and (fault := fault_in_archive(file)):
+        is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as torch tells them apart
+        if is_archive and (fault := fault_in_archive(file)):
             raise SourceError(f"{path}: it {fault}; give a file of torch.save")
         size = os.fstat(file.fileno()).st_size
     try:

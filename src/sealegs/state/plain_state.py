@@ -26,6 +26,9 @@ def _faults(plain: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
     for name, values in (("data", plain), ("also", plain), ("data", own), ("rng", own)):
         if not fits(values.get(name), Mapping | None):
             yield f"{name} is no object"
+    for name, values in (("data", plain), *((name, own) for name in ("data", "rng") if own)):
+        if name not in values:
+            yield f"it has no {name}"
     if not all(map(_is_number, plain["scaler"].values())):
         yield "the loss scale is no number"
     for scheduler in plain["schedulers"]:

@@ -1,6 +1,7 @@
 """The training state: all live objects that decide what the next steps compute, captured as a ``StoredState`` and
 restored."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -189,10 +190,13 @@ class TrainingState:
         """
         try:
             from_json(state.plain["extra"], state.tensors)
+            names = self._names()
             for number, (optimizer, stored) in enumerate(zip(self.optimizers, state.plain["optimizers"], strict=True)):
-                from_json(stored["state"], state.tensors)
+                moments = from_json(stored["state"], state.tensors)
                 for live, group in zip(optimizer.param_groups, stored["groups"], strict=True):
-                    _refuse_unlike(f"optimizer {number}", from_json(group["settings"], state.tensors), live)
+                    settings = from_json(group["settings"], state.tensors)
+                    _refuse_unlike(f"optimizer {number}", settings, live)
+                    _refuse_other_moments(optimizer, {**live, **settings}, moments, names)
             for number, (scheduler, stored) in enumerate(zip(self.schedulers, state.plain["schedulers"], strict=True)):
                 saved = from_json(stored["state"], state.tensors)
                 _refuse_unlike(f"schedule {number}", saved, scheduler.state_dict())
@@ -341,6 +345,58 @@ def _refuse_unlike(what: str, saved: Any, live: Any, name: str = "") -> None:
     elif _sort(live) == "list" and all(_sort(each) == "number" for each in live):
         for each in saved:
             _refuse_unlike(what, each, 0.0, name)
+
+
+def _refuse_other_moments(
+    optimizer: Optimizer, group: Mapping[str, Any], moments: Mapping[str, Any], names: Mapping[Tensor, str]
+) -> None:
+    """Refuse moments that are not what an optimizer of torch's would make for a parameter of that shape.
+
+    What another library's optimizer keeps is not known, and its first step shall have no side effect here.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return
+    made: dict[tuple[int, torch.dtype], Mapping[str, Any]] = {}
+    for parameter in group["params"]:
+        if (stored := moments.get(names[parameter])) is None:
+            continue
+        kind = parameter.ndim, parameter.dtype
+        if kind not in made:
+            made[kind] = _first_moments(type(optimizer), group, *kind)
+        for key, moment in made[kind].items():
+            if moment is not None and not _is_like(stored.get(key), moment, parameter):
+                raise ValueError(f"{key} of {names[parameter]} is {stored.get(key)!a:.40}")
+
+
+_SIDE = 2
+"""The length of each dimension of a small parameter."""
+
+
+def _first_moments(
+    optimizer: type[Optimizer], group: Mapping[str, Any], ndim: int, dtype: torch.dtype
+) -> Mapping[str, Any]:
+    """What an optimizer keeps after one step of a small parameter of so many dimensions; nothing if it will not."""
+    settings = {key: value for key, value in group.items() if key not in _NOT_STORED}
+    try:
+        small = torch.zeros((_SIDE,) * ndim, dtype=dtype, requires_grad=True)
+        small.grad = torch.zeros_like(small)
+        twin: Any = optimizer([{**settings, "params": [small]}])  # type: ignore[call-arg]
+        twin.step()
+    except (TypeError, ValueError, RuntimeError):  # it needs a closure, or other settings
+        return {}
+    kept: Mapping[str, Any] = twin.state[small]
+    return kept
+
+
+def _is_like(stored: Any, made: Any, parameter: Tensor) -> bool:
+    """Whether a stored moment is of the sort of one that was made, and of the shape that it would have."""
+    if not isinstance(made, Tensor):
+        return _sort(stored) == _sort(made)
+    if not isinstance(stored, Tensor) or stored.is_floating_point() != made.is_floating_point():
+        return False
+    if made.shape == (_SIDE,) * parameter.ndim:
+        return stored.shape == parameter.shape
+    return stored.ndim == made.ndim and (stored.ndim > 0 or math.isfinite(float(stored)))
 
 
 def _sort(value: Any) -> str:
