@@ -31,7 +31,7 @@ TIMEOUT_S = 0.3
 PATIENCE_S = 5.0
 """How long a slow server goes on if nobody stops it, and what others have."""
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-SECRET = "x7secret"  # noqa: S105 - none
+SECRET = "zq7secret"  # noqa: S105 - none
 
 
 MESSAGE = Message(kind="test", run="a", step=0, title="", verdict="", first="", page="", key=())
@@ -310,12 +310,12 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("me:x7pass", "me:x7pass"),
-        ("me:p%40ss%2Fx7%3A%0d%0a", "me:p@ss/x7:\r\n"),
-        ("me:p@x7", "me:p@x7"),
+        ("me:zq7pass", "me:zq7pass"),
+        ("me:p%40ss%2Fzq7%3A%0d%0a", "me:p@ss/zq7:\r\n"),
+        ("me:p@zq7", "me:p@zq7"),
         ("me", "me:"),
-        (":x7pass", ":x7pass"),
-        ("m%C3%A9:x7", "mé:x7"),
+        (":zq7pass", ":zq7pass"),
+        ("m%C3%A9:zq7", "mé:zq7"),
     ],
 )
 def test_a_user_and_a_password_are_sent_to_the_server_and_to_nobody_else(
@@ -345,15 +345,15 @@ def test_a_redirect_to_another_host_carries_nothing_there(code: int) -> None:
             peer(moved) as server,
             pytest.raises(Undelivered, match=rf"^it answers {code}, which would lead elsewhere$"),
         ):
-            send(server.url.replace("//", "//me:x7pass@"))
+            send(server.url.replace("//", "//me:zq7pass@"))
         assert other.heard == []
 
 
 ANSWERS = {
-    "refused": [b"HTTP/1.1 401 x7secret\r\nContent-Length: 8\r\n\r\nx7secret"],
-    "no HTTP": [b"x7secret x7pass\r\n\r\n"],
+    "refused": [b"HTTP/1.1 401 zq7secret\r\nContent-Length: 8\r\n\r\nzq7secret"],
+    "no HTTP": [b"zq7secret zq7pass\r\n\r\n"],
     "hung up": [],
-    "moved": [b"HTTP/1.1 302 x7\r\nLocation: ftp://me:x7pass@host/x7secret\r\n\r\n"],
+    "moved": [b"HTTP/1.1 302 zq7\r\nLocation: ftp://me:zq7pass@host/zq7secret\r\n\r\n"],
 }
 
 
@@ -363,7 +363,7 @@ def test_no_failure_shows_a_secret_anywhere(
 ) -> None:
     monkeypatch.setattr(delivery, "WAITS_S", ())
     with peer(*ANSWERS[how]) as server:
-        url = f"{server.url}?token=x7query".replace("//", "//me:x7pass@")
+        url = f"{server.url}?token=zq7query".replace("//", "//me:zq7pass@")
         with sealegs.Watch(tmp_path / "a", notify=url) as watch:
             watch.see(0, loss=1.0)
             watch.note("alarm", step=0, text="step 0  ALARM", incident=1)
@@ -372,33 +372,33 @@ def test_no_failure_shows_a_secret_anywhere(
     assert f"did not arrive at the webhook at 127.0.0.1:{server.port}: " in failure.detail["reason"]
     said = capsys.readouterr()
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"x7" not in written
-    assert "x7" not in said.out + said.err + caplog.text + repr(watch)
+    assert b"zq7" not in written
+    assert "zq7" not in said.out + said.err + caplog.text + repr(watch)
 
 
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
-        ("https://me:123/x7@host/hook", r"an @ after the host: write %2F for a / in a password"),
-        ("https://me:x7/pass@host/hook", r"no host, or a blank in it"),
-        ("https://me:x7pass@/hook", r"no host, or a blank in it"),
-        ("https://me:x7pass@host:x7/hook", r"no host, or a blank in it"),
-        ("https://me:x7pass@host/\x01", r"no host, or a blank in it"),
-        ("file:///etc/x7", r"notify=file://\.\.\.: give the https:// address"),
-        ("mail 'x7", r"a quote in it has no end"),
+        ("https://me:123/zq7@host/hook", r"an @ after the host: write %2F for a / in a password"),
+        ("https://me:zq7/pass@host/hook", r"no host, or a blank in it"),
+        ("https://me:zq7pass@/hook", r"no host, or a blank in it"),
+        ("https://me:zq7pass@host:zq7/hook", r"no host, or a blank in it"),
+        ("https://me:zq7pass@host/\x01", r"no host, or a blank in it"),
+        ("file:///etc/zq7", r"notify=file://\.\.\.: give the https:// address"),
+        ("mail 'zq7", r"a quote in it has no end"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused_without_its_secrets(where: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as told:
         delivery.opened(where)
-    assert "x7" not in str(told.value)
+    assert "zq7" not in str(told.value)
     assert "123" not in str(told.value)
 
 
 def test_no_value_shows_the_place_that_it_holds() -> None:
-    url = f"https://me:x7pass@host/{SECRET}"
-    assert "x7" not in repr(Telemetry(notify=url)) + repr(Listeners(notify=url)) + repr(sealegs.Notify(url))
-    assert "x7" not in repr(delivery.opened(url)) + delivery.opened(url).shown
+    url = f"https://me:zq7pass@host/{SECRET}"
+    assert "zq7" not in repr(Telemetry(notify=url)) + repr(Listeners(notify=url)) + repr(sealegs.Notify(url))
+    assert "zq7" not in repr(delivery.opened(url)) + delivery.opened(url).shown
 
 
 AT_THE_END = """
