@@ -58,7 +58,7 @@ def test_a_batch_of_two_sources_is_of_both() -> None:
     assert (found.source, found.skipped, found.skips) == ("wiki", 18, 20)
 
 
-@pytest.mark.parametrize("sources", ["", "junk", "a=b", "a=0", "=3", "a=inf"])
+@pytest.mark.parametrize("sources", ["", "junk", "a=b", "a=0", "=3", "a=inf", "a=\u00b2", "a=" + "9" * 400])
 def test_what_cannot_be_read_is_no_source(sources: str) -> None:
     assert shares_of(sources) == {}
 

@@ -5,6 +5,7 @@ there is to learn from it. Standard library only, because a watch uses it live.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,9 @@ class Division:
                 yield Unlearned(name, round(skipped), round(self.skips), data, skipped / steps)
 
 
+_COUNT = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
+
+
 @lru_cache(maxsize=1024)
 def shares_of(sources: str) -> Mapping[str, float]:
     """The share of each source in a batch; empty if the text cannot be read.
@@ -88,9 +92,9 @@ def shares_of(sources: str) -> Mapping[str, float]:
     ({'grammar': 0.75, 'stdlib': 0.25}, {})
     """
     pairs = (word.rpartition("=") for word in sources.split())
-    rows = {name: float(count) for name, _, count in pairs if name and count.replace(".", "", 1).isdigit()}
+    rows = {name: float(count) for name, _, count in pairs if name and _COUNT.fullmatch(count)}
     total = sum(rows.values())
-    return {name: count / total for name, count in rows.items()} if total else {}
+    return {name: count / total for name, count in rows.items()} if 0 < total < math.inf else {}
 
 
 def _chance(share: float, skips: float, data: float) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 
 from sealegs.diagnosis.facts import SOON, Facts
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
+from sealegs.record.unlearned_sources import shares_of
 
 RECENT = 50
 """Rows within which a repeated batch is the loader's doing; later it may be the next epoch."""
@@ -263,11 +264,10 @@ def _entropy(facts: Facts, direction: int, words: str) -> Sign:
 
 
 def _shares(texts: list[str]) -> dict[str, float]:
-    """Rows of each source as a share: ``grammar=6 stdlib=2``."""
-    counts: dict[str, float] = defaultdict(float)
-    for text in texts:
-        for part in text.split():
-            name, _, count = part.rpartition("=")
-            counts[name] += float(count) if count.replace(".", "").isdigit() else 0.0
-    total = sum(counts.values())
-    return {name: count / total for name, count in counts.items()} if total else {}
+    """The share of each source in all of these batches, each of which counts the same."""
+    shares: dict[str, float] = defaultdict(float)
+    known = [each for text in texts if (each := shares_of(text))]
+    for each in known:
+        for name, share in each.items():
+            shares[name] += share / len(known)
+    return dict(shares)

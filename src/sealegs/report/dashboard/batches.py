@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sealegs.record import unlearned_sources
 from sealegs.report.dashboard.downsample import Floats, Steps
 
 BIN = 0.5
@@ -59,32 +60,20 @@ def shares_of(texts: Sequence[str], most: int) -> tuple[dict[str, Floats], int]:
     """
     kinds: dict[str, int] = {}
     places = np.array([kinds.setdefault(text, len(kinds)) for text in texts], dtype=np.int64)
-    parsed = [dict(_pairs(text)) for text in kinds]
-    totals = [sum(each.values()) or 1.0 for each in parsed]
+    parsed = [unlearned_sources.shares_of(text) for text in kinds]
     data: dict[str, float] = {}
-    for each, total, times in zip(parsed, totals, np.bincount(places).tolist(), strict=True):
-        for name, rows in each.items():
-            data[name] = data.get(name, 0.0) + times * rows / total
+    for each, times in zip(parsed, np.bincount(places).tolist(), strict=True):
+        for name, share in each.items():
+            data[name] = data.get(name, 0.0) + times * share
     largest = set(sorted(data, key=lambda name: -data[name])[:most])
-    shares = {
-        name: np.array([each.get(name, 0.0) / total for each, total in zip(parsed, totals, strict=True)])[places]
-        for name in data
-        if name in largest
-    }
+    shares = {name: np.array([each.get(name, 0.0) for each in parsed])[places] for name in data if name in largest}
     return shares, len(data) - len(shares)
-
-
-def _pairs(text: str) -> Iterator[tuple[str, float]]:
-    for word in text.split():
-        name, _, rows = word.rpartition("=")
-        if name and rows.replace(".", "", 1).isdigit():
-            yield name, float(rows)
 
 
 def _counts(steps: Steps, texts: Sequence[str]) -> tuple[Steps, Floats]:
     """Histograms as rows of an array; texts that are not histograms are left out."""
     rows = [text.split() for text in texts]
     bins = max((len(row) for row in rows), default=0)
-    sound = [len(row) == bins > 1 and all(word.isdigit() for word in row) for row in rows]
+    sound = [len(row) == bins > 1 and all(word.isascii() and word.isdigit() for word in row) for row in rows]
     kept = [row for row, is_sound in zip(rows, sound, strict=True) if is_sound]
     return steps[np.array(sound, dtype=np.bool_)], np.array(kept, dtype=np.float64).reshape(len(kept), max(bins, 1))
