@@ -22,12 +22,18 @@ quote files and names, which is why each is one line of text that can be seen, w
 from sealegs.printable import visible
 from sealegs.vocabulary import Verdict
 
+_LONGEST = 2000
+"""Characters of a sentence; what it quotes can be of any length."""
+
 
 class SealegsError(Exception):
     """The root: catch this to catch all of them."""
 
     def __str__(self) -> str:
-        return visible(super().__str__())
+        text = visible(super().__str__())
+        return (
+            text if len(text) <= _LONGEST else f"{text[: _LONGEST - 500]} ... {text[-500:]}"
+        )  # the cure is at the end
 
 
 class ConfigError(SealegsError):

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sealegs
 from sealegs.record.events import NEEDED, UNSAID, plain_events, read_event, read_events
 from sealegs.record.run import open_run
 from sealegs.report.commands.interventions import interventions
@@ -64,11 +67,21 @@ def test_a_field_that_the_kind_has_is_there_for_whoever_asks_and_nowhere_else(ki
         found.detail["never heard of"]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=ascii)
-@pytest.mark.parametrize("kind", [*NEEDED, "counted-back", "capsule"])
-def test_every_reader_of_an_event_can_read_one_whose_fields_are_of_other_types(kind: str, wrong: Any) -> None:
+def spelt_out() -> list[str]:
+    """Kinds that the code writes or tells of by their names."""
+    texts = [file.read_text() for file in Path(sealegs.__file__).parent.rglob("*.py")]
+    written = {kind for text in texts for kind in re.findall(r'\bnote\(\s*"([a-z-]+)"', text)}
+    [told] = [text for text in texts if "def remarkable(" in text]
+    cases = {kind for line in re.findall(r"case (.*):$", told, re.MULTILINE) for kind in re.findall(r'"(.*?)"', line)}
+    assert {"resume", "checkpoint-failed"} <= written & cases
+    return sorted(written | cases)
+
+
+@pytest.mark.parametrize("kind", spelt_out())
+def test_every_reader_of_an_event_can_read_one_whose_fields_are_missing_or_of_other_types(kind: str) -> None:
+    remarkable(event(kind))
     names = {*NEEDED.get(kind, {}), "incident", "to_step", "findings", "actions", "cost", "seconds", "goes_on", "tried"}
-    for name in names:
+    for name, wrong in product(sorted(names), WRONG):
         found = event(kind, **{name: wrong})
         remarkable(found)
         shown = interventions([found, event("outcome", **{name: wrong})])

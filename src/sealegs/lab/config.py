@@ -105,7 +105,7 @@ def overlaid(base: T, values: Mapping[str, Any], *, where: str, group: str = "")
         else:
             try:
                 changes[name] = msgspec.convert(value, types[name])
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeError) as error:  # half of a character cannot be text
                 raise ConfigError(f"{where}: {group}{name}={shown(value)}: {error}") from error
     return replace(base, **changes)
 

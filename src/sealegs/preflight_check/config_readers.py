@@ -191,7 +191,7 @@ def _interval(values: Mapping[str, Any], strategy: str, name: str, ours: str, to
         return {ours: 0} if ours == "checkpoint_steps" else {}
     if how != "steps" or every is None:
         return {}
-    if every < 1:
+    if 0 <= every < 1:
         return {} if total is None else {ours: math.ceil(every * total)}
     return {ours: int(every)}
 
@@ -251,7 +251,7 @@ def _model_parameters(values: Mapping[str, Any], known: Mapping[str, Any]) -> di
     """The approximate number of parameters, from the shapes; not for mixtures of experts."""
     width: Any
     width, layers, vocabulary = (known.get(name) for name in ("width", "layers", "vocabulary"))
-    inner = values.get("intermediate_size") or values.get("n_inner") or 4 * (width or 0)
+    inner = values.get("intermediate_size") or values.get("n_inner") or (4 * width if isinstance(width, int) else None)
     heads = values.get("num_attention_heads") or values.get("n_head") or 1
     grouped = values.get("num_key_value_heads") or heads
     sizes = (width, layers, vocabulary, inner, heads, grouped)

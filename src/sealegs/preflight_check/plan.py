@@ -15,7 +15,7 @@ from sealegs.record.reading import shown
 
 Dtype: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Kind: TypeAlias = Literal["cosine", "linear", "constant", "inverse-sqrt", "stable-decay", "cosine-restarts"]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 Size: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=10**18)]
 Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
@@ -232,7 +232,7 @@ def written(groups: Any, where: str) -> Plan:
     """A plan from tables of fields, as a person writes them."""
     try:
         plan = msgspec.convert(groups, Plan, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # half of a character cannot be text
         raise ConfigError(f"{where}: {_refusal(str(error), groups)}") from error
     for name, value in plan.fields():
         numbers = value if isinstance(value, tuple) else (value,)

@@ -7,7 +7,7 @@ Fields and kinds that are not known are left as they are. Standard library only,
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sealegs.record.reading import parse_json, read_bytes, reading
 from sealegs.record.typed import fits, unspelt
@@ -25,9 +25,10 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("grad_norm_peak", "recovery_loss"), float),
     **dict.fromkeys(("act", "acted", "goes_on", "is_condemned"), bool),
     **dict.fromkeys(("text", "reason", "evidence", "trigger", "decided_by", "result", "where", "sink"), str),
-    **dict.fromkeys(("by", "request", "error", "why", "culprit", "because", "trajectory", "skipped"), str),
+    **dict.fromkeys(("by", "request", "error", "why", "culprit", "because", "skipped"), str),
     **dict.fromkeys(("versions", "passed_over", "not_as_saved", "cost"), Mapping),
     "checkpoint": int | str,
+    "trajectory": Literal["fast", "slow", "lingering", "divergent"],
 }
 """The types of fields that are read somewhere, in events of any kind."""
 NULL = {
@@ -41,10 +42,12 @@ NULL = {
 
 NEEDED: dict[str, dict[str, Any]] = {
     **{kind: {"text": UNSAID} for kind in ("skip", "alarm", "halt", "remark", "fault", "incident-closed", "snapshots")},
+    **{kind: {"text": UNSAID} for kind in ("folder-lost", "folder-back")},
     "resume": {"passed_over": {}, "changed": {}, "checkpoint": None},
     "resume-audit": {"not_as_saved": {}, "changed": []},
     "sink-failed": {"sink": "a sink", "reason": UNSAID},
     "checkpoint-failed": {"reason": UNSAID},
+    "capsule-failed": {"reason": UNSAID},
     "request-refused": {"reason": UNSAID},
     "stalled": {"seconds": float("nan"), "where": UNSAID},
     "probe": {"is_condemned": False, "loss": float("nan")},

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from sealegs.errors import SourceError
+from sealegs.record.reading import shown
 from sealegs.recovery.actions import Action, Rollback, actions_from, is_whole, plain_actions
 
 PLACE = 20
@@ -106,7 +107,7 @@ class PastIntervention:
             is_sound = False
         if not is_sound:
             raise SourceError(
-                f"treatment {plain!r}: it has no incident, onset, step, trigger, rung and actions to read"
+                f"treatment {shown(plain, 200)}: it has no incident, onset, step, trigger, rung and actions to read"
             )
         return cls(**own, **later, trigger=trigger, actions=actions_from(actions))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -136,8 +136,11 @@ def read_lines(part: Part, ways: Ways) -> Read:
     yield End(number)
 
 
+_Token: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 def _decoder(ways: Ways) -> Callable[[bytes], tuple[str | list[int], str | None]]:
-    fields: list[Any] = [("value", str | list[int] | None, None)]
+    fields: list[Any] = [("value", str | list[_Token] | None, None)]
     names = {"value": ways.field}
     if ways.source is not None:
         fields.append(("source", str | None, None))

@@ -293,7 +293,8 @@ def is_flat(facts: Facts) -> Sign:
     found = [incident for incident in facts.findings.incidents if incident.kind == "plateau"]
     if not found:
         return so(False, "")
-    level = float(np.median(facts.loss.finite.within(found[0].start, math.inf).values))
+    losses = facts.loss.finite.within(found[0].start, math.inf).values
+    level = float(np.median(losses)) if len(losses) else math.nan
     return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
 
 

@@ -22,7 +22,7 @@ def read_back(content: bytes, kind: type[T]) -> T:
     """Read an object back from its file; a ``ValueError`` says what is wrong with any other file."""
     try:
         found = msgspec.convert(parse_json(content), kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise ValueError(str(error)) from None
     _refuse_unsound(found)
     return found

@@ -64,6 +64,7 @@ class Case:
         return self.replayed if self.replayed is not None and self.replayed.departure is None else None
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # as in the diagnosis, whose signs are asked here, too
 def postmortem_of(case: Case) -> Postmortem:
     """Fill every section that can be filled."""
     run, incident, replayed = case.run, case.incident, case.replayed

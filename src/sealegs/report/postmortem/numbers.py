@@ -108,8 +108,8 @@ def symptoms(met: Met, manifest: Plain) -> Symptoms:
     """What was observed."""
     norm, norm_step = _highest_norm(met)
     first, last = _worst(met)
-    indices = [row.get("batch_index") for row in (first, last) if row is not None]
-    numbered = [int(index) for index in indices if index is not None]
+    indices = finite("batch_index", (row for row in (first, last) if row is not None))
+    numbered = [*map(int, indices)]
     rates = [row["lr"] for row in (*met.before[-1:], *met.course[:1]) if "lr" in row]
     return Symptoms(
         onset=met.start,
@@ -231,7 +231,7 @@ def finite(signal: str, rows: Iterable[Plain]) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+    return math.fsum(value / len(values) for value in values) if values else None  # their sum may be too large
 
 
 def _after(met: Met, steps: int) -> After:
