@@ -132,6 +132,7 @@ class LoopPort(Observer):
         self._saving: Saving | None = None
         self._ranks = options.telemetry.ranks or Ranks()
         self.watch = opened_on_all(partial(open_watch, observer=self), self._ranks.timeout_s)
+        self._spent = self.watch.spent
         try:
             self._assemble(options, snapshots, schedulers)
         except BaseException:
@@ -149,7 +150,9 @@ class LoopPort(Observer):
             sample_every=options.telemetry.sample_every,
             ranks=self._ranks,
             activations=options.telemetry.activations,
+            spent=self._spent,
         )
+        self._spent.follow(self._meter.device)
         self.checkpoints = options.checkpoints(self.watch)
         if self.checkpoints is not None:
             self.checkpoints.take_over()
@@ -157,7 +160,7 @@ class LoopPort(Observer):
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, training, self.watch, every=options.checkpointing.every)
         self._update_decision = UpdateDecision(self._update, self.watch, act=self._act, world=self._meter.ranks.world)
-        self._inputs = StepInputs(self._meter, self._update)
+        self._inputs = StepInputs(self._meter, self._update, self._spent)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
         self._gradients: Gradients | None = None
@@ -205,11 +208,13 @@ class LoopPort(Observer):
         for batch in batches:
             number = self._batches.number
             self._batch = {} if number is None else {"batch_index": number}
-            if digest := digest_of(batch):
-                self._batch["batch_hash"] = digest
-            if self.recovery is not None and not self._batches.is_probe:
-                self.recovery.handed_out(self.number, batch)
-            yield batch
+            with self._spent.of("signals"):
+                if digest := digest_of(batch):
+                    self._batch["batch_hash"] = digest
+                if self.recovery is not None and not self._batches.is_probe:
+                    self.recovery.handed_out(self.number, batch)
+            with self._spent.of("probes") if self._batches.is_probe else nullcontext():
+                yield batch
             self._between_steps()
 
     @property
@@ -248,12 +253,13 @@ class LoopPort(Observer):
         self._loop_clips_at = norm
         if self._gradients is not None and self._meter.holds(self._gradients):
             return
-        with torch.no_grad():
+        with torch.no_grad(), self._spent.of("own"):  # whoever clips needs the norm
             self._update.unscale()
             self._tighten()
             self._gradients = self._meter.read()
         if self._meter.ranks.world == 1:  # several judge what they have to, not what happens to be there
-            self.watch.judge_arrived()
+            with self._spent.of("verdicts"):
+                self.watch.judge_arrived()
 
     def decide(
         self,
@@ -270,6 +276,18 @@ class LoopPort(Observer):
         A learning rate or an announcement that comes between them is the next step's. A step that is never updated,
         because of an exception, is decided anew when it comes again.
         """
+        self._spent.begin_step()
+        with self._spent.of("signals"):
+            self._decide(loss, grad_norm, tokens, token_losses, signals)
+
+    def _decide(
+        self,
+        loss: Tensor,
+        grad_norm: Tensor | float | None,
+        tokens: int | None,
+        token_losses: Tensor | None,
+        signals: Mapping[str, Signal],
+    ) -> None:
         self._take_turns()
         if self._pending is not None:
             self._take_back_decision()
@@ -301,7 +319,7 @@ class LoopPort(Observer):
                 self._tighten()
             loop_clips = grad_norm is not None or before is not None
             clip = None if loop_clips else self._clip_now
-            known = self._inputs.known_to_host(self.number, tokens) | self._batch | self._beside() | signals
+            known = {**self._inputs.known_to_host(self.number, tokens), **self._batch, **self._beside(), **signals}
             if (norm := bound if loop_clips else clip) is not None:
                 known["clip_norm"] = norm
             if self._update.normalises():
@@ -311,7 +329,8 @@ class LoopPort(Observer):
             except RankMissing:
                 self._has_failed = True  # at its end the run must not wait for that rank again
                 raise
-            apply_or_skip = self._update_decision.prepare_update(self.number, seen, known, clip)
+            with self._spent.of("verdicts"):
+                apply_or_skip = self._update_decision.prepare_update(self.number, seen, known, clip)
         self._batch = {}
         self._pending = _PendingUpdate(apply_or_skip, seen.norms, _UpdatedStep(tokens or 0, loop_clips))
 
@@ -325,11 +344,13 @@ class LoopPort(Observer):
                 apply_or_skip()
                 self._meter.get_ready(self.number)
             else:
-                if self.recovery is not None:
-                    self.recovery.before_update(norms)
-                elif self.checkpoints is not None:
-                    self.checkpoints.before_update()
-                apply_or_skip()
+                with self._spent.of("snapshots"):
+                    if self.recovery is not None:
+                        self.recovery.before_update(norms)
+                    elif self.checkpoints is not None:
+                        self.checkpoints.before_update()
+                with self._spent.of("own"):
+                    apply_or_skip()
                 self.number += 1
         self._updated = updated
         return self.finish_step() if self._update.call is None else self.watch.verdict
@@ -339,6 +360,10 @@ class LoopPort(Observer):
 
         Nothing of a step may still be under way: weights, schedules and the place in the data may go back.
         """
+        with self._spent.of("verdicts"):
+            return self._finish_step()
+
+    def _finish_step(self) -> Verdict:
         updated, self._updated = self._updated, None
         if updated is None:
             return self.watch.verdict
@@ -348,7 +373,7 @@ class LoopPort(Observer):
             self._is_tried = True
             self._go_on_at(self.recovery.probed(*updated.probe, self.number))
             return Verdict(step=self.number)  # a loop that prints what is skipped has printed it
-        with torch.no_grad():
+        with torch.no_grad(), self._spent.of("signals"):
             self._meter.updated(self.number - 1)
         went_back = False
         if self.recovery is not None:
@@ -390,7 +415,8 @@ class LoopPort(Observer):
         self._is_paused = True
         self.watch.rest()
         try:
-            yield
+            with self._spent.of("paused"):
+                yield
         finally:
             self._is_paused = False
             self._inputs.pace.paused(time.perf_counter() - began)
@@ -417,6 +443,7 @@ class LoopPort(Observer):
             "meter": self._meter.state_dict(),
             "ending": self._run_end.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
+            "spent": self._spent.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -445,6 +472,8 @@ class LoopPort(Observer):
         self._meter.get_ready(self.number)
         if state.get("ending") is not None:  # older states have none
             self._run_end.load_state_dict(state["ending"])
+        left_off_at = None if self.watch.record is None else self.watch.record.left_off_at
+        self._spent.load_state_dict(state.get("spent", {}), left_off_at)
         if self.recovery is not None:
             self.recovery.load_state_dict(state.get("recovery"), self.number)
 
@@ -482,7 +511,7 @@ class LoopPort(Observer):
         """
         if self._saving is None:
             raise ConfigError("checkpoint: the guard writes none; give it checkpoint_every= and a run folder")
-        with self.paused():
+        with self.paused(), self._spent.of("checkpoints"):
             is_begun = self._saving.save(self.number, self.state_dict, wait=wait)
         self._was_saving |= is_begun and not wait
         if is_begun and self.recovery is not None:
@@ -579,6 +608,7 @@ class LoopPort(Observer):
     def recorded(self, row: Row, verdict: Verdict) -> None:
         """It is written: incidents are followed, and recovery takes it as evidence."""
         self._run_end.add_row(row, verdict)
+        self._spent.saw(row, is_skipped=self._act and not verdict.go)
         if self.recovery is not None:
             self.recovery.queue_row(row, verdict)
 
@@ -673,6 +703,7 @@ class LoopPort(Observer):
         if step is None:
             return False
         self._untouched = None  # all of it is that of the step now
+        self._spent.went_back(self.number - step)
         self._run_end.went_back()
         self.number = step
         if self.recovery is not None:
@@ -695,7 +726,7 @@ class LoopPort(Observer):
     def _write_restored(self) -> None:
         """Write such a snapshot; later, where a checkpoint is still being written."""
         assert self._saving is not None
-        with self.paused():
+        with self.paused(), self._spent.of("checkpoints"):
             step = self._saving.write_restored(self.number)
         if step is not None and self.recovery is not None:
             self._was_saving = True

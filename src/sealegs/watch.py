@@ -22,10 +22,12 @@ from sealegs.printable import visible
 from sealegs.record import manifest as manifests
 from sealegs.record.interventions import Skips, told_of
 from sealegs.record.rows import HIGHEST_STEP, SoundRows
+from sealegs.record.stability_tax import StabilityTax
 from sealegs.record.unlearned_sources import Division
 from sealegs.record.writer import INCOMPLETE, RunWriter
 from sealegs.signals.collect import Block, Collector, Signal
 from sealegs.signals.collective import Collective
+from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.watchdog import Watchdog
 from sealegs.sinks.notify import Notifier, Where
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
@@ -157,6 +159,8 @@ class Watch:
         self.record: RunWriter | None = None
         self.halted: Verdict | None = None
         """The first verdict that was HALT."""
+        self.spent = TimeSpent()
+        """Where the time of the run goes."""
         self._collector = Collector()
         self._sound_rows = SoundRows()
         self._late: deque[LateVerdict] = deque()
@@ -206,7 +210,9 @@ class Watch:
             value = signals.get(name, 0.0)
             if value is None or isinstance(value, str) or (isinstance(value, Tensor) and value.numel() != 1):
                 raise ConfigError(f"{name}={value!r}: give one number, or a tensor with one element")
-        return self.submit(step, signals)
+        self.spent.begin_step()
+        with self.spent.of("verdicts"):
+            return self.submit(step, signals)
 
     def submit(
         self, step: int, signals: dict[str, Signal], blocks: Sequence[Block] = (), lag: int | None = None
@@ -243,6 +249,8 @@ class Watch:
             detail = {"skipped": self._told_of_skips(), **detail}
         if kind == "end" and (missing := self.missing):
             detail = {"missing": missing, **detail}
+        if kind == "end":
+            detail = {"tax": self.tax.to_plain(), **detail}
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
@@ -269,6 +277,11 @@ class Watch:
         """Raise an error if the run's folder is not where it was: nothing is to be written to another one."""
         if self.record is not None:
             self.record.refuse_lost()
+
+    @property
+    def tax(self) -> StabilityTax:
+        """What it has cost until now to keep the run standing."""
+        return self.spent.tax(None if self.record is None else self.record.manifest.price_per_hour)
 
     @property
     def announced(self) -> str | None:
@@ -394,6 +407,7 @@ class Watch:
                 with suppress(Exception) if self._has_failed else nullcontext():  # the device may be what was lost
                     last()
             self._say_what_was_skipped()
+            self._say_what_it_cost()
             for sink in tuple(self._sinks):
                 self._tell(sink, sink.close)
         finally:
@@ -478,6 +492,15 @@ class Watch:
         """Print one line about skips at the end, unless they have been shown at every step."""
         if self._skips.count:
             self.say(f"skipped {self._told_of_skips()}")
+
+    def _say_what_it_cost(self) -> None:
+        """Record the stability tax, unless an event about the end has, and print it."""
+        tax = self.tax
+        if tax.steps and not self._has_ended:
+            with suppress(StorageError) if self._has_failed else nullcontext():
+                self.note("stability-tax", tax=tax.to_plain(), text=str(tax))
+        if tax.steps:
+            self.say(str(tax))
 
     def say(self, text: str) -> None:
         """Print a line about the run, unless somebody at a terminal sees its events as they come."""

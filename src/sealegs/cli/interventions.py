@@ -9,10 +9,13 @@ import tyro
 from sealegs.cli.output import say, show, show_json
 from sealegs.cli.train import named_folder
 from sealegs.record.run import open_run
+from sealegs.record.stability_tax import tax_of
 from sealegs.report.commands.interventions import interventions, page
+from sealegs.report.stability import told_of_tax
 
 DESCRIPTION = """\
-Print every intervention in a run: who or what decided, on which evidence, what was changed, and what came of it.
+Print every intervention in a run: who or what decided, on which evidence, what was changed, and what came of it;
+and the stability tax: what checks, snapshots, checkpoints, skipped and repeated steps have cost the run.
 
 examples:
   sealegs interventions night              of experiments/night
@@ -36,9 +39,16 @@ def main(arguments: Sequence[str]) -> int:
     run = open_run(named_folder(options.run))
     found = interventions(run.events)
     if options.json:
-        show_json({"run": run.manifest.run_id, "interventions": [each.plain() for each in found]})
-    elif found:
+        tax = tax_of(run.events)
+        paid = None if tax is None else tax.to_plain()
+        show_json(
+            {"run": run.manifest.run_id, "interventions": [each.plain() for each in found], "stability_tax": paid}
+        )
+        return 0
+    if found:
         show(page, found)
     else:
         say(f"{run.folder}: nothing but skips was done to this run")
+    for sentence in told_of_tax(run):
+        say(sentence)
     return 0

@@ -30,6 +30,7 @@ from sealegs.record.writer import INCOMPLETE, refuse_taken
 from sealegs.report.event_text import remarkable
 from sealegs.report.folder import contents
 from sealegs.report.progress import progress
+from sealegs.report.stability import told_of_tax
 from sealegs.sinks.notify import Notifier, Notify
 from sealegs.sinks.trackers import tracker
 from sealegs.vocabulary import Sink
@@ -264,13 +265,14 @@ def what_happened(folder: Path) -> list[str]:
     run = open_run(folder)
     events = [event for event in run.events if event.kind in kinds]
     done = done_in(run)
+    tax = told_of_tax(run)
     if done is None or not events:
-        return ["no step was skipped", ""]
+        return ["no step was skipped", *tax, ""]
     lines = [remarkable(event) or event.kind for event in events]
     if len(lines) > SHOWN:
         lines = [f"... {len(lines) - SHOWN} earlier ones in {folder / EVENTS}", *lines[-SHOWN:]]
     skipped = f"skipped {done.told_of_skips}" if done.skips.count else "no step was skipped"
-    return [skipped, *(f"  {line}" for line in lines), ""]
+    return [skipped, *(f"  {line}" for line in lines), *tax, ""]
 
 
 def halted(folder: Path) -> list[str]:

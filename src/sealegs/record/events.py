@@ -26,7 +26,7 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("act", "acted", "goes_on", "is_condemned"), bool),
     **dict.fromkeys(("text", "reason", "evidence", "trigger", "decided_by", "result", "where", "sink"), str),
     **dict.fromkeys(("by", "request", "error", "why", "culprit", "because", "skipped"), str),
-    **dict.fromkeys(("versions", "passed_over", "not_as_saved", "cost"), Mapping),
+    **dict.fromkeys(("versions", "passed_over", "not_as_saved", "cost", "tax"), Mapping),
     "checkpoint": int | str,
     "trajectory": Literal["fast", "slow", "lingering", "divergent"],
 }

@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from sealegs.errors import RunBusy, RunExists, StorageError
+from sealegs.errors import RunBusy, RunExists, SourceError, StorageError
 from sealegs.record import manifest as manifests
 from sealegs.record import requests
+from sealegs.record.events import LATEST
 from sealegs.record.files import folder_aside, is_taken, remove_leftovers, writing
 from sealegs.record.manifest import Manifest
+from sealegs.record.reading import open_file, parse_json
 from sealegs.record.schema import (
     CAPSULE,
     CHECKPOINTS,
@@ -28,10 +30,13 @@ from sealegs.record.schema import (
     TOKENIZER,
     to_line,
 )
+from sealegs.record.typed import fits
 from sealegs.vocabulary import Event, Row
 
 INCOMPLETE = "the run folder is not complete"
 """How a sentence about what is missing begins."""
+_TAIL_BYTES = 1 << 16
+"""What is read of a file to find its last line."""
 LOOK_EVERY_S = 1.0
 """How often, in seconds, a writer looks whether its folder is still where it was."""
 
@@ -42,6 +47,8 @@ class RunWriter:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.left_off_at: float | None = None
+        """When the process before this one wrote its last line, in seconds since 1970."""
         self._clock = _Clock()
         self.lost = ""
         """What became of the folder, where its name does not lead to it any more; as of the last look."""
@@ -73,7 +80,10 @@ class RunWriter:
     @classmethod
     def reopen(cls, folder: Path) -> "RunWriter":
         """Go on with a run that stopped or was killed."""
+        times = (_last_time(folder / name) for name in (METRICS, EVENTS))
+        left_off_at = max((at for at in times if at is not None), default=None)
         writer = cls(folder, manifests.load(folder))
+        writer.left_off_at = left_off_at
         _clear_away(folder)
         return writer
 
@@ -204,6 +214,23 @@ def _folders_in(folder: Path) -> list[Path]:
         return [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
+
+
+def _last_time(path: Path) -> float | None:
+    """When the last line of a file was written; None where none can be read."""
+    try:
+        with open_file(path, path.parent) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            lines = file.read(_TAIL_BYTES).splitlines()
+    except (OSError, SourceError):
+        return None
+    for line in reversed(lines):
+        try:
+            at = parse_json(line)["time"]
+        except (ValueError, TypeError, KeyError):  # torn by a kill
+            continue
+        return at if fits(at, float) and 0 <= at < LATEST else None
+    return None
 
 
 class _Clock:

@@ -209,6 +209,10 @@ class PlaybookRunner:
 
     def _carry_out(self, order: Order) -> int | None:
         """Carry out all of an order, or raise Impossible and change nothing."""
+        with self._watch.spent.of("recovery"):
+            return self._do(order)
+
+    def _do(self, order: Order) -> int | None:
         began = time.perf_counter()
         onset, number = order.anomaly.onset, order.number
         refuse_idle(order, self._batches, self._optimizers)

@@ -182,22 +182,23 @@ class RestorePoints:
         """Take a snapshot, if one is due before step ``number``."""
         if not self._has_snapshots or not self.snapshots.due(number):
             return
-        is_judged = self._watch.verdict.step == number - 1
-        self.snapshots.take(
-            number,
-            {
-                "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._training.schedulers],
-                "scaler": scale_of(self._training.scaler),
-                "rng": rng_now(),
-                "data": self._batches.position(),
-                "judging": self._watch.judging if is_judged else None,  # on a device the row is not there yet
-                "tokens": self.tokens,
-                "time": time.monotonic(),
-            },
-        )
-        if not self._is_described:
-            self._is_described = True
-            self._describe(number)
+        with self._watch.spent.of("snapshots"):
+            is_judged = self._watch.verdict.step == number - 1
+            self.snapshots.take(
+                number,
+                {
+                    "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._training.schedulers],
+                    "scaler": scale_of(self._training.scaler),
+                    "rng": rng_now(),
+                    "data": self._batches.position(),
+                    "judging": self._watch.judging if is_judged else None,  # on a device the row is not there yet
+                    "tokens": self.tokens,
+                    "time": time.monotonic(),
+                },
+            )
+            if not self._is_described:
+                self._is_described = True
+                self._describe(number)
 
     def _describe(self, number: int) -> None:
         text = self.snapshots.description

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sealegs.signals.groups import find_layers, group_of, merged_groups, plain_name, shortened
+from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.weights import MOST_SAMPLED, flat, local, spacing
 
 
@@ -75,6 +76,8 @@ class ActivationSampler:
         """The layers of which ``_merged`` was made."""
         self.left_out: dict[str, str] = {}
         """Modules that were not sampled since the last ``arm``, and why."""
+        self.spent = TimeSpent()
+        """Counts the time that hooks take; a guard puts that of its run here."""
 
     @property
     def names(self) -> list[str]:
@@ -164,7 +167,7 @@ class ActivationSampler:
             tensor = _first_tensor(output)
             if tensor is not None:
                 # autocast would copy it to fp32
-                with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+                with self.spent.of("signals"), torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
                     norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
                 width = tensor.shape[1] if tensor.ndim in (4, 5) else tensor.shape[-1]
                 if self._keep(self._norms, layer, norm):
@@ -176,7 +179,7 @@ class ActivationSampler:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.compiler.is_compiling() or not self._counts(module, layer):
                 return
-            with torch.no_grad():
+            with self.spent.of("signals"), torch.no_grad():
                 self._keep(self._logits, layer, largest_logit(reader(module, args, kwargs)))
 
         return hook

@@ -21,6 +21,7 @@ from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, merged_groups, sent
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.weights import WeightSampler, local, replicas
 from sealegs.vocabulary import Row
 
@@ -83,6 +84,7 @@ class Meter:
         sample_every: int,
         ranks: Ranks,
         activations: ActivationSampler | None = None,
+        spent: TimeSpent | None = None,
     ) -> None:
         self.ranks = ranks
         self.norms_before = NormsBefore(model) if ranks.world > 1 else None
@@ -90,6 +92,7 @@ class Meter:
         self._reader = GradientReader(model, optimizers)
         self._weights = WeightSampler(model, optimizers, world=ranks.world)
         self._activations = activations or ActivationSampler(model)
+        self._activations.spent = spent or TimeSpent()
         self._is_armed = False
         self._blind = 0
         """Sampled steps in a row without activations."""

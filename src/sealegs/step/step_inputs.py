@@ -10,6 +10,7 @@ from sealegs.errors import ConfigError
 from sealegs.signals.collect import Signal, waited_for
 from sealegs.signals.meter import Meter, StepSignals
 from sealegs.signals.norms import Gradients
+from sealegs.signals.time_spent import TimeSpent
 from sealegs.step.update import Update
 
 NO_STEP = -1
@@ -19,8 +20,9 @@ NO_STEP = -1
 class StepInputs:
     """Measures steps. It waits for a device only in a probe."""
 
-    def __init__(self, meter: Meter, update: Update) -> None:
+    def __init__(self, meter: Meter, update: Update, spent: TimeSpent) -> None:
         self.pace = StepTimer()
+        self._spent = spent
         self._meter = meter
         self._update = update
 
@@ -54,11 +56,15 @@ class StepInputs:
             known["step_s"] = step_s
         # gradients that were scaled down look like underflow
         scale: Any = known.get("loss_scale") if before is None else None
+        gradients = before
+        if before is None and grad_norm is None:
+            with self._spent.of("own" if "clip_norm" in known else "signals"):  # whoever clips needs the norm
+                gradients = self._meter.read()
         seen = self._meter.measure_step(
             number,
             self._number(loss, "loss"),
             None if grad_norm is None else self._number(grad_norm, "grad_norm").double(),
-            before,
+            gradients,
             step_s=step_s,
             token_losses=token_losses,
             loss_scale=scale,

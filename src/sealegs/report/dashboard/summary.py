@@ -13,6 +13,7 @@ from sealegs.report.commands.interventions import interventions
 from sealegs.report.dashboard.batches import Cells
 from sealegs.report.dashboard.marks import KINDS, PanelMark
 from sealegs.report.dashboard.values import MEANINGS, DiagnosedRun, Page, Panel, PanelLine
+from sealegs.report.stability import told_of_tax
 
 MOST_LISTED = 200
 """The most skips, checkpoints and other events that are listed of all runs together; the rest is counted."""
@@ -33,7 +34,7 @@ class RunSummary:
     """``HEALTHY``, ``WATCH``, ``ACT`` or ``CANNOT TELL``."""
     because: str
     done: tuple[str, ...]
-    """Sentences about skipped steps and other interventions."""
+    """Sentences about skipped steps and other interventions, and what it cost to keep the run standing."""
     first_action: str
     incidents: tuple[PanelMark, ...]
     more_incidents: int
@@ -97,7 +98,7 @@ def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], runs: int) -> RunSumma
         extent=rows + again,
         verdict=VERDICTS[findings.verdict if findings else "unknown"],
         because=findings.because if findings else "no loss has been logged yet",
-        done=tuple(deeds(findings.done)) if findings else (),
+        done=(*(deeds(findings.done) if findings else ()), *told_of_tax(run)),
         first_action=diagnosis.first_action if diagnosis else "",
         incidents=tuple(incidents[:met]),
         more_incidents=max(len(incidents) - met, 0),

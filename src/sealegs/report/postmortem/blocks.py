@@ -103,7 +103,7 @@ def sections(document: Postmortem) -> dict[str, list[Block]]:
         "Classification": _list(document.classification),
         "Recovery action": _list(document.recovery),
         "Outcome": _list(document.outcome),
-        "Cost": [] if document.cost is None else _paragraph(_cost(document.cost)),
+        "Cost": [] if document.cost is None else _paragraph(_cost(document.cost)) + _of_whole_run(document.tax),
         "Remediation": _list(document.remediation),
         "Verification": _verification(document),
         "Lesson": _paragraph(document.lesson),
@@ -224,6 +224,10 @@ def _hypotheses(hypotheses: Sequence[CandidateCause]) -> list[Block]:
     if hypotheses and len(hypotheses) < FEWEST:
         blocks.append(Paragraph(f"Only {len(hypotheses)} of {FEWEST}: no other cause explains what this log shows."))
     return blocks
+
+
+def _of_whole_run(tax: Sequence[str]) -> list[Block]:
+    return _paragraph(f"Of the whole run: {'; '.join(tax)}.") if tax else []
 
 
 def _cost(cost: Cost) -> str:

@@ -32,6 +32,7 @@ from sealegs.report.postmortem import causes, numbers
 from sealegs.report.postmortem.markdown import draft
 from sealegs.report.postmortem.stretch import rows_about, stretch, went_back
 from sealegs.report.postmortem.values import Postmortem
+from sealegs.report.stability import told_of_tax
 
 MILD = BENIGN + WATCHED
 RARE = 10
@@ -102,6 +103,7 @@ def postmortem_of(case: Case) -> Postmortem:
         evidence=replace(
             document.evidence, record=str(run.folder), texts=tuple(_rows_of(case.unchanged_replay)), without_pictures=""
         ),
+        tax=tuple(told_of_tax(run)),
         hypotheses=found,
         discriminating=tuple(told),
         root_cause=causes.root_cause(found, replayed, case.name, case.has_capsule),

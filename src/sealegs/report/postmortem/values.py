@@ -192,6 +192,8 @@ class Postmortem:
     recovery: tuple[str, ...] = ()
     outcome: tuple[str, ...] = ()
     cost: Cost | None = None
+    tax: tuple[str, ...] = ()
+    """What it cost to keep the whole run standing, in sentences."""
     remediation: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
     """The remediation as fixes for a rerun; empty where no cause was tested."""

@@ -1,0 +1,123 @@
+"""A guarded loop says at its end what it paid, and for what: the guard, the record and the commands agree."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sealegs
+from sealegs.cli.main import main
+from sealegs.guard_options import Checkpointing
+from sealegs.judge import Detection
+from sealegs.record.stability_tax import StabilityTax, tax_of
+
+STEPS = 40
+SLOW_S = 0.004
+
+
+def slow(row: Any) -> None:
+    """A detector that takes its time."""
+    time.sleep(SLOW_S)
+
+
+class Heavy:
+    """State of the loop's own that is slow to write."""
+
+    def state_dict(self) -> dict[str, Any]:
+        time.sleep(10 * SLOW_S)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def trained(folder: Path, steps: int, *, resume: bool = False, rolls_back_at: int | None = None) -> StabilityTax:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with sealegs.Guard(
+        model,
+        optimizer,
+        run=folder,
+        clip=1.0,
+        playbook=sealegs.Playbook.observe(),
+        checkpoint_every=Checkpointing(every=10, also={"heavy": Heavy()}),
+        resume=resume,
+        detection=Detection(detectors=(slow,)),
+    ) as guard:
+        for batch in guard.batches(list(inputs(STEPS + 5))):
+            loss = model(batch).square().mean()
+            loss.backward()
+            guard.step(loss)
+            if guard.number == rolls_back_at:
+                rolls_back_at = None
+                guard.ask("rollback", "5")
+            if guard.number == steps:
+                break
+    tax = tax_of(sealegs.open_run(folder).events)
+    assert tax is not None
+    return tax
+
+
+def inputs(count: int) -> Iterator[Tensor]:
+    draws = torch.Generator().manual_seed(1)
+    for number in range(count):
+        batch = torch.randn(8, 4, generator=draws)
+        yield batch * float("nan") if number == 20 else batch
+
+
+@pytest.fixture(scope="module")
+def paid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StabilityTax, StabilityTax]:
+    """A run that was ended, and went on later."""
+    folder = tmp_path_factory.mktemp("tax") / "run"
+    first = trained(folder, STEPS, rolls_back_at=30)
+    time.sleep(0.3)
+    return folder, first, trained(folder, STEPS + 5, resume=True)
+
+
+def test_each_part_has_what_it_took(paid: tuple[Path, StabilityTax, StabilityTax]) -> None:
+    _, tax, _ = paid
+    assert tax.steps >= STEPS
+    assert tax.parts["verdicts"] >= tax.steps * SLOW_S
+    assert tax.parts["checkpoints"] >= 4 * 10 * SLOW_S
+    assert tax.parts["signals"] > 0
+    assert tax.parts["snapshots"] > 0
+    assert 0 < tax.parts["skipped"] < 3 * tax.whole_s / tax.steps
+    assert tax.parts["repeated"] > 0
+    assert tax.parts["recovery"] > 0
+    assert tax.parts["downtime"] == 0
+    assert tax.total_s < tax.whole_s
+
+
+def test_a_resume_goes_on_counting_and_adds_what_it_was_down(paid: tuple[Path, StabilityTax, StabilityTax]) -> None:
+    _, first, both = paid
+    assert both.parts["downtime"] >= 0.3
+    assert both.steps > first.steps
+    assert both.whole_s >= first.whole_s + 0.3
+
+
+def test_commands_say_it(
+    paid: tuple[Path, StabilityTax, StabilityTax], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, _, tax = paid
+    assert main(["interventions", str(folder)]) == 0
+    assert str(tax) in " ".join(capsys.readouterr().out.split())
+    assert main(["interventions", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stability_tax"] == tax.to_plain()
+    assert main(["dashboard", str(folder), "-o", str(tmp_path / "page.html")]) == 0
+    assert str(tax) in (tmp_path / "page.html").read_text()
+
+
+def test_a_watch_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sealegs.Watch(tmp_path / "run", detection=Detection(detectors=(slow,))) as watch:
+        for step in range(5):
+            watch.see(step, loss=2.0, grad_norm=1.0)
+    tax = tax_of(sealegs.open_run(tmp_path / "run").events)
+    assert tax is not None
+    assert tax.parts["verdicts"] >= 5 * SLOW_S
+    assert f"run: {tax}" in capsys.readouterr().err
