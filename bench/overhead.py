@@ -5,8 +5,8 @@
 On a CUDA device: the 49M-parameter x1 at 32k and 4k tokens a step and a 350M one at 16k, bf16, compiled, free-running.
 On a CPU: the toy model. Blocks of steps of every variant are interleaved on one model, and each is compared with the
 blocks of the first variant next to it; the median of those ratios is printed, with the interval that it lies in with
-95 % confidence (from its rank among the blocks, whatever their distribution), and the quartiles. Needs torch and numpy
-alone.
+95 % confidence (from its rank among the blocks, whatever their distribution), and the quartiles. Beside it stands what
+the guard itself counts as its stability tax. Needs torch and numpy alone.
 """
 
 import argparse
@@ -201,6 +201,7 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
         for _ in range(25):
             take_step(subject)
     seconds: dict[str, list[float]] = {variant: [] for variant in variants}
+    paid_before = guard.watch.tax.total_s
     for block in range(blocks):
         order = list(variants)
         for variant in order[block % len(order) :] + order[: block % len(order)]:  # no variant has a place of its own
@@ -214,6 +215,8 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
             print(f"{name}: block {block + 1} of {blocks}", flush=True)
     syncs = waits(subject, step) if device == "cuda" else None
     gated = guard.watch.skips
+    paid = guard.watch.tax.total_s - paid_before
+    by_its_count = 100 * paid / (sum(seconds["guard"]) * steps - paid)
     guard.close()
     unsampled.close()
     watch.close()
@@ -229,7 +232,13 @@ def measure(name: str, blocks: int, scratch: Path) -> dict[str, Any]:
             "quartiles": [ratios[quarter], ratios[-quarter - 1]],
         }
     parameters = subject.model.parameter_count()
-    return {"variants": table, "host_waits_in_30_steps": syncs, "skipped": gated, "parameters": parameters}
+    return {
+        "variants": table,
+        "by_its_own_count": by_its_count,
+        "host_waits_in_30_steps": syncs,
+        "skipped": gated,
+        "parameters": parameters,
+    }
 
 
 def interval(rising: list[float]) -> tuple[float, float]:
@@ -269,7 +278,8 @@ def printed(results: dict[str, Any]) -> str:
             lines.append(f"| {variant} | {row['ms']:.2f} | {row['percent']:+.2f} % | {spans} |")
         lines += [
             "",
-            f"host waits in 30 guarded steps: {result['host_waits_in_30_steps']}; skipped: {result['skipped']}",
+            f"host waits in 30 guarded steps: {result['host_waits_in_30_steps']}; skipped: {result['skipped']}; "
+            f"the stability tax that the guard itself counts: {result['by_its_own_count']:+.2f} %",
             "",
         ]
     return "\n".join(lines)
