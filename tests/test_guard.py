@@ -229,7 +229,9 @@ def test_what_was_skipped_is_said_when_it_closes(tmp_path: Path, capsys: pytest.
         with sealegs.Guard(model, optimizer, run=tmp_path / name, **options) as guard:
             all_taken(guard, losses(model, 30, spoilt))
             guard.watch.note("end", reason="finished")
-        return capsys.readouterr().err
+        cost, *lines = capsys.readouterr().err.splitlines(keepends=True)
+        assert cost.startswith(f"sealegs: {tmp_path / name}: stability cost ")
+        return "".join(lines)
 
     assert made("plain", {}) == made("shadow", {20: 1000.0}, act=False) == ""
     said = made("skipped", {20: 1000.0, 25: math.nan})
@@ -311,7 +313,7 @@ def test_a_budget_that_is_spent_halts_with_the_incident(tmp_path: Path) -> None:
     assert halt.value.verdict.severity == Severity.HALT
     assert [verdict.step for verdict in halt.value.incident] == [0, 1, 2, 3, 4]
     kinds = [event.kind for event in sealegs.open_run(tmp_path / "a").events]
-    assert kinds == ["guard", "skip", "skip", "alarm", "skip", "halt"]
+    assert kinds == ["guard", "skip", "skip", "alarm", "skip", "halt", "stability-tax"]
 
 
 def test_weights_that_are_not_finite_halt() -> None:

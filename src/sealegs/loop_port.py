@@ -538,8 +538,17 @@ class LoopPort(Observer):
             self.finish()
             if (self.ended_badly or self.watch.missing) and not self.watch.has_ended:
                 self.end()
+            self._say_what_it_cost()
         finally:
             self.watch.close()
+
+    def _say_what_it_cost(self) -> None:
+        """Record the stability tax, unless an event about the end has, and print it."""
+        tax = self.watch.tax
+        if tax.steps and not self.watch.has_ended:
+            self.watch.note("stability-tax", step=self.number, tax=tax.to_plain(), text=str(tax))
+        if tax.steps:
+            self.watch.say(str(tax))
 
     def end(self, **told: Any) -> None:
         """The loop has come to its end: finish, and say in the record how; loudly where the run is not well."""

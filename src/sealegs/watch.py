@@ -249,8 +249,8 @@ class Watch:
             detail = {"skipped": self._told_of_skips(), **detail}
         if kind == "end" and (missing := self.missing):
             detail = {"missing": missing, **detail}
-        if kind == "end":
-            detail = {"tax": self.tax.to_plain(), **detail}
+        if kind == "end" and (tax := self.tax).steps:
+            detail = {"tax": tax.to_plain(), **detail}
         event = self.record.event(kind, self._step if step is None else step, **detail)
         for sink in tuple(self._sinks):
             self._tell(sink, partial(sink.event, event))
@@ -407,7 +407,6 @@ class Watch:
                 with suppress(Exception) if self._has_failed else nullcontext():  # the device may be what was lost
                     last()
             self._say_what_was_skipped()
-            self._say_what_it_cost()
             for sink in tuple(self._sinks):
                 self._tell(sink, sink.close)
         finally:
@@ -492,15 +491,6 @@ class Watch:
         """Print one line about skips at the end, unless they have been shown at every step."""
         if self._skips.count:
             self.say(f"skipped {self._told_of_skips()}")
-
-    def _say_what_it_cost(self) -> None:
-        """Record the stability tax, unless an event about the end has, and print it."""
-        tax = self.tax
-        if tax.steps and not self._has_ended:
-            with suppress(StorageError) if self._has_failed else nullcontext():
-                self.note("stability-tax", tax=tax.to_plain(), text=str(tax))
-        if tax.steps:
-            self.say(str(tax))
 
     def say(self, text: str) -> None:
         """Print a line about the run, unless somebody at a terminal sees its events as they come."""
