@@ -192,6 +192,7 @@ def remembered(guard: sealegs.Guard) -> dict[str, Any]:
     state = guard.state_dict()
     at = state["watch"]["detectors"].index("throughput")
     state["watch"]["state"][0].pop(at)
+    del state["spent"]
     return state
 
 

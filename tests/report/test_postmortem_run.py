@@ -134,7 +134,9 @@ def test_every_section_is_filled_and_the_cause_is_the_tested_one(documented: tup
     ]
     assert f"with the change above (`sealegs verify {run}#1`), and expect:" in told["Verification"]
     assert told["Verification"].count("- [ ] ") == 4
-    assert told["Cost"].endswith("price not given.")
+    cost, of_the_run = told["Cost"].split("\n\n")
+    assert cost.endswith("price not given.")
+    assert of_the_run.startswith("Of the whole run: stability cost ")
     assert len(told["Lesson"].splitlines()) == 1
 
 

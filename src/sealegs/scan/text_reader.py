@@ -121,7 +121,7 @@ def read_lines(part: Part, ways: Ways) -> Read:
                     continue
                 try:
                     value, source = decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError, SourceError) as error:
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, SourceError) as error:
                     yield Unreadable(number - 1, _reason(error, line))
                     continue
                 kind = texts if isinstance(value, str) else rows
