@@ -210,6 +210,20 @@ def test_a_rollback_is_a_new_attempt() -> None:
     assert (incident.number, incident.start, incident.end, incident.peak_loss) == (1, ONSET, 150, 5.0)
 
 
+def test_healthy_steps_after_a_rollback_are_no_part_of_it() -> None:
+    """Gradients are NaN at a finite loss: the run goes back, and healthy losses on the way are higher than those."""
+    bad = [(step, 2.5, verdict("ALARM", detector="nonfinite", note="")) for step in range(ONSET, ONSET + 3)]
+    again = [(step, 2.7 if step in (80, 120) else 2.5, verdict("GO")) for step in range(60, 151)]
+    state, heard = begin(), list[News]()
+    for step, loss, judged in [*((step, loss, verdict(word)) for step, loss, word in healthy()), *bad, *again]:
+        norm = 0.5 if judged.go else math.nan
+        state, news = advance(state, {"step": step, "loss": loss, "grad_norm": norm}, judged)
+        heard += news
+    closed = heard[-1].incident
+    assert (heard[-1].kind, closed.kind, closed.start, closed.end) == ("closed", "nonfinite", ONSET, 150)
+    assert (closed.peak, closed.peak_loss, closed.grad_norm_peak) == (ONSET, 2.5, math.inf)
+
+
 def test_after_a_rollback_it_is_looked_at_again() -> None:
     bad = [*healthy(), alarm(ONSET, 5.0), *level(ONSET + 1, 60, 5.0, "SKIP")]
     again = [*healthy(90), *level(ONSET, 210, 4.0, "SKIP")]

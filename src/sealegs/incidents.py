@@ -65,7 +65,8 @@ class Incident:
     limit: float
     """What the mean loss of ten rows must come back under; NaN if there were too few healthy steps to say."""
     peak: int
-    """The step with the highest loss so far, over all attempts."""
+    """The step with the highest loss of the incident so far. Healthy steps of a later attempt are none of it, nor are
+    the healthy steps of an incident that is about something not finite."""
     peak_loss: float
     """NaN where it was not finite."""
     grad_norm_peak: float
@@ -213,6 +214,12 @@ class OpenIncident(NamedTuple):
             grad_norm_peak=math.nan if norm < 0 else math.inf if norm >= BEYOND else norm,
         )
 
+    def includes(self, seen: RowSummary, is_healthy: bool) -> bool:
+        """Whether a row is one of the incident itself, and not of what came after it."""
+        if not is_healthy:
+            return seen.step >= self.start
+        return not self.is_treated and self.kind != "nonfinite"
+
     def followed_anew(self, row: int) -> "OpenIncident":
         """Start checks and means over with the next row, which has that number."""
         return self._replace(followed_from=row, recent=(), calm=0, highest=-BEYOND, at_look=None, is_climbing=False)
@@ -220,7 +227,8 @@ class OpenIncident(NamedTuple):
     def after(self, seen: RowSummary, is_healthy: bool) -> "OpenIncident":
         """The incident after one more row."""
         recent = (*self.recent, seen.loss)[-AVERAGED:]
-        course = self._replace(recent=recent, calm=self.calm + 1 if is_healthy else 0, peak=self.peak.after(seen))
+        peak = self.peak.after(seen) if self.includes(seen, is_healthy) else self.peak
+        course = self._replace(recent=recent, calm=self.calm + 1 if is_healthy else 0, peak=peak)
         if len(recent) < AVERAGED:
             return course
         mean = course.mean

@@ -572,3 +572,54 @@ def test_a_rise_that_the_run_has_gone_back_behind_is_not_cleared() -> None:
     (rise,) = found.cleared
     assert is_cleared(found, rise)
     assert not is_cleared(found, replace(rise, start=found.run.steps[-1] + 500, end=None))
+
+
+def gone_back_over(bad: Callable[[int], float], *, to: int = 1000, end: int = 1400, **more: Any) -> Run:
+    """Steps 0 to 1102, of which the last three are bad; then from ``to`` on again, and nothing is."""
+    steps = np.concatenate([np.arange(1103), np.arange(to, end)])
+    losses, norms = falling(end)[steps], np.full(len(steps), 0.5)
+    norms[1100:1103] = [bad(step) for step in range(1100, 1103)]
+    return run(losses, steps=steps.astype(np.float64), grad_norm=norms, **more)
+
+
+@pytest.mark.parametrize("created", ["", "2026-01-01T00:00:00Z"])
+def test_what_the_run_went_back_over_and_passed_is_told_and_calls_for_nothing(created: str) -> None:
+    """A NaN gradient at a finite loss, and the rollback: the log of it is there, the weights never went through it."""
+    found = look(gone_back_over(lambda _: np.nan, created=created))
+    assert [(it.kind, it.start, it.end, it.grad_norm_peak) for it in found.incidents] == [
+        ("nonfinite", 1100, 1102, np.inf)
+    ]
+    (incident,) = found.incidents
+    assert incident.start <= incident.peak <= 1102
+    assert found.verdict == "watch"
+    assert found.because.endswith("the present weights have not gone through it")
+    told = diagnose(found, source="log", format="")
+    answers = {answer.question: answer for answer in told.path}
+    assert answers["Q1.1"].answer == "yes"
+    assert "grad norm at step 1100" in answers["Q1.1"].evidence
+    assert not any("went back" in name for name in told.log_next_time)
+
+
+def test_what_was_not_passed_again_is_not_over() -> None:
+    found = look(gone_back_over(lambda _: np.nan, end=1105))
+    assert (found.verdict, found.incidents[0].start) == ("act", 1100)
+
+
+def test_what_stands_is_not_excused_by_a_rollback_before_it() -> None:
+    losses = falling(1400)
+    losses[1300:1303] = np.nan
+    steps = np.concatenate([np.arange(1103), np.arange(1000, 1400)])
+    assert look(run(losses[steps], steps=steps.astype(np.float64))).verdict == "act"
+
+
+def test_what_was_usual_before_a_rise_stood_when_it_came() -> None:
+    """The attempt before was damaged: its losses are no measure for a spike after the way back."""
+    steps = np.concatenate([np.arange(1100), np.arange(1000, 1400)])
+    losses = falling(1400)[steps]
+    usual = float(losses[1100:1140].mean())
+    losses[1000:1100] *= 2
+    losses[1140:1143] = 9.0
+    found = look(run(losses, steps=steps.astype(np.float64)))
+    spike = next(it for it in found.incidents if it.peak_loss > 8)
+    assert spike.start == 1040
+    assert spike.pre_loss == pytest.approx(usual, rel=0.05)

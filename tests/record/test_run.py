@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
-from sealegs.record.run import Run, _first_rows, _newest_rows, open_run
+from sealegs.record.attempts import FEWEST_OF_HABIT, HABIT, attempts_of, standing_rows
+from sealegs.record.run import Run, open_run
 from sealegs.record.schema import EVENTS, MANIFEST, METRICS, SCHEMA, to_line
 from sealegs.record.writer import RunWriter
 from sealegs.vocabulary import Row
@@ -62,7 +63,7 @@ def test_newest_rows_by_its_definition(steps: list[int]) -> None:
     known: dict[int, int] = {}
     for row, step in enumerate(steps):
         known = {earlier: at for earlier, at in known.items() if earlier < step} | {step: row}
-    assert _newest_rows(np.array(steps, np.int64)).tolist() == list(known.values())
+    assert standing_rows(np.array(steps, np.int64)).tolist() == list(known.values())
 
 
 def run_of(folder: Path, *rows: Row) -> Run:
@@ -104,7 +105,26 @@ def test_a_resume_at_the_last_step_supersedes_it(tmp_path: Path) -> None:
     )
     assert run.column("loss").tolist() == [17, 28, 29]
     assert run.column("culprit").tolist() == ["", "", ""]
-    assert run.superseded_rows == 1
+    assert (run.superseded_rows, run.segments.tolist()) == (1, [0, 1, 1])
+    assert run.written("loss").segments.tolist() == [0, 0, 1, 1]
+
+
+def test_several_processes_in_one_file_are_no_resumes(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "a", *({"step": step, "loss": 1.0 + rank} for step in range(30) for rank in range(2)))
+    assert (run.superseded_rows, set(run.segments.tolist())) == (30, {0})
+    assert run.column("loss").tolist() == [2.0] * 30
+
+
+def test_an_attempt_is_seen_as_it_stood_and_goes_on_with_what_stands(resumed: Path) -> None:
+    run = open_run(resumed)
+    then = run.seen_from(0)
+    assert then.steps.tolist() == list(range(8))
+    assert then.column("loss").tolist() == [10, 11, 12, 13, 14, 15, 26, 27]
+    assert then.segments.tolist() == [0] * 6 + [1] * 2
+    assert run.seen_from(1) is run
+    assert [row["loss"] for row in run.written_rows(3, 4)] == [13, 14, 23, 24]
+    part = run.cut(0, 1, 4)
+    assert (part.steps.tolist(), part.column("loss").tolist()) == ([1, 2, 3, 4], [11, 12, 13, 14])
 
 
 def test_a_resume_at_the_last_step_supersedes_all_rows_of_it(tmp_path: Path) -> None:
@@ -135,8 +155,8 @@ def test_a_step_that_comes_again_later_supersedes_all_rows_of_it(tmp_path: Path)
 
 def test_without_two_rows_of_a_step_in_a_row_nothing_is_looked_at() -> None:
     steps = np.array([0, 1, 2, 1, 2, 3])
-    newest = _newest_rows(steps)
-    assert _first_rows(steps, newest, {}) is newest
+    found = attempts_of(steps, {})
+    assert found.begins is found.standing
 
 
 _NUMBERS = st.sampled_from([0.0, 1.0, 2.0, float("nan"), float("inf")])
@@ -149,25 +169,23 @@ _ROWS = st.fixed_dictionaries(
 
 def read_slowly(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int], int]:
     """The rows that count, their segments, and how many others there are."""
-    known: dict[int, tuple[list[dict[str, Any]], int]] = {}
-    segment, before = 0, -1
+    known: dict[int, tuple[dict[str, Any], list[int]]] = {}
+    went_back, came_twice, before = set(), set(), -1
     for time, row in enumerate(rows):
         step = row["step"]
-        segment += step < before
-        parts = known[step][0] if step == before else []
+        if step < before:
+            went_back.add(time)
+        whole, parts = known[step] if step == before else ({}, [])
+        if row.keys() & whole.keys() - {"step", "time"}:
+            came_twice.add(time)
+            whole, parts = {}, []
         known = {other: kept for other, kept in known.items() if other < step}
-        known[step] = ([*parts, row | {"time": float(time)}], segment)
+        known[step] = (whole | row | {"time": float(time)}, [*parts, time])
         before = step
-    merged, used = [], 0
-    for parts, _ in known.values():
-        whole: dict[str, Any] = {}
-        for part in reversed(parts):
-            if part.keys() & whole.keys() - {"step", "time"}:
-                break
-            whole = part | whole
-            used += 1
-        merged.append(whole)
-    return merged, [segment for _, segment in known.values()], len(rows) - used
+    is_habit = len(came_twice) >= max(FEWEST_OF_HABIT, HABIT * len(rows))
+    begun = went_back if is_habit else went_back | came_twice
+    segments = [sum(start <= parts[-1] for start in begun) for _, parts in known.values()]
+    return [whole for whole, _ in known.values()], segments, len(rows) - sum(len(parts) for _, parts in known.values())
 
 
 @given(st.lists(_ROWS, max_size=12), st.booleans())

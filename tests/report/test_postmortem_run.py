@@ -507,10 +507,28 @@ def test_nobody_knows_how_an_attempt_would_have_gone_on(tmp_path: Path) -> None:
     case = Case(source="broken", run=run, incident=replace(BROKEN, start=600, peak=600, end=650))
     facts, _ = diagnosed(case)
     for is_cut_short in (False, True):
-        found = hypotheses(facts, None, is_cut_short=is_cut_short)
+        found = hypotheses(replace(facts, is_cut_short=is_cut_short), None)
         texts = [text for each in found for text in (*each.evidence_for, *each.evidence_against)]
         assert any("not finite from step 600 to the end" in text for text in texts) is not is_cut_short
     assert postmortem_of(case).hypotheses == found
+
+
+def test_a_norm_that_was_nan_before_the_way_back_is_in_the_symptoms(tmp_path: Path) -> None:
+    """Gradients are NaN at a finite loss; after the rollback other batches come, and one has a higher loss."""
+    told = [
+        {"step": step, "loss": loss, "grad_norm": norm, "batch_index": step} for step, loss, norm in losses([], 700)
+    ]
+    bad = [{**row, "grad_norm": math.nan} for row in told[600:603]]
+    again = [{**row, "batch_index": row["batch_index"] + 10} for row in told[550:]]
+    again[70] |= {"loss": 9.0, "grad_norm": 1.7}
+    run = open_run(make_run(tmp_path / "broken", [*told[:600], *bad, *again], []))
+    worst = max(bad, key=lambda row: row["loss"])
+    spoilt = replace(BROKEN, kind="nonfinite", start=600, peak=int(worst["step"]), peak_loss=worst["loss"], end=650)
+    seen = postmortem_of(Case(source="broken", run=run, incident=spoilt)).symptoms
+    assert (seen.grad_norm, seen.grad_norm_step) == (math.inf, 600)
+    assert (seen.batches, seen.batch_steps) == ((600, 602), (600, 602))
+    of_old_version = replace(spoilt, peak=620, peak_loss=9.0, start=630)  # a peak before its onset
+    assert postmortem_of(Case(source="broken", run=run, incident=of_old_version)).symptoms.onset == 630
 
 
 def test_rows_come_as_they_were_written(tmp_path: Path) -> None:
@@ -567,7 +585,7 @@ def test_each_rerun_favours_or_rules_out(spiked: Case) -> None:
             "first-moment": "not needed",
         },
     )
-    found = hypotheses(facts, shown, is_cut_short=False)
+    found = hypotheses(facts, shown)
     numbers = {each.cause: f"H{number}" for number, each in enumerate(found, 1)}
     assert (numbers["long-tail-token"], found[0].grade) == ("H1", "tested")
     assert {each.cause: each.grade for each in found}["lr-too-high"] == "ruled out"
@@ -587,7 +605,7 @@ def test_each_rerun_favours_or_rules_out(spiked: Case) -> None:
 def test_reruns_that_harmless_changes_end_tell_nothing(spiked: Case) -> None:
     facts, _ = diagnosed(spiked)
     shown = replayed(None, arm("one ulp", "placebo", "", 0.0), arm("rate x0.5", "without", "lr-too-high", 0.0))
-    found = hypotheses(facts, shown, is_cut_short=False)
+    found = hypotheses(facts, shown)
     placebo, line = discriminating(found, shown)
     assert placebo.endswith("what the other reruns show proves nothing")
     assert line.endswith("tells nothing")
@@ -599,7 +617,7 @@ def test_reruns_that_harmless_changes_end_tell_nothing(spiked: Case) -> None:
 def test_what_is_not_in_the_record_rules_out_what_is(spiked: Case) -> None:
     facts, _ = diagnosed(spiked)
     shown = replayed("corrupt-gradient", departure="step 600 has another gradient")
-    found = hypotheses(facts, shown, is_cut_short=False)
+    found = hypotheses(facts, shown)
     (line,) = discriminating(found, shown)
     out = [f"H{number}" for number, each in enumerate(found, 1) if each.cause == "long-tail-token"]
     assert found[0].cause == "corrupt-gradient"

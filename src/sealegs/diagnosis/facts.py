@@ -85,6 +85,8 @@ class Facts:
 
     findings: Findings
     rules: str = "calibrated"
+    is_cut_short: bool = False
+    """Whether the run was cut where it went back over the incident."""
 
     @property
     def run(self) -> Run:
@@ -101,6 +103,19 @@ class Facts:
         """The incident to explain: the gravest, and of equals the first, since later ones may follow from it."""
         return min(self.findings.incidents, key=gravity, default=None)
 
+    @cached_property
+    def line(self) -> Run:
+        """The run with the attempt in which the incident happened, even if the run went back over it since.
+
+        Beyond that attempt it has the rows that stand.
+        """
+        return self.run if self.focus is None else self.run.seen_from(curve_of(self.run).attempt_of(self.focus))
+
+    @property
+    def went_back(self) -> bool:
+        """Whether the run went back over the incident, so that the course it would have taken is unknown."""
+        return self.is_cut_short or self.line is not self.run
+
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of all incidents."""
@@ -115,7 +130,7 @@ class Facts:
     def series(self, signal: str) -> Series:
         """The logged values of a signal; empty if it is text or was not logged."""
         if signal not in self._series:
-            self._series[signal] = self.loss if signal == "loss" else _series(self.run, signal)
+            self._series[signal] = self.loss if signal == "loss" else _series(self.line, signal)
         return self._series[signal]
 
     def texts(self, signal: str, first: float = -math.inf, last: float = math.inf) -> dict[int, str]:
@@ -123,9 +138,10 @@ class Facts:
         if signal not in self.run.signals:
             return {}
         if signal not in self._texts:
-            self._texts[signal] = self.run.column(signal)
-        chosen = self.run.logged(signal) & (self.run.steps >= first) & (self.run.steps <= last)
-        return dict(zip(self.run.steps[chosen].tolist(), map(str, self._texts[signal][chosen].tolist()), strict=True))
+            self._texts[signal] = self.line.column(signal)
+        steps = self.line.steps
+        chosen = self.line.logged(signal) & (steps >= first) & (steps <= last)
+        return dict(zip(steps[chosen].tolist(), map(str, self._texts[signal][chosen].tolist()), strict=True))
 
     def groups(self, signal: str) -> tuple[str, ...]:
         """The names under which a signal was logged by group or layer."""
@@ -146,7 +162,7 @@ class Facts:
     @cached_property
     def loss(self) -> Series:
         """The loss. A NaN that the logger wrote as 0 is NaN again."""
-        loss, curve = _series(self.run, "loss"), curve_of(self.run)
+        loss, curve = _series(self.line, "loss"), curve_of(self.run)
         masked = hidden(self.run, curve) if len(curve.losses) else np.zeros(0, dtype=bool)
         return Series(loss.steps, np.where(np.isin(loss.steps, curve.steps[masked]), np.nan, loss.values))
 

@@ -29,6 +29,7 @@ FEWEST_POINTS = 10
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
+OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
 IN_A_ROW = 3
 """Losses in a row that are not finite and call for action, as in the live guard."""
 
@@ -80,13 +81,23 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
         if one.first < judged_from
         or one.kind == "resume_jump"
         or one.last - one.first + 1 >= live_statistic.SHORT
-        or any(one.first <= other.last and other.first <= one.last for other in surprising)
+        or any(_overlap(one, other) for other in surprising)
     ]
-    found = _joined([one for one in sudden if one.kind != "drift"] + surprising) + broken
+    found = _joined([one for one in sudden if one.kind != "drift"] + surprising)
+    found = [one for one in found if not any(_is_within(one, other) for other in broken)] + broken
     found += [one for one in sudden if one.kind == "drift"]
     if not any(one.is_open for one in found):
         found += flat(run, curve)
     return sorted(found + epoch_steps(run, curve))
+
+
+def _overlap(one: Stretch, other: Stretch) -> bool:
+    return one.first <= other.last and other.first <= one.last
+
+
+def _is_within(one: Stretch, other: Stretch) -> bool:
+    """Whether it is another's doing: of the same kind, and at no row that is not the other's."""
+    return one.kind == other.kind and other.first <= one.first and one.last <= other.last
 
 
 def _joined(found: Sequence[Stretch]) -> list[Stretch]:
@@ -103,9 +114,8 @@ def _joined(found: Sequence[Stretch]) -> list[Stretch]:
 
 def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
     """The incident of a stretch, with what was usual before it and how it ended."""
-    begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
-    before = curve.losses[curve.finite[max(begin - USUAL, 0) : begin]]
-    after = curve.losses[curve.finite[end : end + AVERAGED]]
+    before = _finite(curve.losses[curve.before(one.first)])[-USUAL:]
+    after = _finite(curve.losses[curve.after(one.last)])[:AVERAGED]
     within = np.arange(one.first, one.last + 1)
     losses = curve.losses[within]
     is_broken = one.kind == "nonfinite"
@@ -178,7 +188,11 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
     is_blind = _blind(findings) is not None
     pairs = zip(found, findings.incidents, strict=True)
-    asking = [(one, it) for one, it in pairs if _asks_for_action(one, it, last, is_blind=is_blind)]
+    asking = [
+        (one, it)
+        for one, it in pairs
+        if _asks_for_action(one, it, last, is_blind=is_blind, is_overcome=_is_overcome(curve, one))
+    ]
     return [it for one, it in asking if one.kind != "spike" or not _is_only_tail(curve, one)]
 
 
@@ -198,19 +212,23 @@ def _verdict(
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
         changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
-        return "watch", "; but ".join([_told(doubtful), *changes])
+        passed = [OVERCOME] if all(_is_overcome(curve, one) for one in found if one.kind not in BENIGN) else []
+        return "watch", "; but ".join([_told(doubtful), *changes, *passed])
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
     return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"
 
 
-def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
+def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool, is_overcome: bool) -> bool:
     """Whether an incident calls for action.
 
+    One that the run went back over and then passed does not: the present weights have not gone through it.
     A spike that came down by itself does not, however long it took. Neither does a rise in a run that ends no higher
     than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
     A loss of state at a resume does, even if the run has learned it again: the next resume will lose it again.
     """
+    if is_overcome:
+        return False
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
     if one.kind == "overflow":
@@ -223,6 +241,13 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
         return False
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
     return incident.trajectory == "divergent" or (incident.trajectory == "lingering" and has_level)
+
+
+def _is_overcome(curve: LossCurve, one: Stretch) -> bool:
+    """Whether the run went back over an incident and has passed it since; a resume that loses state loses it again."""
+    if one.kind == "resume_jump" or curve.stands[one.first : one.last + 1].any():
+        return False
+    return int((curve.stands & (curve.steps > curve.steps[one.first : one.last + 1].max())).sum()) >= AVERAGED
 
 
 def _is_only_tail(curve: LossCurve, one: Stretch) -> bool:
@@ -273,6 +298,10 @@ def _unseen(run: Run, curve: LossCurve, rules: str) -> tuple[str, ...]:
     if points and "grad_norm" not in run.signals:
         told.append("no gradient norm: whether the gradient grew before the loss did is unknown")
     return tuple(told)
+
+
+def _finite(losses: Floats) -> Floats:
+    return losses[np.isfinite(losses)]
 
 
 def _mean(losses: Floats) -> float:

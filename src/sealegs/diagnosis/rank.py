@@ -82,7 +82,7 @@ def diagnose(
         path=path,
         hypotheses=tuple(item.hypothesis for item in weighed),
         first_action=first_action(facts, weighed),
-        log_next_time=tuple(dict.fromkeys([*unanswered, *missing])),
+        log_next_time=tuple(name for name in dict.fromkeys([*unanswered, *missing]) if name != registry.WENT_BACK),
         rules=rules,
         mapping=dict(mapping or {}),
         remarks=(*remarks, how_the_rules_differ(facts)),

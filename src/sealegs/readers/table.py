@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.record.attempts import attempts_of
 from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.manifest import Manifest
 
@@ -148,9 +149,9 @@ class SeriesCollector:
         values.append(value)
 
     def columns(self) -> Columns:
-        """One row per step. A resume is where the most frequently logged signal goes back.
+        """One row per step. A resume is where the most frequently logged signal goes back, or comes twice.
 
-        Signals may come one after the other or interleaved: only a signal that goes back behind itself shows a resume.
+        Signals may come one after the other or interleaved: only a signal that goes back to itself shows a resume.
         """
         names = np.frombuffer(self._cells[0], np.int64)
         steps = np.frombuffer(self._cells[1], np.int64)
@@ -159,7 +160,7 @@ class SeriesCollector:
         counts = np.bincount(names)
         most = names == np.argmax(counts)
         back = np.zeros(len(names), np.int64)
-        back[np.flatnonzero(most)[1:]] = np.diff(steps[most]) < 0
+        back[most] = np.diff(attempts_of(steps[most], {"": most[most]}).of_rows, prepend=0)
         segments = np.cumsum(back)
         order = np.lexsort((np.arange(len(names)), steps, segments))
         new_row = np.ones(len(names), np.bool_)

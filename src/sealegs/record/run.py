@@ -1,7 +1,7 @@
 """A ``Run``: a run folder or columns from elsewhere, in plain numpy, without torch."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
+from sealegs.record.attempts import attempts_of, last_so_far
 from sealegs.record.columns import Column, Columns, Mask, read_columns
 from sealegs.record.events import load_events
 from sealegs.record.manifest import Manifest
@@ -31,9 +32,9 @@ class WrittenRows(NamedTuple):
 class Run:
     """One run: its settings, what was measured at each step, and what happened.
 
-    A resumed run repeats the steps after its checkpoint. ``steps`` and ``column`` give the newest row of each step:
-    what the present weights went through. ``superseded_rows`` counts the others, and ``written`` gives all of them.
-    Consecutive rows of a step that have no signal in common are one row.
+    A resumed run repeats the steps after its checkpoint. ``steps`` and ``column`` give the rows that stand: what the
+    present weights went through. ``superseded_rows`` counts the others, ``written`` gives all of them, ``seen_from`` an
+    attempt that the run went back over. Which row is which, ``record/attempts.py`` decides.
     """
 
     folder: Path
@@ -42,10 +43,11 @@ class Run:
     steps: NDArray[np.int64]
     """The logged steps, strictly rising."""
     segments: NDArray[np.int64]
-    """The stretch of the run in which each step was measured: 0, then one more each time the steps go back."""
+    """The attempt in which each step was measured: 0, then one more each time the run goes back."""
     superseded_rows: int
     damaged_lines: int
     _columns: Columns
+    _attempts: NDArray[np.int64]
     _rows: NDArray[np.int64]
     _first_rows: NDArray[np.int64]
     _events: Path | None = None
@@ -71,9 +73,43 @@ class Run:
     def written(self, signal: str) -> WrittenRows:
         """Every logged value of a signal, superseded ones included: to compare both sides of a resume."""
         values: Column = self._find(signal, self._columns.values)
-        steps = self._columns.values["step"].astype(np.int64)
         at = np.flatnonzero(self._columns.logged[signal])
-        return WrittenRows(steps[at], _segments(steps)[at], _as_text(values[at]))
+        return WrittenRows(self._steps[at], self._attempts[at], _as_text(values[at]))
+
+    def seen_from(self, attempt: int) -> "Run":
+        """The run with the rows of that attempt as they stood at its end, and beyond them those that stand now."""
+        if not len(self._attempts) or attempt >= int(self._attempts[-1]):
+            return self
+        count = int(np.searchsorted(self._attempts, attempt, side="right"))
+        then = attempts_of(self._steps[:count], {name: mask[:count] for name, mask in self._columns.logged.items()})
+        beyond = self.steps > self._steps[count - 1]
+        rows, first = np.append(then.standing, self._rows[beyond]), np.append(then.begins, self._first_rows[beyond])
+        return replace(self, **_counted(self._steps, self._attempts, rows, first))
+
+    def cut(self, attempt: int, first: float, last: float) -> "Run":
+        """The rows up to the end of an attempt, from one step to another of that attempt, and the events until then."""
+        is_ours = (self._attempts < attempt) | ((self._attempts == attempt) & (self._steps <= last))
+        part = run_of(self.folder, self.manifest, _chosen(self._columns, is_ours & (self._steps >= first)))
+        vars(part)["events"] = self._events_until(part)  # a cached property: setting it avoids reading the file
+        return part
+
+    def written_rows(self, first: float, last: float) -> Iterator[dict[str, Any]]:
+        """The rows from one step to another in the order written, those of every attempt."""
+        columns = _chosen(self._columns, (self._steps >= first) & (self._steps <= last))
+        cells = {
+            name: (_as_text(values).tolist(), columns.logged[name].tolist()) for name, values in columns.values.items()
+        }
+        for place in range(columns.rows):
+            row = {name: values[place] for name, (values, logged) in cells.items() if logged[place]}
+            yield {**row, "step": int(row["step"])}
+
+    def attempt_at(self, time: float) -> int:
+        """The attempt that was under way at a time; the last one where rows have no time."""
+        if not len(self._attempts) or "time" not in self.signals:
+            return int(self._attempts[-1]) if len(self._attempts) else 0
+        times, logged = self._columns.values["time"], self._columns.logged["time"]
+        before = np.flatnonzero(logged & (times <= time))
+        return int(self._attempts[before[-1]]) if len(before) else 0
 
     def rows(self) -> Iterator[Row]:
         """The rows of ``steps`` one at a time, with only what was logged at each."""
@@ -88,16 +124,30 @@ class Run:
         """What happened, in the order it was written."""
         return load_events(self._events) if self._events else ()
 
+    def _events_until(self, part: "Run") -> tuple[Event, ...]:
+        """The events up to the last row of a part; by step where rows have no time."""
+        if not len(part.steps):
+            return ()
+        if "time" in part.signals and part.logged("time")[-1]:
+            last = float(part.column("time")[-1])
+            return tuple(event for event in self.events if event.time <= last)
+        return tuple(event for event in self.events if event.step <= part.steps[-1])
+
     @property
     def has_events(self) -> bool:
         """Whether the log is of a kind that has events. If it is, no event means that nothing happened."""
         return self._events is not None
 
+    @cached_property
+    def _steps(self) -> NDArray[np.int64]:
+        """The step of every row."""
+        return _steps_of(self._columns)
+
     def _rows_of(self, signal: str) -> NDArray[np.int64]:
         """For each step, the last of its rows that has the signal; the newest if none has."""
         if self._first_rows is self._rows:
             return self._rows
-        last = _last_so_far(self._columns.logged[signal])[self._rows]
+        last = last_so_far(self._columns.logged[signal])[self._rows]
         return np.where(last < self._first_rows, self._rows, last)
 
     def _find(self, signal: str, among: Mapping[str, Any]) -> Any:
@@ -122,69 +172,45 @@ def open_run(folder: str | Path) -> Run:
 
 def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path | None = None) -> Run:
     """A run made of columns from anywhere. ``step`` must be among them if there are rows."""
-    written = columns.values.get("step", np.empty(0)).astype(np.int64)
-    rows = _newest_rows(written)
-    first_rows = _first_rows(written, rows, columns.logged)
+    written = _steps_of(columns)
+    found = attempts_of(written, columns.logged)
     return Run(
         folder=folder,
         manifest=manifest,
-        steps=written[rows],
-        segments=_segments(written)[rows],
-        superseded_rows=len(written) - int(np.sum(rows - first_rows + 1)),
         damaged_lines=columns.damaged_lines,
         _columns=columns,
-        _rows=rows,
-        _first_rows=first_rows,
+        _attempts=found.of_rows,
         _events=events,
+        **_counted(written, found.of_rows, found.standing, found.begins),
     )
+
+
+def _counted(
+    steps: NDArray[np.int64], attempts: NDArray[np.int64], rows: NDArray[np.int64], first: NDArray[np.int64]
+) -> dict[str, Any]:
+    """The fields of a run that follow from which of its rows count."""
+    return {
+        "steps": steps[rows],
+        "segments": attempts[rows],
+        "superseded_rows": len(steps) - int(np.sum(rows - first + 1)),
+        "_rows": rows,
+        "_first_rows": first,
+    }
+
+
+def _chosen(columns: Columns, mask: Mask) -> Columns:
+    """Some of the rows; a signal that none of them has is left out."""
+    names = [name for name, logged in columns.logged.items() if logged[mask].any()]
+    return Columns(
+        {name: columns.values[name][mask] for name in names},
+        {name: columns.logged[name][mask] for name in names},
+        rows=int(mask.sum()),
+    )
+
+
+def _steps_of(columns: Columns) -> NDArray[np.int64]:
+    return columns.values.get("step", np.empty(0)).astype(np.int64)
 
 
 def _as_text(values: Column) -> Column:
     return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-
-
-def _segments(steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row, how often the steps have gone back before it."""
-    return np.cumsum(np.diff(steps, prepend=steps[:1]) < 0, dtype=np.int64)
-
-
-def _newest_rows(steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows that are final for their step: those that no later row goes back to or behind.
-
-    >>> _newest_rows(np.array([0, 1, 2, 3, 2, 3, 4])).tolist()
-    [0, 1, 4, 5, 6]
-    """
-    if not len(steps):
-        return np.empty(0, np.int64)
-    lowest_later = np.minimum.accumulate(steps[::-1])[::-1][1:]
-    return np.flatnonzero(np.append(steps[:-1] < lowest_later, True))
-
-
-def _first_rows(steps: NDArray[np.int64], newest: NDArray[np.int64], logged: Mapping[str, Mask]) -> NDArray[np.int64]:
-    """The row with which each of the newest begins: back through the rows of its step, until a signal repeats.
-
-    The signals of a step may come in several rows, but a signal that comes twice is a resume at the last written step.
-    The same array comes back if no step has two rows in a row.
-
-    >>> loss = np.array([True, True, False, True, True])
-    >>> _first_rows(np.array([0, 1, 1, 2, 2]), np.array([0, 2, 4]), {"loss": loss, "eval_loss": ~loss}).tolist()
-    [0, 1, 4]
-    """
-    goes_on = steps[1:] == steps[:-1]
-    if not goes_on.any():
-        return newest
-    begins, ends = np.append(True, ~goes_on), np.append(~goes_on, True)
-    several = np.flatnonzero(~(begins & ends))  # the others need no look at their signals
-    first = _last_so_far(begins[several])
-    for mask in (mask for signal, mask in logged.items() if signal not in ("step", "time")):
-        last = _last_so_far(mask[several])
-        before = np.append(-1, last)[np.maximum(last, 0)]  # the last but one
-        first = np.maximum(first, before + 1)
-    of_all = np.arange(len(steps))
-    of_all[several] = several[first]
-    return of_all[newest]
-
-
-def _last_so_far(mask: Mask) -> NDArray[np.int64]:
-    """For each position the last one up to it where the mask is set, or -1."""
-    return np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))

@@ -6,7 +6,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.incidents import BEYOND
+from sealegs.incidents import AVERAGED, BEYOND, Incident
+from sealegs.record.attempts import standing_rows
 from sealegs.record.run import Run
 
 Floats = NDArray[np.float64]
@@ -52,6 +53,36 @@ class LossCurve:
                 edges.append(row)
         cuts = np.searchsorted(self.finite, edges[1:])
         return tuple(np.split(self.finite, cuts))
+
+    @property
+    def last_attempt(self) -> int:
+        """How often the run went back in all."""
+        return int(self.segments[-1]) if len(self.segments) else 0
+
+    @cached_property
+    def stands(self) -> NDArray[np.bool_]:
+        """The rows that the run did not go back over later."""
+        stands = np.zeros(len(self.steps), np.bool_)
+        stands[standing_rows(self.steps)] = True
+        return stands
+
+    def before(self, row: int) -> Indices:
+        """The rows that stood when that row was written, without it."""
+        rows = standing_rows(self.steps[: row + 1])
+        return rows[rows < row]
+
+    def after(self, row: int) -> Indices:
+        """The rows that followed that row: those of its attempt, or those that stand beyond it, if it ended soon."""
+        own = np.flatnonzero(self.segments[row + 1 :] == self.segments[row]) + row + 1
+        beyond = np.flatnonzero(self.stands & (self.steps > self.steps[row]) & (np.arange(len(self.steps)) > row))
+        return own if len(own) >= AVERAGED or not len(beyond) else beyond
+
+    def attempt_of(self, incident: Incident) -> int:
+        """The attempt in which an incident was worst; the first that reached its onset, if its peak is not known."""
+        if incident.peak >= incident.start and (self.steps == incident.peak).any():
+            return int(self.segments[self.row_of(incident.peak, incident.peak_loss)])
+        reached = self.segments[self.steps >= incident.start]
+        return int(reached[0]) if len(reached) else self.last_attempt
 
     def row_of(self, step: int, loss: float) -> int:
         """The row of a step; of several, the one with that loss. NaN stands for a loss that is not finite."""

@@ -18,6 +18,16 @@ SIGNS: dict[str, Ask] = {
 }
 
 
+OF_THE_END = ("nonfinite-stays", "nonfinite-passes", "goes-on-rising", "heals-slowly", "back-at-once")
+"""Signs that need the end of the incident, which is unknown where the run went back over it."""
+
+WENT_BACK = "how it would have gone on: the run went back"
+"""What is missing then, and no log can have."""
+
+
 def read(facts: Facts) -> dict[str, Sign]:
     """The answer of each sign about a run."""
-    return {name: ask(facts) for name, ask in SIGNS.items()}
+    said = {name: ask(facts) for name, ask in SIGNS.items()}
+    if facts.went_back:
+        said |= dict.fromkeys(OF_THE_END, Sign(None, missing=WENT_BACK))
+    return said

@@ -75,7 +75,7 @@ def postmortem_of(case: Case) -> Postmortem:
     document = draft(manifest, asdict(incident), rows, events, source=case.source)
     met = numbers.met(asdict(incident), rows)
     facts, diagnosis = diagnosed(case)
-    found = causes.hypotheses(facts, replayed, is_cut_short=went_back(run, incident))
+    found = causes.hypotheses(facts, replayed)
     cause = causes.blamed(found, replayed)
     remedies = causes.remedies(facts, cause) if cause is not None else []
     fixes = remediation(cause, _circumstances(case, document)) if cause is not None and replayed is not None else ()
@@ -132,7 +132,8 @@ def diagnosed(case: Case) -> tuple[Facts, Diagnosis]:
     found = look(stretch(case.run, case.incident, case.others))
     ours = tuple(each for each in found.incidents if each.kind not in MILD and _overlap(each, case.incident))
     findings = replace(found, incidents=ours or (case.incident,))
-    return Facts(findings), diagnose(findings, source=case.source, format="")
+    is_cut_short = went_back(case.run, case.incident)
+    return Facts(findings, is_cut_short=is_cut_short), diagnose(findings, source=case.source, format="")
 
 
 def open_incident(folder: Path) -> tuple[Incident, Replayed | None, bool]:
@@ -177,7 +178,8 @@ def logged_incidents(run: Run) -> dict[int, Incident]:
                 live[detail["number"]] = typed(Incident, {"kind": "spike", **detail})
         elif event.kind == "alarm" and "incident" in detail:
             number = detail["incident"]
-            live.setdefault(number, _of_alarm(run, event.step, number, detail, seen))
+            then = run.seen_from(run.attempt_at(event.time))
+            live.setdefault(number, _of_alarm(then, event.step, number, detail, seen))
     met = [replace(each, end=each.start if each.end is None else each.end) for each in live.values()]
     after: list[Incident] = []
     for each in seen:
@@ -195,7 +197,7 @@ def _of_alarm(run: Run, step: int, number: int, detail: Mapping[str, Any], seen:
     findings = [finding for finding in detail.get("findings", ()) if finding.get("severity") in ("ALARM", "HALT")]
     family = str(findings[0].get("detector")).partition("/")[0] if findings else ""
     losses, norms = (
-        {at: value for at, value in zip(*run.written(name)[::2], strict=True) if at <= step}
+        dict(zip(run.steps[(known := run.logged(name) & (run.steps <= step))], run.column(name)[known], strict=True))
         if name in run.signals
         else {}
         for name in ("loss", "grad_norm")

@@ -8,7 +8,6 @@ from sealegs.diagnosis.cause_cards import Remedy, causes
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.rank import Weighed, situations, weigh
 from sealegs.diagnosis.signs import registry
-from sealegs.diagnosis.signs.sign import Sign
 from sealegs.record.schema import unspell
 from sealegs.report.commands.replay import ArmShown, Replayed
 from sealegs.report.postmortem.blocks import FEWEST
@@ -17,8 +16,6 @@ from sealegs.report.postmortem.values import CandidateCause
 MOST_LIKELY, MOST_RULED_OUT = 5, 4
 ORDER = ("established", "supported", "hypothesis", None, "ruled out")
 """Grades, the likeliest first; None is a cause that too little speaks for."""
-OF_THE_END = ("nonfinite-stays", "nonfinite-passes", "goes-on-rising", "heals-slowly", "back-at-once")
-"""Signs that need the end of the incident."""
 TELLING = 8
 """The most lines of discriminating evidence."""
 NOT_IN_THE_RECORD = frozenset(
@@ -50,11 +47,9 @@ PANEL_WORDS = (
 """Words that point to a panel, for a cause without a sign that has a number."""
 
 
-def hypotheses(facts: Facts, replayed: Replayed | None, *, is_cut_short: bool) -> tuple[CandidateCause, ...]:
+def hypotheses(facts: Facts, replayed: Replayed | None) -> tuple[CandidateCause, ...]:
     """At least three causes, where that many explain the signs; the tested one first, ruled-out ones last."""
     said = registry.read(facts)
-    if is_cut_short:
-        said |= dict.fromkeys(OF_THE_END, Sign(None, missing="how it would have gone on: the run went back"))
     shown = set(situations(facts, said)) or {"spike"}
     tested = {replayed.cause, *replayed.causes} if replayed is not None else set()
     cards = [card for card in causes().values() if card.name != "unknown"]

@@ -1,10 +1,12 @@
-"""The numbers of a post-mortem, from an incident and its rows. Standard library only: a guard uses it, too."""
+"""The numbers of a post-mortem, from an incident and its rows. Standard library and numpy: a guard uses it, too."""
 
 import math
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+from sealegs.record.attempts import Attempts, attempts_of_rows
 from sealegs.record.schema import unspell
 from sealegs.report.postmortem.values import After, LayerActivations, Promise, Symptoms
 
@@ -77,13 +79,14 @@ def met(incident: Plain, rows: Sequence[Plain]) -> Met:
     """The incident among its rows, which come in the order they were written."""
     known, told = live(incident), [live(row) for row in rows]
     start, peak, peak_loss = int(known["start"]), int(known["peak"]), float(known["peak_loss"])
+    found = attempts_of_rows(told)
+    line = _merged(told, found)
     here = [place for place, row in enumerate(told) if int(row["step"]) == peak and _is(row.get("loss"), peak_loss)]
-    line = _newest(told)
+    if peak < start:  # of a version that took the rows after a rollback for the incident's
+        here = [place for place, row in enumerate(told) if int(row["step"]) >= start][:1]
     if here:
-        end = here[-1] + 1
-        while end < len(told) and told[end]["step"] >= told[end - 1]["step"]:
-            end += 1
-        attempt = _newest(told[:end])
+        count = int((found.of_rows <= found.of_rows[here[0]]).sum())
+        attempt = _merged(told[:count], attempts_of_rows(told[:count]))
     else:  # the rows are gone, as after a guard's rollback
         attempt = [row for row in line if int(row["step"]) < start]
     return Met(
@@ -208,16 +211,10 @@ def _is(loss: float | None, peak: float) -> bool:
     return math.isclose(loss, peak, rel_tol=1e-6) if math.isfinite(peak) else not math.isfinite(loss)
 
 
-def _newest(rows: Iterable[Plain]) -> list[Plain]:
-    """The final row of each step: a step back discards what came after it."""
-    line: list[Plain] = []
-    for row in rows:
-        while line and line[-1]["step"] > row["step"]:
-            line.pop()
-        if line and line[-1]["step"] == row["step"]:
-            row = {**line.pop(), **row}
-        line.append(row)
-    return line
+def _merged(rows: Sequence[Plain], found: Attempts) -> list[Plain]:
+    """The rows that stand, each with the signals of all rows of its step."""
+    kept = zip(found.begins.tolist(), found.standing.tolist(), strict=True)
+    return [dict(ChainMap(*map(dict, reversed(rows[first : last + 1])))) for first, last in kept]
 
 
 def _number(value: Any) -> float | None:
@@ -259,7 +256,7 @@ def _highest_norm(met: Met) -> tuple[float | None, int | None]:
 
 
 def _worst(met: Met) -> tuple[Plain | None, Plain | None]:
-    """The first and the last row whose loss is above half of the rise."""
+    """The first and the last row that is not finite, or whose loss is above half of the rise."""
     before = ema(finite("loss", met.before))
     half = (before + met.peak_loss) / 2 if before is not None and math.isfinite(met.peak_loss) else math.nan
     rows = [row for row in met.course if "loss" in row]
@@ -267,8 +264,9 @@ def _worst(met: Met) -> tuple[Plain | None, Plain | None]:
         return None, None
     last = rows[0]
     for row in rows:
-        is_high = row["loss"] > half if math.isfinite(half) else not math.isfinite(row["loss"])
-        if row["step"] > met.peak and not is_high:
+        is_finite = math.isfinite(row["loss"]) and math.isfinite(row.get("grad_norm", 0.0))
+        is_bad = not is_finite if met.kind == "nonfinite" or math.isnan(half) else row["loss"] > half
+        if row["step"] > met.peak and not is_bad:
             break
         last = row
     return rows[0], last
