@@ -14,7 +14,7 @@ from sealegs.detectors.textbook import ThreeSigma
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.live_statistic import _windowed
 from sealegs.diagnosis.damage import is_cleared
-from sealegs.diagnosis.findings import bounds, look
+from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import ConfigError
@@ -104,13 +104,16 @@ def test_a_spike_that_takes_its_time_is_slow() -> None:
     assert (spike.kind, spike.trajectory) == ("spike", "slow")
 
 
-@pytest.mark.parametrize(("rows", "every"), [(400, 1), (400, 100), (5000, 1)])
-def test_a_new_level_is_one_that_lingers(rows: int, every: int) -> None:
+@pytest.mark.parametrize(("rows", "every", "trajectory"), [
+    *((400, 1, None), (400, 100, "lingering"), (5000, 1, "lingering")),
+])  # fmt: skip
+def test_a_new_level_is_one_that_lingers(rows: int, every: int, trajectory: str | None) -> None:
+    """Two hundred steps are too few to say that it lingers, and enough of such a log to call for action."""
     loss = falling(rows)
     loss[rows // 2 :] *= 1.5
     found = look(run(loss, every=every))
     (shift,) = found.incidents
-    assert (shift.kind, shift.trajectory, found.verdict) == ("level_shift", "lingering", "act")
+    assert (shift.kind, shift.trajectory, found.verdict) == ("level_shift", trajectory, "act")
     assert abs(shift.start - every * rows // 2) <= 16 * every
     assert shift.recovery_loss is None
 
@@ -249,7 +252,7 @@ def test_healthy_losses_that_stay_high_for_a_while_do_not_ask_for_action(name: s
     loss of an actor and its critic, which is high from the first step on, the more the better it plays."""
     loss = np.array((Path(__file__).parent / "healthy" / f"{name}.txt").read_text().split(), dtype=np.float64)
     found = look(run(loss, created="now"))
-    assert (kind, "lingering") in [(incident.kind, incident.trajectory) for incident in found.incidents]
+    assert kind in kinds(found)
     assert found.verdict == "watch", found.because
     worse = loss.copy()
     worse[-200:] *= 5
@@ -484,7 +487,7 @@ def test_a_log_of_40_points() -> None:
     loss = falling(40)
     loss[25:27] *= 3
     found = look(run(loss, every=50))
-    assert [(one.kind, one.trajectory) for one in found.incidents] == [("spike", "fast")]
+    assert [(one.kind, one.trajectory) for one in found.incidents] == [("spike", "slow")]
     assert any("40 points" in text for text in found.unseen)
 
 
@@ -561,9 +564,54 @@ def test_a_million_steps_take_seconds_and_lose_no_gross_spike() -> None:
     assert any("only around" in text for text in found.unseen)
 
 
-def test_bounds_shrink_with_the_log() -> None:
-    assert bounds(10_000) == (50, 500)
-    assert bounds(500) == (12, 50)
+def spiked(points: int, rows: int, *, every: int = 1) -> Findings:
+    losses = falling(points, kind="Gaussian")
+    losses[points // 2 : points // 2 + rows] += 5
+    return look(run(losses, every=every))
+
+
+@pytest.mark.parametrize("points", [400, 1500, 2500, 6000])
+@pytest.mark.parametrize(("rows", "every", "trajectory"), [
+    *((38, 1, "fast"), (60, 1, "slow"), (7, 5, "fast"), (20, 10, "slow"), (60, 10, "lingering")),
+    *((5, 10, None), (1, 100, None), (3, 100, "slow"), (5, 100, None), (8, 100, "lingering")),
+])  # fmt: skip
+def test_a_trajectory_is_told_in_steps_whatever_the_length_of_the_log(
+    points: int, rows: int, every: int, trajectory: str | None
+) -> None:
+    (spike,) = spiked(points, rows, every=every).incidents
+    assert (spike.trajectory, spike.recovery_loss is not None) == (trajectory, True)
+
+
+def test_a_log_that_cannot_tell_fast_says_so() -> None:
+    assert any("whether a rise was back within 50 steps" in text for text in spiked(400, 1, every=100).unseen)
+    assert not any("within 50 steps" in text for text in spiked(400, 1, every=10).unseen)
+
+
+@pytest.mark.parametrize("fold", [8, 40])
+def test_a_norm_that_leaps_for_three_steps_is_told_though_the_loss_is_as_before(fold: float) -> None:
+    norms = 0.5 * np.exp(0.2 * noise("t5", 1500, 1))
+    norms[700:703] = 0.5 * fold
+    found = look(run(falling(1500), grad_norm=norms))
+    assert found.verdict == "healthy"
+    (notice,) = found.notices
+    assert notice.startswith(f"gradient norm up to {0.5 * fold:.4g} at steps 700 to 702, ")
+    assert notice in found.because
+    assert notice in diagnose(found, source="log", format="").remarks
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_heavy_tails_and_single_high_norms_are_no_leaps(seed: int) -> None:
+    norms = 0.5 * np.exp(0.3 * noise("t5", 3000, seed))
+    norms[1000] = 20.0
+    assert look(run(falling(3000), grad_norm=norms)).notices == ()
+
+
+def test_a_norm_that_leaps_in_an_incident_is_told_there() -> None:
+    losses, norms = falling(1500), 0.5 * np.exp(0.2 * noise("t5", 1500, 1))
+    losses[702:710] += 5
+    norms[700:705] = 20.0
+    found = look(run(losses, grad_norm=norms))
+    assert (kinds(found), found.notices) == (["spike"], ())
 
 
 def test_a_rise_that_the_run_has_gone_back_behind_is_not_cleared() -> None:

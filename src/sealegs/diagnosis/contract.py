@@ -37,6 +37,8 @@ class Findings:
     """The reason for the verdict, in one sentence."""
     cleared: tuple[Incident, ...] = ()
     """Rises that would call for action, had they not been announced, or if more than the loss had risen."""
+    notices: tuple[str, ...] = ()
+    """What is out of the ordinary and no incident: leaps of the gradient norm that leave the loss alone."""
     unseen: tuple[str, ...] = ()
     """What the resolution of this log does not show."""
     done: Done | None = None

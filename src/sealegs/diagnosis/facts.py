@@ -10,7 +10,7 @@ import numpy as np
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.curve.loss_curve import Floats, Indices, curve_of
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, curve_of, passing
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.settings import Known, known_of
@@ -202,17 +202,29 @@ class Facts:
 
     @cached_property
     def persists(self) -> bool:
-        """Whether the loss has not come back within 50 rows of the onset."""
+        """Whether the loss has not come back within 50 steps of the onset; in rows, where steps do not tell."""
         if self.focus is None or self.focus.trajectory == "fast":
             return False
-        if self.focus.trajectory is None:
-            return self.focus.kind == "level_shift" or len(self.loss.within(self.onset, self.last).values) > SOON
-        return True
+        if self.focus.trajectory is not None:
+            return True
+        short, lasting = passing(len(self.loss.values))
+        if self.focus.end is not None:
+            return self._rows_of_focus > short
+        is_long = len(self.loss.within(self.onset, self.last).values) > min(SOON, lasting)
+        return self.focus.kind == "level_shift" or is_long
 
     @property
     def is_over(self) -> bool:
-        """Whether the loss came back by itself."""
-        return self.focus is not None and self.focus.trajectory in ("fast", "slow") and not self.stays_bad
+        """Whether the loss came back by itself, in a small part of the log."""
+        if self.focus is None or self.focus.end is None or self.focus.trajectory == "divergent" or self.stays_bad:
+            return False
+        return self._rows_of_focus <= passing(len(self.loss.values))[1]
+
+    @property
+    def _rows_of_focus(self) -> int:
+        """The rows that the incident lasted."""
+        assert self.focus is not None
+        return len(self.loss.within(self.focus.start, self.last if self.focus.end is None else self.focus.end).values)
 
     @property
     def came_back(self) -> bool:

@@ -1,7 +1,7 @@
 """Finds what a run shows by itself: unreliable metrics, incidents, and a verdict on its loss curve.
 
-Time is counted in logged rows, as in the live guard. In short logs the bounds of a trajectory shrink with the log:
-`fast` is back within 50 rows or a fortieth of the run, `slow` within 500 or a tenth, whichever is less.
+A trajectory is told in steps, as in the live guard: `fast` is back within 50 steps, `slow` within 500. Where rows are too
+far apart to say which, none is told. Whether a rise calls for action depends on the share of the log that it lasted.
 """
 
 import math
@@ -14,7 +14,8 @@ from sealegs.diagnosis import interventions, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
-from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside, curve_of
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside, curve_of, passing
+from sealegs.diagnosis.curve.norm_leaps import norm_leaps
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
@@ -30,6 +31,10 @@ BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
+LEAD = 4
+"""Rows by which a gradient norm may leap before the loss does."""
+MOST_NOTICES = 3
+"""The most leaps of the gradient norm that are told one by one."""
 IN_A_ROW = 3
 """Losses in a row that are not finite and call for action, as in the live guard."""
 
@@ -51,6 +56,7 @@ def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statist
         incidents=incidents,
         verdict="unknown",
         because="",
+        notices=_notices(run, curve, incidents),
         unseen=_unseen(run, curve, rules),
         done=interventions.done_in(run),
     )
@@ -121,7 +127,8 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
     is_broken = one.kind == "nonfinite"
     peak = int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf if not is_broken else np.inf)))
     usual = _mean(before)
-    trajectory = _trajectory(curve, one, breaks)
+    limit = usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan
+    trajectory = _trajectory(curve, one, breaks, limit)
     is_back = not one.is_open and len(after) > 0 and one.kind not in ("plateau", "epoch_step")
     reached = norms[within][~np.isnan(norms[within])]
     return Incident(
@@ -130,7 +137,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
         kind=one.kind,
         pre_loss=_mean(before[-BEFORE:]),
         usual=usual,
-        limit=usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan,
+        limit=limit,
         peak=int(curve.steps[within[peak]]),
         peak_loss=float(losses[peak]) if np.isfinite(losses[peak]) else math.nan,
         grad_norm_peak=float(reached.max()) if len(reached) else math.nan,
@@ -140,27 +147,44 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
     )
 
 
-def bounds(points: int) -> tuple[int, int]:
-    """Rows within which a loss must be back to be `fast`, and to be `slow`, in a log of ``points`` rows.
-
-    >>> bounds(40), bounds(1000), bounds(100_000)
-    ((3, 6), (25, 100), (50, 500))
-    """
-    return min(FAST, max(points // 40, 3)), min(SLOW, max(points // 10, 6))
-
-
-def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices) -> str | None:
+def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices, limit: float) -> str | None:
     if one.kind in ("plateau", "epoch_step", "overflow"):
         return None
-    fast, slow = bounds(len(curve.losses))
-    length = one.last - one.first + 1
+    is_back, shortest, longest = _steps_until_back(curve, one, limit)
     if one.is_open:
         if one.kind == "nonfinite" or _diverges(curve, one):
             return "divergent"
-        return "lingering" if length > slow else None
+        return "lingering" if shortest > SLOW else None
     if np.any((breaks > one.last) & (breaks <= one.last + AVERAGED)):
         return "divergent"
-    return "fast" if length <= fast else "slow" if length <= slow else "lingering"
+    if is_back and longest <= FAST:
+        return "fast"
+    if is_back and FAST < shortest and longest <= SLOW:
+        return "slow"
+    return "lingering" if shortest > SLOW else None
+
+
+def _steps_until_back(curve: LossCurve, one: Stretch, limit: float) -> tuple[bool, int, int]:
+    """Whether the mean of ten rows came back under the limit, and the fewest and the most steps that this took.
+
+    What is between two rows is not known. Without a limit the end of the stretch counts.
+    """
+    apart = np.diff(curve.steps[one.first : one.last + 1])
+    steps = int(apart[apart > 0].sum())  # a run may have gone back in it
+    after = curve.after(one.last)
+    after = after[np.isfinite(curve.losses[after])]
+    is_back = True
+    if not one.is_open and len(after) >= AVERAGED and not math.isnan(limit):
+        means = np.lib.stride_tricks.sliding_window_view(curve.losses[after], AVERAGED).mean(axis=1)
+        is_back = bool((means <= limit).any())
+        row = after[int(np.argmax(means <= limit))] if is_back else after[-1]
+        steps += max(int(curve.steps[row] - curve.steps[one.last]) - curve.interval, 0)
+    return is_back, steps + 1, steps + 2 * curve.interval - 1
+
+
+def _is_lasting(curve: LossCurve, one: Stretch) -> bool:
+    """Whether a rise lasted so long a part of the log that it is no passing one."""
+    return one.last - one.first + 1 > passing(len(curve.losses))[1]
 
 
 def _diverges(curve: LossCurve, one: Stretch) -> bool:
@@ -172,7 +196,7 @@ def _diverges(curve: LossCurve, one: Stretch) -> bool:
     if third < 1:
         return False
     end, begin = float(np.median(inside[-third:])), float(np.median(inside[:third]))
-    is_long = len(inside) > bounds(len(curve.losses))[0]
+    is_long = len(inside) > passing(len(curve.losses))[0]
     is_above_start = end > float(heights[:3].max()) and one.first > 0
     return is_long and (is_above_start or end - begin > SMALLEST)
 
@@ -188,11 +212,7 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
     is_blind = _blind(findings) is not None
     pairs = zip(found, findings.incidents, strict=True)
-    asking = [
-        (one, it)
-        for one, it in pairs
-        if _asks_for_action(one, it, last, is_blind=is_blind, is_overcome=_is_overcome(curve, one))
-    ]
+    asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
     return [it for one, it in asking if one.kind != "spike" or not _is_only_tail(curve, one)]
 
 
@@ -216,10 +236,14 @@ def _verdict(
         return "watch", "; but ".join([_told(doubtful), *changes, *passed])
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
-    return "healthy", f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{benign}"
+    notice = f" in the loss; but {findings.notices[0]}" if findings.notices else ""
+    return (
+        "healthy",
+        f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{notice}{benign}",
+    )
 
 
-def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind: bool, is_overcome: bool) -> bool:
+def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
     """Whether an incident calls for action.
 
     One that the run went back over and then passed does not: the present weights have not gone through it.
@@ -227,7 +251,7 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
     than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
     A loss of state at a resume does, even if the run has learned it again: the next resume will lose it again.
     """
-    if is_overcome:
+    if _is_overcome(curve, one):
         return False
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
@@ -236,11 +260,12 @@ def _asks_for_action(one: Stretch, incident: Incident, last: float, *, is_blind:
     deviation = 2 * (incident.limit - incident.usual)
     is_back = last <= incident.pre_loss + deviation / math.sqrt(AVERAGED)  # a mean of so many rows is known to this
     is_over = (one.kind == "spike" and not one.is_open) or (one.kind != "resume_jump" and is_back)
-    is_over = is_over and incident.trajectory == "lingering"
-    if one.kind in BENIGN or one.kind in WATCHED or is_over or is_blind:
+    if one.kind in BENIGN or one.kind in WATCHED or is_blind:
         return False
+    if incident.trajectory == "divergent":
+        return True
     has_level = not math.isnan(incident.pre_loss)  # else there is nothing that it shifted from
-    return incident.trajectory == "divergent" or (incident.trajectory == "lingering" and has_level)
+    return _is_lasting(curve, one) and has_level and not is_over
 
 
 def _is_overcome(curve: LossCurve, one: Stretch) -> bool:
@@ -271,6 +296,16 @@ def _told(incidents: Sequence[Incident]) -> str:
     return f"{name} at step {gravest.start}{course}{numbers}{more}"
 
 
+def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple[str, ...]:
+    """Leaps of the gradient norm that are no part of an incident."""
+    spans = [(it.start - LEAD * curve.interval, math.inf if it.end is None else it.end) for it in incidents]
+    leaps = norm_leaps(run, curve)
+    apart = [leap for leap in leaps if not any(leap.first <= end and begin <= leap.last for begin, end in spans)]
+    more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
+    told = [str(leap) for leap in apart[:MOST_NOTICES]]
+    return (*told[:-1], told[-1] + more) if told else ()
+
+
 def _ends(curve: LossCurve) -> tuple[float, float]:
     """The first loss, and the mean of the last tenth of the losses, at most ten."""
     losses = curve.losses[curve.finite]
@@ -282,10 +317,13 @@ def _unseen(run: Run, curve: LossCurve, rules: str) -> tuple[str, ...]:
     told = []
     if interval > 1:
         told.append(f"one row in {interval} steps: a spike that is back within {interval} steps can be missed")
-        told.append(f"`fast` and `slow` are counted in logged rows: a row is {interval} steps")
-    fast, slow = bounds(points)
-    if points and slow < SLOW:
-        told.append(f"{points} points: `fast` is back within {fast} rows here and `slow` within {slow}, not 50 and 500")
+    if 2 * interval > FAST:
+        told.append(
+            f"one row in {interval} steps: whether a rise was back within {FAST} steps, as `fast` means, is unknown"
+        )
+    _, lasting = passing(points)
+    if points and lasting < SLOW:
+        told.append(f"{points} points: a rise of more than {lasting} rows counts as lasting here, not one of {SLOW}")
     if rules == "calibrated" and 0 < points < live_statistic.LONG:
         told.append(
             f"{points} points: rises of less than {math.expm1(SMALLEST):.0%} are not told from noise in so short a log"

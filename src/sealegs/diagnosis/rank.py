@@ -85,7 +85,7 @@ def diagnose(
         log_next_time=tuple(name for name in dict.fromkeys([*unanswered, *missing]) if name != registry.WENT_BACK),
         rules=rules,
         mapping=dict(mapping or {}),
-        remarks=(*remarks, how_the_rules_differ(facts)),
+        remarks=(*remarks, *findings.notices, how_the_rules_differ(facts)),
     )
 
 

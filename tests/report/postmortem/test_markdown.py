@@ -75,7 +75,7 @@ FULL = Postmortem(
     ),
     discriminating=("panel 2: LR smooth about step 312: rules out H2",),
     root_cause="Long-tail token, tested: without it the incident is gone.",
-    classification=("trajectory: lingering, type 2 (lingering): not back within 500 rows", "kind: spike"),
+    classification=("trajectory: lingering, type 2 (lingering): not back within 500 steps", "kind: spike"),
     recovery=("skipped 3 updates, steps 312 to 314",),
     outcome=("the trajectory resumed at step 480",),
     cost=Cost(lost_steps=550, counted="skipped", seconds_per_step=1.0, price_per_hour=1.1, downtime_s=50.0),
@@ -149,7 +149,7 @@ Long-tail token, tested: without it the incident is gone.
 
 ## Classification
 
-- trajectory: lingering, type 2 (lingering): not back within 500 rows
+- trajectory: lingering, type 2 (lingering): not back within 500 steps
 - kind: spike
 
 ## Recovery action

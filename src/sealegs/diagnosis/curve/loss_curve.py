@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.incidents import AVERAGED, BEYOND, Incident
+from sealegs.incidents import AVERAGED, BEYOND, FAST, SLOW, Incident
 from sealegs.record.attempts import standing_rows
 from sealegs.record.run import Run
 
@@ -89,6 +89,15 @@ class LossCurve:
         rows = np.flatnonzero(self.steps == step)
         off = np.abs(self.losses[rows] - loss) if np.isfinite(loss) else np.isfinite(self.losses[rows])
         return int(rows[np.argmin(np.where(np.isnan(off), np.inf, off))])
+
+
+def passing(points: int) -> tuple[int, int]:
+    """Rows up to which a rise in a log of ``points`` rows is short, and up to which it is a passing one.
+
+    >>> passing(40), passing(1000), passing(100_000)
+    ((3, 6), (25, 100), (50, 500))
+    """
+    return min(FAST, max(points // 40, 3)), min(SLOW, max(points // 10, 6))
 
 
 def curve_of(run: Run) -> LossCurve:

@@ -68,7 +68,9 @@ def back_at_once(facts: Facts) -> Sign:
     if not facts.leaps or facts.focus is None or not math.isfinite(facts.focus.limit):
         return NOT_ASKED
     rows = _rows_above(facts)
-    return so(rows <= 3 and facts.focus.trajectory == "fast", f"panel 1: {rows} rows out of the usual, then as before")
+    return so(
+        rows <= 3 and facts.is_over and not facts.persists, f"panel 1: {rows} rows out of the usual, then as before"
+    )
 
 
 def burst_of_rows(facts: Facts) -> Sign:

@@ -20,9 +20,9 @@ AFTER = (50, 500)
 CALM_FOLD, CALM_DEVIATIONS = 3.0, 4.0
 """A promise is a gradient norm below this many times its baseline, a loss below this many deviations above usual."""
 TYPES = {
-    "fast": "type 1 (recoverable): back within 50 rows",
-    "slow": "type 1 (recoverable): back within 500 rows",
-    "lingering": "type 2 (lingering): not back within 500 rows",
+    "fast": "type 1 (recoverable): back within 50 steps",
+    "slow": "type 1 (recoverable): back within 500 steps",
+    "lingering": "type 2 (lingering): not back within 500 steps",
     "divergent": "type 3 (divergent): climbs, or is not finite",
 }
 NAMES = {

@@ -1,0 +1,75 @@
+"""Gradient norms in, the stretches where they leap out: told beside the verdict, which the loss decides.
+
+A norm that leaps for a few steps and leaves the loss alone damages nothing that the log shows, but it is what comes
+before a spike. A single high norm is no leap: heavy-tailed norms have them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, beside
+from sealegs.diagnosis.curve.rises import stretches
+from sealegs.record.run import Run
+
+FOLD = 5.0
+"""Times the median before that a norm must reach."""
+BEYOND_LARGEST = 2.0
+"""Times the largest before that it must reach, too: where norms vary that much, it is usual."""
+BEFORE, FEWEST = 100, 50
+"""Rows before that count, and the fewest of them."""
+IN_A_ROW = 2
+"""Rows in a row that are a leap."""
+LONGEST = 100
+"""Rows beyond which it is no leap but a new level, which the signs of a slow change are about."""
+
+
+class NormLeap(NamedTuple):
+    """A stretch in which the gradient norm was far above what was usual."""
+
+    first: int
+    last: int
+    highest: float
+    usual: float
+
+    def __str__(self) -> str:
+        """``gradient norm up to 12.1 at steps 700 to 702, 24 times the usual 0.5``"""
+        fold = self.highest / self.usual
+        return (
+            f"gradient norm up to {self.highest:.4g} at steps {self.first} to {self.last}, {fold:.3g} times the usual "
+            f"{self.usual:.4g}"
+        )
+
+
+def norm_leaps(run: Run, curve: LossCurve) -> tuple[NormLeap, ...]:
+    """The leaps of the gradient norm in the rows that stand; those that are not finite are incidents of their own."""
+    rows = np.flatnonzero(curve.stands)
+    norms, steps = beside(run, curve, "grad_norm")[rows], curve.steps[rows]
+    known = np.isfinite(norms)
+    norms, steps = norms[known], steps[known]
+    if len(norms) <= FEWEST or not (norms > 0).any():
+        return ()
+    found = []
+    for first, last in stretches(_is_high(norms)):
+        if IN_A_ROW <= last - first + 1 <= LONGEST and last + 1 < len(norms):
+            usual = float(np.median(norms[max(first - BEFORE, 0) : first]))
+            found.append(NormLeap(int(steps[first]), int(steps[last]), float(norms[first : last + 1].max()), usual))
+    return tuple(found)
+
+
+def _is_high(norms: Floats) -> NDArray[np.bool_]:
+    """Norms far above those before; while one is, the level before the first is kept."""
+    is_high = np.zeros(len(norms), np.bool_)
+    above = np.append(False, norms[1:] > BEYOND_LARGEST * norms[:-1])
+    at = FEWEST
+    for start in np.flatnonzero(above).tolist():
+        if start < at:
+            continue
+        before = norms[max(start - BEFORE, 0) : start]
+        limit = max(FOLD * float(np.median(before)), BEYOND_LARGEST * float(before.max()))
+        if norms[start] > limit:
+            low = np.flatnonzero(~(norms[start:] > limit))
+            at = start + int(low[0]) if len(low) else len(norms)
+            is_high[start:at] = True
+    return is_high
