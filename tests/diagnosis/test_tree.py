@@ -10,7 +10,7 @@ from tests.diagnosis.streams import CASES, Case, read_case, run_from
 from sealegs.diagnosis.contract import Answer
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import look
-from sealegs.diagnosis.questions import ANY, END, QUESTIONS, TREE, walk
+from sealegs.diagnosis.questions import ANY, END, QUESTIONS, TREE, ending, walk
 
 CALM = {"loss": {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}}
 
@@ -107,3 +107,22 @@ def test_the_textbooks_rise_is_one_without_a_break(tmp_path: Path) -> None:
     noisy = {"loss": {**rising["loss"], "noise": 0.01}}
     assert walked(facts_of(tmp_path, "textbook", signals=rising))["Q4.1"].answer == "yes"
     assert walked(facts_of(tmp_path, "textbook", signals=noisy))["Q4.1"].answer == "no"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "level", "action"),
+    [
+        ("Q4.4", "yes", True, "halve the LR"),
+        ("Q4.4", "no", True, "stop: the evaluation loss is level, too"),
+        ("Q4.4", "no", False, "compare evaluation metrics: stop if they are level"),
+        ("Q4.4", "unknown", True, ""),
+        ("Q4.2", "yes", True, ""),
+    ],
+)
+def test_silent_divergence_ends_in_the_first_action_of_the_tree(
+    tmp_path: Path, question: str, answer: str, level: bool, action: str
+) -> None:
+    evals = {"every": 20, "line": [[0, 3.2], [600, 3.2 if level else 2.5]]}
+    facts = facts_of(tmp_path, signals={**CALM, "eval_loss": evals})
+    last = Answer(question=question, text="", answer=answer, evidence="", next=END)
+    assert ending(facts, (last,)) == action

@@ -1,7 +1,7 @@
 """Finds what a run shows by itself: unreliable metrics, incidents, and a verdict on its loss curve.
 
-A trajectory is told in steps, as in the live guard: `fast` is back within 50 steps, `slow` within 500. Where rows are too
-far apart to say which, none is told. Whether a rise calls for action depends on the share of the log that it lasted.
+A trajectory is told in steps, as in the live guard: `fast` is back within 50 steps, `slow` within 500. Where rows are
+too far apart to say which, none is told. Whether a rise calls for action depends on the share of the log it lasted.
 """
 
 import math
@@ -159,7 +159,7 @@ def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices, limit: float) -
         return "divergent"
     if is_back and longest <= FAST:
         return "fast"
-    if is_back and FAST < shortest and longest <= SLOW:
+    if is_back and shortest > FAST and longest <= SLOW:
         return "slow"
     return "lingering" if shortest > SLOW else None
 

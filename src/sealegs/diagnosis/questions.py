@@ -5,13 +5,14 @@ to the question's ``otherwise``. From an answer it goes where ``then`` points, o
 there. ``unknown`` is an answer like any other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sealegs.diagnosis import replies
 from sealegs.diagnosis.contract import Answer
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.replies import Reply
+from sealegs.diagnosis.signs import registry
 
 ANY = "any"
 END = "end"
@@ -194,6 +195,20 @@ def walk(facts: Facts) -> tuple[tuple[Answer, ...], tuple[str, ...]]:
         )
         question = following
     return tuple(path), tuple(dict.fromkeys(missing))
+
+
+def ending(facts: Facts, path: Sequence[Answer]) -> str:
+    """The action in which the questions about silent divergence end; empty where a cause must say what to do."""
+    if not path or path[-1].question != "Q4.4":
+        return ""
+    if path[-1].answer == "yes":
+        return "halve the LR"
+    if path[-1].answer == "no":
+        level = registry.SIGNS["eval-plateau"](facts).holds
+        return (
+            "stop: the evaluation loss is level, too" if level else "compare evaluation metrics: stop if they are level"
+        )
+    return ""
 
 
 def _next(number: str, facts: Facts, asked: set[str]) -> Question | None:

@@ -22,7 +22,7 @@ from sealegs.diagnosis.damage import announced_change
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
 from sealegs.diagnosis.incident_order import gravity
-from sealegs.diagnosis.questions import walk
+from sealegs.diagnosis.questions import ending, walk
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.sign import Sign
 from sealegs.errors import ConfigError
@@ -81,7 +81,7 @@ def diagnose(
         findings=findings,
         path=path,
         hypotheses=tuple(item.hypothesis for item in weighed),
-        first_action=first_action(facts, weighed),
+        first_action=first_action(facts, weighed, ending(facts, path)),
         log_next_time=tuple(name for name in dict.fromkeys([*unanswered, *missing]) if name != registry.WENT_BACK),
         rules=rules,
         mapping=dict(mapping or {}),
@@ -161,18 +161,21 @@ def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
     return Weighed(card, grade, points, hypothesis)
 
 
-def first_action(facts: Facts, weighed: tuple[Weighed, ...]) -> str:
-    """What to do first: go back if the damage stays, then the remedy of the likeliest cause, or the deciding test."""
+def first_action(facts: Facts, weighed: tuple[Weighed, ...], ending: str = "") -> str:
+    """What to do first: go back if the damage stays, then the remedy of the likeliest cause, or the deciding test.
+
+    Before that test comes the action in which the decision tree ends, where it ends in one.
+    """
     likely = [item for item in weighed if item.grade != "ruled out"]
     done = facts.findings.done
     if (ended := interventions.how_it_stands(done)) is not None:
-        return f"{ended}. {_action(facts, likely) if likely else interventions.WITHOUT_CAUSE}"
+        return f"{ended}. {_action(facts, likely, ending) if likely else interventions.WITHOUT_CAUSE}"
     if not likely and interventions.lost_much(done):
         return interventions.LOOK_AT_SKIPS
-    return _action(facts, likely)
+    return _action(facts, likely, ending)
 
 
-def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
+def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     """The action that the curve and the causes call for."""
     if not likely:
         is_told = facts.findings.verdict != "unknown"
@@ -191,6 +194,7 @@ def _action(facts: Facts, likely: Sequence[Weighed]) -> str:
         is_late = len(facts.loss.finite.within(0, facts.onset - 1).values) > 0
         parts.append(f"reload the last checkpoint before step {facts.onset}{at}" if is_late else "begin again")
     if top.grade == "hypothesis":
+        parts += [ending] if ending and asks else []
         test = top.hypothesis.next_test or f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
         parts.append(
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"

@@ -124,7 +124,7 @@ def back(facts: Facts) -> Reply:
     level = (
         f"{after.mean():.4g} about 50 rows on, limit {focus.limit:.4g}" if len(after) else "the log ends before that"
     )
-    if focus.trajectory is None and facts.came_back:
+    if focus.trajectory is None and focus.end is not None and facts.came_back:
         return Reply(
             UNKNOWN, f"back {focus.end - focus.start + facts.stride} steps on, at a row in {facts.stride} steps"
         )

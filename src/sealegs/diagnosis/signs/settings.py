@@ -15,6 +15,9 @@ learning rate, and by all of it if gradients agree from step to step: an update 
 SAMPLES = 10
 """Samples of the updates before the onset that define what is usual."""
 
+COSINE = 0.02
+"""Share of its rise by which a rate may be off a cosine. A straight line is off by 0.1 and more."""
+
 
 def lr_jumps(facts: Facts) -> Sign:
     """The learning rate leaps up just before the loss does."""
@@ -97,6 +100,21 @@ def lr_rises_throughout(facts: Facts) -> Sign:
         return unlogged("lr")
     rises = bool((np.diff(rates) >= 0).all() and rates[-1] > 1.05 * rates[len(rates) * 4 // 5])
     return so(rises, f"panel 2: LR rises from {rates[0]:.3g} to {rates[-1]:.3g}, to the last step")
+
+
+def lr_rises_as_a_cosine(facts: Facts) -> Sign:
+    """The learning rate has risen to the last step as a cosine does, slow, fast and slow: a warm-up is linear."""
+    rates = facts.series("lr").finite
+    if len(rates.values) < 10:
+        return unlogged("lr")
+    sign = lr_rises_throughout(facts)
+    if not sign.holds:
+        return sign
+    time = (rates.steps - rates.steps[0]) / (rates.steps[-1] - rates.steps[0])
+    risen = (rates.values - rates.values[0]) / (rates.values[-1] - rates.values[0])
+    shares = np.linspace(0.5, 1.0, 11)  # of half a period, which the run need not have finished
+    off = [np.abs(risen - (1 - np.cos(np.pi * share * time)) / (1 - np.cos(np.pi * share))).max() for share in shares]
+    return so(bool(min(off) < COSINE), f"{sign.text}, as half a cosine does")
 
 
 def lr_falls_then_rises(facts: Facts) -> Sign:
