@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import re
 import shutil
 from collections.abc import Iterable
 from contextlib import redirect_stdout
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
@@ -626,3 +629,70 @@ def test_what_is_not_in_the_record_rules_out_what_is(spiked: Case) -> None:
     document = postmortem_of(replace(spiked, replayed=shown))
     assert document.lesson.startswith("spike at step 600: ")
     assert document.symptoms.unusual_tokens == ()
+
+
+FACTS: dict[str, Any] = {}
+"""What does not depend on the reruns."""
+TESTABLE = ("long-tail-token", "bad-data-batch", "lr-too-high", "stale-beta2", "batch-and-state", "hard-batch")
+
+
+def standing_of(arms: list[ArmShown]) -> str:
+    """As the replay judges a cause whose placebos are sound."""
+    without = [each.shows for each in arms if each.kind == "without"]
+    brought = [each.shows for each in arms if each.kind == "with"]
+    is_sufficient = bool(brought) and set(brought) == {"there"}
+    if "gone" in without:
+        return "necessary and sufficient" if is_sufficient else "necessary"
+    return "sufficient" if is_sufficient else "not needed" if without and set(without) == {"there"} else "unknown"
+
+
+@st.composite
+def results_of_reruns(draw: st.DrawFn) -> Replayed:
+    """Any results of reruns, and any conclusion that they do not exclude."""
+    placebo = arm("one ulp", "placebo", "", draw(st.sampled_from([0.0, 1.0])))
+    tried = [
+        arm(
+            f"{cause} {number}",
+            draw(st.sampled_from(["with", "without"])),
+            cause,
+            draw(st.sampled_from([0.0, 0.4, 1.0])),
+        )
+        for cause in draw(st.lists(st.sampled_from(TESTABLE), unique=True))
+        for number in range(draw(st.integers(1, 2)))
+    ]
+    names = dict.fromkeys(each.cause for each in tried)
+    known = placebo.shows == "there"
+    standings = {
+        name: standing_of([one for one in tried if one.cause == name]) if known else "unknown" for name in names
+    }
+    departure = draw(st.sampled_from([None, "step 600 has another gradient"]))
+    possible = [name for name in TESTABLE if standings.get(name) != "not needed"] if departure is None else []
+    cause = draw(st.sampled_from([None, "corrupt-gradient", *possible]))
+    return replayed(cause, placebo, *tried, departure=departure, standings=standings)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(shown=results_of_reruns())
+def test_no_two_parts_of_a_post_mortem_contradict_each_other(spiked: Case, shown: Replayed) -> None:
+    """Root cause, order, grades and the sentences about reruns, whatever the reruns gave."""
+    facts = FACTS.setdefault("spiked", diagnosed(spiked)[0])
+    found = hypotheses(facts, shown)
+    lines = discriminating(found, shown)
+    grades = {f"H{number}": each.grade for number, each in enumerate(found, 1)}
+
+    def named(verb: str) -> set[str]:
+        parts = [part for line in lines for part in re.findall(rf"{verb} ([^:]*?)(?:, rules out|$)", line)]
+        return {number for part in parts for number in re.findall(r"H\d+", part)}
+
+    favoured, out = named("favours"), named("rules out")
+    assert {grades[number] for number in out} <= {"ruled out"}
+    assert not favoured & out
+    assert not any(grades[number] == "ruled out" for number in favoured)
+    assert [*grades.values()] == sorted(grades.values(), key="ruled out".__eq__), "what is ruled out comes last"
+    if shown.cause is not None:
+        assert (found[0].cause, found[0].grade) == (shown.cause, "tested")
+        assert favoured <= {"H1"}
+        assert root_cause(found, shown, "night#2", True).startswith(f"{found[0].title}, tested")
+    elif favoured:
+        assert "H1" in favoured
+        assert root_cause(found, shown, "night#2", True).startswith("Not known yet")

@@ -16,6 +16,10 @@ from sealegs.report.postmortem.values import CandidateCause
 MOST_LIKELY, MOST_RULED_OUT = 5, 4
 ORDER = ("established", "supported", "hypothesis", None, "ruled out")
 """Grades, the likeliest first; None is a cause that too little speaks for."""
+FAVOURED = ("necessary and sufficient", "necessary", "sufficient")
+"""Standings of a cause that the reruns speak for, the strongest first."""
+OUT = "not needed"
+"""The standing of a cause without which the incident is there all the same."""
 TELLING = 8
 """The most lines of discriminating evidence."""
 NOT_IN_THE_RECORD = frozenset(
@@ -54,7 +58,8 @@ def hypotheses(facts: Facts, replayed: Replayed | None) -> tuple[CandidateCause,
     tested = {replayed.cause, *replayed.causes} if replayed is not None else set()
     cards = [card for card in causes().values() if card.name != "unknown"]
     weighed = [weigh(card, said) for card in cards if shown & set(card.explains) or card.name in tested]
-    weighed.sort(key=lambda each: (ORDER.index(each.grade), -each.points))
+    # what reruns speak for comes first, so that none of it is left out for its place
+    weighed.sort(key=lambda each: (_place_by_reruns(each.card.name, replayed), ORDER.index(each.grade), -each.points))
     likely = [each for each in weighed if each.grade in ORDER[:3] or each.card.name in tested]
     out = [each for each in weighed if each.grade == "ruled out" and each not in likely]
     more = [each for each in weighed if each.grade is None and each not in likely]
@@ -170,27 +175,48 @@ def _panel_of(text: str) -> int:
     return next((panel for panel, parts in PANEL_WORDS if any(part in words for part in parts)), 1)
 
 
+def _place_by_reruns(cause: str, replayed: Replayed | None) -> int:
+    """The place of a cause among all, as the reruns have it: the one that they establish, those that they favour."""
+    if replayed is None:
+        return 0
+    if cause == replayed.cause:
+        return -len(FAVOURED) - 1
+    return -len(FAVOURED) + FAVOURED.index(standing) if (standing := _standing(cause, replayed)) in FAVOURED else 0
+
+
+def _standing(cause: str, replayed: Replayed) -> str:
+    """What the reruns say of a cause. A record that differs from them rules out what they start from."""
+    if replayed.departure and cause not in NOT_IN_THE_RECORD and cause != replayed.cause:
+        return OUT
+    return replayed.causes.get(cause, "unknown")
+
+
 def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[CandidateCause]:
-    """The hypotheses, revised by the reruns: the established cause first, causes that are not needed ruled out."""
-    first: list[CandidateCause] = []
-    rest: list[CandidateCause] = []
+    """The hypotheses, revised by the reruns: the established cause first, then those that they favour, and the causes
+    that are not needed ruled out."""
+    likely: list[CandidateCause] = []
     out: list[CandidateCause] = []
-    for each in found:
-        panels = tuple(sorted({1, *each.panels}))
+    for each in sorted(found, key=lambda one: _place_by_reruns(one.cause, replayed)):
+        panels, standing = tuple(sorted({1, *each.panels})), _standing(each.cause, replayed)
         if each.cause == replayed.cause:
             told = (f"panel 1: {replayed.because} (rerun)", *each.evidence_for)
-            first.append(replace(each, grade="tested", evidence_for=told, panels=panels, next_test=""))
-        elif replayed.causes.get(each.cause) == "not needed":
-            told = ("panel 1: the incident is there without it too (rerun)", *each.evidence_against)
+            likely.append(replace(each, grade="tested", evidence_for=told, panels=panels, next_test=""))
+        elif standing == OUT:
+            why = replayed.departure or "the incident is there without it too"
+            told = (f"panel 1: {why} (rerun)", *each.evidence_against)
             out.append(replace(each, grade="ruled out", evidence_against=told, panels=panels, next_test=""))
+        elif standing in FAVOURED:
+            told = (f"panel 1: the reruns show it as {standing}", *each.evidence_for)
+            grade = each.grade if each.grade in ("established", "supported") else "hypothesis"
+            likely.append(replace(each, grade=grade, evidence_for=told, panels=panels))
         else:
-            (out if each.grade == "ruled out" else rest).append(each)
-    return first + rest + out
+            (out if each.grade == "ruled out" else likely).append(each)
+    return likely + out
 
 
 def _reruns(replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
     if replayed.departure:
-        out = [number for cause, number in numbers.items() if cause not in NOT_IN_THE_RECORD]
+        out = [number for cause, number in numbers.items() if _standing(cause, replayed) == OUT]
         verdicts = [f"favours {_numbered(replayed.cause, numbers)}"] if replayed.cause else []
         verdicts += [f"rules out {_and(out)}"] if out else []
         yield f"panels 1, 3, run again from the same state and data: {replayed.departure}: {', '.join(verdicts)}"
@@ -204,16 +230,24 @@ def _reruns(replayed: Replayed, numbers: dict[str, str]) -> Iterator[str]:
         means = "what the other reruns show counts" if is_sound else "what the other reruns show proves nothing"
         yield f"panel 1, left of the incident after harmless changes: {left}: {means}"
     for arm in (arm for arm in replayed.arms if arm.kind != "placebo"):
-        verdict = _verdict(arm, _numbered(arm.cause, numbers)) if is_sound else "tells nothing"
+        verdict = _verdict(arm, _numbered(arm.cause, numbers), replayed)
+        verdict = verdict if is_sound or _standing(arm.cause, replayed) in FAVOURED else "tells nothing"
         yield f"panel 1, rerun with {arm.name} ({arm.does}): {_share(arm)} of the incident is left: {verdict}"
 
 
-def _verdict(arm: ArmShown, name: str) -> str:
-    if arm.shows == "partly":
-        return f"leaves {name} open"
-    if arm.kind == "without":
-        return f"favours {name}" if arm.shows == "gone" else f"rules out {name}"
-    return f"favours {name}" if arm.shows == "there" else f"speaks against {name}"
+def _verdict(arm: ArmShown, name: str, replayed: Replayed) -> str:
+    """What one rerun says of its cause, as all reruns together have it. Only the established cause is favoured, if
+    there is one: what else the incident needs is no other root cause."""
+    standing = _standing(arm.cause, replayed)
+    if standing == OUT:
+        return f"rules out {name}"
+    shows = arm.shows == ("gone" if arm.kind == "without" else "there")
+    if shows and standing in FAVOURED:
+        if replayed.cause in (None, arm.cause):
+            return f"favours {name}"
+        return f"the incident needs {name}, too" if arm.kind == "without" else f"{name} alone can bring it, too"
+    is_against = arm.kind == "with" and arm.shows == "gone" and arm.cause != replayed.cause
+    return f"speaks against {name}" if is_against else f"leaves {name} open"
 
 
 def _numbered(cause: str, numbers: dict[str, str]) -> str:
