@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -289,3 +290,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert err.decode().splitlines()[-1] == "sealegs scan: interrupted"
     assert b"Traceback" not in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "run.py"]
+
+
+def test_a_book_is_over_long_without_being_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(7)  # noqa: S311 - words, not secrets
+    words = [f"word{number}" for number in range(5000)]
+    (tmp_path / "book.txt").write_text(" ".join(draw.choices(words, k=60_000)))
+    assert main(["scan", str(tmp_path / "book.txt"), "--jobs", "1"]) == 1
+    assert "over-long" in capsys.readouterr().out

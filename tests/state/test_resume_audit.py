@@ -165,6 +165,29 @@ def test_a_file_of_anybodys_is_looked_through(changes: dict[str, Any], wrong: se
     assert set(problems(saved_file(tmp_path, **changes))) == wrong
 
 
+@pytest.mark.parametrize(
+    ("first", "schedule", "is_wrong"),
+    [
+        (1e-3, {"last_epoch": 50}, False),
+        (1e-3, {"last_epoch": 50, "T_max": 50}, False),
+        (1e-3, {"last_epoch": 50, "T_max": 5000}, True),
+        (1e-3, {"last_epoch": 50, "total_steps": 51}, False),
+        (None, {"last_epoch": 50}, True),
+        (0.0, {"last_epoch": 50}, True),
+    ],
+)
+def test_a_rate_of_0_is_sound_where_its_schedule_ends(
+    first: float | None, schedule: dict[str, Any], is_wrong: bool, tmp_path: Path
+) -> None:
+    state = torch.load(saved_file(tmp_path), weights_only=True)["optimizer"]
+    for group in state["param_groups"]:
+        group["lr"] = 0.0
+        group.pop("initial_lr", None)
+        group |= {} if first is None else {"initial_lr": first}
+    found = problems(saved_file(tmp_path, optimizer=state, scheduler=schedule))
+    assert ("learning rate" in found) is is_wrong
+
+
 def test_moments_that_are_missing_are_counted(tmp_path: Path) -> None:
     model, optimizer, _ = parts()
     fresh = saved_file(tmp_path, optimizer=optimizer.state_dict())

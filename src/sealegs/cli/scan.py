@@ -70,8 +70,8 @@ class Options:
     """The token that ends each document; else NAME.starts.npy beside the ids says where they are."""
     row: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 1024
     """Tokens of a row: of batches, and where nothing says where documents are."""
-    longest: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 100_000
-    """Documents with more are over-long."""
+    longest: Annotated[int, tyro.conf.arg(metavar="TOKENS")] = 32_768
+    """Documents with more are over-long; words count where there is no tokenizer."""
     batch: Annotated[int | None, tyro.conf.arg(metavar="ROWS")] = None
     """Rows of a batch: says which batches will hold many rare tokens. For one file of token ids."""
     order: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None

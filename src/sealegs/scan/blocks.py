@@ -33,7 +33,7 @@ class Ways:
     """The token that ends each document."""
     row: int = 1024
     """Tokens per row, if token ids come without documents: each row counts as one."""
-    longest: int = 100_000
+    longest: int = 32_768
     """Tokens from which on a document is over-long."""
 
 

@@ -125,7 +125,9 @@ def _optimizer(found: Contents) -> Iterator[Holding]:
     for name, key in (("learning rate", "lr"), ("betas", "betas"), ("weight decay", "weight_decay")):
         values = [group[key] for group in groups if key in group]
         if values:
-            yield Holding(name, ", ".join(dict.fromkeys(_spelt(value) for value in values)), _odd(name, values))
+            is_scheduled = name == "learning rate" and _may_be_zero(groups, found.schedules)
+            told = ", ".join(dict.fromkeys(_spelt(value) for value in values))
+            yield Holding(name, told, _odd(name, values, may_be_zero=is_scheduled))
     trained = sum(len(group["params"]) for group in groups)
     states = [state for optimizer in found.optimizers for state in optimizer.state.values()]
     moments = [value for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim]
@@ -139,12 +141,27 @@ def _optimizer(found: Contents) -> Iterator[Holding]:
     yield Holding("moments", f"of {len(states)} of {trained} parameters ({kinds or 'none'})", problem)
 
 
-def _odd(name: str, values: Sequence[Any]) -> str | None:
+def _odd(name: str, values: Sequence[Any], *, may_be_zero: bool) -> str | None:
     if any(_spelt(value) == UNREADABLE for value in values):
         return "damaged: an older checkpoint is needed"
-    if name == "learning rate" and not all(0 < (_number(value) or 0.0) < math.inf for value in values):
+    if name != "learning rate":
+        return None
+    rates = [_number(value) or 0.0 for value in values]
+    if not all(0 < rate < math.inf or (may_be_zero and rate == 0) for rate in rates):
         return "a rate that trains nothing, or everything at once"
     return None
+
+
+def _may_be_zero(groups: Sequence[Mapping[str, Any]], schedules: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a schedule made a rate 0: at its end, or before its warm-up. One that is half way through made none."""
+    if not any((_number(group.get("initial_lr")) or 0.0) > 0 for group in groups):
+        return False
+    for schedule in schedules:
+        at = schedule.get("last_epoch")
+        ends = [end for key in ("T_max", "total_steps", "total_iters") if isinstance(end := schedule.get(key), int)]
+        if isinstance(at, int) and any(0 < at < end - 1 for end in ends):
+            return False
+    return True
 
 
 def _step(found: Contents) -> Holding:

@@ -402,6 +402,15 @@ def test_a_halt_is_the_outcome(event: dict[str, Any]) -> None:
     assert document.outcome == ("did not resume: the run was halted at step 103",)
 
 
+@pytest.mark.parametrize("finished", [[], [{"step": 420, "time": 3.0, "kind": "end", "reason": "finished"}]])
+def test_a_halt_in_shadow_mode_is_what_would_have_been_done(finished: list[dict[str, Any]]) -> None:
+    told = [{"step": 103, "time": 1.0, "kind": "halt", "acted": False}, *finished]
+    open_still = {**INCIDENT, "recovery_loss": None, "end": None, "trajectory": None}
+    would_be = "the run was not halted (shadow mode); it would have been at step 103"
+    assert draft(MANIFEST, open_still, attempts(), told).outcome == (would_be,)
+    assert draft(MANIFEST, {**open_still, "trajectory": "divergent"}, attempts(), told).outcome[-1] == would_be
+
+
 def test_shadow_mode_did_nothing_and_says_what_it_would_have_done() -> None:
     shadow = [{**event, "acted": False} if "acted" in event else event for event in events()]
     document = draft(MANIFEST, INCIDENT, attempts(), shadow)

@@ -41,7 +41,11 @@ def outcome(met: Met, events: Sequence[Plain]) -> tuple[str, ...]:
         for event in events
         if event["kind"] == "outcome" and event.get("intervention") in numbers
     ]
-    halted = next((e for e in events if e["kind"] in ("halt", "end") and e["step"] >= met.start), None)
+    later = [event for event in events if event["kind"] in ("halt", "end") and event["step"] >= met.start]
+    halted = next((event for event in later if event["kind"] == "end" or event.get("acted", True)), None)
+    only_told = next((event for event in later if event["kind"] == "halt" and not event.get("acted", True)), None)
+    if only_told is not None:
+        told.append(f"the run was not halted (shadow mode); it would have been at step {only_told['step']}")
     if met.end is not None and met.recovery_loss is not None:
         limit = "" if met.limit is None else f", limit {met.limit:.4g}"
         after = met.end - met.start
