@@ -19,6 +19,7 @@ from sealegs.errors import ConfigError, RunHalted
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.judge import Detection
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource, Tighten
+from sealegs.recovery.ledger import read_ledger
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.probe import MOST_TRIED
 from sealegs.recovery.recurrence import Trigger
@@ -312,6 +313,56 @@ def test_outcomes_belong_to_their_interventions(tmp_path: Path) -> None:
     outcomes = {each["intervention"]: each["result"] for each in events(tmp_path / "a", "outcome")}
     assert numbers == [1, 2]
     assert outcomes == {1: "came back", 2: "helped"}
+
+
+def test_a_request_is_no_trouble_of_the_one_before(tmp_path: Path) -> None:
+    """Each has its own outcome: a rollback of 180 steps, and a lower rate soon after it."""
+    model, optimizer = small()
+    words = STANDARD | {"checkpoint_every": Checkpointing(every=20, snapshot_every=20, keep=20)}
+    with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        batches = data()
+        train(guard, model, 200, loader=batches)
+        guard.ask("rollback", "180")
+        assert guard.number <= 20
+        train(guard, model, 25, loader=batches)
+        guard.ask("lr", "0.5")
+        train(guard, model, 90, loader=batches)
+        assert read_ledger(tmp_path / "a")["pending"] == [  # type: ignore[index]
+            {"intervention": 1, "onset": 200, "is_asked": True, "in_incident": False}
+        ]
+    (told,) = events(tmp_path / "a", "outcome")
+    assert (told["intervention"], told["result"], told["step"]) == (2, "helped", 75)
+    words |= {"resume": True}
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        train(guard, model, 260, loader=data())
+    first, second = sorted(events(tmp_path / "a", "outcome"), key=lambda told: told["intervention"])
+    assert (first["result"], first["step"]) == ("helped", 250)
+    assert "50 steps after the request's step" in first["text"]
+    assert second == told
+
+
+def test_trouble_after_a_request_is_told_of_each_by_its_own_onset(tmp_path: Path) -> None:
+    """The playbook's rollback is pending, a person's rate too, when trouble comes back before the first onset."""
+    rungs = (Rung({Trigger.NONFINITE_OFTEN}, (Rollback(skip=count),)) for count in (1, 2))
+    words = STANDARD | {"playbook": Playbook(name="mine", rungs=tuple(rungs))}
+    model, optimizer = small()
+    with Guard(
+        model, optimizer, run=tmp_path / "a", checkpoint_every=Checkpointing(snapshot_every=20), **words
+    ) as guard:
+        batches = data()
+        train(guard, model, 62, bad := once(60, 61, 62), loader=batches)
+        train(guard, model, 1, bad, loader=batches)  # one more, and it goes back
+        assert guard.number < 50
+        onset = guard.number + 2
+        train(guard, model, onset, loader=batches)
+        guard.ask("lr", "0.5")
+        train(guard, model, onset + 2, again := once(onset, onset + 1, onset + 2), loader=batches)
+        train(guard, model, 1, again, loader=batches)
+    texts = {told["intervention"]: told["text"] for told in events(tmp_path / "a", "outcome")}
+    before = 60 - (onset + 3)
+    assert texts[1] == f"came back: trouble again, since step {onset}, {before} steps before the onset"
+    assert texts[2] == f"came back: trouble again, since step {onset}, 3 steps after the request's step"
 
 
 def test_an_incident_is_closed_with_what_it_has_cost(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from sealegs.record.schema import EVENTS
 
 JUDGED = ("skip", "alarm", "halt")
 """Kinds of events that stand for a rejected step, or belong to an incident."""
+ASKED = "asked"
+"""Trigger of a person's request, which is no sign of an incident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def bad_stretches(events: Iterable[Mapping[str, Any]]) -> list[BadStretch]:
     ([BadStretch(number=1, onset=50, end=None)], [BadStretch(number=1, onset=50, end=90)])
     >>> bad_stretches([alarm, {"kind": "guard", "step": 40}])
     []
+    >>> bad_stretches([alarm, closed, {"kind": "intervention", "step": 30, "trigger": "asked", "onset": 30}])
+    [BadStretch(number=1, onset=50, end=90)]
     """
     found: list[BadStretch] = []
     first = last = -2  # of the unbroken row of skips up to here: an incident may have begun with them
@@ -65,7 +69,9 @@ def bad_stretches(events: Iterable[Mapping[str, Any]]) -> list[BadStretch]:
             first, last = (first if step == last + 1 else step), step
             if _is_step(number):
                 found = _alarmed(found, number, min(first, step - _rows_before(event)))
-        elif kind == "intervention" and found and _is_step(onset := event.get("onset")):
+        elif (
+            kind == "intervention" and found and event.get("trigger") != ASKED and _is_step(onset := event.get("onset"))
+        ):
             found[-1] = replace(found[-1], onset=min(found[-1].onset, onset))
         elif kind == "incident-closed" and found:
             onset = event["start"] if _is_step(event.get("start")) else found[-1].onset

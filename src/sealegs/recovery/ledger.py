@@ -14,12 +14,40 @@ from sealegs.record.schema import RECOVERY, speakable
 from sealegs.record.typed import fits, typed
 from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.playbook import Playbook
-from sealegs.recovery.recurrence import PastIntervention
+from sealegs.recovery.recurrence import PastIntervention, Trigger
 from sealegs.signals.collective import Collective
 from sealegs.watch import Watch
 
 HELD = 50
 """Healthy steps past the onset after which an intervention has helped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An intervention whose outcome is not known yet."""
+
+    intervention: int
+    """Its number."""
+    onset: int
+    """The onset of its anomaly; the step of a person's request."""
+    is_asked: bool = False
+    """Whether a person asked for it."""
+    in_incident: bool = True
+    """Whether an incident was open."""
+
+    def has_passed(self, step: int) -> bool:
+        """Whether a step is far enough behind the onset to tell."""
+        return step >= self.onset + HELD
+
+    def distance(self, step: int) -> str:
+        """How far a step is from the onset, in words; after a rollback it may lie before it.
+
+        >>> Pending(1, 300).distance(312), Pending(2, 300, is_asked=True).distance(115)
+        ('12 steps after the onset', "185 steps before the request's step")
+        """
+        mark = "the request's step" if self.is_asked else "the onset"
+        count, side = abs(step - self.onset), "after" if step >= self.onset else "before"
+        return f"{count} {'step' if count == 1 else 'steps'} {side} {mark}"
 
 
 class Entries(NamedTuple):
@@ -28,6 +56,7 @@ class Entries(NamedTuple):
     adjustments: Adjustments
     history: tuple[PastIntervention, ...]
     interventions: int
+    pending: tuple[Pending, ...]
     data: Mapping[str, Any]
 
 
@@ -43,8 +72,8 @@ class Ledger:
         """All interventions, and the rungs that could not be carried out."""
         self.interventions = 0
         """How many interventions there were."""
-        self._pending_onset: int | None = None
-        """The onset of the last intervention, until its outcome is known."""
+        self._pending: tuple[Pending, ...] = ()
+        """The interventions whose outcomes are not known yet, oldest first."""
         self._playbook = playbook
         self._batches = batches
         self._watch = watch
@@ -57,7 +86,8 @@ class Ledger:
             "playbook": self._playbook.name,
             "history": [intervention.to_plain() for intervention in self.history],
             "interventions": self.interventions,
-            "untold": self._pending_onset,
+            "untold": self._pending[-1].onset if self._pending else None,
+            "pending": [asdict(pending) for pending in self._pending],
             "margins": asdict(self.adjustments),
             "data": self._batches.bookkeeping(),
         }
@@ -67,7 +97,7 @@ class Ledger:
         history = [PastIntervention.from_plain(entry) for entry in plain["history"]]
         is_same = plain["playbook"] == self._playbook.name
         self.history = tuple(history if is_same else (replace(intervention, rung=None) for intervention in history))
-        self.interventions, self._pending_onset = plain["interventions"], plain["untold"]
+        self.interventions, self._pending = plain["interventions"], pending_in(plain)
         self.adjustments = Adjustments(**plain["margins"])
         self._batches.take_over(plain["data"])
 
@@ -86,12 +116,12 @@ class Ledger:
 
     def now(self) -> Entries:
         """The entries as they are now, for ``put_back``."""
-        return Entries(self.adjustments, self.history, self.interventions, self._batches.bookkeeping())
+        data = self._batches.bookkeeping()
+        return Entries(self.adjustments, self.history, self.interventions, self._pending, data)
 
     def put_back(self, entries: Entries) -> None:
         """Undo the entries of an intervention that failed."""
-        self.adjustments, self.history, self.interventions, data = entries
-        self._pending_onset = None
+        self.adjustments, self.history, self.interventions, self._pending, data = entries
         self._batches.put_back(data)
         self.write()
 
@@ -99,33 +129,48 @@ class Ledger:
         """Enter an intervention. Its outcome will follow, unless it is the last."""
         self.history = (*self.history, intervention)
         self.interventions += 1
-        self._pending_onset = None if is_last else intervention.onset
+        is_asked, in_incident = intervention.trigger == Trigger.ASKED, intervention.incident > 0
+        entered = Pending(self.interventions, intervention.onset, is_asked, in_incident)
+        self._pending = () if is_last else (*self._pending, entered)
 
     def held(self, step: int, good: int) -> None:
-        """Enter that the last intervention helped, once ``good`` steps in a row were good and no incident is open."""
-        if self._pending_onset is not None and good >= HELD and step >= self._pending_onset + HELD:
-            self.history = tuple(
-                intervention if intervention.recovered is not None else replace(intervention, recovered=step)
-                for intervention in self.history
-            )
-            self._note_outcome(step, "helped", f"{HELD} healthy steps have come of it")
+        """Enter which interventions have helped, once ``good`` steps in a row were good and no incident is open."""
+        helped = [pending for pending in self._pending if good >= HELD and pending.has_passed(step)]
+        if not helped:
+            return
+        is_all = len(helped) == len(self._pending)
+        self.history = tuple(
+            replace(past, recovered=step) if past.recovered is None and (is_all or step >= past.onset + HELD) else past
+            for past in self.history
+        )
+        for pending in helped:
+            self._note_outcome(pending, step, "helped", f"{HELD} healthy steps have come of it")
 
     def lingers(self, step: int) -> None:
-        """Enter that the last intervention did not help: its incident ran out of time, and the loss is not back."""
-        if self._pending_onset is not None:
-            self._note_outcome(step, "did not help", "the loss has not come back")
+        """Enter that the interventions did not help: their incident ran out of time, and the loss is not back."""
+        for pending in self._pending:
+            self._note_outcome(pending, step, "did not help", "the loss has not come back")
 
     def came_back(self, number: int, onset: int) -> None:
-        """Enter that the anomaly came back, before step ``number``."""
-        if self._pending_onset is not None:
-            self._note_outcome(number, "came back", f"trouble again, since step {onset}")
+        """Enter that the anomaly came back, before step ``number``. What a person asked for while nothing was wrong has
+        nothing that could come back, but has not helped either."""
+        for pending in self._pending:
+            is_new = pending.is_asked and not pending.in_incident
+            result, text = ("did not help", "trouble") if is_new else ("came back", "trouble again")
+            self._note_outcome(pending, number, result, f"{text}, since step {onset}")
 
-    def _note_outcome(self, step: int, result: str, text: str) -> None:
-        assert self._pending_onset is not None
-        text = f"{result}: {text}, {step - self._pending_onset} steps after the onset"
-        self._watch.note("outcome", step=step, intervention=self.interventions, result=result, text=text)
-        self._pending_onset = None
+    def _note_outcome(self, pending: Pending, step: int, result: str, text: str) -> None:
+        text = f"{result}: {text}, {pending.distance(step)}"
+        self._watch.note("outcome", step=step, intervention=pending.intervention, result=result, text=text)
+        self._pending = tuple(other for other in self._pending if other is not pending)
         self.write()
+
+
+def pending_in(ledger: Mapping[str, Any]) -> tuple[Pending, ...]:
+    """The interventions of a written ledger whose outcomes are not known; older ones tell of the last alone."""
+    if (pending := ledger.get("pending")) is not None:
+        return tuple(typed(Pending, entry) for entry in pending)
+    return () if ledger["untold"] is None else (Pending(ledger["interventions"], ledger["untold"]),)
 
 
 def take_over_ledger(watch: Watch, batches: Batches, take_over: Callable[[Mapping[str, Any]], None] | None) -> None:
@@ -154,6 +199,7 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
                 raise ValueError("batches that are left out are no ranges")
             if not all(fits(weight, float) for weight in data.swaps.values()):
                 raise ValueError("the weight of a source is no number")
+            pending_in(ledger)
             for entry in ledger["history"]:
                 PastIntervention.from_plain(entry)
     except FileNotFoundError:
@@ -171,6 +217,7 @@ class _Written:
     untold: int | None
     margins: Mapping[str, Any]
     data: Mapping[str, Any]
+    pending: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,8 @@ class PlaybookRunner:
         target = next(targets, None)
         if rollback is not None and target is None:
             raise Impossible(self._restore_points.unavailable_because(onset, rollback.back))
-        self._ledger.came_back(number, onset)
+        if order.anomaly.trigger != Trigger.ASKED:  # what a person asks for is no anomaly
+            self._ledger.came_back(number, onset)
         before = self._ledger.now()
         changed = self._change_data_and_ledger(order, number if target is None else target.step)
         self._ledger.enter(self._past_intervention(order), is_last=order.find(Halt) is not None)
