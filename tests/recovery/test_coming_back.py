@@ -130,8 +130,10 @@ def test_what_comes_back_at_the_same_step_is_asked_about_each_time(tmp_path: Pat
     """A schedule that multiplies the rate by 1000 from step 300 on: after a rollback it does so again. Weights that are
     damaged once more are found after a few steps, not after fifty, and the ladder ends in a halt."""
     model, optimizer = small()
+    rungs_ = tuple(Rung({Trigger.DAMAGED}, (Rollback(back=back, skip=skip),)) for back, skip in ((0, 10), (100, 50)))
+    words = STANDARD | {"playbook": Playbook(name="mine", rungs=rungs_)}
     schedule = LambdaLR(optimizer, lambda step: 1000.0 if step >= 300 else 1.0)
-    words = STANDARD | {"scheduler": schedule, "checkpoint_every": Checkpointing(every=50, keep=9)}
+    words |= {"scheduler": schedule, "checkpoint_every": Checkpointing(every=50, keep=9)}
     with pytest.raises(RunHalted, match="damaged"), Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         train(guard, model, 800)
     done = events(tmp_path / "a", "intervention")
@@ -170,6 +172,24 @@ def test_a_rung_goes_back_as_far_as_it_says_or_is_passed_over(every: int, tmp_pa
         assert [each["rung"] for each in passed] == [2]
         assert "steps 0, 250, none but the very beginning is at least 100 steps before step 310" in passed[0]["reason"]
         assert [each["to_step"] for each in done] == [250, 0], "the beginning is less than twice as far as 200"
+
+
+def test_each_restart_of_one_incident_goes_further_back_than_the_last(tmp_path: Path) -> None:
+    """NaN whenever step 270 comes: the run is shorter than the thousand steps of the last rung, and begins anew."""
+    model, optimizer = small()
+    with (
+        pytest.raises(RunHalted),
+        Guard(model, optimizer, run=tmp_path / "a", checkpoint_every=50, **STANDARD) as guard,
+    ):
+        train(guard, model, 400, lambda guard: math.nan if guard.number >= 270 else 1.0)
+    *done, halt = events(tmp_path / "a", "intervention")
+    distances = [each["onset"] - each["to_step"] for each in done]
+    assert len(distances) == 3
+    assert distances == sorted(distances)
+    assert distances[-1] == 270
+    assert "goes back 270 steps instead of 1000: the run had 270 steps" in done[-1]["because"]
+    assert "from scratch, since no later state is healthy and old enough" in done[-1]["changed"]
+    assert halt["text"].startswith("halt")
 
 
 def test_nobody_begins_anew_who_asks_for_a_hundred_steps(tmp_path: Path) -> None:

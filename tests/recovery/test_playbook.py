@@ -24,7 +24,7 @@ from sealegs.recovery.actions import (
     Tighten,
 )
 from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, TRIGGERS, Decision, Playbook, Rung, choose
-from sealegs.recovery.recurrence import PastIntervention, Trigger
+from sealegs.recovery.recurrence import PLACE, PastIntervention, Trigger
 
 STANDARD = Playbook.standard()
 
@@ -353,6 +353,58 @@ def test_trouble_that_keeps_coming_back_is_halted(
         return
     assert decided[-1].halts
     assert choose(playbook, trigger, onset, history).halts, "and stays so"
+
+
+rollbacks_of_a_rung = st.lists(st.integers(0, 3000), min_size=1, max_size=5)
+
+
+@given(
+    backs=rollbacks_of_a_rung,
+    onsets=st.lists(st.integers(1, 4000), min_size=5, max_size=5),
+    every=st.integers(1, 1500),
+    phases=st.lists(st.integers(0, 1500), min_size=5, max_size=5),
+)
+def test_a_rollback_never_goes_less_far_than_the_ones_before_it(
+    backs: list[int], onsets: list[int], every: int, phases: list[int]
+) -> None:
+    """Whatever is asked for, and wherever trouble comes back and states were saved: nearer ones have not helped."""
+    rungs_ = [Rung({Trigger.DAMAGED}, (Rollback(back=back, skip=skip),)) for skip, back in enumerate(backs)]
+    playbook = Playbook(name="any", rungs=tuple(rungs_), again_within=4000)
+    history: list[PastIntervention] = []
+    for asked, onset, phase in zip(backs, onsets, phases, strict=False):
+        decision = choose(playbook, Trigger.DAMAGED, onset, history)
+        (rollback,) = decision.actions
+        assert isinstance(rollback, Rollback)
+        saved = {0, *range(phase, onset, every)}
+        went_to = max(step for step in saved if step <= min(onset - 1, onset - rollback.back))
+        for each in history:
+            assert each.went_to is not None
+            is_no_nearer = onset - went_to >= min(each.onset - each.went_to, onset)
+            is_again = went_to <= each.went_to and abs(onset - each.onset) <= PLACE  # an onset is dated no better
+            assert is_no_nearer or is_again
+        assert onset - went_to >= asked or onset < asked, "as far as it says, where the run is that long"
+        history.append(replace(treated(decision, Trigger.DAMAGED, onset), went_to=went_to))
+    if onsets[len(backs) - 1] <= backs[-1]:
+        assert history[-1].went_to == 0, "the last goes to the beginning of a run that is shorter than it asks"
+
+
+@pytest.mark.parametrize(("onset", "backs"), [(600, [0, 170, 600]), (60, [0, 45, 60]), (5000, [0, 170, 1000])], ids=str)
+def test_short_runs_go_back_by_shares_of_themselves(onset: int, backs: list[int]) -> None:
+    """The first rollback has found no state within 170 steps, or 45, of the onset."""
+    history: list[PastIntervention] = []
+    decisions = []
+    for went_back in (min(170, 3 * onset // 4), 200, 1000):
+        decisions.append(choose(STANDARD, Trigger.DAMAGED, onset, history))
+        went_to = max(onset - went_back, 0)
+        history.append(replace(treated(decisions[-1], Trigger.DAMAGED, onset), went_to=went_to))
+    found = [action.back for each in decisions for action in each.actions if isinstance(action, Rollback)]
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[2] == min(1000, onset)
+    assert found[1] == backs[1]
+    assert (
+        choose(STANDARD, Trigger.DAMAGED, onset, [PastIntervention.from_plain(history[0].to_plain())]) == decisions[1]
+    )
 
 
 def test_no_torch_is_needed() -> None:

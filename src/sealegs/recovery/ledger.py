@@ -133,6 +133,10 @@ class Ledger:
         entered = Pending(self.interventions, intervention.onset, is_asked, in_incident)
         self._pending = () if is_last else (*self._pending, entered)
 
+    def went_to(self, step: int) -> None:
+        """Enter which state the last intervention has restored."""
+        self.history = (*self.history[:-1], replace(self.history[-1], went_to=step))
+
     def held(self, step: int, good: int) -> None:
         """Enter which interventions have helped, once ``good`` steps in a row were good and no incident is open."""
         helped = [pending for pending in self._pending if good >= HELD and pending.has_passed(step)]

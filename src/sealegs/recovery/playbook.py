@@ -7,9 +7,10 @@ rung, and never the same one twice. When no rung is left, the run is halted with
 carries the actions out.
 """
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from sealegs.errors import ConfigError
@@ -293,7 +294,8 @@ def choose(
     """The next rung for a trigger. The anomaly began at step ``onset`` with ``batch``; ``kind`` is the incident's.
 
     It is never a rung that this anomaly has used, nor one before it. When its rungs or the run's rollbacks are used up,
-    the run is halted, unless the anomaly heals by itself.
+    the run is halted, unless the anomaly heals by itself. A rollback goes as far as its rung says, or as far as
+    ``steps_back`` says for a short run and after rollbacks that have gone further.
 
     >>> print(choose(Playbook.standard(), Trigger.DAMAGED, 4821, ()).reason)
     damaged at step 4821: rung 3 is the first for it
@@ -316,7 +318,38 @@ def choose(
     if rung.rolls_back and spent >= playbook.rollbacks:
         return _end(trigger, f"{what}: {spent} rollbacks have been made, and {playbook.rollbacks} are allowed in all")
     after = f"comes after rung {used}" if used else "is the first for it"
-    return Decision(number, _advised(rung.actions, trigger), f"{what}: rung {number} {after}")
+    rollbacks = [at for at, each in rungs.items() if each.rolls_back]
+    share = sum(at <= number for at in rollbacks) / max(len(rollbacks), 1)
+    before = max((intervention.went_back(onset) for intervention in anomaly), default=0)
+    actions = tuple(
+        replace(action, back=steps_back(action.back, onset, share, before)) if isinstance(action, Rollback) else action
+        for action in _advised(rung.actions, trigger)
+    )
+    return Decision(number, actions, f"{what}: rung {number} {after}{_distance(rung, actions, onset)}")
+
+
+def _distance(rung: Rung, actions: tuple[Action, ...], onset: int) -> str:
+    """Why a rollback goes another distance than its rung says; empty where it does not."""
+    for asked, action in zip(rung.actions, actions, strict=True):
+        if isinstance(asked, Rollback) and isinstance(action, Rollback) and action.back != asked.back:
+            why = "nearer states have not helped" if action.back > asked.back else f"the run had {onset} steps"
+            return f", and goes back {action.back} steps instead of {asked.back}: {why}"
+    return ""
+
+
+def steps_back(asked: int, onset: int, share: float, before: int) -> int:
+    """The least distance of a rollback from its onset, where its rung asks for ``asked`` steps.
+
+    A run that is shorter than that goes back by a share of itself, that of the rung among the rollbacks: the last goes
+    to the beginning. What came back after going ``before`` steps back is not tried from any nearer.
+
+    >>> [steps_back(asked, 600, share, 0) for asked, share in ((0, 1 / 3), (100, 2 / 3), (1000, 1.0))]
+    [0, 100, 600]
+    >>> steps_back(1000, 600, 2 / 3, 0), steps_back(100, 600, 2 / 3, 170), steps_back(100, 150, 2 / 3, 170)
+    (400, 170, 150)
+    """
+    scaled = asked if asked <= onset else math.ceil(onset * share)
+    return min(max(scaled, before), onset)
 
 
 def _table_lines(number: str, when: str, what: str) -> Iterable[str]:

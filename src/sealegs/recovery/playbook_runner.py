@@ -234,6 +234,7 @@ class PlaybookRunner:
             except Impossible:
                 self._ledger.put_back(before)
                 raise
+            self._ledger.went_to(target.step)
             self._tracker.went_back(cost)
             changed += self._adjust_after_rollback(order, target)
         if self._act:
@@ -258,13 +259,13 @@ class PlaybookRunner:
     def _adjust_after_rollback(self, order: Order, target: RestorePoint) -> list[str]:
         """Adjust what depends on the state that was restored in the end; gives the changes in words."""
         said = [f"went back from step {order.number} to {target}"]
+        if target.step == 0:
+            said.append("from scratch, since no later state is healthy and old enough")
         if order.find(LowerLR) is not None:
             self._ledger.adjustments = replace(self._ledger.adjustments, rewarm_from=target.step)
-        elif target.step == 0:
-            said.append("from scratch, since no later state is healthy and old enough")
-            if not any(map(makes_its_rate, self._optimizers)):
-                self._ledger.adjustments = self._ledger.adjustments.from_scratch()
-                said[-1] += f", with {self._ledger.adjustments.lr:g} of the learning rate"
+        elif target.step == 0 and not any(map(makes_its_rate, self._optimizers)):
+            self._ledger.adjustments = self._ledger.adjustments.from_scratch()
+            said[-1] += f", with {self._ledger.adjustments.lr:g} of the learning rate"
         return said
 
     def _conclude(

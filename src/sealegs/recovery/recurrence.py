@@ -77,6 +77,8 @@ class PastIntervention:
     """Kind of the incident."""
     recovered: int | None = None
     """The step at which the run had recovered; None where it has not, or it is not known."""
+    went_to: int | None = None
+    """The step of the state that was restored; None where there was none, or it is not known."""
 
     @property
     def case(self) -> ComparableAnomaly:
@@ -87,6 +89,14 @@ class PastIntervention:
     def left_out(self) -> int:
         """Batches, from that of the onset on, that were left out."""
         return next((action.skip for action in self.actions if isinstance(action, Rollback)), 0)
+
+    def went_back(self, onset: int) -> int:
+        """Steps that it went back, for an anomaly that has come back at ``onset``: from its own onset, or from that one
+        where both may be the same."""
+        if self.went_to is None:
+            return next((action.back for action in self.actions if isinstance(action, Rollback)), 0)
+        is_same = abs(onset - self.onset) <= PLACE
+        return max((min(onset, self.onset) if is_same else self.onset) - self.went_to, 0)
 
     def to_plain(self) -> dict[str, Any]:
         """The entry as JSON values."""
@@ -101,7 +111,9 @@ class PastIntervention:
             later = {name: plain.get(name, default) for name, default in _LATER.items()}
             trigger, actions = Trigger(plain["trigger"]), plain["actions"]
             is_sound = all(is_whole(value, 0) or (name == "rung" and value is None) for name, value in own.items())
-            is_sound &= all(is_whole(later[name], 0) or later[name] is None for name in ("batch", "recovered"))
+            is_sound &= all(
+                is_whole(later[name], 0) or later[name] is None for name in ("batch", "recovered", "went_to")
+            )
             is_sound &= isinstance(actions, list) and isinstance(later["kind"], str)
         except (AttributeError, KeyError, TypeError, ValueError):
             is_sound = False
@@ -112,7 +124,7 @@ class PastIntervention:
         return cls(**own, **later, trigger=trigger, actions=actions_from(actions))
 
 
-_LATER: dict[str, Any] = {"batch": None, "kind": "", "recovered": None}
+_LATER: dict[str, Any] = {"batch": None, "kind": "", "recovered": None, "went_to": None}
 """Fields that older ledgers lack. Without them an anomaly is the same for as long as ``again_within`` says."""
 
 
