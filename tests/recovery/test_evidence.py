@@ -440,6 +440,14 @@ def test_not_finite_in_a_row_or_too_often() -> None:
     assert not any(seen(evidence, step, "nan" if step % (OFTEN_WITHIN // 5) == 0 else "go") for step in range(2000))
 
 
+def test_of_scattered_steps_the_last_stretch_is_left_out_and_the_one_that_triggered() -> None:
+    """The run goes back to before the first, at step 400; batches are numbered a thousand higher than steps."""
+    evidence = watching()
+    nan = {40, 150, 260, 400, 470, 471}
+    anomaly = next(found for step in range(500) if (found := seen(evidence, step, "nan" if step in nan else "go")))
+    assert (anomaly.onset, anomaly.batch, anomaly.triggered_by) == (400, 1470, 1471)
+
+
 def test_weights_that_are_not_finite_and_a_spent_budget() -> None:
     evidence = watching()
     anomaly = seen(evidence, 7, params_finite=0.0)

@@ -634,6 +634,18 @@ def test_scattered_trouble_began_with_the_first_of_it(tmp_path: Path) -> None:
     first = events(tmp_path / "a", "intervention")[0]
     assert first["trigger"] == "nonfinite-often"
     assert first["onset"] == 100
+    assert first["step"] == 151, "the sixth, at step 150"
+    assert "batches 149 to 158 are left out" in first["changed"]
+
+
+def test_the_batch_that_triggers_a_rollback_is_left_out_however_few_the_rung_leaves_out(tmp_path: Path) -> None:
+    rung = Rung({Trigger.NONFINITE_OFTEN}, (Rollback(skip=2),))
+    words = STANDARD | {"playbook": Playbook(name="mine", rungs=(rung,), nonfinite_in_a_row=5)}
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
+        train(guard, model, 120, once(*range(100, 105)))
+    (done,) = events(tmp_path / "a", "intervention")
+    assert "batches 99 to 104 are left out" in done["changed"]
 
 
 class Mixed(list[Tensor]):

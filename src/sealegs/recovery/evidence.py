@@ -7,7 +7,7 @@ finite. Below, a rise of the loss is the difference of its logarithms.
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
@@ -82,13 +82,16 @@ class Anomaly:
     onset: int
     """The first step that showed it."""
     batch: int | None
-    """The batch of the onset."""
+    """The batch of the onset, from which batches are left out; where the evidence is scattered over many steps, the
+    first batch of its last stretch."""
     text: str
     """The evidence, as a sentence for people."""
     source: str | None = None
     """The source of data that the evidence names."""
     lasted: int = 0
     """Steps that it lasted, where it is already over."""
+    triggered_by: int | None = None
+    """The batch that triggered it, where that one must be left out, too."""
 
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -235,12 +238,10 @@ class AnomalyEvidence:
         if float(row.get("params_finite", 1.0)) == 0.0:
             return self._anomaly(Trigger.NONFINITE_WEIGHTS, "a weight is not finite", self._onset(0))
         if self._nonfinite_in_a_row >= self._playbook.nonfinite_in_a_row:
-            return self._anomaly(
-                Trigger.NONFINITE_OFTEN, f"{self._nonfinite_in_a_row} steps in a row were not finite", self._onset(0)
-            )
+            return self._often_nonfinite(f"{self._nonfinite_in_a_row} steps in a row were not finite", self._onset(0))
         if is_nonfinite and self._nonfinite_count > self._playbook.nonfinite_share * OFTEN_WITHIN:
             text = f"{self._nonfinite_count} of the last {len(self._nonfinite)} steps were not finite"
-            return self._anomaly(Trigger.NONFINITE_OFTEN, text, self._onset(WINDOW))
+            return self._often_nonfinite(text, self._onset(WINDOW))
         if verdict.severity == Severity.HALT:
             return self._anomaly(Trigger.BUDGET_SPENT, str(verdict), self._onset(0))
         return self._resolved(row)
@@ -529,13 +530,22 @@ class AnomalyEvidence:
             return self._onset(PROBE_AGAIN)
         return next(at for at, seen in enumerate(self._recent) if int(seen.row["step"]) >= self._unexplained)
 
+    def _often_nonfinite(self, text: str, onset: int) -> Anomaly:
+        """The anomaly of non-finite steps. The run goes back to before the first, but each spoils its own step alone:
+        left out are those of the last stretch, up to the one that triggered it."""
+        anomaly = self._anomaly(Trigger.NONFINITE_OFTEN, text, onset)
+        return replace(anomaly, batch=self._batch(self._onset(0)), triggered_by=self._batch(len(self._recent) - 1))
+
+    def _batch(self, at: int) -> int | None:
+        """The batch of a recent row, if it is known."""
+        batch = self._recent[at].row.get("batch_index")
+        return None if batch is None else int(batch)
+
     def _anomaly(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Anomaly:
-        onset = self._recent[at].row
-        batch = onset.get("batch_index")
         return Anomaly(
             trigger=trigger,
-            onset=int(onset["step"]),
-            batch=None if batch is None else int(batch),
+            onset=int(self._recent[at].row["step"]),
+            batch=self._batch(at),
             text=text,
             source=source,
             lasted=lasted,

@@ -111,9 +111,10 @@ def change_ledger(
         match action:
             case Rollback(skip=count) if count and order.anomaly.batch is not None:
                 # the step before may have done the damage; a row names the last batch of its step
-                earliest = order.anomaly.batch - (2 * batches_a_step - 1)
+                earliest = max(order.anomaly.batch - (2 * batches_a_step - 1), 0)
                 lasted = (order.anomaly.lasted + SHARP) * batches_a_step if order.anomaly.lasted else 0
-                changed.append(_leave_out(batches, max(earliest, 0), max(count, lasted)))
+                reach = earliest if order.anomaly.triggered_by is None else order.anomaly.triggered_by
+                changed.append(_leave_out(batches, earliest, max(count, lasted, reach - earliest + 1)))
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))
