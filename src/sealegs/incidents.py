@@ -9,6 +9,7 @@ of ten rows is back where the healthy steps before it were. At most one is open:
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from sealegs.vocabulary import Row, Severity, Verdict
@@ -29,6 +30,13 @@ GRACE = 10
 """Rows after the last check in which it stays open, so that a rollback because of that check finds it open."""
 ENOUGH = 0.1
 """Share of what is left to the limit that a loss must fall by, from check to check, to be decaying."""
+RECENT = 4
+"""A loss that has surely not fallen at that pace in the last quarter of the rows before a check is flat, however far it
+fell before: in twenty rows at least, and in ``REMEMBERED`` at most."""
+MOST_ALIKE = 0.9
+"""The highest correlation of the noise of a row with that of the next that is reckoned with."""
+REMEMBERED = 128
+"""Losses of an open incident that are remembered."""
 KINDS = {
     "nonfinite": "nonfinite",
     "overflow": "overflow",
@@ -176,7 +184,7 @@ class OpenIncident(NamedTuple):
     is_treated: bool = False
     """Whether the run has gone back to its onset, or further, since."""
     recent: tuple[float, ...] = ()
-    """The last losses, as many as are averaged."""
+    """The last losses, as many as are remembered."""
     calm: int = 0
     """Rows in a row, up to the last, that were neither skipped nor an alarm."""
     highest: float = -BEYOND
@@ -187,9 +195,14 @@ class OpenIncident(NamedTuple):
     """Whether it had risen at the last check."""
 
     @property
+    def averaged(self) -> tuple[float, ...]:
+        """The last losses, as many as are averaged."""
+        return self.recent[-AVERAGED:]
+
+    @property
     def mean(self) -> float:
         """Mean of the last losses."""
-        return math.fsum(self.recent) / max(len(self.recent), 1)
+        return math.fsum(self.averaged) / max(len(self.averaged), 1)
 
     @property
     def is_back(self) -> bool:
@@ -226,7 +239,7 @@ class OpenIncident(NamedTuple):
 
     def after(self, seen: RowSummary, is_healthy: bool) -> "OpenIncident":
         """The incident after one more row."""
-        recent = (*self.recent, seen.loss)[-AVERAGED:]
+        recent = (*self.recent, seen.loss)[-REMEMBERED:]
         peak = self.peak.after(seen) if self.includes(seen, is_healthy) else self.peak
         course = self._replace(recent=recent, calm=self.calm + 1 if is_healthy else 0, peak=peak)
         if len(recent) < AVERAGED:
@@ -371,7 +384,7 @@ def gone_on(
     if is_closed:
         news = (News("closed", closed(course, seen.step, age)),)
     elif followed in looks and not course.is_back:
-        news = (News("look", course.incident, is_decaying(course, is_first=followed == looks[0])),)
+        news = (News("look", course.incident, is_decaying(course, followed, looks)),)
         course = course._replace(at_look=course.mean, is_climbing=climbs(course))
     return IncidentState(row, seen.step, state.memory, NO_SKIPS, not is_closed, course), news
 
@@ -391,13 +404,42 @@ def closed(course: OpenIncident, step: int, age: int) -> Incident:
     )
 
 
-def is_decaying(course: OpenIncident, is_first: bool) -> bool:
-    """Whether the mean loss has fallen enough since the last check; at the first one, since it was highest."""
-    if course.at_look is None or max(course.recent) >= BEYOND:
+def is_decaying(course: OpenIncident, followed: int, looks: Sequence[int] = LOOKS) -> bool:
+    """Whether the mean loss has fallen enough since the last check, or before the first one since it was highest, and
+    falls still. It is followed for that many rows."""
+    if course.at_look is None or max(course.averaged) >= BEYOND:
         return False
-    fallen = (course.highest if is_first else course.at_look) - course.mean
-    left = 0.0 if course.limit is None else course.mean - course.limit
-    return fallen > 0 and fallen >= ENOUGH * left
+    last = max((look for look in looks if look < followed), default=0)
+    fallen = (course.at_look if last else course.highest) - course.mean
+    left = 0.0 if course.limit is None else max(course.mean - course.limit, 0.0)
+    rows = min(max(followed // RECENT, 2 * AVERAGED), REMEMBERED)
+    pace = ENOUGH * left / max(followed - last, rows)
+    return fallen > 0 and fallen >= ENOUGH * left and not is_flat(course.recent[-rows:], pace)
+
+
+def is_flat(losses: Sequence[float], pace: float) -> bool:
+    """Whether losses surely fall by less than ``pace`` a row: by the line through them and its standard error. Rows up
+    to the last one that was not finite do not count, and fewer than twenty tell nothing.
+
+    >>> falling = [5.0 - 0.01 * row for row in range(20)]
+    >>> is_flat(falling, 0.009), is_flat(falling, 0.011), is_flat(falling[1:], 0.011)
+    (False, True, False)
+    """
+    last = max((place for place, loss in enumerate(losses) if loss >= BEYOND), default=-1)
+    losses = losses[last + 1 :]
+    count = len(losses)
+    if count < 2 * AVERAGED:
+        return False
+    level, middle = math.fsum(losses) / count, (count - 1) / 2
+    spread = math.fsum((row - middle) ** 2 for row in range(count))
+    slope = math.fsum((row - middle) * (loss - level) for row, loss in enumerate(losses)) / spread
+    residuals = [loss - level - slope * (row - middle) for row, loss in enumerate(losses)]
+    squares = math.fsum(residual * residual for residual in residuals)
+    error = math.sqrt(squares / (count - 2) / spread)
+    # noise that lasts from row to row looks like a slope
+    alike = math.fsum(a * b for a, b in pairwise(residuals)) / squares if squares > 0 else 0.0
+    alike = min(max(alike, 0.0), MOST_ALIKE)
+    return -slope + error * math.sqrt((1 + alike) / (1 - alike)) < pace
 
 
 def climbs(course: OpenIncident) -> bool:
@@ -411,7 +453,7 @@ def climbs(course: OpenIncident) -> bool:
 def diverges(course: OpenIncident) -> bool:
     """Whether an incident that is not back is not finite, or climbs."""
     is_broken = course.kind == "nonfinite" and course.calm == 0
-    is_broken |= max(course.recent, default=0.0) >= BEYOND
+    is_broken |= max(course.averaged, default=0.0) >= BEYOND
     return is_broken or course.is_climbing or climbs(course)
 
 

@@ -16,6 +16,7 @@ from sealegs import Guard, Playbook, RunEndedBadly
 from sealegs.cli import train as command
 from sealegs.errors import RunHalted
 from sealegs.guard_options import Telemetry
+from sealegs.playbook import Rollback, Rung, Trigger
 
 
 def data(count: int = 500) -> list[Tensor]:
@@ -67,7 +68,8 @@ def test_a_run_that_never_came_back_is_warned_of(words: dict[str, Any], tmp_path
 
 def test_with_a_playbook_it_is_halted_before(tmp_path: Path) -> None:
     model, optimizer = small()
-    words: dict[str, Any] = {"scheduler": schedule(optimizer), "playbook": Playbook.standard()}
+    playbook = Playbook(name="mine", rungs=(Rung({Trigger.DAMAGED}, (Rollback(),)),))
+    words: dict[str, Any] = {"scheduler": schedule(optimizer), "playbook": playbook}
     with pytest.raises(RunHalted), Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         train(guard, model, 500)
     assert [end["reason"] for end in ends(tmp_path / "a")] == ["halted"]

@@ -92,9 +92,9 @@ class RunEnd:
         for level in levels:
             if level.is_left_behind_by(loss):
                 return f"{level} never came back: the loss is {loss:.4g} in the end"
-        looked = state.rows - state.course.followed_from >= incidents.LOOKS[0]
-        is_waited_for = state.course.is_back or incidents.is_decaying(state.course, is_first=False)
-        if incident is None or not looked or is_waited_for:
+        followed = state.rows - state.course.followed_from
+        is_waited_for = state.course.is_back or incidents.is_decaying(state.course, followed)
+        if incident is None or followed < incidents.LOOKS[0] or is_waited_for:
             return ""
         if not loss - incident.usual <= LEFT * (incident.peak_loss - incident.usual):
             return f"{levels[-1]} is open, and the loss does not come down: it is {loss:.4g} in the end"
