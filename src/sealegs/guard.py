@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor, bfloat16, float16, nn
+from torch import dtype as Dtype
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -128,6 +129,16 @@ class Guard:
     def watch(self) -> Watch:
         """What judges and records the run."""
         return self.loop.watch
+
+    def autocast_dtype(self, dtype: Dtype) -> Dtype:
+        """The precision to train in: ``dtype``, unless a playbook has changed fp16 to bf16.
+
+        A loop that asks at every step, ``torch.autocast("cuda", guard.autocast_dtype(torch.float16))``, is one whose
+        precision can be changed.
+        """
+        recovery = self.loop.recovery
+        is_changed = recovery is not None and recovery.asks_for_bf16()
+        return bfloat16 if is_changed and dtype == float16 else dtype
 
     @property
     def is_probe(self) -> bool:

@@ -6,7 +6,18 @@
 learning rate x 0.5, warmed up again over 50 steps
 """
 
-from sealegs.recovery.actions import Continue, Halt, LowerLR, Rollback, SkipBatches, Stratify, SwapSource, Tighten
+from sealegs.recovery.actions import (
+    Continue,
+    Halt,
+    LowerLR,
+    Rollback,
+    SkipBatches,
+    Stratify,
+    SwapSource,
+    Tighten,
+    TightenByEvidence,
+    UseBf16,
+)
 from sealegs.recovery.playbook import Playbook, Rung
 from sealegs.recovery.recurrence import Trigger
 
@@ -21,5 +32,7 @@ __all__ = [
     "Stratify",
     "SwapSource",
     "Tighten",
+    "TightenByEvidence",
     "Trigger",
+    "UseBf16",
 ]

@@ -18,6 +18,8 @@ from sealegs.recovery.actions import (
     Stratify,
     SwapSource,
     Tighten,
+    TightenByEvidence,
+    UseBf16,
     actions_from,
     plain_actions,
 )
@@ -30,6 +32,8 @@ PHRASES: list[tuple[Action, str]] = [
     (LowerLR(), "learning rate x 0.5, warmed up again over 50 steps"),
     (LowerLR(0.3, rewarm_steps=0), "learning rate x 0.3"),
     (Tighten(clip=0.5), "clip at 0.5"),
+    (TightenByEvidence(), "tighten what the evidence asks for"),
+    (UseBf16(), "train in bf16 instead of fp16"),
     (Tighten(clip=0.5, clip_value=100, weight_decay=2), "clip at 0.5, clip elements at 100, weight decay times 2"),
     (SwapSource(), "take out the source that the evidence names"),
     (SwapSource("web", weight=0.25), "give source web the weight 0.25"),
@@ -49,7 +53,7 @@ def test_an_action_prints_as_a_phrase_and_comes_back_from_a_file(action: Action,
 
 def test_all_of_them_are_tried() -> None:
     assert {type(action) for action, _ in PHRASES} == set(ACTIONS)
-    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 8
+    assert len({kind.kind for kind in ACTIONS}) == len(ACTIONS) == 10
 
 
 @pytest.mark.parametrize(

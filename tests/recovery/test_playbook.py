@@ -22,6 +22,7 @@ from sealegs.recovery.actions import (
     Stratify,
     SwapSource,
     Tighten,
+    TightenByEvidence,
 )
 from sealegs.recovery.playbook import ADVICE, HALTING, HEALS, TRIGGERS, Decision, Playbook, Rung, choose
 from sealegs.recovery.recurrence import PLACE, PastIntervention, Trigger
@@ -59,8 +60,8 @@ def test_trouble_that_comes_back_climbs_the_standard_ladder(trigger: Trigger) ->
     decisions = climbed(STANDARD, [(trigger, 5000)] * 5)
     assert [decision.actions for decision in decisions[:3]] == [
         (Rollback(back=0, skip=10),),
-        (Rollback(back=100, skip=50),),
-        (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5)),
+        (Rollback(back=100, skip=50), TightenByEvidence()),
+        (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5), TightenByEvidence()),
     ]
     assert [decision.actions for decision in decisions[3:]] == [(Halt(ADVICE[trigger]),)] * 2
     assert [decision.rung for decision in decisions] == [3, 4, 5, 6, None]

@@ -173,6 +173,8 @@ def run_steps(
         if guard.number % cadence.detail_steps == 0:
             signals["token_entropy"] = batch.token_entropy
 
+        if settings.dtype == "fp16" and guard.autocast_dtype(torch.float16) == torch.bfloat16:
+            settings = replace(settings, dtype="bf16")
         loss, token_losses = backward(scaler, losses, batch, settings)
         guard.step(loss, tokens=batch.target_count, token_losses=token_losses, **signals)
 

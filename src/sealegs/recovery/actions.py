@@ -66,7 +66,11 @@ class LowerLR:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tighten:
-    """Clip harder or decay more; a field that is None stays as it is."""
+    """Clip harder or decay more; a field that is None stays as it is.
+
+    In a playbook, limits are checked: ``clip`` by the norms of healthy steps, ``clip_value`` by whether the gradient of
+    an embedding was infinite.
+    """
 
     kind: ClassVar[str] = "tighten"
     clip: float | None = None
@@ -86,6 +90,27 @@ class Tighten:
     def __str__(self) -> str:
         words = {"clip": "clip at", "clip_value": "clip elements at", "weight_decay": "weight decay times"}
         return ", ".join(f"{words[name]} {value:g}" for name, value in asdict(self).items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TightenByEvidence:
+    """Tighten the margins that the evidence asks for, and no others: elements of an infinite embedding gradient, weight
+    decay, learning rate, precision."""
+
+    kind: ClassVar[str] = "tighten-by-evidence"
+
+    def __str__(self) -> str:
+        return "tighten what the evidence asks for"
+
+
+@dataclass(frozen=True, slots=True)
+class UseBf16:
+    """Train in bf16 instead of fp16, where the loop asks ``guard.autocast_dtype`` for its precision."""
+
+    kind: ClassVar[str] = "use-bf16"
+
+    def __str__(self) -> str:
+        return "train in bf16 instead of fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +173,9 @@ class Halt:
         return f"halt: {self.advice}" if self.advice else "halt"
 
 
-Action: TypeAlias = Continue | Rollback | LowerLR | Tighten | SwapSource | Stratify | SkipBatches | Halt
+Action: TypeAlias = (
+    Continue | Rollback | LowerLR | Tighten | TightenByEvidence | UseBf16 | SwapSource | Stratify | SkipBatches | Halt
+)
 ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
 

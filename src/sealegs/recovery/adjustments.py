@@ -96,6 +96,8 @@ class Adjustments:
     """Norm that gradients are clipped to, where it is smaller than the guard's own."""
     clip_value: float | None = None
     """Largest element of a gradient; elements are clipped before the norm is."""
+    bf16: bool = False
+    """Whether the loop is to train in bf16 where it would in fp16."""
 
     def factors_at(self, step: int) -> dict[str, float]:
         """The factor on each setting of the optimizers in the update of a step, by name.

@@ -4,7 +4,7 @@ It opens and closes incidents, tells the flight recorder and the event log about
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,9 @@ from sealegs import incidents, judge
 from sealegs.capsule.write import FlightRecorder
 from sealegs.incidents import Incident, News
 from sealegs.record.writer import RunWriter
+from sealegs.recovery.actions import Action
 from sealegs.recovery.evidence import Anomaly, AnomalyEvidence
+from sealegs.recovery.margin_evidence import Margin, MarginEvidence, Means
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.recurrence import Trigger
 from sealegs.signals.collective import Collective
@@ -57,6 +59,7 @@ class IncidentTracker:
 
     def __init__(self, playbook: Playbook, watch: Watch, recorder: FlightRecorder, ranks: Collective) -> None:
         self.evidence = AnomalyEvidence(playbook)
+        self.margins = MarginEvidence()
         self.healthy = 0
         """Healthy steps in a row: applied, with no open incident."""
         self.good = 0
@@ -98,6 +101,7 @@ class IncidentTracker:
             self._batch_of.append((int(row["step"]), int(batch)))
         self._incidents, news = incidents.advance(self._incidents, row, verdict, self._playbook.looks)
         anomaly = self.evidence.weigh(row, verdict)
+        self.margins.observe(row, verdict)
         if self.evidence.excuse:
             self._watch.note("weights-excused", step=int(row["step"]), reason=self.evidence.excuse)
         if anomaly is None and self._incidents.is_open and self.evidence.wants_suspect:
@@ -130,6 +134,10 @@ class IncidentTracker:
         """The source that the evidence names. Each rank knows only its own batches, so all go by rank 0."""
         return self._ranks.gather(self.evidence.suspect())[0]
 
+    def led_actions(self, actions: Iterable[Action], means: Means) -> tuple[tuple[Action, ...], tuple[Margin, ...]]:
+        """Actions as the evidence about margins leads them, by rank 0 as well."""
+        return self._ranks.gather(self.margins.led(actions, means))[0]
+
     @property
     def incident(self) -> Incident | None:
         """The open incident."""
@@ -159,6 +167,7 @@ class IncidentTracker:
     def begin_anew(self) -> None:
         """Start over after an intervention: later rows are judged for themselves."""
         self.evidence.forget()
+        self.margins.forget()
         self.is_back = True
         self._begin_counting()
 

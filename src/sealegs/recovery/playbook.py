@@ -23,6 +23,7 @@ from sealegs.recovery.actions import (
     Rollback,
     SwapSource,
     Tighten,
+    TightenByEvidence,
     is_number,
     is_whole,
     refuse_unless,
@@ -193,10 +194,12 @@ class Playbook:
            3  damaged, nonfinite-often,           roll back to the newest healthy state, skip 10 batches
               nonfinite-weights, not-recovering
            4  damaged, nonfinite-often,           roll back to the newest healthy state at least 100 steps
-              nonfinite-weights, not-recovering   before the onset, skip 50 batches
+              nonfinite-weights, not-recovering   before the onset, skip 50 batches; tighten what the
+                                                  evidence asks for
            5  damaged, nonfinite-often,           roll back to the newest healthy state at least 1000 steps
               nonfinite-weights, not-recovering   before the onset, skip 200 batches; learning rate x 0.5,
-                                                  warmed up again over 50 steps; clip at 0.5
+                                                  warmed up again over 50 steps; clip at 0.5; tighten what
+                                                  the evidence asks for
            6  anything but spoilt                 halt
            7  spoilt                              roll back to the newest healthy state, skip 10 batches
         What comes back before the run has recovered, or at the same place, or soon, is the same anomaly: it
@@ -210,8 +213,8 @@ class Playbook:
                 Rung({Trigger.BAD_DATA, Trigger.BUDGET_SPENT}, (SwapSource(),)),
                 Rung({Trigger.BAD_DATA}, (Continue(),)),
                 Rung(state, (Rollback(back=0, skip=10),)),
-                Rung(state, (Rollback(back=100, skip=50),)),
-                Rung(state, (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5))),
+                Rung(state, (Rollback(back=100, skip=50), TightenByEvidence())),
+                Rung(state, (Rollback(back=1000, skip=200), LowerLR(0.5), Tighten(clip=0.5), TightenByEvidence())),
                 Rung(TRIGGERS - HEALS, (Halt(),)),
                 Rung(HEALS, (Rollback(back=0, skip=10),)),
             ),

@@ -6,7 +6,7 @@ restores everything or nothing; where it restores nothing, the playbook's next r
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar, assert_never
 
 from torch.optim import Optimizer
@@ -24,12 +24,15 @@ from sealegs.recovery.actions import (
     Stratify,
     SwapSource,
     Tighten,
+    TightenByEvidence,
+    UseBf16,
     plain_actions,
     requested_action,
 )
 from sealegs.recovery.evidence import Anomaly
 from sealegs.recovery.incident_tracker import CostSoFar, IncidentTracker
 from sealegs.recovery.ledger import Ledger
+from sealegs.recovery.margin_evidence import Margin, Means
 from sealegs.recovery.playbook import HEALS, Playbook, choose
 from sealegs.recovery.recurrence import PastIntervention, Trigger
 from sealegs.recovery.restore_points import RestorePoint, RestorePoints
@@ -53,6 +56,13 @@ class Order:
     rung: int | None
     reason: str
     request: str | None = None
+    margins: tuple[Margin, ...] = ()
+    """What the evidence says about margins, and what becomes of each."""
+
+    @property
+    def evidence(self) -> str:
+        """The evidence in a sentence."""
+        return "; ".join([self.anomaly.text, *map(str, self.margins)])
 
     def find(self, kind: type[A]) -> A | None:
         """The action of a kind, if there is one; a rung has at most one of each."""
@@ -69,6 +79,8 @@ def refuse_idle(order: Order, batches: Batches, optimizers: Sequence[Optimizer])
     """Raise Impossible for an action that would do nothing in this run."""
     if order.find(LowerLR) is not None and any(map(makes_its_rate, optimizers)):
         raise Impossible("an optimizer has lr=None: it makes its rate itself")
+    if not order.actions:
+        raise Impossible("; ".join(["the evidence asks for no tighter margin", *map(str, order.margins)]))
     if order.find(SkipBatches) is not None and batches.number is None:
         raise Impossible("no batch was handed out yet; use guard.batches(loader)")
     if order.find(Stratify) is not None and (refusal := batches.cannot_stratify()):
@@ -125,7 +137,10 @@ def change_ledger(
                 ledger.adjustments = ledger.adjustments.tightened(action)
                 is_idle = clip is not None and loop_clips
                 changed.append(f"{action}{' (but the loop clips by itself: tighten that)' if is_idle else ''}")
-            case Rollback() | SwapSource() | Stratify() | Continue() | Halt():
+            case UseBf16():
+                ledger.adjustments = replace(ledger.adjustments, bf16=True)
+                changed.append(str(action))
+            case Rollback() | SwapSource() | Stratify() | Continue() | Halt() | TightenByEvidence():
                 pass  # carried out elsewhere: the state goes back, the loader changes, the run goes on or ends
             case _:
                 assert_never(action)
@@ -159,6 +174,10 @@ class PlaybookRunner:
         """Whether the user's loop clips, so that the guard has no clipping to tighten."""
         self.batches_a_step = 1
         """Batches of the last step."""
+        self.clip: float | None = None
+        """The clipping limit of the last step; None where the guard does not clip."""
+        self.asks_precision = False
+        """Whether the loop asks for its precision, so that it can be changed."""
         self._playbook = playbook
         self._ledger = ledger
         self._tracker = tracker
@@ -187,7 +206,8 @@ class PlaybookRunner:
                     self._tracker.evidence.forget()
                 return None
             who = f"playbook {self._playbook.name}" + (f", rung {decision.rung}" if decision.rung else "")
-            order = Order(decision.actions, anomaly, number, who, decision.rung, decision.reason)
+            actions, margins = self._tracker.led_actions(decision.actions, self._means)
+            order = Order(actions, anomaly, number, who, decision.rung, decision.reason, margins=margins)
             try:
                 return self._carry_out(order)
             except Impossible as reason:
@@ -202,7 +222,12 @@ class PlaybookRunner:
         """Carry out a person's request, or raise a ConfigError that says why not."""
         text = f"asked for: {' '.join(words)}"
         anomaly = Anomaly(trigger=Trigger.ASKED, onset=number, batch=None, text=text)
-        order = Order((requested_action(words),), anomaly, number, f"person {by}", None, "a person wants it", request)
+        action = requested_action(words)
+        margins: tuple[Margin, ...] = ()
+        if isinstance(action, Tighten) and action.clip is not None:  # who asks for it gets it, and is told
+            margins = (replace(self._tracker.margins.check_clip(action.clip), value=action.clip),)
+        who, why = f"person {by}", "a person wants it"
+        order = Order((action,), anomaly, number, who, None, why, request, margins)
         try:
             return self._carry_out(order)
         except Impossible as reason:
@@ -217,6 +242,8 @@ class PlaybookRunner:
         began = time.perf_counter()
         onset, number = order.anomaly.onset, order.number
         refuse_idle(order, self._batches, self._optimizers)
+        if order.find(UseBf16) is not None and not self.asks_precision:
+            raise Impossible("the loop does not ask guard.autocast_dtype(dtype) for its precision")
         rollback = order.find(Rollback) if self._act else None
         targets = iter(()) if rollback is None else self._restore_points.targets(onset, rollback.back)
         target = next(targets, None)
@@ -288,7 +315,8 @@ class PlaybookRunner:
             because=order.reason,
             trigger=str(order.anomaly.trigger),
             onset=order.anomaly.onset,
-            evidence=order.anomaly.text,
+            evidence=order.evidence,
+            margins=[asdict(margin) for margin in order.margins],
             actions=plain_actions(order.actions),
             text="; ".join(map(str, order.actions)),
             changed="; ".join(changed),
@@ -302,6 +330,18 @@ class PlaybookRunner:
             self._tracker.end(order.number)
             text = f"the run is halted: {order.anomaly.text}; {halt}"
             raise RunHalted(text, self._watch.verdict, self._watch.incident)
+
+    @property
+    def _means(self) -> Means:
+        """What this run could change."""
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        has_decay = any(group.get("weight_decay") for group in groups)
+        return Means(
+            clip=None if self.loop_clips else self.clip,
+            has_decay=has_decay,
+            has_rate=not any(map(makes_its_rate, self._optimizers)),
+            can_use_bf16=self.asks_precision,
+        )
 
     def _past_intervention(self, order: Order) -> PastIntervention:
         incident = self._tracker.incident

@@ -110,6 +110,11 @@ class Recovery:
         """The adjustments in force."""
         return self._ledger.adjustments
 
+    def asks_for_bf16(self) -> bool:
+        """Whether the loop is to train in bf16 instead of fp16; whoever asks can be told so later."""
+        self._runner.asks_precision = True
+        return self.adjustments.bf16
+
     # What the guard calls, in the order of a step.
 
     def handed_out(self, step: int, batch: Any) -> None:
@@ -138,7 +143,7 @@ class Recovery:
         """
         self._versions = self._count_changes()
         self._restore_points.tokens += tokens
-        self._runner.loop_clips, self._runner.batches_a_step = loop_clips, batches
+        self._runner.loop_clips, self._runner.batches_a_step, self._runner.clip = loop_clips, batches, clip
         self.recorder.clip, self.recorder.loop_clips = clip, loop_clips
         anomaly = None
         for row, verdict in self._tracker.waiting_rows():
