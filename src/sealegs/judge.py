@@ -18,6 +18,7 @@ from sealegs.detectors.learning_rate import Rate
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
 from sealegs.detectors.proportion import Proportion
+from sealegs.detectors.repeated_batch import RepeatedBatch
 from sealegs.detectors.replicas import Replicas
 from sealegs.detectors.spike import Spike
 from sealegs.detectors.textbook import textbook
@@ -148,6 +149,7 @@ def standard() -> tuple[Detector[Any], ...]:
         Drift(signal="grad_norm", chance=0.5e-4, gravest=Severity.WATCH, young_factor=math.inf),
         Proportion(),
         Throughput(),
+        RepeatedBatch(),
         Replicas(),
         Rate(),
     )
