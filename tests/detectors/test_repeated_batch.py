@@ -8,14 +8,14 @@ import pytest
 from sealegs.detectors.repeated_batch import BEFORE, FROM_THE_START, RepeatedBatch
 from sealegs.errors import ConfigError
 from sealegs.judge import begin, fold, standard
-from sealegs.vocabulary import Finding, Severity
+from sealegs.vocabulary import Finding, Row, Severity
 
 
 def run(batches: Iterable[object]) -> dict[int, Finding]:
     detector = RepeatedBatch()
     state, out = detector.init(), {}
     for step, batch in enumerate(batches):
-        row = {"step": step, "batch_hash": str(batch)}
+        row: Row = {"step": step, "batch_hash": str(batch)}
         if finding := detector.look(state, row):
             out[step] = finding
         state = detector.learn(state, row)
@@ -35,7 +35,7 @@ def test_the_judge_gives_a_notice_and_goes_on() -> None:
     detectors = standard()
     state, told = begin(detectors), []
     for step in range(200):
-        row = {"step": step, "loss": 2.0, "batch_hash": str(min(step, 150))}
+        row: Row = {"step": step, "loss": 2.0, "batch_hash": str(min(step, 150))}
         state, verdict = fold(detectors, state, row)
         assert verdict.go
         told += [finding.step for finding in verdict.findings if finding.detector == "repeated-batch"]
