@@ -15,7 +15,6 @@ from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.incidents import Incident
-from sealegs.record.columns import Column
 from sealegs.record.run import Run
 
 USUAL = 100
@@ -137,11 +136,7 @@ class Facts:
         """The texts of a signal, by step, from one step to another."""
         if signal not in self.run.signals:
             return {}
-        if signal not in self._texts:
-            self._texts[signal] = self.line.column(signal)
-        steps = self.line.steps
-        chosen = self.line.logged(signal) & (steps >= first) & (steps <= last)
-        return dict(zip(steps[chosen].tolist(), map(str, self._texts[signal][chosen].tolist()), strict=True))
+        return self.line.texts(signal, first, last)
 
     def groups(self, signal: str) -> tuple[str, ...]:
         """The names under which a signal was logged by group or layer."""
@@ -153,10 +148,6 @@ class Facts:
 
     @cached_property
     def _series(self) -> dict[str, Series]:
-        return {}
-
-    @cached_property
-    def _texts(self) -> dict[str, Column]:
         return {}
 
     @cached_property

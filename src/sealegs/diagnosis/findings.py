@@ -25,6 +25,8 @@ from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incid
 from sealegs.record.run import Run
 
 RULES = ("calibrated", "textbook")
+SOON_AFTER = 64
+"""Rows after an incident that are looked at first."""
 FEWEST_POINTS = 10
 """The fewest losses from which a curve can be judged."""
 BLIND = ("constant", "hovers")
@@ -120,8 +122,8 @@ def _joined(found: Sequence[Stretch]) -> list[Stretch]:
 
 def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, number: int) -> Incident:
     """The incident of a stretch, with what was usual before it and how it ended."""
-    before = _finite(curve.losses[curve.before(one.first)])[-USUAL:]
-    after = _finite(curve.losses[curve.after(one.last)])[:AVERAGED]
+    before = curve.finite_before(one.first, USUAL)
+    after = _finite(curve.losses[curve.after(one.last, SOON_AFTER)])[:AVERAGED]
     within = np.arange(one.first, one.last + 1)
     losses = curve.losses[within]
     is_broken = one.kind == "nonfinite"
@@ -171,15 +173,27 @@ def _steps_until_back(curve: LossCurve, one: Stretch, limit: float) -> tuple[boo
     """
     apart = np.diff(curve.steps[one.first : one.last + 1])
     steps = int(apart[apart > 0].sum())  # a run may have gone back in it
-    after = curve.after(one.last)
-    after = after[np.isfinite(curve.losses[after])]
     is_back = True
-    if not one.is_open and len(after) >= AVERAGED and not math.isnan(limit):
-        means = np.lib.stride_tricks.sliding_window_view(curve.losses[after], AVERAGED).mean(axis=1)
-        is_back = bool((means <= limit).any())
-        row = after[int(np.argmax(means <= limit))] if is_back else after[-1]
-        steps += max(int(curve.steps[row] - curve.steps[one.last]) - curve.interval, 0)
+    if not one.is_open and not math.isnan(limit) and (row := _row_back(curve, one.last, limit)) is not None:
+        is_back, at = row
+        steps += max(int(curve.steps[at] - curve.steps[one.last]) - curve.interval, 0)
     return is_back, steps + 1, steps + 2 * curve.interval - 1
+
+
+def _row_back(curve: LossCurve, last: int, limit: float) -> tuple[bool, int] | None:
+    """Whether the mean of ten rows after a row came back under a limit, and the first of the ten; if it did not, the
+    last row. None where there are fewer than ten."""
+    most, after = SOON_AFTER, np.empty(0, np.int64)
+    while len(rows := curve.after(last, most)) > len(after):  # it is back soon, mostly
+        after = rows
+        finite = after[np.isfinite(curve.losses[after])]
+        if len(finite) >= AVERAGED:
+            means = np.lib.stride_tricks.sliding_window_view(curve.losses[finite], AVERAGED).mean(axis=1)
+            if (means <= limit).any():
+                return True, int(finite[int(np.argmax(means <= limit))])
+        most *= 8
+    finite = after[np.isfinite(curve.losses[after])]
+    return (False, int(finite[-1])) if len(finite) >= AVERAGED else None
 
 
 def _is_lasting(curve: LossCurve, one: Stretch) -> bool:
@@ -272,7 +286,7 @@ def _is_overcome(curve: LossCurve, one: Stretch) -> bool:
     """Whether the run went back over an incident and has passed it since; a resume that loses state loses it again."""
     if one.kind == "resume_jump" or curve.stands[one.first : one.last + 1].any():
         return False
-    return int((curve.stands & (curve.steps > curve.steps[one.first : one.last + 1].max())).sum()) >= AVERAGED
+    return curve.standing_beyond(int(curve.steps[one.first : one.last + 1].max())) >= AVERAGED
 
 
 def _is_only_tail(curve: LossCurve, one: Stretch) -> bool:

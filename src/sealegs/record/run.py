@@ -61,6 +61,14 @@ class Run:
         """One value per step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
         return _as_text(self._find(signal, self._columns.values)[self._rows_of(signal)])
 
+    def texts(self, signal: str, first: float, last: float) -> dict[int, str]:
+        """The texts of a signal by step, from one step to another: only these are decoded."""
+        begin, end = np.searchsorted(self.steps, first), np.searchsorted(self.steps, last, side="right")
+        rows = self._rows_of(signal)[begin:end]
+        is_there = self._columns.logged[signal][rows]
+        values = _as_text(self._find(signal, self._columns.values)[rows[is_there]])
+        return dict(zip(self.steps[begin:end][is_there].tolist(), map(str, values.tolist()), strict=True))
+
     def has_numbers(self, signal: str) -> bool:
         """Whether its values are numbers, and not text."""
         return bool(self._find(signal, self._columns.values).dtype.kind == "f")

@@ -60,22 +60,49 @@ class LossCurve:
         return int(self.segments[-1]) if len(self.segments) else 0
 
     @cached_property
-    def stands(self) -> NDArray[np.bool_]:
+    def standing(self) -> Indices:
         """The rows that the run did not go back over later."""
+        return standing_rows(self.steps)
+
+    @cached_property
+    def stands(self) -> NDArray[np.bool_]:
+        """Whether each row is one of them."""
         stands = np.zeros(len(self.steps), np.bool_)
-        stands[standing_rows(self.steps)] = True
+        stands[self.standing] = True
         return stands
 
-    def before(self, row: int) -> Indices:
-        """The rows that stood when that row was written, without it."""
-        rows = standing_rows(self.steps[: row + 1])
-        return rows[rows < row]
+    @cached_property
+    def _standing_steps(self) -> Indices:
+        return self.steps[self.standing]
 
-    def after(self, row: int) -> Indices:
-        """The rows that followed that row: those of its attempt, or those that stand beyond it, if it ended soon."""
-        own = np.flatnonzero(self.segments[row + 1 :] == self.segments[row]) + row + 1
-        beyond = np.flatnonzero(self.stands & (self.steps > self.steps[row]) & (np.arange(len(self.steps)) > row))
-        return own if len(own) >= AVERAGED or not len(beyond) else beyond
+    def standing_beyond(self, step: int) -> int:
+        """How many standing rows are of later steps."""
+        return len(self.standing) - int(np.searchsorted(self._standing_steps, step, side="right"))
+
+    def finite_before(self, row: int, most: int) -> Floats:
+        """The last finite losses, so many at the most, that stood when that row was written, without its own."""
+        reach = 2 * most
+        while True:  # whether a row stands is up to those after it alone
+            first = max(row - reach, 0)
+            rows = standing_rows(self.steps[first : row + 1]) + first
+            losses = self.losses[rows[rows < row]]
+            losses = losses[np.isfinite(losses)]
+            if len(losses) >= most or not first:
+                return losses[-most:]
+            reach *= 4
+
+    def after(self, row: int, most: int) -> Indices:
+        """The first rows, so many at the most, that followed that row: those of its attempt, or those that stand beyond
+        it, if it ended soon."""
+        end = int(np.searchsorted(self.segments, self.segments[row], side="right"))
+        standing = self.standing
+        beyond = max(
+            int(np.searchsorted(standing, row, side="right")),
+            len(standing) - self.standing_beyond(int(self.steps[row])),
+        )
+        if end - row - 1 >= AVERAGED or beyond == len(standing):
+            return np.arange(row + 1, min(end, row + 1 + most))
+        return standing[beyond : beyond + most]
 
     def attempt_of(self, incident: Incident) -> int:
         """The attempt in which an incident was worst; the first that reached its onset, if its peak is not known."""
