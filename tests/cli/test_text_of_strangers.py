@@ -506,6 +506,8 @@ def test_no_text_of_a_file_becomes_a_part_of_the_document(
     assert len(drawn) == (4 if is_drawn else 0)
     assert_document_is_tame((folder / "postmortem.md").read_text(), "Markdown", headings=14)
     assert_page_is_tame((folder / "postmortem.html").read_text(), "page", scripts=0, pictures=drawn)
+    shutil.copy(honest / "incidents" / "1" / "replay.json", folder)  # hostile causes are none, and teach nothing
+    assert calm_command(["postmortem", "night#1"], capsys) == 0
     assert_document_is_tame((run.parent / "lessons.md").read_text(), "lessons", headings=1)
     for path in (folder / "postmortem.md", folder / "postmortem.html", run.parent / "lessons.md"):
         assert_no_secret(path.read_bytes(), str(path))

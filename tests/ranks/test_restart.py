@@ -45,7 +45,7 @@ def test_a_crash_and_a_halt_are_gone_on_from(tmp_path: Path) -> None:
 
     assert third["number"] == 80, "of none that is proven, the newest from before the trouble of step 100"
     assert [entry["rung"] for entry in third["books"]["history"]] == [3, 4, 5, 6], "one ladder, over both attempts"
-    assert third["books"]["margins"]["lr"] == 0.5
+    assert third["books"]["margins"]["lr"] == 0.25, "half of it from scratch, and half again when that did not help"
     assert third["books"]["data"]["skipped"][0] == [59, 69]
 
     run = sealegs.open_run(tmp_path / "run")

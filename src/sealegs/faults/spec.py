@@ -41,6 +41,7 @@ from sealegs.faults.live import (
     WeightScale,
     WrongBetas,
 )
+from sealegs.record.reading import shown
 
 DIGITS = re.compile("[0-9]{1,18}")
 SHARE = re.compile("[0-9]{1,9}/[0-9]{1,9}")
@@ -88,10 +89,10 @@ def parse(text: str) -> Fault:
     """
     described, at, step = text.strip().rpartition("@")
     if not at:
-        raise ConfigError(f"fault {text!r}: has no step; write NAME[:key=value,...]@STEP, such as nan-gradient@120")
+        raise ConfigError(f"{_called(text)}: has no step; write NAME[:key=value,...]@STEP, such as nan-gradient@120")
     name, colon, listed = described.partition(":")
     if name not in KINDS:
-        raise ConfigError(f"fault {text!r}: no fault is named {name!r}; take one of {', '.join(KINDS)}")
+        raise ConfigError(f"{_called(text)}: no fault is named {shown(name)}; take one of {', '.join(KINDS)}")
     kind = KINDS[name]
     known = options(kind)
     values: dict[str, Any] = {}
@@ -99,13 +100,13 @@ def parse(text: str) -> Fault:
         key, equals, value = option.partition("=")
         if not equals or key not in known:
             cure = f"write key=value, the key one of {', '.join(known)}"
-            raise ConfigError(f"fault {text!r}: {option!r} is no option of {name}; {cure}")
+            raise ConfigError(f"{_called(text)}: {shown(option)} is no option of {name}; {cure}")
         if known[key].name in values:
-            raise ConfigError(f"fault {text!r}: {key}= is given twice; keep one")
+            raise ConfigError(f"{_called(text)}: {key}= is given twice; keep one")
         values[known[key].name] = read(kind, known[key].name, value, text)
     for key, field in known.items():
         if field.default is MISSING and field.name not in values:
-            raise ConfigError(f"fault {text!r}: {name} needs {key}=; write {name}:{key}=VALUE@STEP")
+            raise ConfigError(f"{_called(text)}: {name} needs {key}=; write {name}:{key}=VALUE@STEP")
     return kind(step=read(kind, "step", step, text), **values)
 
 
@@ -115,15 +116,19 @@ def read(kind: type[Fault], field: str, value: str, text: str) -> Any:
     key = field.rstrip("_")
     if hint in (int, int | None):
         if not DIGITS.fullmatch(value):
-            raise ConfigError(f"fault {text!r}: {key}={value!r}: a whole number of digits alone, such as 120")
+            raise ConfigError(f"{_called(text)}: {key}={shown(value)}: a whole number of digits alone, such as 120")
         return int(value)
     if hint in (float, float | None):
         try:
             return float(value)
         except ValueError:
-            raise ConfigError(f"fault {text!r}: {key}={value!r}: a number, such as 1000 or 1e-3") from None
+            raise ConfigError(f"{_called(text)}: {key}={shown(value)}: a number, such as 1000 or 1e-3") from None
     if hint == Fraction | None:
         if not SHARE.fullmatch(value) or not int(value.partition("/")[2]):
-            raise ConfigError(f"fault {text!r}: {key}={value!r}: a share, such as 2/3")
+            raise ConfigError(f"{_called(text)}: {key}={shown(value)}: a share, such as 2/3")
         return Fraction(value)
     return value
+
+
+def _called(text: str) -> str:
+    return f"fault {shown(text, 120)}"

@@ -125,5 +125,6 @@ class Adjustments:
         )
 
     def from_scratch(self) -> "Adjustments":
-        """The adjustments for a run that starts over, where the schedule has its own warm-up."""
-        return replace(self, lr=self.lr * FROM_SCRATCH, rewarm_steps=0)
+        """The adjustments for a run that starts over, where the schedule has its own warm-up; a rate that was lowered
+        so far before stays."""
+        return replace(self, lr=min(self.lr, FROM_SCRATCH), rewarm_steps=0)

@@ -141,17 +141,46 @@ def windows(marks: Iterable[PanelMark], most_steps: int) -> list[tuple[int, int]
     return around[: most_steps // (3 * AROUND)]
 
 
-def repeated(steps: Sequence[int], hashes: Sequence[str]) -> tuple[PanelMark, ...]:
-    """Marks of batches that came before, in the order of their steps.
+def repeated(steps: Sequence[int], hashes: Sequence[bytes]) -> tuple[PanelMark, ...]:
+    """Marks of batches that came before, in the order of their steps; as in ``thinned``, those that could not be told
+    apart are one. A loader of few batches repeats each of millions, so that no mark is made for each.
 
-    >>> [mark.text for mark in repeated([0, 1, 2], ["a", "b", "a"])]
+    >>> [mark.text for mark in repeated([0, 1, 2], [b"a", b"b", b"a"])]
     ['step 2: batch a came at step 0 already']
     """
-    before: dict[str, int] = {}
-    found = []
+    if not len(steps):
+        return ()
+    close = max((int(steps[-1]) - int(steps[0]) + 1) // MOST, 1)
+    before: dict[bytes, int] = {}
+    found: dict[int, _Repeats] = {}
     for step, digest in zip(steps, hashes, strict=True):
         if digest and digest in before:
-            text = f"step {step}: batch {digest} came at step {before[digest]} already"
-            found.append(PanelMark(kind="repeated batch", first=step, last=step, text=text))
+            if (together := found.get(step // close)) is None:
+                found[step // close] = _Repeats(step, before[digest], digest)
+            else:
+                together.add(step)
         before[digest] = step
-    return thinned(found, int(steps[-1]) - int(steps[0]) + 1) if found else ()
+    return tuple(together.mark() for together in found.values())
+
+
+class _Repeats:
+    """Batches that came before, at neighbouring steps."""
+
+    __slots__ = ("_before", "_count", "_digest", "_first", "_last")
+
+    def __init__(self, step: int, before: int, digest: bytes) -> None:
+        self._first = self._last = step
+        self._count, self._before, self._digest = 1, before, digest
+
+    def add(self, step: int) -> None:
+        """One more of them."""
+        self._last, self._count = step, self._count + 1
+
+    def mark(self) -> PanelMark:
+        """All of them in one mark."""
+        digest = self._digest.decode(errors="replace")
+        text = f"step {self._first}: batch {digest} came at step {self._before} already"
+        if self._count > 1:
+            several = f"{self._count} {SEVERAL['repeated batch']}, steps {self._first} to {self._last}"
+            text = f"{several}; the first: {text}"
+        return PanelMark(kind="repeated batch", first=self._first, last=self._last, text=text)

@@ -295,8 +295,9 @@ def _with_batches(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Pa
                 line = reduced(steps, values, points)
                 series.append(PanelLine(run=number, signal="sources", label=f"source {name}", line=line, is_share=True))
         if "batch_hash" in each.run.signals:
-            steps, texts = _texts(each.run, "batch_hash")
-            repeats += [(number, mark) for mark in repeated(steps.tolist(), texts)]
+            logged = each.run.logged("batch_hash")
+            hashes = each.run.undecoded("batch_hash")[logged].tolist()
+            repeats += [(number, mark) for mark in repeated(each.run.steps[logged].tolist(), hashes)]
     return replace(panel, series=tuple(series), repeats=tuple(repeats), not_drawn=panel.not_drawn + not_drawn)
 
 
