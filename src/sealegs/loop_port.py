@@ -531,6 +531,8 @@ class LoopPort(Observer):
             self._saving.finish(self.number)
         if self._saving is None or self._saving.last != self.number:
             self.checkpoint(wait=True)
+        elif self.recovery is not None:  # it was begun beside the loop, and no step will come of it either
+            self.recovery.saved(self.number, was_waited_for=True)
 
     def close(self) -> None:
         """Finish, and let go of the folder and of the model. ``Guard.close`` says what is warned of."""

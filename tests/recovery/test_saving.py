@@ -226,3 +226,13 @@ def test_another_run_in_its_place_is_neither_written_to_nor_obeyed_nor_gone_back
     assert {path: path.read_bytes() for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()} == before
     assert sealegs.open_run(tmp_path / "b").steps.tolist() == list(range(10))
     assert json.loads((tmp_path / "b" / "events.jsonl").read_text().splitlines()[-1])["kind"] == "end"
+
+
+@pytest.mark.parametrize("every", [20, 7], ids=["begun at the last step", "begun by the end"])
+def test_the_last_checkpoint_is_judged_by_the_steps_before_it_whoever_began_it(every: int, tmp_path: Path) -> None:
+    """One that was due at the last step is being written when the loop comes to its end."""
+    with Guarded(tmp_path / "a", checkpoint_every=every, playbook=sealegs.Playbook.observe()) as guard:
+        go_on(guard, 20)
+        guard.loop.save_last()
+    tags = json.loads((tmp_path / "a" / "checkpoints" / "tags.json").read_text())
+    assert tags["20"]["tag"] == "healthy"

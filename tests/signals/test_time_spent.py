@@ -76,6 +76,9 @@ def test_a_thread_that_writes_a_checkpoint_costs_what_steps_take_longer(monkeypa
         beside = {"saving": 1.0, "step_s": 3.5} if step in (10, 11) else {"step_s": 2.0}
         spent.saw({"step": step, "loss": 1.0, **beside}, is_skipped=False)
     assert spent.tax().parts["checkpoints"] == pytest.approx(3.0)
+    spent.saw({"step": 20, "loss": 1.0, "saving": 1.0, "step_s": 0.0}, is_skipped=False)
+    spent.saw({"step": 21, "loss": 1.0, "saving": 1.0, "step_s": 0.0}, is_skipped=False)
+    assert spent.tax().parts["checkpoints"] == 0.0  # steps that are quicker by chance earn nothing
 
 
 def test_another_process_goes_on_and_counts_what_was_lost_and_how_long_it_was_down(

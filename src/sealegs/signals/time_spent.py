@@ -62,6 +62,8 @@ class TimeSpent:
         self._before = StabilityTax(whole_s=0.0, steps=0, parts={})
         """What earlier processes of the run have paid."""
         self._plain_steps_s: deque[float] = deque(maxlen=_PLAIN_STEPS)
+        self._slowed_s = 0.0
+        """How much longer steps took while a checkpoint was being written."""
 
     def follow(self, device: torch.device) -> None:
         """Go by the time of a device from here on: that of the model."""
@@ -125,7 +127,7 @@ class TimeSpent:
         if "saving" not in row:
             self._plain_steps_s.append(step_s)
         elif self._plain_steps_s:  # the thread that writes takes time from the loop
-            self._seconds["checkpoints"] += step_s - median(self._plain_steps_s)
+            self._slowed_s += step_s - median(self._plain_steps_s)
 
     def went_back(self, steps: int) -> None:
         """So many steps are to be done again."""
@@ -136,6 +138,7 @@ class TimeSpent:
         whole = time.perf_counter() - self._began
         scale = self._steps / self._timed_steps if self._timed_steps else 0.0
         spent = {name: s * (scale if name in _EACH_STEP else 1.0) for name, s in self._seconds.items()}
+        spent["checkpoints"] = spent.get("checkpoints", 0.0) + max(self._slowed_s, 0.0)
         beside = sum(seconds for name, seconds in spent.items() if name != "own")
         step_s = (
             max(whole - beside, 0.0) / self._steps if self._steps else 0.0
