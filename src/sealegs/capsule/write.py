@@ -126,8 +126,8 @@ STEPS = 512
 """Rows and batches that are kept at most."""
 BATCH_BYTES = 256 * 2**20
 """Bytes that the kept batches may have together."""
-TAIL = 4 * 2**20
-"""Bytes at the end of a record that hold more rows and events than a capsule needs."""
+TAIL, EVENTS_TAIL = 4 * 2**20, 2**19
+"""Bytes at the end of a record that hold more rows than a capsule needs, and more events than an incident has."""
 BUDGET = 16 * 2**30
 """Bytes on disk that all capsules of a run may take, per rank: when they are spent, an incident has none any more."""
 
@@ -516,7 +516,7 @@ def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) 
         return
     run = folder.parent.parent
     manifest = asdict(manifests.load(run))
-    events = plain_events(read_events(_last_lines(run / EVENTS)))
+    events = plain_events(read_events(_last_lines(run / EVENTS, EVENTS_TAIL)))
     with whole_file(folder / POSTMORTEM) as file:
         file.write(markdown(draft(manifest, incident, rows, events, source=run.name)).encode())
 
@@ -528,17 +528,17 @@ def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:
     first = int(rows[0]["step"])
     found: dict[int, Row] = {
         int(row["step"]): {**row, "applied": 1.0}
-        for line in _last_lines(metrics)
+        for line in _last_lines(metrics, TAIL)
         if (row := read_row(line)) is not None and "loss" in row
     }
     return [found[step] for step in sorted(found) if step < first][len(rows) - STEPS :]
 
 
-def _last_lines(path: Path) -> list[bytes]:
+def _last_lines(path: Path, most: int) -> list[bytes]:
     """The last whole lines of a record: all of it would be read again at every incident, and there may be thousands."""
     with open_file(path, path.parent) as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - TAIL, 0))
-        return file.read(TAIL).split(b"\n")[:-1]  # without what is still being written
+        file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
+        return file.read(most).split(b"\n")[:-1]  # without what is still being written
 
 
 def link_folder(source: Path, target: Path) -> None:
