@@ -17,7 +17,7 @@ from sealegs.judge import Detection
 from sealegs.record.stability_tax import StabilityTax, tax_of
 
 STEPS = 40
-SLOW_S = 0.004
+SLOW_S = 0.002
 
 
 def slow(row: Any) -> None:

@@ -263,7 +263,7 @@ def test_the_draft_of_a_post_mortem_reads_the_end_of_a_long_record(
     record = tmp_path / "a" / "events.jsonl"
     whole = record.read_bytes()
     record.write_bytes(b'{"time":1.0,"step":0,"kind":"checkpoint"}\n' * 1000 + whole)
-    monkeypatch.setattr(write, "TAIL", len(whole) + 500)
+    monkeypatch.setattr(write, "EVENTS_TAIL", len(whole) + 500)
     given: list[int] = []
 
     def counting(*args: Any, **options: Any) -> Any:
