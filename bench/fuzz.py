@@ -102,14 +102,15 @@ class Fuzz:
 
     def _damaged(self, target: Target, pools: dict[str, list[Sample]]) -> Sample:
         """A sample of the pools, damaged; what was damaged before does not bear every damage."""
-        for left in reversed(range(MOST_UNDONE)):
+
+        def attempt() -> Sample:
             one, other = (self._chance.choice(pools[self._chance.choice(list(pools))]) for _ in range(2))
-            try:
-                return target.damaged(self._chance, one, other)
-            except Exception:
-                if not left:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+            return target.damaged(self._chance, one, other)
+
+        for _ in range(MOST_UNDONE):
+            with suppress(Exception):
+                return attempt()
+        return attempt()  # whose error is the damage's own
 
     def _keep(self, case: Case, finding: Finding) -> None:
         if finding.site in self.findings:

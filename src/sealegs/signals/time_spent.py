@@ -8,6 +8,7 @@ for the host. The events are read when they have come to pass, and nobody waits 
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from typing import Any, Literal, TypeAlias, get_args
@@ -115,8 +116,9 @@ class TimeSpent:
 
     def _settle(self, lap: list[tuple[Part | None, Any]]) -> None:
         for (_, before), (part, event) in pairwise(lap):
-            if part is not None:
-                self._seconds[part] += before.elapsed_time(event) / 1000
+            with suppress(RuntimeError):  # of another device, where the loop has changed it: that is not counted
+                if part is not None:
+                    self._seconds[part] += before.elapsed_time(event) / 1000
 
     def saw(self, row: Row, *, is_skipped: bool) -> None:
         """A step is judged: what it took, and whether it was in vain."""
@@ -140,9 +142,8 @@ class TimeSpent:
         spent = {name: s * (scale if name in _EACH_STEP else 1.0) for name, s in self._seconds.items()}
         spent["checkpoints"] = spent.get("checkpoints", 0.0) + max(self._slowed_s, 0.0)
         beside = sum(seconds for name, seconds in spent.items() if name != "own")
-        step_s = (
-            max(whole - beside, 0.0) / self._steps if self._steps else 0.0
-        )  # what else they cost is counted already
+        # of a step that was in vain, all but what is counted already
+        step_s = max(whole - beside, 0.0) / self._steps if self._steps else 0.0
         spent |= {"skipped": self._skipped * step_s, "repeated": self._repeated * step_s}
         before = self._before
         return StabilityTax(

@@ -69,7 +69,15 @@ def _is_high(norms: Floats) -> NDArray[np.bool_]:
         before = norms[max(start - BEFORE, 0) : start]
         limit = max(FOLD * float(np.median(before)), BEYOND_LARGEST * float(before.max()))
         if norms[start] > limit:
-            low = np.flatnonzero(~(norms[start:] > limit))
-            at = start + int(low[0]) if len(low) else len(norms)
+            at = _end(norms, start, limit)
             is_high[start:at] = True
     return is_high
+
+
+def _end(norms: Floats, start: int, limit: float) -> int:
+    """The first place from ``start`` on that is not above the limit; it is near, mostly."""
+    width = LONGEST
+    while start + width < len(norms) and (norms[start : start + width] > limit).all():
+        width *= 8
+    low = np.flatnonzero(~(norms[start : start + width] > limit))
+    return start + int(low[0]) if len(low) else len(norms)
