@@ -31,7 +31,7 @@ def _caution(run: Run) -> str:
     warmup = float(((1 - rates[:peak] / rates.max()) * lengths[:peak]).sum())
     lowered = float(((1 - _factors(run, steps)) * lengths)[peak:].sum())
     parts = [
-        f"{what} the learning of about {lost:.0f} steps ({lost / lengths.sum():.1%})"
+        f"{what} cost the learning of about {lost:.0f} steps ({lost / lengths.sum():.1%})"
         for what, lost in (("the warm-up", warmup), ("rates that recovery lowered", lowered))
         if lost >= 0.5
     ]
