@@ -166,8 +166,11 @@ class Page:
 def framed(payload: bytes) -> bytes:
     """A message of a client: text, masked."""
     length = len(payload)
-    head = bytes([0x81, 0x80 | length]) if length < 126 else b"\x81\xfe" + struct.pack(">H", length)
-    if length >= 1 << 16:
+    if length < 126:
+        head = bytes([0x81, 0x80 | length])
+    elif length < 1 << 16:
+        head = b"\x81\xfe" + struct.pack(">H", length)
+    else:
         head = b"\x81\xff" + struct.pack(">Q", length)
     return head + b"\0\0\0\0" + payload
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,18 +233,32 @@ def test_into_an_optimizer_that_has_not_stepped(tmp_path: Path) -> None:
         assert all(torch.equal(mine["state"][index][name], value) for name, value in entry.items())
 
 
-def test_moments_keep_a_type_of_their_own() -> None:
-    """torch rounds what it loads to the type of the weight."""
-    subject = training("AdamW fused", model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).bfloat16())
-    for parameter in subject.model.parameters():
+class WideAdamW(AdamW):
+    """Stands for another library's, whose moments have more digits than the weights."""
+
+
+def wide_moments(optimizer: Callable[..., Optimizer]) -> TrainingState:
+    model = nn.Linear(3, 4).bfloat16()
+    subject = TrainingState(model=model, optimizers=[optimizer(model.parameters())])
+    for parameter in model.parameters():
         moments = {name: torch.full(parameter.shape, 0.1) for name in ("exp_avg", "exp_avg_sq")}
         subject.optimizers[0].state[parameter] = {**moments, "step": torch.ones(())}
-    state = subject.capture()
-    subject.restore(state)
-    assert {entry["exp_avg"].dtype for entry in subject.optimizers[0].state.values()} == {torch.float32}
-    assert all(
-        torch.equal(e["exp_avg"], torch.full_like(e["exp_avg"], 0.1)) for e in subject.optimizers[0].state.values()
-    )
+    return subject
+
+
+def test_moments_keep_a_type_of_their_own() -> None:
+    """torch rounds what it loads to the type of the weight."""
+    subject = wide_moments(WideAdamW)
+    subject.restore(subject.capture())
+    for entry in subject.optimizers[0].state.values():
+        assert torch.equal(entry["exp_avg"], torch.full(entry["exp_avg"].shape, 0.1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}], ids=str)
+def test_moments_of_a_type_that_the_optimizer_cannot_step_with_are_refused(settings: dict[str, bool]) -> None:
+    subject = wide_moments(partial(AdamW, **settings))  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match="the checkpoint is damaged"):
+        subject.restore(subject.capture())
 
 
 def test_a_state_can_be_restored_twice(tmp_path: Path) -> None:

@@ -181,14 +181,13 @@ def repetition(ids: Sequence[int]) -> float:
 
 
 def _origin(batches: Sequence[Any], row: int) -> str:
-    """What the lab's batches say about the source of a row."""
-    rows = [origin for batch in batches for origin in (batch.get("rows", ()) if isinstance(batch, dict) else ())]
-    if row >= len(rows):
-        return ""
-    first, after = rows[row]["documents"]
-    return f"{rows[row]['source']}, " + (
-        f"document {first}" if after == first + 1 else f"documents {first} to {after - 1}"
-    )
+    """What the lab's batches say about the source of a row; those of another loop may call anything ``rows``."""
+    of_batches = (batch.get("rows") for batch in batches if isinstance(batch, dict))
+    rows = [origin for origins in of_batches if isinstance(origins, list | tuple) for origin in origins]
+    match rows[row : row + 1]:
+        case [{"source": str(source), "documents": [int(first), int(after)]}]:
+            return f"{source}, " + (f"document {first}" if after == first + 1 else f"documents {first} to {after - 1}")
+    return ""
 
 
 def _excerpt(text: Text, ids: Sequence[int], highest: int) -> str:

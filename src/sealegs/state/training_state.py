@@ -2,7 +2,7 @@
 restored."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -356,36 +356,48 @@ def _refuse_other_moments(
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
         return
-    made: dict[tuple[int, torch.dtype], Mapping[str, Any]] = {}
+    made: dict[tuple[int, torch.dtype, torch.device], Mapping[str, Any]] = {}
+    stepped = set()
     for parameter in group["params"]:
         if (stored := moments.get(names[parameter])) is None:
             continue
-        kind = parameter.ndim, parameter.dtype
+        kind = parameter.ndim, parameter.dtype, parameter.device
         if kind not in made:
-            made[kind] = _first_moments(type(optimizer), group, *kind)
+            made[kind] = _twin(type(optimizer), group, *kind)[1]
         for key, moment in made[kind].items():
             if moment is not None and not _is_like(stored.get(key), moment, parameter):
                 raise ValueError(f"{key} of {names[parameter]} is {stored.get(key)!a:.40}")
+        types = frozenset((key, stored[key].dtype) for key in made[kind] if isinstance(stored.get(key), Tensor))
+        if (kind, types) not in stepped:
+            stepped.add((kind, types))
+            _step_with(types, *_twin(type(optimizer), group, *kind))
 
 
 _SIDE = 2
 """The length of each dimension of a small parameter."""
 
 
-def _first_moments(
-    optimizer: type[Optimizer], group: Mapping[str, Any], ndim: int, dtype: torch.dtype
-) -> Mapping[str, Any]:
-    """What an optimizer keeps after one step of a small parameter of so many dimensions; nothing if it will not."""
-    settings = {key: value for key, value in group.items() if key not in _NOT_STORED}
+def _twin(
+    optimizer: type[Optimizer], group: Mapping[str, Any], ndim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Any, dict[str, Any]]:
+    """An optimizer after one step of a small parameter, and what it keeps for it; nothing if it will not step."""
+    settings = {key: value for key, value in group.items() if key not in _NOT_STORED or key in ("fused", "foreach")}
     try:
-        small = torch.zeros((_SIDE,) * ndim, dtype=dtype, requires_grad=True)
+        small = torch.zeros((_SIDE,) * ndim, dtype=dtype, device=device, requires_grad=True)
         small.grad = torch.zeros_like(small)
         twin: Any = optimizer([{**settings, "params": [small]}])  # type: ignore[call-arg]
         twin.step()
     except (TypeError, ValueError, RuntimeError):  # it needs a closure, or other settings
-        return {}
-    kept: Mapping[str, Any] = twin.state[small]
-    return kept
+        return None, {}
+    return twin, twin.state[small]
+
+
+def _step_with(types: Iterable[tuple[str, torch.dtype]], twin: Any, kept: dict[str, Any]) -> None:
+    """See that moments of these types are ones that the optimizer can step with: torch raises where they are not."""
+    for key, dtype in types:
+        kept[key] = kept[key].to(dtype)
+    if kept:
+        twin.step()
 
 
 def _is_like(stored: Any, made: Any, parameter: Tensor) -> bool:
