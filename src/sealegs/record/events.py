@@ -41,7 +41,7 @@ NULL = {
 """Fields of a kind that may be null."""
 
 NEEDED: dict[str, dict[str, Any]] = {
-    **{kind: {"text": UNSAID} for kind in ("skip", "alarm", "halt", "remark", "fault", "incident-closed", "snapshots")},
+    **{kind: {"text": UNSAID} for kind in ("skip", "alarm", "halt", "remark", "fault", "snapshots")},
     **{kind: {"text": UNSAID} for kind in ("folder-lost", "folder-back")},
     "resume": {"passed_over": {}, "changed": {}, "checkpoint": None},
     "resume-audit": {"not_as_saved": {}, "changed": []},
@@ -51,6 +51,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "request-refused": {"reason": UNSAID},
     "stalled": {"seconds": float("nan"), "where": UNSAID},
     "probe": {"is_condemned": False, "loss": float("nan")},
+    "incident-closed": {"number": 0, "text": UNSAID},
     "outcome": {"intervention": 0, "result": "not known yet", "text": UNSAID},
     "intervention": {
         "number": 0,

@@ -21,7 +21,7 @@ from sealegs.record.reading import is_number, most_bytes, open_file, read_object
 from sealegs.record.schema import MANIFEST
 from sealegs.record.typed import fits
 from sealegs.state import checkpoint_files
-from sealegs.state.checkpoint_table import fault_in_archive
+from sealegs.state.checkpoint_table import fault_in_archive, fault_in_pickles
 from sealegs.state.checkpoints import read_state
 from sealegs.state.serialization import from_json
 
@@ -298,7 +298,8 @@ def _load(path: Path, inside: Path | None = None) -> Any:
     """What is in a file of torch.save. Archives that unpack to more than they are were not written by torch."""
     with open_file(path, inside) as file:
         is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as torch tells them apart
-        if is_archive and (fault := fault_in_archive(file)):
+        file.seek(0)
+        if fault := fault_in_archive(file) if is_archive else fault_in_pickles(file):
             raise SourceError(f"{path}: it {fault}; give a file of torch.save")
         size = os.fstat(file.fileno()).st_size
     try:

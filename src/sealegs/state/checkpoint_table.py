@@ -9,6 +9,7 @@ import math
 import pickle
 import zipfile
 from pathlib import Path
+from pickletools import genops
 from typing import Any, BinaryIO
 
 import torch
@@ -163,10 +164,29 @@ def fault_in_archive(file: Any) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                return "is compressed, which torch never does"
+            pickles = (member for member in members if member.filename.endswith(".pkl"))
+            return next(filter(None, (fault_in_pickles(archive.open(member)) for member in pickles)), None)
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, EOFError, RuntimeError):
         return "is no archive as torch saves it"
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        return "is compressed, which torch never does"
+
+
+_PICKLES = 5
+"""What a file of torch.save that is no archive begins with; tensors follow."""
+_LONGEST_NAME = 1000
+
+
+def fault_in_pickles(file: Any) -> str | None:
+    """What is wrong with the names in pickles, if anything: torch would take hours to report one of a few megabytes."""
+    try:
+        for _ in range(_PICKLES):
+            if any(each.name == "GLOBAL" and len(str(name)) > _LONGEST_NAME for each, name, _ in genops(file)):
+                return "names something in more letters than any name has"
+    except UnicodeDecodeError:
+        return "names something in letters that no name has"
+    except ValueError:  # there is no other pickle, or it breaks off: torch will say so
+        pass
     return None
 
 
