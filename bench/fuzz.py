@@ -11,7 +11,7 @@ code, made as small as it gets: mend the cause, and move the case to `tests/fuzz
 
 `--seconds` is CPU time of all jobs together, for each target; `--cases` ends each after so many, `--minutes` all of it
 by the clock. However it ends, by Ctrl-C or SIGTERM too, it says what was thrown. `--again` throws one case again, or
-all of a folder, and shows what comes of it.
+all of a folder, and shows what comes of it; `--first` does so before anything new is thrown.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,7 +81,7 @@ class Fuzz:
         (self._found / "now.json").write_text(case.to_json(self.seeds[name][case.sample.seed]))
         outcome = self._thrower.throw(case)
         if outcome.finding is not None:
-            self._keep(case, outcome.finding)
+            self.keep(case, outcome.finding)
         pool = self._pools[name][case.sample.seed]
         if outcome.is_new and case.sample.size < LARGEST_KEPT and len(pool) < MOST_KEPT:
             pool.append(case.sample)
@@ -112,7 +112,8 @@ class Fuzz:
                 return attempt()
         return attempt()  # whose error is the damage's own
 
-    def _keep(self, case: Case, finding: Finding) -> None:
+    def keep(self, case: Case, finding: Finding) -> None:
+        """Write the case down, as small as it gets, if none has broken at that place yet."""
         if finding.site in self.findings:
             return
         self.findings[finding.site] = finding
@@ -161,7 +162,7 @@ class Fuzz:
         return smaller if again is not None and again.site == finding.site else case
 
 
-def work(targets: Sequence[str], budget_s: float, most: int, seed: int, found: Path) -> int:
+def work(targets: Sequence[str], budget_s: float, most: int, seed: int, found: Path, first: Path | None) -> int:
     """One job, in a process of its own: until each target has had its CPU time."""
     found.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the jobs ends them, and says what they threw
@@ -172,6 +173,9 @@ def work(targets: Sequence[str], budget_s: float, most: int, seed: int, found: P
     with tempfile.TemporaryDirectory() as folder, Thrower(Path(folder) / "sandbox", ACTIONS, beside()) as thrower:
         warm_up(thrower)
         fuzz = Fuzz(targets, thrower, found, seed)
+        for case, outcome in throw_again(thrower, first):
+            if outcome.finding is not None:
+                fuzz.keep(case, outcome.finding)
         said = 0.0
         while left := [name for name, tally in fuzz.tallies.items() if tally.seconds < budget_s and tally.cases < most]:
             fuzz.one(min(left, key=lambda name: fuzz.tallies[name].seconds))
@@ -215,7 +219,14 @@ def _write(found: Path, fuzz: Fuzz) -> None:
 
 
 def run(
-    targets: Sequence[str], budget_s: float, most: int, jobs: int, seed: int, found: Path, longest_s: float
+    targets: Sequence[str],
+    budget_s: float,
+    most: int,
+    jobs: int,
+    seed: int,
+    found: Path,
+    longest_s: float,
+    first: Path | None,
 ) -> dict[str, Any]:
     """All jobs side by side. One that dies or hangs leaves its case as a finding, and another takes its place."""
     found.mkdir(parents=True, exist_ok=True)
@@ -235,6 +246,7 @@ def run(
             "--found",
             str(folder),
             *(word for name in share for word in ("--target", name)),
+            *(("--first", str(first)) if first and not started else ()),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         running[started] = subprocess.Popen(words, env=environment), folder
@@ -321,26 +333,30 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{len(summary['findings'])} findings", *summary["findings"]])
 
 
-def again(place: Path) -> int:
+def throw_again(thrower: Thrower, place: Path | None) -> Iterator[tuple[Case, Outcome]]:
     """Throw one case, or all of a folder, and show what comes of each."""
+    files = sorted(place.glob("*.json")) if place and place.is_dir() else filter(None, [place])
+    for file in files:
+        target = json.loads(file.read_text())["target"]
+        if target not in TARGETS:
+            print(f"{file.name}: passed over, its library is not installed")
+            continue
+        case = Case.from_json(file.read_text(), {sample.seed: sample for sample in TARGETS[target].seeds()})
+        outcome = thrower.throw(case)
+        told = f"exit code {outcome.code}" if outcome.finding is None else "\n".join(outcome.finding)
+        print(f"{file.name}: {told}", flush=True)
+        yield case, outcome
+
+
+def again(place: Path) -> int:
+    """Throw one case, or all of a folder, and nothing new."""
     from bench.fuzzing.actions import ACTIONS
 
-    files = sorted(place.glob("*.json")) if place.is_dir() else [place]
-    broken = 0
     with tempfile.TemporaryDirectory() as folder, Thrower(Path(folder) / "sandbox", ACTIONS, beside()) as thrower:
         warm_up(thrower)
-        for file in files:
-            target = json.loads(file.read_text())["target"]
-            if target not in TARGETS:
-                print(f"{file.name}: passed over, its library is not installed")
-                continue
-            case = Case.from_json(file.read_text(), {sample.seed: sample for sample in TARGETS[target].seeds()})
-            outcome = thrower.throw(case)
-            broken += outcome.finding is not None
-            told = f"exit code {outcome.code}" if outcome.finding is None else "\n".join(outcome.finding)
-            print(f"{file.name}: {told}", flush=True)
-    print(f"{len(files)} cases, {broken} broke a rule")
-    return int(broken > 0)
+        broke = [outcome.finding is not None for _, outcome in throw_again(thrower, place)]
+    print(f"{len(broke)} cases, {sum(broke)} broke a rule")
+    return int(any(broke))
 
 
 def main() -> int:
@@ -354,18 +370,19 @@ def main() -> int:
     parser.add_argument("--target", action="append", choices=list(TARGETS))
     parser.add_argument("--found", type=Path, default=Path("experiments/fuzz"))
     parser.add_argument("--again", type=Path)
+    parser.add_argument("--first", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     targets = options.target or list(TARGETS)
     if options.again:
         return again(options.again)
     if options.worker:
-        return work(targets, options.seconds, options.cases, options.seed, options.found.resolve())
+        return work(targets, options.seconds, options.cases, options.seed, options.found.resolve(), options.first)
     if not options.target and not page.is_there():
         print("page: passed over, bokeh is not installed", flush=True)
     signal.signal(signal.SIGTERM, _interrupted)
     found, longest_s = options.found.resolve(), 60 * options.minutes
-    summary = run(targets, options.seconds, options.cases, options.jobs, options.seed, found, longest_s)
+    summary = run(targets, options.seconds, options.cases, options.jobs, options.seed, found, longest_s, options.first)
     print(table(summary))
     return int(bool(summary["findings"]))
 
