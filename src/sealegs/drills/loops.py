@@ -2,7 +2,7 @@
 
 import math
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +17,14 @@ from sealegs.drills.controls import altered
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.faults.practice import disturbed
 from sealegs.guard import Guard
-from sealegs.guard_options import Checkpointing
+from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.lab.branches import begin, branch, stop_after
 from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import SNAPSHOT_BYTES, resolved, train
 from sealegs.recovery.playbook import Playbook
 from sealegs.replay.subject import Subject, load_builder
+from sealegs.vocabulary import Event, Row
 
 OTHER_TEXT = {"stdlib": 1.0}
 """A source that has nothing in common with the lab's grammar."""
@@ -31,6 +32,24 @@ LEAD = 30
 """Steps of a branch before a fault: by then it has resumed and gone on."""
 PROBES = 8
 """Batches that measure how good the weights of a user's own loop are."""
+
+
+class _Unseen:
+    """Stands for a terminal: what a run says of itself would drown the card."""
+
+    name = "terminal"
+
+    def start(self, manifest: Mapping[str, Any]) -> None:
+        """Nothing is drawn."""
+
+    def row(self, row: Row) -> None:
+        """Nobody looks."""
+
+    def event(self, event: Event) -> None:
+        """Nobody looks."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +78,13 @@ class LabLoop:
     def prepare(self) -> None:
         """Train the part before the fork."""
         settings = self.settings(None, guarded=True)
-        begin(settings, open_data(settings), self.place / "beginning", steps=self.fork)
+        begin(settings, open_data(settings), self.place / "beginning", steps=self.fork, sinks=[_Unseen()])
 
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
         """The final loss on clean batches, NaN if the run was halted. A placebo runs ``without`` some batches."""
         settings = self.settings(drill, guarded=guarded)
         data = open_data(settings)
-        how: dict[str, Any] = {"disturb": self._disturb(drill, settings)}
+        how: dict[str, Any] = {"disturb": self._disturb(drill, settings), "sinks": [_Unseen()]}
         how |= {"skip": [(self.at, self.at + without)]} if without else {}
         try:
             if drill is not None and drill.settings:
@@ -153,6 +172,7 @@ class OwnLoop:
                 playbook=playbook,
                 act=guarded,
                 checkpoint_every=Checkpointing(every=self.at // 2 if guarded else 0, snapshot_memory=SNAPSHOT_BYTES),
+                telemetry=Telemetry(sinks=[_Unseen()]),
             ) as guard:
                 with disturbed(
                     faults,
@@ -177,7 +197,9 @@ class OwnLoop:
     @torch.no_grad()
     def _loss(self, subject: Subject) -> float:
         """The loss on the first batches, which are the same in all runs."""
-        probes = list(islice(iter(self._made().batches or ()), PROBES))
+        batches = self._made().batches
+        assert batches is not None
+        probes = list(islice(iter(batches), PROBES))
         subject.model.eval()
         return sum(float(subject.loss(batch)) for batch in probes) / len(probes)
 
