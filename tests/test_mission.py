@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def check(words: list[str]) -> None:
 
 def check_words(command: str, words: list[str]) -> None:
     """Faults, drills, files and runs that a command of sealegs names; its options are the concern of its own tests."""
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in pairwise(words):
         if option == "--inject":
             parse(value)
         if option == "--build":
