@@ -19,8 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import sealegs
 from sealegs.capsule import write
+from sealegs.capsule.batch_handle import BatchHandle
 from sealegs.capsule.read import open_capsule
-from sealegs.capsule.write import BatchHandle, FlightRecorder
+from sealegs.capsule.write import FlightRecorder
 from sealegs.errors import SourceError
 from sealegs.guard_options import Checkpointing
 from sealegs.report.postmortem.markdown import draft

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sealegs.capsule.write import VERSION, Description
+from sealegs.capsule.write import VERSION, Description, single_steps
 from sealegs.errors import SourceError
 from sealegs.incidents import Incident
 from sealegs.record.reading import is_number, most_bytes, parse_json, read_bytes, read_object, reading
@@ -47,14 +47,12 @@ class Capsule:
         """The state from before the onset, checked against its digests."""
         if self.description.state is None:
             raise SourceError(f"{self.folder}: it cannot be run again ({self.description.without_state})")
-        if fault := checkpoint_files.fault_in(self.folder / STATE):
-            raise SourceError(f"{self.folder / STATE}: it is damaged ({fault}); restore it from a copy")
-        checkpoint_files.expect_to_be_alone()
-        return read_state(self.folder / STATE, self.description.state)
+        return sound_state(self.folder / STATE, self.description.state)
 
-    def steps(self) -> range:
-        """The steps that can be run again: each has its row and its batches."""
-        first = self.description.state
+    def steps(self, first: int | None = None) -> range:
+        """The steps that can be run again from its state, or one of step ``first``: each has its row and its
+        batches."""
+        first = self.description.state if first is None else first
         if first is None:
             return range(0)
         rows = {int(row["step"]) for row in self.rows}
@@ -65,11 +63,16 @@ class Capsule:
         return range(first, last)
 
 
-def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
-    """Read the capsule of an incident, with the batches of all ranks or of one.
+def sound_state(folder: Path, step: int) -> StoredState:
+    """The state in the folder of a capsule or a checkpoint, checked against its digests."""
+    if fault := checkpoint_files.fault_in(folder):
+        raise SourceError(f"{folder}: it is damaged ({fault}); restore it from a copy")
+    checkpoint_files.expect_to_be_alone()
+    return read_state(folder, step)
 
-    All of them make one step again: DDP and FSDP2 average gradients, and so does a step of several batches.
-    """
+
+def describe(incident: Path) -> Description:
+    """What the capsule of an incident has, without its batches."""
     folder = incident / CAPSULE
     try:
         with reading(folder):
@@ -79,6 +82,20 @@ def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
             description = typed(Description, described)
             if not 1 <= description.ranks <= MOST_RANKS:
                 raise ValueError(f"it is of {description.ranks} ranks")
+            return description
+    except FileNotFoundError as error:
+        raise _no_capsule(incident, error) from error
+
+
+def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
+    """Read the capsule of an incident, with the batches of all ranks or of one.
+
+    All of them make one step again: DDP and FSDP2 average gradients, and so does a step of several batches.
+    """
+    folder = incident / CAPSULE
+    description = describe(incident)
+    try:
+        with reading(folder):
             found = typed(Incident, read_object(incident / INCIDENT, incident))
             lines = read_bytes(folder / METRICS, incident).splitlines()
             rows = [row for line in lines if (row := read_row(line)) is not None and row.keys() >= NEEDED]
@@ -87,7 +104,7 @@ def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
             everywhere = set.intersection(*({each.step for each in of_rank} for of_rank in of_ranks))
             batches = [each for of_rank in of_ranks for each in of_rank if each.step in everywhere]
     except FileNotFoundError as error:
-        raise SourceError(f"{error.filename}: missing, so {incident} is no incident with a capsule") from error
+        raise _no_capsule(incident, error) from error
     newest = {int(row["step"]): row for row in rows}
     return Capsule(
         folder=folder,
@@ -98,17 +115,30 @@ def open_capsule(incident: Path, *, rank: int | None = None) -> Capsule:
     )
 
 
+def _no_capsule(incident: Path, error: FileNotFoundError) -> SourceError:
+    return SourceError(f"{error.filename}: missing, so {incident} is no incident with a capsule")
+
+
 def incident_folder(run: Path, number: int | None) -> Path:
     """The folder of an incident of a run; without a number, that of the last."""
-    if not run.is_dir():
-        raise SourceError(f"{run}: no such run; give the folder of one, or its name in experiments/")
-    folder = run / INCIDENTS
-    there = sorted(int(entry.name) for entry in folder.iterdir() if is_number(entry.name)) if folder.is_dir() else []
+    folder, there = run / INCIDENTS, numbered(run)
+    if not there and (steps := single_steps(folder)):
+        raise SourceError(
+            f"{run}: it has no incidents, but a step that was not finite: sealegs locate {run}@{steps[-1]}"
+        )
     if not there:
         raise SourceError(f"{run}: it has no incidents with a capsule; give the guard a playbook, observe() for none")
     if number is not None and number not in there:
         raise SourceError(f"{run}#{number}: no such incident; there are {', '.join(map(str, there))}")
     return folder / str(there[-1] if number is None else number)
+
+
+def numbered(run: Path) -> list[int]:
+    """The numbers of a run's incidents that have a folder, rising."""
+    if not run.is_dir():
+        raise SourceError(f"{run}: no such run; give the folder of one, or its name in experiments/")
+    folder = run / INCIDENTS
+    return sorted(int(entry.name) for entry in folder.iterdir() if is_number(entry.name)) if folder.is_dir() else []
 
 
 def _batches_of(file: Path, incident: Path) -> list[Recorded]:

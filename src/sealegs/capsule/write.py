@@ -1,29 +1,31 @@
 """The flight recorder: keeps the last batches and rows of a run, and writes a capsule when an incident opens.
 
-``BatchHandle`` is a batch as it was handed out. ``FlightRecorder`` writes ``incidents/<n>/capsule`` beside the
+``FlightRecorder`` writes ``incidents/<n>/capsule`` beside the
 training: rows, batches, and a state from before the onset. The state is a snapshot in memory, or links to the newest
-checkpoint that is not suspect. Observing fails open: the capsule names what could not be kept.
+checkpoint that is not suspect. A step that is not finite and opens no incident leaves ``incidents/step-<s>/capsule``,
+which is bounded more tightly. Observing fails open: the capsule names what could not be kept.
 """
 
 import json
+import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
+from sealegs.capsule.batch_handle import BatchHandle
+from sealegs.detectors.nonfinite import broken, overflows
 from sealegs.errors import SealegsError, SourceError, StorageError
 from sealegs.incidents import Incident
 from sealegs.record import manifest as manifests
 from sealegs.record.events import plain_events, read_events
 from sealegs.record.files import files_in, folder_aside, whole_file
-from sealegs.record.reading import open_file
+from sealegs.record.reading import is_number, open_file
 from sealegs.record.rows import read_row
 from sealegs.record.schema import (
     BATCHES,
@@ -36,6 +38,7 @@ from sealegs.record.schema import (
     METRICS,
     POSTMORTEM,
     REPLAY,
+    SINGLE,
     STATE,
     TOKENIZER,
     speakable,
@@ -45,79 +48,10 @@ from sealegs.report.postmortem.markdown import draft, markdown
 from sealegs.signals.collective import Collective
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.memory import in_words
-from sealegs.state.serialization import plain
 from sealegs.state.snapshots import Snapshot, Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Watch
-
-SCARCE = 4
-"""A byte on a device counts as this many, since device memory is what runs are short of."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchHandle:
-    """A batch as it was handed out: the very object, not a copy."""
-
-    step: int
-    index: int | None
-    batch: Any
-    size: int
-    versions: tuple[int, ...]
-    """torch's version counters of its tensors, which tell whether the loop has changed the batch in place."""
-
-    @classmethod
-    def of(cls, step: int, index: int | None, batch: Any) -> Self:
-        """The handle of a batch that is about to be trained on."""
-        return cls(step, index, batch, size_of(batch), versions_of(batch))
-
-    def recorded(self) -> dict[str, Any]:
-        """A line of ``batches-<rank>.jsonl``; the batch is null if the loop has changed it since."""
-        recorded = self.batch.recorded() if hasattr(self.batch, "recorded") else _opened_up(self.batch)
-        batch = plain(recorded, "a batch")
-        is_same = versions_of(self.batch) == self.versions
-        return {"step": self.step, "index": self.index, "batch": batch if is_same else None}
-
-
-def size_of(batch: Any) -> int:
-    """Bytes of the tensors and arrays in a batch, with device memory counted ``SCARCE`` times.
-
-    >>> import torch
-    >>> size_of({"ids": torch.zeros(2, 8, dtype=torch.long), "names": ["a", "b"]})
-    128
-    """
-    return sum(part.nbytes * (SCARCE if getattr(part, "is_cuda", False) else 1) for part in _parts(batch))
-
-
-def versions_of(batch: Any) -> tuple[int, ...]:
-    """How often each tensor of a batch has been changed in place."""
-    return tuple(part._version for part in _parts(batch) if isinstance(part, Tensor) and not part.is_inference())
-
-
-def _opened_up(batch: Any) -> Any:
-    """The batch with data classes as dicts of their fields."""
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return {field.name: _opened_up(getattr(batch, field.name)) for field in fields(batch)}
-    if isinstance(batch, Mapping):
-        return {key: _opened_up(item) for key, item in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [_opened_up(item) for item in batch]
-    return batch
-
-
-def _parts(batch: Any) -> Iterator[Any]:
-    if hasattr(batch, "nbytes"):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for item in batch.values():
-            yield from _parts(item)
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            yield from _parts(item)
-    elif is_dataclass(batch):
-        for field in fields(batch):
-            yield from _parts(getattr(batch, field.name))
-
 
 VERSION = 1
 AFTER = 16
@@ -130,6 +64,11 @@ TAIL, EVENTS_TAIL = 4 * 2**20, 2**19
 """Bytes at the end of a record that hold more rows than a capsule needs, and more events than an incident has."""
 BUDGET = 16 * 2**30
 """Bytes on disk that all capsules of a run may take, per rank: when they are spent, an incident has none any more."""
+SINGLES, APART, SHARE = 3, 1000, 1 / 16
+"""Capsules of single steps that are kept, steps between two of them, and the share of the budget that the state of one
+may take: one skipped step is no reason to write gigabytes."""
+EXTENSIONS = 4
+"""How often a capsule is extended to a later step that is not finite: each time its files are written anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,15 +93,30 @@ class Description:
     batches: int
     without_batches: str
     """Why some or all batches are missing."""
+    last: int | None = None
+    """The last step whose batches it has; None in capsules of older versions."""
 
 
-class Unfinished(NamedTuple):
-    """A capsule that still waits for the steps after its opening."""
+class CapsuleState(NamedTuple):
+    """The state that a capsule will have."""
+
+    step: int | None
+    without: str = ""
+    """Why it will have none."""
+    is_checkpoint: bool = False
+    """Whether a checkpoint that is too large to hold on to is what it lacks."""
+
+
+class Written(NamedTuple):
+    """A capsule as far as it is written."""
 
     capsule: Path
     description: Description
     last_row: int
     """The step of its last row; some steps before the opening may not have been judged yet."""
+    until: int
+    """The step that it waits for, to have what came until then."""
+    extensions: int = 0
 
 
 class FlightRecorder:
@@ -190,6 +144,7 @@ class FlightRecorder:
         self._ranks = ranks
         self._acts = acts
         written = 0 if folder is None else ranks.first(lambda: _bytes_in(folder))
+        self._budget = budget
         self._left = budget - written / ranks.world
         """What is left of the budget, which the processes before have spent from, too."""
         self._spent: deque[int] = deque()
@@ -200,17 +155,27 @@ class FlightRecorder:
         self._bytes = 0
         self._rows: deque[tuple[Row, bool]] = deque(maxlen=STEPS)
         """Judged rows, and whether the update was applied."""
-        self._unfinished: Unfinished | None = None
-        self._waiting: tuple[Incident, Snapshot] | None = None
-        """A state that waits while a checkpoint is being written."""
-        self._state_under_way: tuple[Incident, Snapshot] | None = None
+        self._was_finite = True
+        """Whether the last row was."""
+        self._nonfinite: int | None = None
+        """The first of the last row of steps that were not finite, until it is seen to."""
+        self._singles: list[int] = [] if folder is None else ranks.first(lambda: single_steps(folder))
+        """Single steps with a capsule."""
+        self._says_unkept = True
+        self._unfinished: Written | None = None
+        """The capsule that still waits for later steps."""
+        self._finished: Written | None = None
+        """The last one that is written, if the run has not gone back behind its end."""
+        self._waiting: tuple[str, Snapshot] | None = None
+        """A state that waits while a checkpoint is being written, and the folder of its capsule."""
+        self._state_under_way: tuple[str, Snapshot] | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._last_write: Future[None] | None = None
         self._failures: deque[str] = deque()
-        self._opened: set[int] = set()
-        """Incidents whose capsules this process has begun."""
-        self._incomplete: dict[int, str] = {}
-        """Incidents of which the disk has not taken everything, and why."""
+        self._opened: set[str] = set()
+        """Folders whose capsules this process has begun."""
+        self._incomplete: dict[str, str] = {}
+        """Those of which the disk has not taken everything, and why."""
 
     def handed_out(self, step: int, index: int | None, batch: Any) -> None:
         """Keep a batch that is about to be trained on."""
@@ -225,8 +190,13 @@ class FlightRecorder:
 
     def record_row(self, row: Row, verdict: Verdict) -> None:
         """Keep a judged row."""
-        if self._folder is not None:
-            self._rows.append((row, verdict.go or not self._acts))
+        if self._folder is None:
+            return
+        self._rows.append((row, verdict.go or not self._acts))
+        is_finite = broken(row) is None or overflows(row)
+        if self._was_finite and not is_finite and self._nonfinite is None:
+            self._nonfinite = int(row["step"])
+        self._was_finite = is_finite
 
     def forget_from(self, step: int) -> None:
         """Forget this step and later ones: the run has gone back and will do them again."""
@@ -235,52 +205,135 @@ class FlightRecorder:
         self._handed = deque(kept, maxlen=STEPS)
         self._bytes = sum(handed.size for handed in kept)
         self._rows = deque((seen for seen in self._rows if int(seen[0]["step"]) < step), maxlen=STEPS)
+        self._was_finite, self._nonfinite = True, None
+        if self._finished is not None and max(self._finished.last_row, self._finished.description.last or 0) >= step:
+            self._finished = None  # what comes now is not what came after it
 
     def open(self, incident: Incident, number: int) -> None:
         """Write the capsule of an incident that was found before step ``number``."""
         if self._folder is None:
             return
-        folder = self._folder / str(incident.number)
-        if self._ranks.first(lambda: incident.number in self._opened or is_whole(folder / CAPSULE)):
+        name = str(incident.number)
+        capsule = self._folder / name / CAPSULE
+        if self._ranks.first(lambda: name in self._opened or is_whole(capsule)):
             return  # reopened, or opened by the process before
-        self._opened.add(incident.number)
-        if self._ranks.rank == 0:
-            shutil.rmtree(self._state_folder(incident), ignore_errors=True)  # of a capsule that a kill cut short
-        snapshot = self._snapshots.newest(before=incident.start)
+        if self._nonfinite is not None and self._nonfinite >= incident.start:
+            self._nonfinite = None  # this capsule reaches it
         has_room = self._has_room()
-        state, without = None, "no state: the bytes for capsules are spent"
+        state, snapshot = CapsuleState(None, "no state: the bytes for capsules are spent"), None
+        self._begin(name)
         if has_room:
-            state, without = self._state(incident, snapshot, folder / CAPSULE)
-        handed = tuple(each for each in self._handed if has_room and (state is None or each.step >= state))
+            snapshot = self._snapshots.newest(before=incident.start)
+            state = self._state(name, incident.start, snapshot)
+        self._write_soon(name, incident, number - 1, state, has_room=has_room)
+        if snapshot is not None and state.step is not None:
+            self._write_state_soon(name, snapshot)
+
+    def keep_nonfinite(self) -> None:
+        """See to it that the first of a row of steps that were not finite can be run again, once the row is over."""
+        if (step := self._nonfinite) is None or not self._handed:
+            return
+        if self._unfinished is not None:  # it will have it
+            self._nonfinite = None
+        elif all(self._ranks.gather(self._can_be_extended_to(step))):
+            assert self._finished is not None
+            extensions = self._finished.extensions + 1
+            self._unfinished = self._finished._replace(until=step + AFTER, extensions=extensions)
+            self._nonfinite = None
+        elif self._was_finite:  # else it may become an incident
+            self._nonfinite = None
+            self._open_single(step)
+
+    def _can_be_extended_to(self, step: int) -> bool:
+        """Whether a step can be run from the state of the last capsule, with what is still held of the batches."""
+        if self._finished is None or self._finished.extensions == EXTENSIONS:
+            return False
+        described = self._finished.description
+        if described.state is None or described.last is None or described.without_batches:
+            return False
+        follows = (
+            self._handed[0].step <= described.last + 1 and int(self._rows[0][0]["step"]) <= self._finished.last_row + 1
+        )
+        return follows and described.state <= step < described.state + STEPS
+
+    def _open_single(self, step: int) -> None:
+        """Write the capsule of a step that was not finite and opened no incident."""
+        assert self._folder is not None
+        if self._waiting is not None or any(abs(step - other) < APART for other in self._singles):
+            return
+        row = next((row for row, _ in self._rows if int(row["step"]) == step), None)
+        if row is None or not self._has_room(waits=False):
+            return
+        name = SINGLE.format(step=step)
+        self._begin(name)
+        size = self._snapshots.held_bytes // 2
+        snapshot = self._snapshots.newest(before=step - 1, proven=False)
+        if snapshot is not None and not all(self._ranks.gather(size <= self._budget * SHARE)):
+            snapshot = None
+        state = self._state(name, step, snapshot, most=self._budget * SHARE)
+        if not self._ranks.first(lambda: state.step is not None or state.is_checkpoint):
+            if self._says_unkept:
+                text = f"step {step} is not finite, and cannot be run again: {state.without} (said once)"
+                self._watch.note("capsule", step=step, state=None, batches=0, text=text)
+                self._says_unkept = False
+            return
+        self._singles.append(step)
+        self._write_soon(name, _single(row), self._handed[-1].step, state)
+        if snapshot is not None and state.step is not None:
+            self._write_state_soon(name, snapshot)
+        if len(self._singles) > SINGLES:
+            self._remove_single(self._singles.pop(0))
+
+    def _remove_single(self, step: int) -> None:
+        assert self._folder is not None
+        old = self._folder / SINGLE.format(step=step)
+        freed = self._ranks.first(lambda: _bytes_in(old)) / self._ranks.world
+        self._left = min(self._left + freed, self._budget)
+        if self._ranks.rank == 0:
+            self._beside(old.name, lambda: shutil.rmtree(old, ignore_errors=True))
+
+    def _begin(self, name: str) -> None:
+        self._opened.add(name)
+        if self._ranks.rank == 0:
+            shutil.rmtree(self._state_folder(name), ignore_errors=True)  # of a capsule that a kill cut short
+
+    def _write_soon(
+        self, name: str, incident: Incident, opened: int, state: CapsuleState, *, has_room: bool = True
+    ) -> None:
+        """Let the thread write everything but the state."""
+        assert self._folder is not None
+        folder = self._folder / name
+        first = state.step or 0
+        handed = tuple(each for each in self._handed if has_room and each.step >= first)
         description = Description(
             version=VERSION,
             run=str(self._watch.folder),
-            opened=number - 1,
-            state=state,
-            without_state=without,
+            opened=opened,
+            state=state.step,
+            without_state=state.without,
             clip=self.clip,
             loop_clips=self.loop_clips,
             acts=self._acts,
             ranks=self._ranks.world,
             batches=len(handed),
-            without_batches=self._missing(handed, state) if has_room else "the bytes for capsules are spent",
+            without_batches=self._missing(handed, state.step) if has_room else "the bytes for capsules are spent",
+            last=handed[-1].step if handed else None,
         )
         self._finish()  # the one before, which may overlap
+        self._finished = None
         rows = self._rows_after(-1) if has_room else []
-        self._beside(incident.number, lambda: self._write(folder, incident, description, rows, handed))
+        self._beside(name, lambda: self._write(folder, incident, description, rows, handed))
         if has_room:
-            self._unfinished = Unfinished(folder / CAPSULE, description, self._latest)
-        if snapshot is not None and state is not None:
-            self._waiting = incident, snapshot
-            self.after_step()
+            self._unfinished = Written(folder / CAPSULE, description, self._latest, until=opened + AFTER)
+        of_incident = {"incident": incident.number} if incident.number else {}
         self._watch.note(
             "capsule",
-            step=number - 1,
-            incident=incident.number,
-            state=state,
+            step=opened,
+            **of_incident,
+            state=state.step,
             batches=len(handed),
-            text=f"{INCIDENTS}/{incident.number}/{CAPSULE}: {len(handed)} batches, "
-            + (without if state is None else f"the state of step {state}"),
+            text=f"{INCIDENTS}/{name}/{CAPSULE}: {len(handed)} batches, "
+            + (state.without if state.step is None else f"the state of step {state.step}"),
         )
 
     def follow_up(self, incident: Incident) -> None:
@@ -288,17 +341,17 @@ class FlightRecorder:
         if self._folder is None or self._ranks.rank or not (folder := self._folder / str(incident.number)).exists():
             return
         rows = [row for row, _ in self._rows]
-        self._beside(incident.number, lambda: write_draft(folder, asdict(incident), rows))
+        self._beside(folder.name, lambda: write_draft(folder, asdict(incident), rows))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Incidents of which the disk has not taken everything, in sentences."""
         known = dict(self._incomplete)  # a thread adds to it
-        return tuple(f"{INCIDENTS}/{number} is not whole ({why})" for number, why in known.items())
+        return tuple(f"{INCIDENTS}/{name} is not whole ({why})" for name, why in known.items())
 
     def after_step(self) -> None:
         """Write what is still waiting, and report failures."""
-        if self._unfinished is not None and self._latest >= self._unfinished.description.opened + AFTER:
+        if self._unfinished is not None and self._latest >= self._unfinished.until:
             self._finish()
         if self._state_under_way is not None:
             self._look_at_state(*self._state_under_way)
@@ -312,12 +365,15 @@ class FlightRecorder:
 
     def close(self) -> None:
         """Wait until everything is written."""
+        self._was_finite = True  # nothing comes after it
+        if self._ranks.world == 1:  # a rank may be gone already, and the others would wait for it
+            self.keep_nonfinite()
         self._finish()
         if self._waiting is not None and self._checkpoints is not None:
             self._checkpoints.wait()
-            if self._ranks.world > 1:  # a rank may be gone already, and the others would wait for it
-                incident, snapshot = self._waiting
-                self._give_up_state(incident, f"the run ended before the state of step {snapshot.step} was written")
+            if self._ranks.world > 1:
+                name, snapshot = self._waiting
+                self._give_up_state(name, f"the run ended before the state of step {snapshot.step} was written")
                 self._waiting = None
         self.after_step()
         if self._state_under_way is not None and self._checkpoints is not None:
@@ -328,7 +384,14 @@ class FlightRecorder:
             self._writer = None
         self._report_failures()
 
-    def _write_state(self, incident: Incident, snapshot: Snapshot) -> None:
+    def _write_state_soon(self, name: str, snapshot: Snapshot) -> None:
+        if self._waiting is not None:
+            before, late = self._waiting
+            self._give_up_state(before, f"the state of step {late.step} waited for the disk until the next incident")
+        self._waiting = name, snapshot
+        self.after_step()
+
+    def _write_state(self, name: str, snapshot: Snapshot) -> None:
         """Write a state beside the training; while a checkpoint is being written, try again at the next step."""
         assert self._folder is not None
         assert self._checkpoints is not None
@@ -338,73 +401,79 @@ class FlightRecorder:
             state = self._training.capture_past(self._snapshots, snapshot)
         except SealegsError as error:  # the snapshot is gone by now
             self._waiting = None
-            self._give_up_state(incident, str(error))
+            self._give_up_state(name, str(error))
             return
-        if self._checkpoints.save_soon(snapshot.step, state, to=self._state_folder(incident)):
-            self._waiting, self._state_under_way = None, (incident, snapshot)
+        if self._checkpoints.save_soon(snapshot.step, state, to=self._state_folder(name)):
+            self._waiting, self._state_under_way = None, (name, snapshot)
 
-    def _look_at_state(self, incident: Incident, snapshot: Snapshot) -> None:
+    def _look_at_state(self, name: str, snapshot: Snapshot) -> None:
         """Take in what became of a state that was being written."""
         assert self._checkpoints is not None
         if self._checkpoints.is_writing:
             return
         self._state_under_way = None
-        if (reason := self._checkpoints.failure_elsewhere(self._state_folder(incident))) is not None:
-            self._incomplete[incident.number] = reason
-            self._give_up_state(incident, f"the state of step {snapshot.step} could not be written ({reason})")
+        if (reason := self._checkpoints.failure_elsewhere(self._state_folder(name))) is not None:
+            self._incomplete[name] = reason
+            self._give_up_state(name, f"the state of step {snapshot.step} could not be written ({reason})")
 
-    def _state_folder(self, incident: Incident) -> Path:
+    def _state_folder(self, name: str) -> Path:
         assert self._folder is not None
-        return self._folder / str(incident.number) / CAPSULE / STATE
+        return self._folder / name / CAPSULE / STATE
 
-    def _give_up_state(self, incident: Incident, reason: str) -> None:
+    def _give_up_state(self, name: str, reason: str) -> None:
         """Report that there will be no state, in the capsule too."""
         self._failures.append(reason)
         changes: dict[str, Any] = {"state": None, "without_state": f"no state: {reason}"}
-        capsule = self._state_folder(incident).parent
+        capsule = self._state_folder(name).parent
         path = capsule / f"{CAPSULE}.json"
         if self._unfinished is not None and self._unfinished.capsule == capsule:  # which will be written once more
             description = replace(self._unfinished.description, **changes)
             self._unfinished = self._unfinished._replace(description=description)
+        if self._finished is not None and self._finished.capsule == capsule:
+            self._finished = None
 
         def amend() -> None:
             if path.exists():
                 _write_json(path, {**json.loads(path.read_bytes()), **changes})
 
         if self._ranks.rank == 0:
-            self._beside(incident.number, amend)
+            self._beside(name, amend)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, *, waits: bool = True) -> bool:
         """Whether anything is left of the budget, on all ranks: they write together, or none does."""
-        if self._last_write is not None:
+        if waits and self._last_write is not None:
             self._last_write.result()  # of the incident before: written long ago, or what it takes is not known
         while self._spent:
             self._left -= self._spent.popleft()
         return all(left > 0 for left in self._ranks.gather(self._left))
 
-    def _state(self, incident: Incident, snapshot: Snapshot | None, capsule: Path) -> tuple[int | None, str]:
-        """The step of the state that the capsule will have, or why it will have none."""
+    def _state(self, name: str, onset: int, snapshot: Snapshot | None, most: float = math.inf) -> CapsuleState:
+        """The state that a capsule will have, of at most so many bytes where it is a checkpoint."""
         if self._checkpoints is None:
-            return None, "no state: the guard writes no checkpoints"
+            return CapsuleState(None, "no state: the guard writes no checkpoints")
         if snapshot is not None:
             size = self._snapshots.held_bytes // 2
             if not all(self._ranks.gather(size <= self._left)):  # a rank that wrote alone would wait for the others
-                return None, self._too_large(size)
+                return CapsuleState(None, self._too_large(size))
             self._left -= size
-            return snapshot.step, ""
+            return CapsuleState(snapshot.step)
         reason = ""
         try:
-            tags = self._checkpoints.tags()
-            step = max((step for step, tag in tags.items() if tag != "suspect" and step <= incident.start), default=-1)
-            if step < 0:
-                return None, f"no state: there is neither a snapshot nor a checkpoint from before step {incident.start}"
+            step = self._checkpoint_before(onset)
+            if step is None:
+                return CapsuleState(
+                    None, f"no state: there is neither a snapshot nor a checkpoint from before step {onset}"
+                )
             assert self._watch.folder is not None
             if self._ranks.rank == 0:
                 source = self._watch.folder / CHECKPOINTS / str(step)
                 size = 0 if step in self._linked else _bytes_in(source)  # it stays when it is no checkpoint any more
+                if size > most:
+                    too_large = f"no state of its own: {in_words(size)}; checkpoint {step} is it, while that is kept"
+                    return CapsuleState(None, too_large, is_checkpoint=True)
                 if size > self._left:
-                    return None, self._too_large(size)
-                link_folder(source, capsule / STATE)
+                    return CapsuleState(None, self._too_large(size))
+                link_folder(source, self._state_folder(name))
                 self._linked.add(step)
                 self._left -= size
         except SourceError as error:
@@ -412,9 +481,14 @@ class FlightRecorder:
         except OSError as error:
             reason = f"checkpoint {step} cannot be linked ({error.strerror})"
         if reason:
-            self._incomplete[incident.number] = reason
-            return None, f"no state: {reason}"
-        return step, ""
+            self._incomplete[name] = reason
+            return CapsuleState(None, f"no state: {reason}")
+        return CapsuleState(step)
+
+    def _checkpoint_before(self, step: int) -> int | None:
+        """The newest checkpoint at a step or before it that is not suspect."""
+        tags = {} if self._checkpoints is None else self._checkpoints.tags()
+        return max((saved for saved, tag in tags.items() if tag != "suspect" and saved <= step), default=None)
 
     def _too_large(self, size: int) -> str:
         return f"no state: {in_words(size)} are more than is left of the budget, {in_words(self._left)}"
@@ -467,11 +541,15 @@ class FlightRecorder:
         """Add the steps after the opening, as far as there are any: they show what the incident did."""
         if self._unfinished is None:
             return
-        (capsule, description, last_row), self._unfinished = self._unfinished, None
-        rows = self._rows_after(last_row)
-        handed = tuple(each for each in self._handed if each.step > description.opened)
-        description = replace(description, batches=description.batches + len(handed))
-        self._beside(int(capsule.parent.name), lambda: self._add(capsule, description, rows, handed))
+        before, self._unfinished = self._unfinished, None
+        capsule, described = before.capsule, before.description
+        rows = self._rows_after(before.last_row)
+        had = described.opened if described.last is None else described.last
+        handed = tuple(each for each in self._handed if each.step > had)
+        last = handed[-1].step if handed else described.last
+        description = replace(described, batches=described.batches + len(handed), last=last)
+        self._finished = before._replace(description=description, last_row=self._latest)
+        self._beside(capsule.parent.name, lambda: self._add(capsule, description, rows, handed))
 
     def _add(
         self, capsule: Path, description: Description, rows: Sequence[Row], handed: tuple[BatchHandle, ...]
@@ -484,7 +562,7 @@ class FlightRecorder:
             self._spent.append(_add_lines(capsule / METRICS, map(to_line, rows)))
             _write_json(capsule / f"{CAPSULE}.json", asdict(description))
 
-    def _beside(self, incident: int, write: Callable[[], None]) -> None:
+    def _beside(self, name: str, write: Callable[[], None]) -> None:
         """Let a thread write, one task after the other, since they may share files."""
 
         def fail_open() -> None:
@@ -494,10 +572,34 @@ class FlightRecorder:
             except Exception as error:
                 self._failures.append(f"{type(error).__name__}: {error}")
                 if isinstance(error, OSError | StorageError | SourceError):
-                    self._incomplete.setdefault(incident, str(error))
+                    self._incomplete.setdefault(name, str(error))
 
         self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="capsule")
         self._last_write = self._writer.submit(fail_open)
+
+
+def _single(row: Row) -> Incident:
+    """A step by itself, as an incident without a number: nothing is known of what is usual."""
+    step, unknown = int(row["step"]), math.nan
+    return Incident(
+        number=0,
+        start=step,
+        kind="nonfinite",
+        pre_loss=unknown,
+        usual=unknown,
+        limit=unknown,
+        peak=step,
+        peak_loss=float(row.get("loss", unknown)),
+        grad_norm_peak=float(row.get("grad_norm", unknown)),
+    )
+
+
+def single_steps(incidents: Path) -> list[int]:
+    """The single steps that have a folder beside the incidents, rising."""
+    before = SINGLE.format(step="")
+    there = incidents.iterdir() if incidents.is_dir() else ()
+    numbers = (entry.name.removeprefix(before) for entry in there if entry.name.startswith(before))
+    return sorted(int(number) for number in numbers if is_number(number))
 
 
 def is_whole(capsule: Path) -> bool:

@@ -17,6 +17,8 @@ RECOVERY = "recovery.json"
 TOKENIZER = "tokenizer.json"
 INCIDENTS = "incidents"
 INCIDENT = "incident.json"
+SINGLE = "step-{step}"
+"""The folder beside the incidents of a single step that was not finite."""
 CAPSULE = "capsule"
 STATE = "state"
 BATCHES = "batches-{rank}.jsonl"
@@ -32,7 +34,7 @@ CONTENTS = {
     TOKENIZER: "the vocabulary, so that tokens can be read as text",
     COLUMN_CACHE: "metrics.jsonl as numpy columns, rebuilt at will",
     CHECKPOINTS: "everything needed to run a step, by its number",
-    INCIDENTS: "by number: incident.json, capsule/ with what is needed to run it again",
+    INCIDENTS: "by number: incident.json, capsule/ with what is needed to run it again; step-<s>/ of single steps",
     DASHBOARD: "ten panels, with what happened marked: open it in a browser",
     RECOVERY: "what recovery has done and must not do again: treatments, batches left out, margins",
 }

@@ -149,6 +149,7 @@ class Recovery:
         for row, verdict in self._tracker.waiting_rows():
             anomaly = self._follow(row, verdict, number) or anomaly
         self._keep_probe(number, batches)
+        self.recorder.keep_nonfinite()
         self.recorder.after_step()
         if anomaly is not None and not self._runner.is_over:
             return self._runner.intervene(anomaly, number)

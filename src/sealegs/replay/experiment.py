@@ -10,7 +10,8 @@ from typing import Any
 
 from sealegs.capsule.read import Capsule
 from sealegs.errors import SourceError
-from sealegs.replay.subject import ReplayLoop, StepOutcome, Subject
+from sealegs.replay.rerun import Rerun
+from sealegs.replay.subject import StepOutcome, Subject
 from sealegs.vocabulary import Row
 
 LEAD = 4
@@ -75,15 +76,12 @@ class LossBefore:
         return (loss - self.loss) / self.deviation if math.isfinite(loss) else math.inf
 
 
-class Experiment:
-    """Runs the steps around an onset, from the same state as often as needed."""
+class Experiment(Rerun):
+    """Runs the steps around an onset, each time with one thing changed."""
 
     def __init__(self, capsule: Capsule, subject: Subject) -> None:
-        self.capsule = capsule
-        self.loop = ReplayLoop(subject, capsule.description.clip)
-        self.rows = {int(row["step"]): row for row in capsule.rows}
-        self.steps_run = 0
         state, there = capsule.state(), capsule.steps()
+        super().__init__(capsule, subject, state, there)
         self.onset = capsule.incident.start
         if self.onset not in there:
             raise SourceError(
@@ -103,12 +101,6 @@ class Experiment:
         self.was_stuck = len(self.repeated & set(range(self.onset - LATELY, self.onset))) > LATELY / 2
         """Whether the loss was low because the same batches came again: new ones look high against that."""
         self.usual = usual_of(list(self.rows.values()), self.onset) if self.was_stuck else self.fresh
-        self.seen: dict[int, StepOutcome] = {}
-        """What the steps showed when they were run unchanged."""
-        self._states = {there.start: state}
-        self._batches: dict[int, tuple[Any, ...]] = {}
-        for each in capsule.batches:
-            self._batches[each.step] = (*self._batches.get(each.step, ()), each.batch)
         self.hold(self.first)
         self.probes = self.before()[-PROBES:] or ([] if self.was_stuck else [self.batches_of(self.first)])
         self.probed = self._probe()
@@ -116,10 +108,6 @@ class Experiment:
     def _recorded_loss(self, step: int) -> float:
         loss = float(self.rows[step]["loss"])
         return loss if math.isfinite(loss) else math.inf
-
-    def batches_of(self, step: int) -> tuple[Any, ...]:
-        """The batches that a step trained on."""
-        return self._batches[step]
 
     def before(self) -> list[tuple[Any, ...]]:
         """The batches of the steps before the rerun, without those that came more than once."""
@@ -137,7 +125,7 @@ class Experiment:
             self.go_to(self.first)
             before = dict(self.seen)
             for step in self.window:
-                self._run_unchanged(step)
+                self.run_unchanged(step)
                 if step in before and math.isfinite(before[step].loss) and math.isfinite(self.seen[step].loss):
                     apart = max(apart, abs(before[step].loss - self.seen[step].loss))
         return apart
@@ -166,24 +154,6 @@ class Experiment:
             height=max(usual.above(each.loss) for step, each in seen.items() if step >= self.onset),
             damage=self.usual.above(self.usual.loss + risen),
         )
-
-    def hold(self, step: int) -> None:
-        """Go to the state before a step, and keep it for the next time."""
-        self.go_to(step)
-        if step not in self._states:
-            self._states[step] = self.loop.capture()
-
-    def go_to(self, step: int) -> None:
-        """Go to the state before a step: restore the nearest known state, and run the steps in between unchanged."""
-        nearest = max(known for known in self._states if known <= step)
-        self.loop.restore(self._states[nearest])
-        for past in range(nearest, step):
-            self._run_unchanged(past)
-
-    def _run_unchanged(self, step: int) -> None:
-        row = self.rows[step]
-        self.seen[step] = self.loop.step(self.batches_of(step), lr=float(row["lr"]), applied=bool(row["applied"]))
-        self.steps_run += 1
 
     def look(self, step: int) -> float:
         """The loss of a step's batches, with the present weights."""

@@ -168,9 +168,9 @@ class Snapshots:
         """Steps of the healthy snapshots, newest first."""
         return [held.snapshot.step for held in self._kept]
 
-    def newest(self, before: int) -> Snapshot | None:
-        """The newest healthy snapshot at or before a step."""
-        return next((held.snapshot for held in self._kept if held.snapshot.step <= before), None)
+    def newest(self, before: int, *, proven: bool = True) -> Snapshot | None:
+        """The newest healthy snapshot at or before a step; or any, to run steps again and not to go on from."""
+        return next((held.snapshot for held in self._held(proven) if held.snapshot.step <= before), None)
 
     def forget_after(self, step: int) -> None:
         """Drop snapshots after a step: the run went back to it."""
@@ -205,7 +205,7 @@ class Snapshots:
 
     def contents(self, snapshot: Snapshot) -> tuple[Mapping[str, Tensor], dict[str, Tensor], list[OptimizerLayout]]:
         """What it holds: the parts of all tensors, the optimizers' tensors whole, and the optimizers' layouts."""
-        held = self._find(snapshot)
+        held = self._find(snapshot, proven=False)
         parts = held.buffer.parts
         moments = {key: join(parts[name] for name in names) for key, (names, join) in held.joins.items()}
         return parts, moments, held.settings
@@ -228,8 +228,12 @@ class Snapshots:
         self._candidate = None
         self._kept, self._buffers, self._layout = [], [], {}
 
-    def _find(self, snapshot: Snapshot) -> "_Held":
-        held = next((held for held in self._kept if held.snapshot is snapshot), None)
+    def _held(self, proven: bool) -> "list[_Held]":
+        """The healthy snapshots, newest first, and before them the candidate, if they need not be proven."""
+        return self._kept if proven or self._candidate is None else [self._candidate, *self._kept]
+
+    def _find(self, snapshot: Snapshot, *, proven: bool = True) -> "_Held":
+        held = next((held for held in self._held(proven) if held.snapshot is snapshot), None)
         if held is None:
             raise SourceError(f"the snapshot of step {snapshot.step} is no longer held; ask for newest() again")
         return held
