@@ -5,7 +5,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -436,3 +436,81 @@ def test_no_more_is_kept_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sum(each.step <= capsule.description.opened for each in capsule.batches) == 20
     assert "are gone" in capsule.description.without_batches
     assert len(capsule.steps()) == 0
+
+
+def go_through(folder: Path, bad: Sequence[int], steps: int, **how: Any) -> Path:
+    """Losses that need no training, NaN at some steps, through a guard that acts. Gives the folder of incidents."""
+    model = nn.Linear(2, 2)
+    with sealegs.Guard(model, SGD(model.parameters(), lr=0.1), run=folder, **{**OBSERVE, **how}) as guard:
+        for step, _ in enumerate(guard.batches(list(torch.randn(steps, 2, 8)))):
+            guard.step(torch.tensor(math.nan if step in bad else 2.0 + step % 7 / 100), grad_norm=1.0)
+    return folder / "incidents"
+
+
+def test_a_single_step_that_is_not_finite_leaves_a_capsule(tmp_path: Path) -> None:
+    incidents = go_through(tmp_path / "a", [70], 100)
+    assert [path.name for path in incidents.iterdir()] == ["step-70"]
+    capsule = open_capsule(incidents / "step-70")
+    assert (capsule.incident.number, capsule.incident.start, capsule.incident.kind) == (0, 70, "nonfinite")
+    assert capsule.description.state == 60  # not proven yet, and a state of the run all the same
+    assert 70 in capsule.steps()
+    assert capsule.description.last == capsule.steps().stop - 1
+    assert capsule.state().step == 60
+    assert not (incidents / "step-70" / "postmortem.md").exists()
+    (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "capsule"]
+    assert event.detail["text"] == "incidents/step-70/capsule: 12 batches, the state of step 60"
+    assert "incident" not in event.detail
+
+
+def test_a_step_that_is_the_last_leaves_one_too(tmp_path: Path) -> None:
+    assert 49 in open_capsule(go_through(tmp_path / "a", [49], 50) / "step-49").steps()
+
+
+def test_steps_of_an_incident_leave_none_of_their_own(tmp_path: Path) -> None:
+    incidents = go_through(tmp_path / "a", [40, 41, 42], 70)
+    assert [path.name for path in incidents.iterdir()] == ["1"]
+
+
+def test_a_capsule_is_extended_to_later_steps_for_as_long_as_its_state_reaches_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "EXTENSIONS", 2)
+    incidents = go_through(tmp_path / "a", [40, 80, 120, 190], 220)
+    assert [path.name for path in incidents.iterdir()] == ["step-40"]
+    capsule = open_capsule(incidents / "step-40")
+    assert capsule.steps() == range(20, 120 + write.AFTER + 1)
+    assert capsule.description.batches == len(capsule.batches) == len(capsule.steps())
+
+
+def test_single_steps_leave_few_capsules_and_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "EXTENSIONS", 0)
+    monkeypatch.setattr(write, "APART", 100)
+    incidents = go_through(tmp_path / "a", [40, 90, 150, 260, 370], 400)
+    assert {path.name for path in incidents.iterdir()} == {"step-150", "step-260", "step-370"}
+    assert write.single_steps(incidents) == [150, 260, 370]
+
+
+def test_the_state_of_a_single_step_takes_a_small_part_of_the_budget(tmp_path: Path) -> None:
+    """A snapshot of more than that is not written, and without a checkpoint the step is given up, with a sentence."""
+    incidents = go_through(tmp_path / "a", [40, 70], 90, checkpoint_every=replace(SMALL, capsule_bytes=20_000))
+    assert not write.single_steps(incidents)
+    (event,) = [event for event in sealegs.open_run(tmp_path / "a").events if event.kind == "capsule"]
+    assert "step 40 is not finite, and cannot be run again: no state" in event.detail["text"]
+
+
+def test_a_capsule_is_not_extended_with_another_attempt(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", **OBSERVE) as guard:
+        has_gone_back = False
+        for _ in guard.batches(list(torch.randn(200, 2, 8))):
+            bad = guard.number == (80 if has_gone_back else 50)
+            guard.step(torch.tensor(math.nan if bad else 2.0 + guard.number % 7 / 100), grad_norm=1.0)
+            if guard.number == 60 and not has_gone_back:
+                has_gone_back = True
+                guard.ask("rollback")
+                assert guard.number < 50
+            if guard.number == 100:
+                break
+    capsule = open_capsule(tmp_path / "a" / "incidents" / "step-50")
+    assert capsule.steps() == range(40, 60)

@@ -1,15 +1,23 @@
 """The first operation that makes NaN or infinity of finite numbers: in models as people write them, and in a run."""
 
+import json
+import runpy
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import sealegs
 from sealegs.capsule.read import open_capsule
 from sealegs.cli.main import main
+from sealegs.faults.practice import disturbed
+from sealegs.faults.spec import parse
+from sealegs.guard_options import Checkpointing
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES
 from sealegs.lab.sources import open_data
@@ -124,3 +132,158 @@ def test_softmax_that_overflows_in_a_run(tmp_path: Path, capsys: pytest.CaptureF
     assert "TESTED CAUSE: softmax overflow" in capsys.readouterr().out
     assert main(["locate", f"{tmp_path / 'a'}#1", "--step", "3"]) == 2
     assert "not in the capsule" in capsys.readouterr().err
+
+
+OWN = """
+import torch
+from torch import nn
+
+import sealegs
+
+
+class Logarithm(nn.Module):
+    def forward(self, x):
+        return x.abs().log()
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4, bias=False), Logarithm())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return sealegs.Subject(model=model, optimizers=[optimizer], loss=lambda x: (model(x) - 1).square().mean())
+"""
+SMALL = Checkpointing(snapshot_memory=2**20, snapshot_every=20)
+SPIKE, STEPS = 170, 240
+ZEROS = (9, 60, 215)
+"""Steps whose batch is zeros, of which the logarithm is not finite: an early one, one by itself, and one that comes
+more than 30 steps after an incident was found."""
+
+
+def own_loop(folder: Path, zeros: tuple[int, ...], steps: int, **how: Checkpointing) -> None:
+    """A loop that is not the lab's, in which single batches are zeros, and all are too large from step 170 on."""
+    subject = runpy.run_path(str(folder.parent / "own.py"))["build"]()
+    data = torch.randn(steps, 16, 8, generator=torch.Generator().manual_seed(1))
+    data[SPIKE:] *= 1e4
+    data[[step for step in zeros if step < steps]] = 0.0
+    options = {"playbook": sealegs.Playbook.observe(), "checkpoint_every": SMALL, **how}
+    with sealegs.Guard(subject.model, subject.optimizers[0], run=folder, **options) as guard:  # type: ignore[arg-type]
+        for batch in guard.batches(list(data)):
+            loss = subject.loss(batch)
+            loss.backward()
+            guard.step(loss)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN)
+    with pytest.warns(sealegs.RunEndedBadly):
+        own_loop(folder / "a", ZEROS, STEPS)
+    return folder / "a"
+
+
+def build_of(run: Path) -> list[str]:
+    return ["--build", f"{run.parent / 'own.py'}:build"]
+
+
+@pytest.mark.parametrize("step", ZEROS)
+def test_a_step_that_was_skipped_is_located_whether_or_not_it_opened_an_incident(
+    step: int, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["locate", f"{own}@{step}", "--json", *build_of(own)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == found["found"]["step"] == step
+    assert (found["found"]["module"], found["found"]["operation"]) == ("1", "log")
+    assert found["found"]["cause"] == "log-of-zero"
+
+
+def test_an_incident_is_searched_to_its_first_step_that_is_not_finite(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsule = open_capsule(own / "incidents" / "1")
+    assert capsule.incident.kind == "spike"
+    assert capsule.description.opened + 30 < ZEROS[-1] in capsule.steps()
+    assert main(["locate", str(own), *build_of(own)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("log in 1, in the forward pass")
+    assert f"step {ZEROS[-1]}:" in said.err
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "says"),
+    [
+        ("61", 1, "step 61 was finite: loss "),
+        ("9999", 2, f"no such step was logged; it has steps 0 to {STEPS - 1}"),
+        ("x", 2, "after the @ comes the number of a step"),
+        ("", 2, "after the @ comes the number of a step"),
+        ("-3", 2, "after the @ comes the number of a step"),
+        ("60 --step 60", 2, "names a step already"),
+    ],
+)
+def test_a_step_that_is_none_or_was_finite_is_a_sentence(
+    step: str, code: int, says: str, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["locate", *f"{own}@{step}".split(), *build_of(own)]) == code
+    said = capsys.readouterr()
+    assert says in (said.err if code == 2 else said.out)
+    assert "Traceback" not in said.err
+
+
+def test_an_incident_and_a_step_are_not_named_together(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["locate", f"{own}#1@215", *build_of(own)]) == 2
+    assert f"{own}#1 --step 215, or {own}@215" in capsys.readouterr().err
+
+
+def test_a_step_that_cannot_be_reached_is_a_sentence_with_those_that_can(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "a"
+    shutil.copytree(own, run)
+    for single in (run / "incidents").glob("step-*"):
+        shutil.rmtree(single)
+    assert main(["locate", f"{run}@60", *build_of(own)]) == 2
+    said = capsys.readouterr().err
+    assert "it cannot be run again (no state from before it is kept together with the batches since)" in said
+    state = open_capsule(run / "incidents" / "1").description.state
+    assert f"these can be: {state} to " in said
+    shutil.rmtree(run / "incidents" / "1" / "capsule" / "state")
+    assert main(["locate", f"{run}@215", *build_of(own)]) == 2
+    assert "it is damaged" in capsys.readouterr().err
+
+
+def test_a_step_is_reached_from_a_checkpoint_that_is_too_large_to_hold_on_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One step is no reason to keep gigabytes: its batches are written, and the state is found while it is there."""
+    (tmp_path / "own.py").write_text(OWN)
+    how = Checkpointing(every=20, keep=2, snapshot_memory=0, capsule_bytes=60_000)
+    own_loop(tmp_path / "a", (60,), 64, checkpoint_every=how)
+    single = tmp_path / "a" / "incidents" / "step-60"
+    described = open_capsule(single).description
+    assert described.state is None
+    assert "while that is kept" in described.without_state
+    assert not (single / "capsule" / "state").exists()
+    words = ["locate", f"{tmp_path / 'a'}@60", *build_of(tmp_path / "a")]
+    assert main(words) == 0
+    assert "log in 1" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    assert main(words) == 2
+    assert "there is no step that can be" in capsys.readouterr().err
+
+
+@pytest.mark.xdist_group("replay")
+def test_a_gradient_that_was_struck_from_outside_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault of the lab's is not in model and batches: rerun, the step is finite, and that is what it says."""
+    cadence = replace(NANO.cadence, evaluate_steps=0, checkpoint_steps=0, evaluate_batches=1)
+    settings = resolved(replace(NANO, steps=44, threads=1, cadence=cadence))
+    disturb = partial(disturbed, [parse("nan-gradient@40")], settings.model.vocabulary)
+    train(settings, open_data(settings), tmp_path / "a", disturb=disturb)
+    assert main(["locate", str(tmp_path / "a")]) == 2
+    assert f"sealegs locate {tmp_path / 'a'}@40" in capsys.readouterr().err
+    assert main(["locate", f"{tmp_path / 'a'}@40"]) == 1
+    said = capsys.readouterr()
+    assert "all operations of step 40 are finite when they are run again, though grad" in said.out
+    assert "embedding" in said.out
+    assert "as in the record" not in said.err

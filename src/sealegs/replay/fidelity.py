@@ -8,6 +8,7 @@ from typing import Literal
 
 from sealegs.replay.arms import LOST
 from sealegs.replay.experiment import Experiment
+from sealegs.replay.rerun import Rerun
 from sealegs.replay.subject import StepOutcome, Subject
 from sealegs.vocabulary import Row
 
@@ -41,7 +42,7 @@ class Departure:
         )
 
 
-def departure(experiment: Experiment, apart: float) -> Departure | None:
+def departure(experiment: Rerun, apart: float) -> Departure | None:
     """Compare the record with reruns. ``apart`` is the difference between two equal reruns.
 
     On the same machine record and rerun agree bit for bit; on another they part slowly from the first step on. So a

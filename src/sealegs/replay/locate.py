@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from sealegs.replay.experiment import Experiment
+from sealegs.replay.rerun import Rerun
 
 UNMASKED = frozenset({"log", "log2", "log10", "div", "mul", "mm", "bmm", "addmm", "sub", "add", "_to_copy", "neg"})
 """Operations whose minus infinity is not a mask, unless one came in."""
@@ -49,6 +49,8 @@ class Location:
     cause: str | None
     """A card of ``causes.toml``, where the operation and its numbers point to one."""
     because: str
+    step: int | None = None
+    """The step that it belongs to."""
 
     def __str__(self) -> str:
         if self.where == "weights":
@@ -62,36 +64,52 @@ class Location:
         )
 
 
-def locate_first(experiment: Experiment) -> Location | None:
-    """Look in the first step of the window whose loss, gradients or resulting weights are not finite."""
-    experiment.go_to(experiment.first)
-    for step in experiment.window:
-        seen = experiment.loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]))
-        experiment.steps_run += 1
-        if not (math.isfinite(seen.loss) and math.isfinite(seen.grad_norm)) or _bad_weight(
-            experiment.loop.subject.model
-        ):
-            return locate(experiment, step)
+def locate_first(rerun: Rerun, steps: range) -> Location | None:
+    """Look in the first of these steps whose loss, gradients or resulting weights are not finite."""
+    rerun.go_to(steps.start)
+    for step in steps:
+        is_applied = bool(rerun.rows[step]["applied"])
+        before = None if is_applied else rerun.loop.capture()
+        seen = rerun.loop.step(rerun.batches_of(step), lr=float(rerun.rows[step]["lr"]))
+        rerun.steps_run += 1
+        if not (math.isfinite(seen.loss) and math.isfinite(seen.grad_norm)) or _bad_weight(rerun.loop.subject.model):
+            return locate(rerun, step)
+        if before is not None:  # the run went on without this update
+            rerun.loop.restore(before)
+            rerun.run_unchanged(step)
     return None
 
 
-def locate(experiment: Experiment, step: int) -> Location | None:
+def locate_at(rerun: Rerun, step: int) -> Location | None:
+    """Look in a step; where it begins with a weight that is not finite, in the step that made it so."""
+    found = locate(rerun, step)
+    if found is None or found.where != "weights":
+        return found
+    return locate_first(rerun, range(rerun.steps.start, step)) or found
+
+
+def locate(rerun: Rerun, step: int) -> Location | None:
     """Run a step again and look at every operation; None if all of them are finite now."""
-    experiment.go_to(step)
-    subject, loop = experiment.loop.subject, experiment.loop
+    found = _looked_at(rerun, step)
+    return None if found is None else replace(found, step=step)
+
+
+def _looked_at(rerun: Rerun, step: int) -> Location | None:
+    rerun.hold(step)
+    subject, loop = rerun.loop.subject, rerun.loop
     if name := _bad_weight(subject.model):
         return Location(where="weights", module=name, operation="", inputs=(), output=None, cause=None, because="")
     loop.zero()
     watch = _Watch(subject.model)
     with watch:
-        subject.gradients(experiment.batches_of(step))
+        subject.gradients(rerun.batches_of(step))
     loop.zero()
     if watch.found is not None:
         return watch.found
-    experiment.go_to(step)
-    loop.step(experiment.batches_of(step), lr=float(experiment.rows[step]["lr"]))
+    rerun.go_to(step)
+    loop.step(rerun.batches_of(step), lr=float(rerun.rows[step]["lr"]))
     name = _bad_weight(subject.model)
-    experiment.steps_run += 2
+    rerun.steps_run += 2
     if not name:
         return None
     return Location(

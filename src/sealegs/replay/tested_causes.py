@@ -91,7 +91,7 @@ def judge_causes(
     again = experiment.run()
     location = None
     if left is None and not all(map(math.isfinite, (*again.losses.values(), *again.grad_norms.values()))):
-        location = locate_first(experiment)
+        location = locate_first(experiment, experiment.window)
         tell(f"looked at every operation: {location or 'all are finite now'}")
     tried: list[Tried] = []
     unasked: list[str] = []
