@@ -567,6 +567,7 @@ TARGETS: dict[str, Target] = {
             (3, ("@capsule", "{}")),
             (1, ("replay", "{}", "--minutes", "0.02")),
             (1, ("locate", "{}")),
+            (1, ("locate", "{}@201")),
             (1, ("verify", "{}", "--fix", "clip=0.5")),
             (2, ("postmortem", "{}/incidents/1")),
         ),

@@ -229,6 +229,16 @@ def test_a_step_that_is_none_or_was_finite_is_a_sentence(
     assert "Traceback" not in said.err
 
 
+def test_nothing_follows_from_a_rerun_that_is_not_the_run(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN.replace(".log()", ".clamp(min=1e-3).log()").replace("- 1)", "- 2)"))
+    assert main(["locate", f"{own}@60", *build_of(tmp_path / "a")]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("all operations of step 60 are finite when they are run again; but step ")
+    assert said.endswith("so that nothing follows from it\n")
+
+
 def test_an_incident_and_a_step_are_not_named_together(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["locate", f"{own}#1@215", *build_of(own)]) == 2
     assert f"{own}#1 --step 215, or {own}@215" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """``sealegs locate``: finds the first operation of a step that makes a number that is not finite."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from sealegs.record.run import open_run
 from sealegs.record.schema import CAPSULE
 
 if TYPE_CHECKING:
+    from sealegs.replay.fidelity import Departure
     from sealegs.replay.locate import Location
     from sealegs.replay.rerun import Rerun
 
@@ -132,11 +134,10 @@ def _tell(found: "Location | None", rerun: "Rerun", steps: range, options: Optio
     """Print what was found, or that it was not there any more, and whether the rerun was what it should be."""
     from sealegs.replay.fidelity import departure
 
-    if (left := departure(rerun, 0.0)) is not None:
-        tell(f"run again, {left}: what is found may be something else")
+    left = departure(rerun, 0.0)
     if found is not None:
-        tell(f"step {found.step}:")
-    reason = None if found is not None else _not_found(rerun, steps)
+        tell(f"step {found.step}:" if left is None else f"step {found.step}, though run again, {left}:")
+    reason = None if found is not None else _not_found(rerun, steps, left)
     if options.json:
         step = steps.start if found is None else found.step
         show_json({"found": None if found is None else asdict(found), "step": step, "reason": reason})
@@ -147,12 +148,15 @@ def _tell(found: "Location | None", rerun: "Rerun", steps: range, options: Optio
     return int(found is None)
 
 
-def _not_found(rerun: "Rerun", steps: range) -> str:
+def _not_found(rerun: "Rerun", steps: range, left: "Departure | None") -> str:
+    """That all is finite now, and what follows from it: nothing, where the rerun is not what the run was."""
     from sealegs.detectors.nonfinite import broken
 
     text = f"all operations are finite from step {steps.start} to {steps.stop - 1}"
     if len(steps) == 1:
         text = f"all operations of step {steps.start} are finite"
+    if left is not None and math.isfinite(left.was):
+        return f"{text} when they are run again; but {left}, so that nothing follows from it"
     recorded = next((rerun.rows[step] for step in steps if broken(rerun.rows[step])), None)
     if recorded is None:
         return text

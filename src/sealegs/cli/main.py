@@ -41,7 +41,7 @@ GROUPS = {
     },
     "explain": {
         "replay": "run an incident again, one thing changed at a time: its tested cause",
-        "locate": "the first operation of an incident that makes NaN of finite numbers",
+        "locate": "the first operation of an incident or a step that makes NaN of finite numbers",
         "postmortem": "a document about each incident: symptoms, causes, cost, what to change",
         "verify": "run an incident again with its remedy: are the promises of the post-mortem kept?",
     },
