@@ -1,6 +1,7 @@
 """The first operation that makes NaN or infinity of finite numbers: in models as people write them, and in a run."""
 
 import json
+import math
 import runpy
 import shutil
 from collections.abc import Callable
@@ -154,9 +155,9 @@ def build():
 """
 SMALL = Checkpointing(snapshot_memory=2**20, snapshot_every=20)
 SPIKE, STEPS = 170, 240
-ZEROS = (9, 60, 215)
+ZEROS, BROKEN = (9, 60, 215), 100
 """Steps whose batch is zeros, of which the logarithm is not finite: an early one, one by itself, and one that comes
-more than 30 steps after an incident was found."""
+more than 30 steps after an incident was found. And a step whose batch is not finite itself."""
 
 
 def own_loop(folder: Path, zeros: tuple[int, ...], steps: int, **how: Checkpointing) -> None:
@@ -165,6 +166,7 @@ def own_loop(folder: Path, zeros: tuple[int, ...], steps: int, **how: Checkpoint
     data = torch.randn(steps, 16, 8, generator=torch.Generator().manual_seed(1))
     data[SPIKE:] *= 1e4
     data[[step for step in zeros if step < steps]] = 0.0
+    data[BROKEN : BROKEN + 1, 3] = math.nan
     options = {"playbook": sealegs.Playbook.observe(), "checkpoint_every": SMALL, **how}
     with sealegs.Guard(subject.model, subject.optimizers[0], run=folder, **options) as guard:  # type: ignore[arg-type]
         for batch in guard.batches(list(data)):
@@ -195,6 +197,13 @@ def test_a_step_that_was_skipped_is_located_whether_or_not_it_opened_an_incident
     assert found["step"] == found["found"]["step"] == step
     assert (found["found"]["module"], found["found"]["operation"]) == ("1", "log")
     assert found["found"]["cause"] == "log-of-zero"
+
+
+def test_a_batch_that_is_not_finite_itself_is_named(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["locate", f"{own}@{BROKEN}", *build_of(own)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("a batch of the step is not finite before any operation: float32 16x8, ")
+    assert said.endswith("8 not finite\n")
 
 
 def test_an_incident_is_searched_to_its_first_step_that_is_not_finite(

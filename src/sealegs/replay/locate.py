@@ -1,11 +1,12 @@
 """Finds the first operation of a step that makes a number that is not finite from finite ones."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -38,9 +39,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The first operation, or weight, with a number that is not finite."""
+    """The first operation, weight or batch with a number that is not finite."""
 
-    where: Literal["weights", "forward", "backward", "update"]
+    where: Literal["weights", "batch", "forward", "backward", "update"]
     module: str
     """The name of the module in the model, or of the weight."""
     operation: str
@@ -55,6 +56,8 @@ class Location:
     def __str__(self) -> str:
         if self.where == "weights":
             return f"the weight {self.module} is not finite before the step begins"
+        if self.where == "batch":
+            return f"a batch of the step is not finite before any operation: {self.output}"
         if self.where == "update":
             return f"the update makes {self.module} not finite, with finite gradients"
         given = "; ".join(map(str, self.inputs))
@@ -107,9 +110,13 @@ def _looked_at(rerun: Rerun, step: int) -> Location | None:
     if watch.found is not None:
         return watch.found
     rerun.go_to(step)
-    loop.step(rerun.batches_of(step), lr=float(rerun.rows[step]["lr"]))
+    seen = loop.step(rerun.batches_of(step), lr=float(rerun.rows[step]["lr"]))
     name = _bad_weight(subject.model)
     rerun.steps_run += 2
+    bad = next((each for each in _numbers(rerun.batches_of(step)) if _is_bad(each, is_masked=True)), None)
+    if bad is not None and not (math.isfinite(seen.loss) and math.isfinite(seen.grad_norm)):
+        output = range_of(bad)
+        return Location(where="batch", module="", operation="", inputs=(), output=output, cause=None, because="")
     if not name:
         return None
     return Location(
@@ -202,6 +209,19 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _numbers(batch: Any) -> Iterator[Tensor]:
+    """The floating-point numbers in a batch as a capsule has it."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for item in batch:
+            yield from _numbers(item)
+    elif isinstance(batch, np.ndarray) and batch.dtype.kind == "f":
+        yield torch.as_tensor(batch.astype(np.float64))
+    elif isinstance(batch, Tensor) and batch.is_floating_point():
+        yield batch
 
 
 def _is_bad(tensor: Tensor, *, is_masked: bool) -> bool:
