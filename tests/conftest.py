@@ -35,6 +35,7 @@ TRAINS = (
         "recovery/test_saving",
         "lab/test_corpus",
         "lab/test_data",
+        "lab/test_incident_samples",
         "lab/test_train",
         "report/test_postmortem_run",
     ),

@@ -40,7 +40,9 @@ from sealegs.recovery.restore_points import is_finite
 from sealegs.recovery.run_end import RunEnd
 from sealegs.recovery.saving import Resumed, Saving
 from sealegs.signals.batch_hash import digest_of
-from sealegs.signals.collect import Signal
+from sealegs.signals.batch_tokens import BatchTokens
+from sealegs.signals.collect import Signal, named_now
+from sealegs.signals.groups import find_embeddings
 from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks, without_exchange
@@ -153,6 +155,8 @@ class LoopPort(Observer):
             spent=self._spent,
         )
         self._spent.follow(self._meter.device)
+        self._tokens = BatchTokens(is_late=self._meter.device.type != "cpu") if find_embeddings(self._model) else None
+        """The ids that steps have read, of a model that reads ids."""
         self.checkpoints = options.checkpoints(self.watch)
         if self.checkpoints is not None:
             self.checkpoints.take_over()
@@ -211,6 +215,8 @@ class LoopPort(Observer):
             with self._spent.of("signals"):
                 if digest := digest_of(batch):
                     self._batch["batch_hash"] = digest
+                if self._tokens is not None and not self._batches.is_probe:
+                    self._tokens.handed_out(batch)
                 if self.recovery is not None and not self._batches.is_probe:
                     self.recovery.handed_out(self.number, batch)
             with self._spent.of("probes") if self._batches.is_probe else nullcontext():
@@ -324,6 +330,8 @@ class LoopPort(Observer):
                 known["clip_norm"] = norm
             if self._update.normalises():
                 known["normalised"] = 1.0
+            if self._tokens is not None:
+                self._tokens.begin_step(self.number, self._micro_batches + 1)
             try:
                 seen = self._inputs.measured(self.number, loss, grad_norm, token_losses, known, before)
             except RankMissing:
@@ -609,11 +617,35 @@ class LoopPort(Observer):
         """Its numbers have arrived: tensors get their names."""
         return self._meter.named(row)
 
+    def rest_of(self, row: Row, verdict: Verdict) -> Row:
+        """Something is wrong at its step: the next ones are sampled. So is this one, where the host has decided before
+        the update; where the device has, weights and gradients are those of a later step by now."""
+        is_search_for_scale = verdict.word == "SKIP" and not verdict.skips_in_a_row  # which is as it should be
+        if is_search_for_scale:
+            return {}
+        step = int(row["step"])
+        self._meter.incident_at(step)
+        if "gate_closed" in row:
+            return {}
+        with torch.no_grad(), self._spent.of("signals"):
+            return named_now(self._meter.rest_of(step))
+
     def trim(self, row: Row, verdict: Verdict) -> Row:
-        """It is judged. Every step has a largest gradient and a histogram; they are news when something is wrong."""
-        if verdict.word != "GO":
+        """It is judged. Every step has a largest gradient, a histogram, an embedding's output and tokens; they are news
+        when something is wrong."""
+        if "loss" not in row:
             return row
-        dropped = {"culprit"} if int(row["step"]) % HISTOGRAM_STEPS == 0 else {"culprit", "token_loss_histogram"}
+        step = int(row["step"])
+        is_wrong = verdict.word != "GO"
+        is_detailed = is_wrong or "param_norm" in row or self._meter.is_near_incident(step)
+        if self._tokens is not None:
+            tokens = self._tokens.take(step, wanted=is_detailed)
+            row = {**row, **{name: value for name, value in tokens.items() if name not in row}}
+        if is_wrong:
+            return row
+        dropped = {"culprit"} if step % HISTOGRAM_STEPS == 0 else {"culprit", "token_loss_histogram"}
+        if not is_detailed:
+            dropped |= {name for name in row if name.startswith("activation_norm/")}
         return {name: value for name, value in row.items() if name not in dropped}
 
     def recorded(self, row: Row, verdict: Verdict) -> None:

@@ -100,6 +100,10 @@ class Observer:
         """Complete a row whose numbers have arrived, before it is judged."""
         return row
 
+    def rest_of(self, row: Row, verdict: Verdict) -> Row:
+        """What else can be measured of a step at which something is wrong: the row is judged once more with it."""
+        return {}
+
     def trim(self, row: Row, verdict: Verdict) -> Row:
         """Trim a judged row before it is written."""
         return row
@@ -431,7 +435,8 @@ class Watch:
         for row in rows:
             late = self._late.popleft()
             row = self._readable(self._observer.complete(row))
-            late._verdict = verdict = self._verdict_on(row)
+            row, verdict = self._verdict_on(row)
+            late._verdict = verdict
             row = self._observer.trim(row, verdict)
             if self.record is not None:
                 self.record.row(row)
@@ -449,16 +454,15 @@ class Watch:
             self.note("signals-changed", step=int(row["step"]), **notice.plain())
         return row
 
-    def _verdict_on(self, row: Row) -> Verdict:
+    def _verdict_on(self, row: Row) -> tuple[Row, Verdict]:
+        """The verdict on a row; and the row, with all that could be measured of it where something is wrong."""
         if "loss" not in row:  # an evaluation on its own, or what else is noted between steps
-            return Verdict(step=int(row["step"]))
-        try:
-            self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
-        except Exception as error:
-            if len(self._detectors) == self._own_from:
-                raise
-            self._drop_own_detectors(error)
-            self._state, verdict = judge.fold(self._detectors, self._state, row, self._budget)
+            return row, Verdict(step=int(row["step"]))
+        state, verdict = self._folded(row)
+        if verdict.word != "GO" and (rest := self._observer.rest_of(row, verdict)):
+            row = self._readable({**row, **rest})
+            state, verdict = self._folded(row)
+        self._state = state
         if verdict.severity == Severity.HALT:
             verdict = replace(verdict, instead=self._observer.instead_of_halt)
         self._recent.append(verdict)
@@ -472,7 +476,16 @@ class Watch:
             if detail["acted"]:
                 self._skips = self._skips.after(verdict.step, detail["findings"])
             self.note(kind_of(verdict), step=verdict.step, **detail)
-        return verdict
+        return row, verdict
+
+    def _folded(self, row: Row) -> tuple[judge.JudgeState, Verdict]:
+        try:
+            return judge.fold(self._detectors, self._state, row, self._budget)
+        except Exception as error:
+            if len(self._detectors) == self._own_from:
+                raise
+            self._drop_own_detectors(error)
+            return judge.fold(self._detectors, self._state, row, self._budget)
 
     def _drop_own_detectors(self, error: Exception) -> None:
         """Drop the user's detectors after one raised. Observing fails open: it costs their place, not the run."""

@@ -318,7 +318,7 @@ def test_signals_are_those_of_the_stream(tmp_path: Path, tokens_file: Path) -> N
     assert run.column("batch_hash")[:12].tolist() == [batch.hash for batch in batches]
     assert run.column("batch_index")[:12].tolist() == list(range(12))
     assert run.column("sources")[0] == f"{tokens_file}=8"
-    assert run.column("token_entropy")[10] == batches[10].token_entropy
+    assert run.column("token_entropy")[10] == batches[10].token_statistics()["token_entropy"]
     assert run.column("eval_loss")[run.logged("eval_loss")].shape == (4,)  # steps 0, 5, 10 and the end
     assert (run.column("tokens_per_s")[run.logged("tokens_per_s")] > 0).all()
 

@@ -23,6 +23,7 @@ from sealegs.batching.permutation import shuffled
 from sealegs.batching.stratified import RareRows, rare_tokens, spread
 from sealegs.batching.tokens import token_counts
 from sealegs.errors import ConfigError, SourceError
+from sealegs.stats.token_frequencies import token_statistics
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -87,6 +88,8 @@ class Batch:
     """The token after each; ``IGNORED`` where there is none."""
     spans: tuple[Span, ...]
     """Each row's source and documents."""
+    rare: NDArray[np.bool_] | None = None
+    """Which token ids are rare in the training data, where that is known."""
 
     @property
     def target_count(self) -> int:
@@ -125,10 +128,9 @@ class Batch:
             ],
         }
 
-    @property
-    def token_entropy(self) -> float:
-        """Entropy of the target tokens' frequencies, in nats: low for a repeated document."""
-        return entropy(np.bincount(self.targets[self.targets != IGNORED]))
+    def token_statistics(self) -> dict[str, float | str]:
+        """What the record says of the target tokens. Their entropy is low for a repeated document."""
+        return token_statistics(self.targets, self.rare)
 
     def micro_batches(self, count: int) -> list[tuple[Ints, Ints]]:
         """Tokens and targets in ``count`` equal parts."""
@@ -183,8 +185,10 @@ class Stream:
         seed: int,
         is_stratified: bool = False,
         left_out: Mapping[str, LeftOut] | None = None,
+        rare: NDArray[np.bool_] | None = None,
     ) -> None:
-        """``left_out`` are documents by source: those to drop, and those that come last in each epoch."""
+        """``left_out`` are documents by source: those to drop, and those that come last in each epoch. ``rare`` says
+        which tokens are, where they are counted already."""
         self._sources = sources
         self._packed = rows == "packed"
         self._batch = batch
@@ -196,7 +200,7 @@ class Stream:
         self._cycle: tuple[tuple[int, int], Ints, Ints] = ((-1, -1), np.empty(0, np.int64), np.empty(0, np.int64))
         self._weights = {source.name: weights[source.name] for source in sources}
         self._parts: list[_Part] = []
-        self._rare: NDArray[np.bool_] | None = None
+        self._rare = rare
         self._is_stratified = is_stratified
         self._begin_part(0, self._weights, is_stratified=is_stratified)
         self._next = 0
@@ -295,7 +299,7 @@ class Stream:
         if highest >= self._vocabulary:
             names = ", ".join(sorted({span.source.name for span in spans}))
             raise SourceError(too_high(names, int(highest), self._vocabulary))
-        return Batch(index, tokens, targets, spans)
+        return Batch(index, tokens, targets, spans, self._rare)
 
     def _table(self, source: Source, left_out: LeftOut | None) -> _Table:
         """Windows by number, if not all are read: those that come first and those that come last."""
@@ -412,13 +416,3 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
     for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares
-
-
-def entropy(counts: NDArray[Any]) -> float:
-    """Entropy of a table of counts or weights, in nats.
-
-    >>> round(entropy(np.array([1, 1, 0])), 4)
-    0.6931
-    """
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())

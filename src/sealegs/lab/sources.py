@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,17 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.batching.exclusions import LeftOut, read_list
+from sealegs.batching.stratified import rare_tokens
 from sealegs.errors import ConfigError, SourceError
 from sealegs.lab import corpus
-from sealegs.lab.data import Source, Stream, entropy, too_high
+from sealegs.lab.data import Ints, Source, Stream, too_high
 from sealegs.lab.settings import Settings
 from sealegs.record.arrays import open_array, open_numbers
 from sealegs.record.files import folder_aside, is_taken, writing
 from sealegs.record.schema import TOKENIZER
+from sealegs.stats.token_frequencies import entropy
 
 _CORPUS_VERSION = 1  # raise when the generator or the tokenising changes: cached tokens are then made anew
 _CORPUS_SEED = 0  # runs with different seeds read the same sentences, in another order
 _TOKENISED = (".npy", ".bin")
+_COUNTED = 1 << 24  # tokens of a source that are counted before the start
 _SCANNED_TOKENS = 1 << 30  # ids are checked before the start up to here, and in every batch
 
 
@@ -65,6 +68,8 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
             **training,
         )
 
+    counts = {source.name: _counts(source, settings.model.vocabulary) for source in training}
+    all_counted = all(len(source.tokens) <= _COUNTED for source in training)
     facts: dict[str, Any] = {
         "sources": {
             source.name: {
@@ -74,11 +79,12 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
             }
             for source in sources
         },
-        "unigram_entropy": _unigram_entropy(training, settings),
+        "unigram_entropy": _unigram_entropy(counts, settings),
     }
     for name, each in left_out.items():
         facts["sources"][name] |= {"dropped": len(each.dropped), "deferred": len(each.deferred)}
-    read = stream(training, settings.seed, is_stratified=settings.data.stratified, left_out=left_out)
+    rare = rare_tokens(sum(counts.values())) if all_counted else None  # type: ignore[arg-type]
+    read = stream(training, settings.seed, is_stratified=settings.data.stratified, left_out=left_out, rare=rare)
     return TokenSources(read, stream(held_out, 0), facts, tokenizer)
 
 
@@ -247,10 +253,14 @@ def cache_folder() -> Path:
         raise ConfigError("no home folder is known for this user: set SEALEGS_CACHE to a folder for tokens") from None
 
 
-def _unigram_entropy(sources: Sequence[Source], settings: Settings) -> float:
+def _counts(source: Source, vocabulary: int) -> Ints:
+    """How often the first tokens of a source have each id."""
+    return np.bincount(source.tokens[:_COUNTED], minlength=vocabulary)
+
+
+def _unigram_entropy(counts: Mapping[str, Ints], settings: Settings) -> float:
     """The loss of a model that knows only the frequency of each token: what training has to beat."""
     shares = np.zeros(settings.model.vocabulary)
-    for source in sources:
-        counts = np.bincount(source.tokens[: 1 << 24], minlength=settings.model.vocabulary)
-        shares += settings.data.sources[source.name] * counts / counts.sum()
+    for name, each in counts.items():
+        shares += settings.data.sources[name] * each / each.sum()
     return entropy(shares)

@@ -170,8 +170,6 @@ def run_steps(
         if cadence.evaluate_steps and guard.number % cadence.evaluate_steps == 0:
             with guard.paused():
                 signals["eval_loss"] = evaluate(losses, data.held_out, settings)
-        if guard.number % cadence.detail_steps == 0:
-            signals["token_entropy"] = batch.token_entropy
 
         if settings.dtype == "fp16" and guard.autocast_dtype(torch.float16) == torch.bfloat16:
             settings = replace(settings, dtype="bf16")

@@ -62,6 +62,8 @@ SIGNALS = {
     "sources": "rows of the batch from each source",
     "tokens_per_s": "target tokens a second since the last such value",
     "token_entropy": "entropy of the token frequencies in the batch, in nats",
+    "token_frequencies": "the 16 most frequent tokens of the batch with their counts: `17=40 3=12`",
+    "rare_token_share": "share of the batch's tokens that occur fewer than 10 times in the training data",
     "token_loss_histogram": "tokens by loss: 32 bins of half a nat, then those that are not finite",
     "param_norm": "L2 norm of the weights; of a group: `param_norm/blocks.3`",
     "params_finite": "1 where every weight is finite",
@@ -75,7 +77,7 @@ SIGNALS = {
 }
 """Signal names, the same in the record, the trackers and the pages."""
 
-TEXT_SIGNALS = frozenset({"announced", "batch_hash", "culprit", "sources", "token_loss_histogram"})
+TEXT_SIGNALS = frozenset({"announced", "batch_hash", "culprit", "sources", "token_frequencies", "token_loss_histogram"})
 
 _SPELLING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

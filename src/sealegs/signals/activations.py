@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -60,9 +60,16 @@ class ActivationSampler:
     """
 
     def __init__(
-        self, model: nn.Module, *, attention: Mapping[type[nn.Module], Reader] | None = None, force_eager: bool = False
+        self,
+        model: nn.Module,
+        *,
+        attention: Mapping[type[nn.Module], Reader] | None = None,
+        force_eager: bool = False,
+        layers: Callable[[nn.Module], dict[str, nn.Module]] = find_layers,
     ) -> None:
+        """``layers`` says of which modules the output is measured."""
         self._model = model
+        self._layers = layers
         self._readers = dict(attention or {})
         self._force_eager = force_eager
         self._stance: Any = None
@@ -84,7 +91,7 @@ class ActivationSampler:
         """All names that ``take`` may ever give, norms first."""
         merged = merged_groups(self._model)
         layers = {
-            "activation_norm": [shortened(plain_name(name)) for name in find_layers(self._model)],
+            "activation_norm": [shortened(plain_name(name)) for name in self._layers(self._model)],
             "attention_logit_max": [group_of(name) for _, found in self._attention_modules() for name, _ in found],
         }
         return [
@@ -98,7 +105,7 @@ class ActivationSampler:
         self.disarm()
         self.collect()
         self.left_out = {}
-        layers = find_layers(self._model)
+        layers = self._layers(self._model)
         if self._merged_of != tuple(layers):  # a model may grow
             self._merged_of, self._merged = tuple(layers), merged_groups(self._model)
         merged = self._merged
@@ -135,6 +142,10 @@ class ActivationSampler:
         """Names and float32 values of everything since ``arm``, and forget them; empty where there was nothing."""
         norms, vectors, logits = self._norms, self._vectors, self._logits
         self._norms, self._vectors, self._logits, self._run_forward = {}, {}, {}, set()
+        if len(norms) == 1 and not logits:  # an embedding, at every step
+            ((layer, of_layer),) = norms.items()
+            if len(of_layer) == 1:
+                return (f"activation_norm/{layer}",), (of_layer[0] / math.sqrt(vectors[layer])).reshape(1)
         values = []
         if norms:
             calls = [norm for of_layer in norms.values() for norm in of_layer]
@@ -165,9 +176,11 @@ class ActivationSampler:
             if torch.compiler.is_compiling() or not self._counts(module, layer):
                 return
             tensor = _first_tensor(output)
-            if tensor is not None:
-                # autocast would copy it to fp32
-                with self.spent.of("signals"), torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+            if tensor is not None and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+                kind = tensor.device.type
+                is_cast = torch.is_autocast_enabled(kind)  # and would copy it to fp32
+                plainly = torch.autocast(kind, enabled=False) if is_cast else nullcontext()
+                with self.spent.of("signals"), torch.no_grad(), plainly:
                     norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
                 width = tensor.shape[1] if tensor.ndim in (4, 5) else tensor.shape[-1]
                 if self._keep(self._norms, layer, norm):

@@ -123,6 +123,14 @@ def waited_for(tensor: Tensor) -> list[float]:
     return numbers
 
 
+def named_now(blocks: Sequence[Block]) -> dict[str, Number | str]:
+    """The signals of blocks, at once: where something is wrong and waiting does not matter."""
+    row: dict[str, Number | str] = {}
+    for names, numbers in blocks:
+        _fill(row, names, waited_for(numbers))
+    return row
+
+
 def _fill(row: dict[str, Number | str], names: Names, numbers: list[float]) -> None:
     if callable(names):
         row.update(names(numbers))

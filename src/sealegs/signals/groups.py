@@ -7,7 +7,7 @@ a reader opens stay small.
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from types import MappingProxyType
 
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 MOST_GROUPS = 256
 """Groups that a model is measured in at most. Where it has more, neighbours become one: ``layers.0-39``."""
+MOST_EMBEDDINGS = 2
+"""Embeddings whose output is measured at every step: those of tokens and positions, and not the tables of a
+recommender."""
 MOST_LETTERS = 120
 """Letters of a group's name at most; a longer one loses its middle."""
 MOST_CELLS = 2**22
@@ -62,6 +65,17 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         ((name, model),) = layers.items()  # a wrapper
         layers, prefix = {}, f"{name}."
     return layers
+
+
+def find_embeddings(model: nn.Module) -> dict[str, nn.Module]:
+    """The first ``MOST_EMBEDDINGS`` tables of embeddings that are in no layer, by name; one in two places once."""
+    inside = tuple(f"{name}." for name in find_layers(model))
+    tables = (
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and not name.startswith(inside)
+    )
+    return dict(islice(tables, MOST_EMBEDDINGS))
 
 
 def _numbered(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

@@ -1,8 +1,8 @@
 """Measures a step after backward: all its signals, on the device, the same on all ranks.
 
-At every step: the norms of all gradients, before anything clips them. Every few steps also weights, moments, the last
-update and activations. Signals that differ between ranks go through one collective, so that all ranks judge equal
-numbers.
+At every step: the norms of all gradients, before anything clips them, and the output of the embedding. Every few steps,
+and at each one around an anomaly, also weights, moments, the last update and activations. Signals that differ between
+ranks go through one collective, so that all ranks judge equal numbers.
 """
 
 import math
@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from sealegs.errors import ConfigError
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.collect import Block
-from sealegs.signals.groups import Groups, merged_groups, sent
+from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
+from sealegs.signals.incident_window import IncidentWindow
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
 from sealegs.signals.time_spent import TimeSpent
@@ -73,6 +74,15 @@ class _Sample:
     named: Callable[[Tensor], Block]
 
 
+@dataclass(frozen=True, slots=True)
+class _UnsampledStep:
+    """What the rest of a step's signals can still be measured from, until its update."""
+
+    number: int
+    gradients: Gradients | None
+    loss_scale: Tensor | None
+
+
 class Meter:
     """Measures the steps of one model. ``measure_step`` comes before the update, ``updated`` after it."""
 
@@ -93,10 +103,17 @@ class Meter:
         self._weights = WeightSampler(model, optimizers, world=ranks.world)
         self._activations = activations or ActivationSampler(model)
         self._activations.spent = spent or TimeSpent()
+        self._embeddings = ActivationSampler(model, layers=find_embeddings)
+        self._embeddings.spent = self._activations.spent
+        self._sees_embeddings = False
         self._is_armed = False
         self._blind = 0
         """Sampled steps in a row without activations."""
         self._sample_every = sample_every
+        self._window = IncidentWindow(sample_every)
+        self._measured: int | None = None
+        """The step whose weights were measured before its update."""
+        self._unsampled: _UnsampledStep | None = None
         self._groups = Groups(())
         self._groups_of: tuple[str, ...] = ()
         self._slots = self._sized_slots(model) if ranks.world > 1 else {}
@@ -105,7 +122,31 @@ class Meter:
 
     def is_sampled(self, number: int) -> bool:
         """Whether a step is sampled: weights, moments and activations too."""
+        return self._is_due(number) or self._window.is_sampled(number)
+
+    def _is_due(self, number: int) -> bool:
         return self._sample_every > 0 and number % self._sample_every == 0
+
+    def is_near_incident(self, number: int) -> bool:
+        """Whether a step is one of those that are sampled because of an anomaly, as far as that is still possible."""
+        return self._sample_every > 0 and self._window.covers(number)
+
+    def incident_at(self, number: int) -> None:
+        """Something is wrong at a step: sample the next ones, and this one if the run goes back to it."""
+        self._window.open(number)
+
+    def rest_of(self, number: int) -> tuple[Block, ...]:
+        """What was not sampled of the step that was measured last, and can be until its update: all but activations.
+
+        Empty on several ranks, which would have to exchange it.
+        """
+        unsampled = self._unsampled
+        if unsampled is None or unsampled.number != number or self.ranks.world > 1 or self._measured == number:
+            return ()
+        if not self._window.is_sampled(number):
+            return ()
+        samples = self._sizes(number, unsampled.gradients, unsampled.loss_scale)
+        return tuple(sample.named(sample.numbers) for sample in samples)
 
     @property
     def device(self) -> torch.device:
@@ -135,6 +176,7 @@ class Meter:
         if gradients is None and grad_norm is None:
             gradients = self.read()
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
+        self._unsampled = _UnsampledStep(number, gradients, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
             if gradients is None:
@@ -154,15 +196,21 @@ class Meter:
 
     def updated(self, number: int) -> None:
         """Measure what the update of a step did, for the next row; prepare the next step."""
-        self._last_change = self._weights.after_update() if self.is_sampled(number) else None
+        self._unsampled = None
+        is_measured = self._measured == number
+        self._last_change = self._weights.after_update() if is_measured else None
+        self._window.took(sampled=is_measured and not self._is_due(number))
         self.get_ready(number + 1)
 
     def get_ready(self, number: int) -> None:
-        """Sample the forward pass of a step, if it is to be sampled.
+        """Sample the forward pass of a step, if it is to be sampled; that of embeddings always.
 
         Not of step 0, which a new run begins with before it has seen its model: one that begins it again has the same
         row.
         """
+        if number and self._sample_every and not self._sees_embeddings:
+            self._embeddings.arm()
+            self._sees_embeddings = True
         if number and self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
@@ -170,7 +218,8 @@ class Meter:
     def close(self) -> None:
         """Leave the model as it was."""
         self._activations.disarm()
-        self._is_armed = False
+        self._embeddings.disarm()
+        self._is_armed = self._sees_embeddings = False
         if self.norms_before is not None:
             self.norms_before.close()
 
@@ -190,10 +239,12 @@ class Meter:
         """The change by the last update, which the next row will report. With several ranks each knows only its part:
         None."""
         change = self._last_change if self.ranks.world == 1 else None
-        return {"last_change": None if change is None else change.tolist()}
+        return {"last_change": None if change is None else change.tolist(), "window": self._window.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as if the update had just been made; weights and optimizers must be what they were."""
+        if "window" in state:  # older states have none, and a run that goes back keeps its own
+            self._window.load_state_dict(state["window"])
         saved = state["last_change"]
         self._last_change = None if saved is None else torch.tensor(saved, dtype=torch.float64, device=self.device)
 
@@ -212,34 +263,44 @@ class Meter:
             samples.append(_Sample("step_s", slowest, _largest, lambda n: (("step_s",), n)))
         if self._last_change is not None:
             samples.append(_Sample("changes", self._last_change, _sum, self._weights.changes))
+        if self._sees_embeddings:
+            samples += self._activation_samples(*self._embeddings.collect(), of=self._embeddings, slot="embeddings")
         if self._is_armed:
             self._activations.disarm()
             self._is_armed = False
             names, values = self._activations.collect()
             self._blind = 0 if names or self.ranks.world > 1 else self._blind + 1
-            samples += self._activation_samples(names, values)
+            samples += self._activation_samples(names, values, of=self._activations, slot="activations")
         if self.is_sampled(number):
-            samples.append(_Sample("norms", self._weights.before_update(), _sum, self._weights.norms))
-            if gradients is not None:
-                samples.append(self._group_norms(gradients))
-            if loss_scale is not None and gradients is not None:
-                share = underflow_share(gradients.tensors, loss_scale).reshape(1)
-                samples.append(_Sample("underflow", share, _mean, lambda n: (("underflow_share",), n)))
+            samples += self._sizes(number, gradients, loss_scale)
         if token_losses is not None:
             counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
             samples.append(_Sample("histogram", counts, _sum, lambda n: (("token_loss_histogram",), n)))
         return samples
 
-    def _activation_samples(self, names: tuple[str, ...], values: Tensor) -> list[_Sample]:
+    def _sizes(self, number: int, gradients: Gradients | None, loss_scale: Tensor | None) -> list[_Sample]:
+        """Weights, moments and gradients, as they are before the update."""
+        self._measured = number
+        samples = [_Sample("norms", self._weights.before_update(), _sum, self._weights.norms)]
+        if gradients is not None:
+            samples.append(self._group_norms(gradients))
+        if loss_scale is not None and gradients is not None:
+            share = underflow_share(gradients.tensors, loss_scale).reshape(1)
+            samples.append(_Sample("underflow", share, _mean, lambda n: (("underflow_share",), n)))
+        return samples
+
+    def _activation_samples(
+        self, names: tuple[str, ...], values: Tensor, *, of: ActivationSampler, slot: str
+    ) -> list[_Sample]:
         """Norms are averaged over ranks; of logits the largest counts."""
         if self.ranks.world > 1:  # a layer may be dropped on one rank and not on another
             by_name = dict(zip(names, values.unbind(), strict=True))
-            names = tuple(self._activations.names)
+            names = tuple(of.names)
             absent = torch.full((), ABSENT, device=self.device)
             values = torch.stack([by_name.get(name, absent).to(absent) for name in names]) if names else values
         norms = sum(name.startswith("activation_norm/") for name in names)
         kinds = (
-            ("activations", names[:norms], values[:norms], _mean),
+            (slot, names[:norms], values[:norms], _mean),
             ("logits", names[norms:], values[norms:], _largest),
         )
         return [_Sample(slot, part, together, partial(_block, some)) for slot, some, part, together in kinds if some]
@@ -254,6 +315,7 @@ class Meter:
         return {
             "step_s": 1,
             "changes": 1 + 2 * groups,
+            "embeddings": len(self._embeddings.names),
             "activations": norms,
             "logits": len(self._activations.names) - norms,
             "norms": groups + 3,

@@ -139,7 +139,7 @@ def embedding_stands_out(facts: Facts) -> Sign:
     if not grown:
         return unlogged("activation_norm/<layer>")
     ratio, layer = max(grown)
-    return so(ratio >= 2 and "embed" in layer.lower(), f"panel 4: {layer} {ratio:.2g}-fold, the most of {len(grown)}")
+    return so(ratio >= 2 and _is_embedding(layer), f"panel 4: {layer} {ratio:.2g}-fold, the most of {len(grown)}")
 
 
 def activations_grow(facts: Facts) -> Sign:
@@ -150,7 +150,7 @@ def activations_grow(facts: Facts) -> Sign:
     if not grown:
         return unlogged("activation_norm/<layer>")
     ratio, layer = max(grown)
-    return so(ratio >= 2 and "embed" not in layer.lower(), f"panel 4: {layer} {ratio:.2g}-fold")
+    return so(ratio >= 2 and not _is_embedding(layer), f"panel 4: {layer} {ratio:.2g}-fold")
 
 
 def attention_logits_grow(facts: Facts) -> Sign:
@@ -237,6 +237,11 @@ def _high_loss_share(histogram: str) -> float | None:
         return None
     bins = int(SURPRISING_NATS * 2)  # half a nat each
     return float(counts[bins:].sum() / counts.sum()) if len(counts) > bins and counts.sum() > 0 else None
+
+
+def _is_embedding(layer: str) -> bool:
+    """Whether a layer's name is that of an embedding; GPT-2's are wte and wpe."""
+    return "emb" in layer.lower() or layer.rpartition(".")[2] in ("wte", "wpe")
 
 
 def _grown_layers(facts: Facts) -> list[tuple[float, str]]:

@@ -90,7 +90,7 @@ SUBJECTS = (
     ),
 )
 MEANINGS = SIGNALS | {
-    "rare_token_share": "share of the batch's tokens that are rare; log it yourself, nothing measures it"
+    "rare_token_share": f"{SIGNALS['rare_token_share']}; `sealegs train` counts them, elsewhere log it yourself"
 }
 LABELS = {
     "loss": "loss",
