@@ -46,6 +46,7 @@ from sealegs.signals.groups import find_embeddings
 from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
 from sealegs.signals.ranks import MERGED, Ranks, without_exchange
+from sealegs.state.live_settings import autocast_settings, batch_settings, precision_settings
 from sealegs.state.resume_audit import AS_SAVED, ResumeChanges
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
@@ -62,6 +63,9 @@ RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", "saving", 
 
 TURNS = 8
 """Steps that a guard must have made right after those of another one for both to be parts of one training."""
+
+SHOWN_WITHIN = 32
+"""Steps within which a forward pass is seen, if it can be."""
 
 T = TypeVar("T")
 
@@ -181,6 +185,9 @@ class LoopPort(Observer):
         """What batches that are tried again must leave as it was."""
         self._is_tried = False
         """Whether one of them has been, and what it changed is still to be put back."""
+        self._unrecorded = 0
+        """Steps in which something may still be seen that the manifest says."""
+        self._first_batch: tuple[Any] | None = None
         self._turns = 0
         """Steps right after those of another guard."""
         self._is_paused = False
@@ -201,7 +208,39 @@ class LoopPort(Observer):
             if state is not None:
                 self._go_on_with(state)
                 self._changes = ResumeChanges(self._update.optimizers, schedulers)
+        self._record_settings(options, schedulers)
         self._say_what_is_guarded()
+
+    def _record_settings(self, options: GuardOptions, schedulers: Sequence[Any]) -> None:
+        """Write down what the live objects show; what only a step shows follows."""
+        if self.watch.record is None:
+            return
+        recorded = self.watch.recorded
+        recorded.add_objects(self._model, self._update.optimizers, schedulers, options.scaler, options.clip)
+        if options.scaler is None:  # the guard would refuse gradients that somebody else has scaled
+            recorded.add("precision", lambda: {"scaler": False})
+        recorded.add("data", lambda: {"ranks": self._ranks.world})
+        if options.checkpointing.every:
+            recorded.add("operations", lambda: {"checkpoint_steps": options.checkpointing.every})
+        recorded.write()
+        self._unrecorded = SHOWN_WITHIN
+
+    def _record_what_steps_show(self, tokens: int, batches: int) -> None:
+        """Batch, accumulation and autocast, once they were seen."""
+        self._unrecorded -= 1
+        recorded, world = self.watch.recorded, self._ranks.world
+        if self._first_batch is not None:
+            (batch,), self._first_batch = self._first_batch, None
+            recorded.add("data", lambda: batch_settings(batch))
+            recorded.add("data", lambda: {"accumulation": batches})
+            recorded.add("precision", lambda: {"addends": batches * world})
+            recorded.add("data", lambda: {"batch_tokens": tokens} if tokens and world == 1 else {})
+            recorded.write()
+        if (seen := self._meter.autocast) is not None:
+            self._unrecorded = 0
+            weights = precision_settings(self._model).get("weights_dtype")
+            recorded.add("precision", lambda: autocast_settings(seen[0], weights))
+            recorded.write()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
@@ -215,6 +254,8 @@ class LoopPort(Observer):
             with self._spent.of("signals"):
                 if digest := digest_of(batch):
                     self._batch["batch_hash"] = digest
+                if self._unrecorded == SHOWN_WITHIN and self._first_batch is None:
+                    self._first_batch = (batch,)
                 if self._tokens is not None and not self._batches.is_probe:
                     self._tokens.handed_out(batch)
                 if self.recovery is not None and not self._batches.is_probe:
@@ -383,6 +424,8 @@ class LoopPort(Observer):
             return Verdict(step=self.number)  # a loop that prints what is skipped has printed it
         with torch.no_grad(), self._spent.of("signals"):
             self._meter.updated(self.number - 1)
+            if self._unrecorded:
+                self._record_what_steps_show(updated.tokens, batches)
         went_back = False
         if self.recovery is not None:
             step = self.recovery.after_step(

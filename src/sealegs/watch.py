@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sealegs import judge
 from sealegs.detectors.custom import as_detector
@@ -30,6 +31,7 @@ from sealegs.signals.collective import Collective
 from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.watchdog import Watchdog
 from sealegs.sinks.notify import Notifier, Where
+from sealegs.state.live_settings import RecordedSettings
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
 
 D = TypeVar("D")
@@ -140,6 +142,11 @@ class Watch:
         sinks: Sequence[Sink] = (),
         notify: Where | None = None,
         detection: Detection = Detection(),  # noqa: B008 -- a frozen value
+        model: nn.Module | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] = (),
+        scheduler: Any = (),
+        scaler: Any = None,
+        clip: float | None = None,
         observer: Observer = Observer(),  # noqa: B008 -- it has no state
     ) -> None:
         """Start the run in folder ``run``, or go on with it; a ``RunWriter`` is taken as it is, None records nothing.
@@ -150,6 +157,9 @@ class Watch:
         ``sinks`` get every row and event too: ``sealegs.tracker("wandb")``. ``notify`` is where a message goes when the
         run needs a person: the address of a webhook, a command, the name of an environment variable that holds either
         (``"$HOOK"``), or a ``sealegs.Notify`` with options.
+
+        ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``clip`` are those of the loop: their settings are read
+        once, for the manifest, and nothing is kept of them.
         """
         notifier = () if notify is None else (Notifier(notify),)  # refused before there is a folder
         standard = judge.rules(detection.rules)
@@ -185,7 +195,12 @@ class Watch:
         """What has been said about a folder that is lost."""
         self._watchdog: Watchdog | None = None
         self.record = _opened(run, resume)
+        self.recorded = RecordedSettings(self._write_recorded, lambda why: self.note("settings-unread", reason=why))
+        """What was read from the live objects of the run."""
         try:
+            if self.record is not None and type(observer) is Observer:  # a guard has its own to say
+                self.recorded.add_objects(model, _several(optimizer), _several(scheduler), scaler, clip)
+                self.recorded.write()
             self._begin(settings, (*sinks, *notifier), detection.stalled_after_s)
         except BaseException:
             if self.record is not None:
@@ -510,6 +525,12 @@ class Watch:
         if self.record is not None and not any(sink.name == "terminal" for sink in self._sinks):
             _say_aloud(f"{self.record.folder}: {text}")
 
+    def _write_recorded(self, tables: Mapping[str, Any]) -> None:
+        """Add what was read to the manifest; a folder that is gone has none."""
+        if self.record is not None:
+            with suppress(StorageError):
+                self.record.amend(recorded={**self.record.manifest.recorded, **tables})
+
     def _tell_of_folder(self) -> None:
         """Say that the folder is gone, or back, if nobody has: on the terminal, to every sink, and in the record, which
         may have gone along."""
@@ -587,6 +608,10 @@ def event_detail(verdict: Verdict, skips: int) -> dict[str, Any]:
     if verdict.culprit:
         detail["culprit"] = verdict.culprit
     return detail
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 def _opened(run: str | Path | RunWriter | None, resume: bool) -> RunWriter | None:

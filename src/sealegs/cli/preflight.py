@@ -136,6 +136,7 @@ def of_run(folder: Path) -> "Read":
     speed = shown.pop("tokens_per_s", None)
     if settings is None:
         return of_manifest(manifest, shown)
+    shown.pop("clip", None)  # which the settings say
     if speed:
         shown["seconds_per_step"] = settings["data"]["batch"] * settings["model"]["context"] / speed
     return of_lab(settings | {"dtype": manifest.dtype or "auto"}, **shown)
@@ -152,7 +153,7 @@ def rows_of(folder: Path) -> dict[str, float]:
     except SourceError:
         return {}
     found = {}
-    for ours, theirs in (("typical_grad_norm", "grad_norm"), ("tokens_per_s", "tokens_per_s")):
+    for ours, theirs in (("typical_grad_norm", "grad_norm"), ("tokens_per_s", "tokens_per_s"), ("clip", "clip_norm")):
         if theirs in run.signals:
             values = run.column(theirs)
             values = values[np.isfinite(values)]

@@ -1,7 +1,7 @@
 """Finds the few settings that a diagnosis needs in a manifest, whatever their program calls them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +64,18 @@ class Known:
 
 
 def known_of(manifest: Manifest) -> Known:
-    """The settings of a manifest under our names; of several settings with one meaning, the first in the table."""
+    """The settings of a manifest under our names: what the user wrote, else what the guard has read from the run's
+    objects."""
+    found = _found(manifest.recorded) | _found(manifest.settings)
+    if manifest.dtype:
+        found["dtype"] = manifest.dtype
+    return Known(found)
+
+
+def _found(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under our names; of several with one meaning, the first in the table."""
     leaves: dict[str, Any] = {}
-    for name, value in dotted(manifest.settings):
+    for name, value in dotted(settings):
         leaves.setdefault(name.rpartition(".")[2].lower().replace("-", "_"), value)
     found: dict[str, Any] = {}
     for ours, names in NAMES.items():
@@ -78,9 +87,7 @@ def known_of(manifest: Manifest) -> Known:
     for switch in ("bf16", "fp16"):
         if leaves.get(switch) in (True, "true", "True"):
             found["dtype"] = switch
-    if manifest.dtype:
-        found["dtype"] = manifest.dtype
-    return Known(found)
+    return found
 
 
 def precision(value: Any) -> str | None:

@@ -5,6 +5,7 @@ Only what is written is known. A missing key has a default, but which one depend
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sealegs.diagnosis.settings import Known, known_of
@@ -266,14 +267,29 @@ def _model_parameters(values: Mapping[str, Any], known: Mapping[str, Any]) -> di
 def of_manifest(manifest: Manifest, rows: Mapping[str, float]) -> Read:
     """The manifest of a user's own loop, by the usual names of settings; and what its rows have shown."""
     found = known_of(manifest)
-    known: dict[str, Any] = {"dtype": found.dtype, "price_per_hour": manifest.price_per_hour, **rows}
+    known: dict[str, Any] = {"price_per_hour": manifest.price_per_hour, **rows, **_recorded(manifest)}
+    known["dtype"] = found.dtype
     for name in ("lr", "beta2", "weight_decay", "clip", "init_std", "norm_eps"):
-        known[name] = found.number(name)
+        known[name] = found.number(name) if found.number(name) is not None else known.get(name)
     for name in ("warmup_steps", "steps", "layers", "width", "vocabulary"):
         known[name] = _whole(found, name)
     for name in ("naive_softmax", "naive_log_loss"):
         known[name] = found.says(name) if name in found.values else None
     return Read(plan_from(known, manifest.run_id), {})
+
+
+def _recorded(manifest: Manifest) -> dict[str, Any]:
+    """The fields of a plan among what the guard has read from the run's objects; what is not of their type is not
+    known."""
+    known: dict[str, Any] = {}
+    for table in manifest.recorded.values():
+        for name, value in table.items() if isinstance(table, Mapping) else ():
+            with suppress(ConfigError):
+                known |= plan_from({name: value}).known()
+    betas = manifest.recorded.get("optimizer", {}).get("betas")
+    if isinstance(betas, list) and len(betas) > 1:
+        known |= {"beta1": betas[0]}
+    return known
 
 
 def _whole(found: Known, name: str) -> int | None:

@@ -33,6 +33,9 @@ class Manifest:
     """The precision regime: ``fp32``, ``bf16`` (autocast, fp32 master weights) or ``fp16`` (with loss scaling)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The run's settings, nested by group: model, data, optimizer, ..."""
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """What the guard or the watch has read from the live objects: optimizer, schedule, precision, model, data, ranks,
+    environment. What the user has written is in ``settings``, and goes before it."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the data turned out to be: documents, tokens, fingerprints, unigram entropy."""
     price_per_hour: float | None = None
@@ -93,7 +96,7 @@ def load(folder: Path) -> Manifest:
         raise SourceError(f"{path}: not a manifest, it names no schema and run_id")
     if schema > SCHEMA:
         raise SourceError(f"{path}: schema {schema}, this Sealegs reads up to {SCHEMA}: pip install -U sealegs")
-    for name in ("settings", "data", "host", "versions"):
+    for name in ("settings", "recorded", "data", "host", "versions"):
         if not isinstance(values.get(name, {}), dict):
             raise SourceError(f"{path}: {name} is not a table; restore the manifest from a copy")
     if not isinstance(values.get("trackers", []), list):

@@ -83,6 +83,8 @@ class ActivationSampler:
         """The layers of which ``_merged`` was made."""
         self.left_out: dict[str, str] = {}
         """Modules that were not sampled since the last ``arm``, and why."""
+        self.autocast: tuple[torch.dtype | None] | None = None
+        """The dtype of autocast in a forward pass that was seen, or None without it; nothing before there was one."""
         self.spent = TimeSpent()
         """Counts the time that hooks take; a guard puts that of its run here."""
 
@@ -179,6 +181,7 @@ class ActivationSampler:
             if tensor is not None and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
                 kind = tensor.device.type
                 is_cast = torch.is_autocast_enabled(kind)  # and would copy it to fp32
+                self.autocast = self.autocast or (torch.get_autocast_dtype(kind) if is_cast else None,)
                 plainly = torch.autocast(kind, enabled=False) if is_cast else nullcontext()
                 with self.spent.of("signals"), torch.no_grad(), plainly:
                     norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))

@@ -18,7 +18,7 @@ def digest_of(batch: object) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     found = False
-    for tensor in _tensors_in(batch):
+    for tensor in tensors_in(batch):
         if tensor.device.type == "cpu" and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
             stride = max(1, math.ceil(tensor.numel() / ELEMENTS))
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
@@ -27,12 +27,13 @@ def digest_of(batch: object) -> str:
     return digest.hexdigest() if found else ""
 
 
-def _tensors_in(batch: object) -> Iterator[Tensor]:
+def tensors_in(batch: object) -> Iterator[Tensor]:
+    """The tensors of a batch, however they are nested."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors_in(value)
+            yield from tensors_in(value)
     elif isinstance(batch, list | tuple):
         for value in batch:
-            yield from _tensors_in(value)
+            yield from tensors_in(value)

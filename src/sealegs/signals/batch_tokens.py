@@ -32,7 +32,7 @@ class BatchTokens:
         own = getattr(batch, "token_statistics", None)
         if callable(own):
             self._handed.append(own)
-        elif (ids := _token_ids(batch)) is not None:
+        elif (ids := token_ids(batch)) is not None:
             self._handed.append((ids, digest_of(ids) if self._is_late else ""))
 
     def begin_step(self, number: int, batches: int) -> None:
@@ -56,10 +56,10 @@ class BatchTokens:
         return token_statistics(np.concatenate(ids))
 
 
-def _token_ids(batch: Any) -> Tensor | None:
+def token_ids(batch: Any) -> Tensor | None:
     """The first rows of whole numbers in a batch, in the host's memory: reading a device would mean waiting."""
     if isinstance(batch, Mapping):
-        return _token_ids(batch[NAME]) if NAME in batch else _first(batch.values())
+        return token_ids(batch[NAME]) if NAME in batch else _first(batch.values())
     if isinstance(batch, list | tuple):
         return _first(batch)
     is_ids = isinstance(batch, Tensor) and batch.ndim == 2 and batch.dtype in _WHOLE and batch.device.type == "cpu"
@@ -67,7 +67,7 @@ def _token_ids(batch: Any) -> Tensor | None:
 
 
 def _first(values: Any) -> Tensor | None:
-    return next((ids for value in values if (ids := _token_ids(value)) is not None), None)
+    return next((ids for value in values if (ids := token_ids(value)) is not None), None)
 
 
 _WHOLE = frozenset({torch.int16, torch.int32, torch.int64})

@@ -149,6 +149,11 @@ class Meter:
         return tuple(sample.named(sample.numbers) for sample in samples)
 
     @property
+    def autocast(self) -> tuple[torch.dtype | None] | None:
+        """What was seen of autocast in a forward pass."""
+        return self._embeddings.autocast or self._activations.autocast
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self._reader.device
