@@ -13,8 +13,9 @@ from sealegs.cli.replay import builder, incident_of
 from sealegs.cli.train import named_folder
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 from sealegs.record.reading import is_number
-from sealegs.record.run import open_run
+from sealegs.record.run import Run, open_run
 from sealegs.record.schema import CAPSULE
+from sealegs.vocabulary import Row
 
 if TYPE_CHECKING:
     from sealegs.replay.fidelity import Departure
@@ -70,6 +71,10 @@ def main(arguments: Sequence[str]) -> int:
     return _in_run(run, step, options)
 
 
+_TOLD = ("loss", "grad_norm", "grads_finite", "params_finite")
+"""Signals that say whether a step was finite."""
+
+
 def _run_and_step(words: str) -> tuple[Path, int | None]:
     """The run of ``RUN@STEP`` and its step; None where no step is named. A folder may have an @ in its name."""
     run, (name, mark, number) = words.partition("#")[0], words.rpartition("@")
@@ -110,11 +115,11 @@ def _in_run(folder: Path, step: int, options: Options) -> int:
     """Look in a step of a run, from the nearest state that it can be reached from."""
     from sealegs.detectors.nonfinite import broken
     from sealegs.replay.locate import locate_at
-    from sealegs.replay.reach import rows_of, way_to
+    from sealegs.replay.reach import way_to
     from sealegs.replay.rerun import Rerun
 
     run = open_run(folder)
-    rows = rows_of(run, step)
+    rows = _rows_of(run, step)
     if not rows:
         there = f"it has steps {run.steps[0]} to {run.steps[-1]}" if len(run.steps) else "it has none"
         raise ConfigError(f"{options.incident}: no such step was logged; {there}")
@@ -128,6 +133,19 @@ def _in_run(folder: Path, step: int, options: Options) -> int:
     tell(f"run again from the state of step {way.steps.start} in {way.place}")
     rerun = Rerun(way.capsule, builder(way.capsule.folder, options.build)(), way.state, way.steps)
     return _tell(locate_at(rerun, step), rerun, range(step, step + 1), options)
+
+
+def _rows_of(run: Run, step: int) -> list[Row]:
+    """What was written of a step, a row for each time that the run came to it."""
+    found: dict[int, dict[str, float]] = {}
+    for signal in _TOLD:
+        if signal not in run.signals or not run.has_numbers(signal):
+            continue
+        written = run.written(signal)
+        at = written.steps == step
+        for attempt, value in zip(written.segments[at].tolist(), written.values[at].tolist(), strict=True):
+            found.setdefault(attempt, {"step": step})[signal] = value
+    return list(found.values())
 
 
 def _tell(found: "Location | None", rerun: "Rerun", steps: range, options: Options) -> int:

@@ -10,13 +10,9 @@ from sealegs.capsule.write import Description, single_steps
 from sealegs.detectors.nonfinite import broken
 from sealegs.errors import SourceError
 from sealegs.record.reading import is_number
-from sealegs.record.run import Run
 from sealegs.record.schema import CAPSULE, CHECKPOINTS, INCIDENTS, SINGLE, STATE
 from sealegs.state.checkpoints import StoredState
-from sealegs.vocabulary import Row
 
-TOLD = ("loss", "grad_norm", "grads_finite", "params_finite")
-"""Signals that say whether a step was finite."""
 MOST_NAMED = 8
 """Ranges of steps that a sentence names."""
 
@@ -36,19 +32,6 @@ class _Start(NamedTuple):
     step: int
     incident: Path
     place: Path
-
-
-def rows_of(run: Run, step: int) -> list[Row]:
-    """What was written of a step, a row for each time that the run came to it."""
-    found: dict[int, dict[str, float]] = {}
-    for signal in TOLD:
-        if signal not in run.signals or not run.has_numbers(signal):
-            continue
-        written = run.written(signal)
-        at = written.steps == step
-        for attempt, value in zip(written.segments[at].tolist(), written.values[at].tolist(), strict=True):
-            found.setdefault(attempt, {"step": step})[signal] = value
-    return list(found.values())
 
 
 def way_to(run: Path, step: int) -> Way:
