@@ -526,10 +526,13 @@ class Watch:
             _say_aloud(f"{self.record.folder}: {text}")
 
     def _write_recorded(self, tables: Mapping[str, Any]) -> None:
-        """Add what was read to the manifest; a folder that is gone has none."""
-        if self.record is not None:
-            with suppress(StorageError):
-                self.record.amend(recorded={**self.record.manifest.recorded, **tables})
+        """Add what was read to the manifest, as far as the disk takes it."""
+        if self.record is None:
+            return
+        try:
+            self.record.amend(recorded={**self.record.manifest.recorded, **tables})
+        except StorageError as error:
+            self.note("settings-unread", reason=str(error))
 
     def _tell_of_folder(self) -> None:
         """Say that the folder is gone, or back, if nobody has: on the terminal, to every sink, and in the record, which

@@ -101,7 +101,7 @@ def test_a_process_that_dies_leaves_half_of_what_it_was_writing(tmp_path: Path) 
 # What a run folder is after it.
 
 
-HIT = ("create", "write", "fsync", "close", "rename", "mkdir", "link", "read")
+HIT = ("create", "write", "fsync", "close", "rename", "mkdir", "link", "read", "rmdir")
 
 
 def some(stage: Stage) -> Iterator[Fault]:

@@ -237,7 +237,10 @@ def test_what_all_capsules_take_is_bounded_however_many_incidents_there_are(tmp_
     go_wrong_again_and_again(tmp_path / "a", 3, checkpoint_every=bounded)
     folders = {int(path.name): path for path in (tmp_path / "a" / "incidents").iterdir()}
     assert sorted(folders) == [1, 2, 3]
-    taken = {number: sum(p.stat().st_size for p in path.rglob("*") if p.is_file()) for number, path in folders.items()}
+    taken = {
+        number: sum(p.stat().st_size for p in (path / "capsule").rglob("*") if p.is_file())
+        for number, path in folders.items()
+    }
     assert sum(taken.values()) < 2e5 + max(taken.values())
     assert taken[1] > 1e5 > 1e4 > taken[3]
     last = open_capsule(folders[3])
