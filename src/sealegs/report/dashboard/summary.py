@@ -34,7 +34,9 @@ class RunSummary:
     """``HEALTHY``, ``WATCH``, ``ACT`` or ``CANNOT TELL``."""
     because: str
     done: tuple[str, ...]
-    """Sentences about skipped steps and other interventions, and what it cost to keep the run standing."""
+    """Sentences about skipped steps and other interventions."""
+    cost: tuple[str, ...]
+    """What it cost to keep the run standing."""
     first_action: str
     incidents: tuple[PanelMark, ...]
     more_incidents: int
@@ -98,7 +100,8 @@ def _told(seen: DiagnosedRun, marks: Sequence[PanelMark], runs: int) -> RunSumma
         extent=rows + again,
         verdict=VERDICTS[findings.verdict if findings else "unknown"],
         because=findings.because if findings else "no loss has been logged yet",
-        done=(*(deeds(findings.done) if findings else ()), *told_of_tax(run)),
+        done=tuple(deeds(findings.done)) if findings else (),
+        cost=tuple(told_of_tax(run)),
         first_action=diagnosis.first_action if diagnosis else "",
         incidents=tuple(incidents[:met]),
         more_incidents=max(len(incidents) - met, 0),
