@@ -296,8 +296,8 @@ def _with_batches(panel: Panel, seen: Sequence[DiagnosedRun], points: int) -> Pa
                 series.append(PanelLine(run=number, signal="sources", label=f"source {name}", line=line, is_share=True))
         if "batch_hash" in each.run.signals:
             logged = each.run.logged("batch_hash")
-            hashes = each.run.undecoded("batch_hash")[logged].tolist()
-            repeats += [(number, mark) for mark in repeated(each.run.steps[logged].tolist(), hashes)]
+            hashes = each.run.undecoded("batch_hash")[logged]
+            repeats += [(number, mark) for mark in repeated(each.run.steps[logged], hashes)]
     return replace(panel, series=tuple(series), repeats=tuple(repeats), not_drawn=panel.not_drawn + not_drawn)
 
 
