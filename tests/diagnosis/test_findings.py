@@ -622,6 +622,19 @@ def test_a_rise_that_the_run_has_gone_back_behind_is_not_cleared() -> None:
     assert not is_cleared(found, replace(rise, start=found.run.steps[-1] + 500, end=None))
 
 
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_copies_of_a_target_network_are_no_leap_however_often_it_is_measured(is_dense: bool) -> None:
+    """It is a copy of what learns, made every ten steps; around an incident each step is measured."""
+    loss, steps = risen_at_600(), np.arange(1200)
+    learns = 1 + 0.02 * np.clip(steps - 600, 0, 40)
+    is_measured = (steps % 10 == 0) | (is_dense & (steps > 600) & (steps < 660))
+    logged = witnessed(loss) | {
+        "param_norm/target": np.where(is_measured, learns[steps // 10 * 10], np.nan),
+        "update_ratio/blocks": np.where(is_measured, 0.02, np.nan),
+    }
+    assert look(run(loss, **logged)).verdict == "watch"
+
+
 def gone_back_over(bad: Callable[[int], float], *, to: int = 1000, end: int = 1400, **more: Any) -> Run:
     """Steps 0 to 1102, of which the last three are bad; then from ``to`` on again, and nothing is."""
     steps = np.concatenate([np.arange(1103), np.arange(to, end)])

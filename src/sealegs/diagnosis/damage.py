@@ -34,7 +34,8 @@ BLOCK = 10
 STEEPER = 3.0
 """Gradients and updates may grow by this many times the growth of the loss: a harder task raises all three."""
 LEAP = 0.1
-"""A weight norm leaps if it changes by more than this share from one measurement to the next."""
+"""A weight norm leaps if it changes by more than this share from one block to the next: what is measured at every step,
+as around an incident, would show each copy of a target network as a leap."""
 ODD = 10.0
 """The change must also be more than this many times the usual change."""
 EXPLAINED = 2.0
@@ -97,7 +98,9 @@ class _Stretch:
     def weights_leap(self) -> bool:
         """Whether some weight norm leaps, or doubles or halves within 200 steps once the run is calibrated."""
         for name in self.facts.family("param_norm"):
-            steps, norms = self.facts.series(name).finite.within(self.first - AROUND, self.last)
+            measured = self.facts.series(name).finite.within(self.first - AROUND, self.last)
+            firsts = np.unique(measured.steps // BLOCK, return_index=True)[1]
+            steps, norms = measured.steps[firsts], measured.values[firsts]
             if len(norms) < 2:
                 continue
             change = np.abs(np.diff(norms)) / np.maximum(norms[:-1], 1e-30)
