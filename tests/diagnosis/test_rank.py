@@ -45,6 +45,8 @@ def card(**signs: Any) -> Cause:
         ({"strong": ("yes",), "fits": ("yes",), "against": ("yes",)}, "hypothesis"),
         ({"strong": ("yes",), "against": ("yes",)}, None),
         ({"strong": ("yes",), "rules_out": ("yes",)}, "ruled out"),
+        ({"opens": ("yes",), "fits": ("yes",)}, "hypothesis"),
+        ({"opens": ("yes",), "fits": ("yes", "yes")}, "supported"),
         ({"fits": ("yes", "yes", "yes")}, None),
         ({"decides": ("no",), "strong": ("unknown",)}, None),
     ],

@@ -55,6 +55,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Signs of which one is enough to establish the cause."""
     strong: tuple[str, ...] = ()
     """Signs that count two points."""
+    opens: tuple[str, ...] = ()
+    """Settings of many runs, healthy ones too, without which the cause would be another; they count one point."""
     fits: tuple[str, ...] = ()
     """Signs that count one point."""
     against: tuple[str, ...] = ()
@@ -67,7 +69,7 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def signs(self) -> tuple[str, ...]:
         """The signs that weigh for or against the cause."""
-        return self.decides + self.strong + self.fits + self.against + self.rules_out
+        return self.decides + self.strong + self.opens + self.fits + self.against + self.rules_out
 
     @property
     def names(self) -> tuple[str, ...]:

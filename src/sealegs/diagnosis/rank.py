@@ -1,12 +1,12 @@
 """Makes a Diagnosis from Findings: walks the decision tree, weighs every cause, and names the first action.
 
 The weighing is simple enough to check by hand. Each sign on a card is read once. A sign of ``decides`` gives three
-points, of ``strong`` two, of ``fits`` one, of ``against`` minus two. A sign of ``rules_out`` drops the card, or leaves
-a hypothesis if a deciding sign holds. A sign that was not logged counts nothing and is listed as missing.
+points, of ``strong`` two, of ``opens`` and ``fits`` one, of ``against`` minus two. A sign of ``rules_out`` drops the
+card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing and is listed as missing.
 
-A cause is *established* with a deciding sign and nothing against it, *supported* with a strong sign and three points,
-a *hypothesis* with a strong sign and at least one point; with less it is not listed. Causes are ordered by grade, then
-points, then their place in the file, where the more common cause comes first.
+A cause is *established* with a deciding sign and nothing against it, *supported* with a strong or opening sign and
+three points, a *hypothesis* with such a sign and at least one point; with less it is not listed. Causes are ordered by
+grade, then points, then their place in the file, where the more common cause comes first.
 """
 
 from collections import Counter
@@ -140,11 +140,11 @@ def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
     def holding(names: tuple[str, ...]) -> list[str]:
         return [said[name].text for name in names if said[name].holds]
 
-    deciding, strong, fitting = holding(card.decides), holding(card.strong), holding(card.fits)
+    deciding, strong, fitting = holding(card.decides), holding(card.strong), holding(card.opens + card.fits)
     against, excluding = holding(card.against), holding(card.rules_out)
     points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(fitting) + AGAINST * len(against)
     grade: Grade | None = None
-    if deciding or strong:
+    if deciding or strong or holding(card.opens):
         grade = "supported" if points >= SUPPORTED else "hypothesis" if points > 0 else None
     if deciding and not against:
         grade = "established"
