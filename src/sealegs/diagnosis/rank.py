@@ -2,7 +2,8 @@
 
 The weighing is simple enough to check by hand. Each sign on a card is read once. A sign of ``decides`` gives three
 points, of ``strong`` two, of ``opens`` and ``fits`` one, of ``against`` minus two. A sign of ``rules_out`` drops the
-card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing and is listed as missing.
+card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing, and is listed as
+missing.
 
 A cause is *established* with a deciding sign and nothing against it, *supported* with a strong or opening sign and
 three points, a *hypothesis* with such a sign and at least one point; with less it is not listed. Causes are ordered by
