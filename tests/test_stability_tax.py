@@ -14,7 +14,10 @@ import sealegs
 from sealegs.cli.main import main
 from sealegs.guard_options import Checkpointing
 from sealegs.judge import Detection
+from sealegs.record import manifest
 from sealegs.record.stability_tax import StabilityTax, tax_of
+from sealegs.recovery.actions import LowerLR, plain_actions
+from sealegs.report.stability import told_of_tax
 
 STEPS = 40
 SLOW_S = 0.002
@@ -121,3 +124,34 @@ def test_a_watch_says_it_where_the_loop_says_that_it_has_ended(tmp_path: Path) -
     tax = tax_of(sealegs.open_run(tmp_path / "run").events)
     assert tax is not None
     assert tax.parts["verdicts"] >= 5 * SLOW_S
+
+
+def caution_of(folder: Path, rates: list[float], *events: dict[str, Any]) -> list[str]:
+    """What is estimated of a run with these rates, and with a tax."""
+    tax = {
+        "step": 0,
+        "kind": "stability-tax",
+        "time": 1.0,
+        "tax": StabilityTax(whole_s=1.0, steps=9, parts={}).to_plain(),
+    }
+    folder.mkdir()
+    rows = "".join(json.dumps({"step": step, "loss": 1.0, "lr": lr}) + "\n" for step, lr in enumerate(rates))
+    (folder / "metrics.jsonl").write_text(rows)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (*events, tax)))
+    manifest.save(manifest.Manifest(run_id="a", created="2026-01-01T00:00:00Z"), folder)
+    return told_of_tax(sealegs.open_run(folder))[1:]
+
+
+def test_a_warm_up_is_over_when_the_rate_rises_no_more(tmp_path: Path) -> None:
+    """A leap of the rate is no peak of the schedule."""
+    rates = [0.1 * (step + 1) for step in range(10)] + [1.0] * 90
+    (told,) = caution_of(tmp_path / "a", rates)
+    assert told.endswith("the warm-up cost the learning of about 4 steps (4.5%)")
+    assert caution_of(tmp_path / "b", rates[:60] + [30.0] * 10 + rates[70:]) == [told]
+    assert caution_of(tmp_path / "c", [1.0] * 60 + [30.0] * 10 + [1.0] * 30) == []
+
+
+def test_what_a_rate_that_recovery_lowered_cost_is_estimated(tmp_path: Path) -> None:
+    lowered = {"acted": True, "actions": plain_actions([LowerLR(factor=0.25)])}
+    (told,) = caution_of(tmp_path / "a", [1.0] * 100, {"step": 60, "kind": "intervention", "time": 1.0, **lowered})
+    assert told.endswith("rates that recovery lowered cost the learning of about 30 steps (30.0%)")

@@ -17,6 +17,7 @@ from sealegs.recovery.actions import Action, LowerLR, Rollback, Tighten, Tighten
 from sealegs.recovery.margin_evidence import Margin, MarginEvidence, Means
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.recurrence import Trigger
+from sealegs.signals.groups import embedding_tables
 from sealegs.vocabulary import Row, Verdict
 
 BY_EVIDENCE = (Rollback(), TightenByEvidence())
@@ -66,7 +67,12 @@ def test_a_clip_is_not_checked_by_a_few_norms_and_other_fields_stay() -> None:
 
 @pytest.mark.parametrize(
     ("norm", "culprit", "limit"),
-    [(math.inf, "tok_embeddings.weight", 100.0), (math.inf, "blocks.3.mlp.weight", None), (math.nan, "embed.w", None)],
+    [
+        (math.inf, "tok_embeddings.weight", 100.0),
+        (math.inf, "table.weight on rank 1", 100.0),
+        (math.inf, "blocks.3.mlp.weight", None),
+        (math.nan, "embed.w", None),
+    ],
 )
 @pytest.mark.parametrize("actions", [(Tighten(clip_value=100.0), Rollback()), BY_EVIDENCE], ids=["asked for", "led"])
 def test_elements_are_clipped_for_an_infinite_gradient_of_an_embedding_alone(
@@ -74,7 +80,8 @@ def test_elements_are_clipped_for_an_infinite_gradient_of_an_embedding_alone(
 ) -> None:
     """Never for NaN, which clamping does not cure."""
     evidence = seen(of_step=lambda step: {"grad_norm": norm, "culprit": culprit} if step > 197 else {})
-    found, _ = led(evidence, *actions)
+    table = embedding_tables(nn.ModuleDict({"table": nn.Embedding(3, 2), "head": nn.Linear(2, 3)}))
+    found, _ = led(evidence, *actions, embeddings=table)
     assert found == ((Rollback(),) if limit is None else (Rollback(), Tighten(clip_value=limit)))
 
 

@@ -1,6 +1,7 @@
 """Reruns with a remedy: what each change does to the steps, in a loop that is not the lab's."""
 
 import json
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,15 @@ def test_the_command_verifies_a_loop_of_ones_own(
     assert "this is no run of `sealegs train`; change it in build()" in capsys.readouterr().err
     assert main([*words[:2], "--fix", "clip=0.5"]) == 2
     assert "say --build FILE.py:FUNCTION" in capsys.readouterr().err
+
+
+def test_a_file_finds_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where it is the program."""
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    (tmp_path / "neighbour_of_mine.py").write_text("WIDTH = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "import sealegs, torch\nfrom neighbour_of_mine import WIDTH\n"
+        "def build():\n    model = torch.nn.Linear(WIDTH, 1)\n"
+        "    return sealegs.Subject(model=model, optimizers=[torch.optim.SGD(model.parameters())], loss=model)\n"
+    )
+    assert load_builder(f"{tmp_path / 'mine.py'}:build")().model.in_features == 3

@@ -33,7 +33,7 @@ so many times the first."""
 LOWERED = 0.5
 """What is left of the learning rate."""
 EMBEDDINGS = ("embed", "wte", "wpe")
-"""Parts of the names of embeddings."""
+"""Parts of the names of embeddings that are no ``nn.Embedding``, such as one that is split between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,12 @@ class Means:
     """Whether the optimizers have a learning rate that can be lowered."""
     can_use_bf16: bool = False
     """Whether the loop asks the guard for its precision."""
+    embeddings: frozenset[str] = frozenset()
+    """The names of the tables of embeddings among the parameters."""
+
+    def is_embedding(self, name: str) -> bool:
+        """Whether a parameter is a table of embeddings."""
+        return name in self.embeddings or any(part in name.lower() for part in EMBEDDINGS)
 
 
 class MarginEvidence:
@@ -94,7 +100,7 @@ class MarginEvidence:
             margins.append(self.check_clip(clip, means.clip))
             fields["clip"] = margins[-1].value
         if fields.get("clip_value") is not None:
-            margins.append(self._clip_value(fields["clip_value"]))
+            margins.append(self._clip_value(fields["clip_value"], means))
             fields["clip_value"] = margins[-1].value
         if any(isinstance(action, TightenByEvidence) for action in given):
             for margin in self._asked_for(means):
@@ -134,7 +140,7 @@ class MarginEvidence:
         return Margin("clip", limit, f"{told}: {limit:g} clips one in {CLIPPED}")
 
     def _asked_for(self, means: Means) -> Iterable[Margin]:
-        if (value := self._clip_value(LIMIT)).value is not None:
+        if (value := self._clip_value(LIMIT, means)).value is not None:
             yield value
         if (decay := self._decay()) is not None:
             because = decay.because if means.has_decay else f"{decay.because}; the optimizer has no weight decay"
@@ -146,13 +152,13 @@ class MarginEvidence:
             advice = "" if means.can_use_bf16 else "; train in bf16, or let the loop ask guard.autocast_dtype(dtype)"
             yield Margin("precision", "bf16" if means.can_use_bf16 else None, fp16 + advice)
 
-    def _clip_value(self, limit: float) -> Margin:
+    def _clip_value(self, limit: float, means: Means) -> Margin:
         """Clipping of elements, which cures an infinite gradient of an embedding and nothing else."""
         broken = [row for row in self._rows if not math.isfinite(float(row.get("grad_norm", 0.0)))]
         if any(math.isnan(float(row["grad_norm"])) for row in broken):
             return Margin("clip_value", None, "a gradient was NaN, which clipping of elements does not cure")
         named = [str(row["culprit"]) for row in broken if "culprit" in row and math.isfinite(float(row["loss"]))]
-        found = next((name for name in named if any(part in name.lower() for part in EMBEDDINGS)), None)
+        found = next((name for name in named if means.is_embedding(name.partition(" on ")[0])), None)
         if found is None:
             return Margin("clip_value", None, "no gradient of an embedding was infinite")
         return Margin("clip_value", limit, f"the gradient of {found} was infinite")

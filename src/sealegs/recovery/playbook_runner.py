@@ -164,6 +164,7 @@ class PlaybookRunner:
         tracker: IncidentTracker,
         restore_points: RestorePoints,
         optimizers: Sequence[Optimizer],
+        embeddings: frozenset[str],
         batches: Batches,
         watch: Watch,
         act: bool,
@@ -183,6 +184,7 @@ class PlaybookRunner:
         self._tracker = tracker
         self._restore_points = restore_points
         self._optimizers = optimizers
+        self._embeddings = embeddings
         self._batches = batches
         self._watch = watch
         self._act = act
@@ -341,6 +343,7 @@ class PlaybookRunner:
             has_decay=has_decay,
             has_rate=not any(map(makes_its_rate, self._optimizers)),
             can_use_bf16=self.asks_precision,
+            embeddings=self._embeddings,
         )
 
     def _past_intervention(self, order: Order) -> PastIntervention:

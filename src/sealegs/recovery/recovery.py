@@ -27,6 +27,7 @@ from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
 from sealegs.signals.collective import TIMEOUT_S, Collective
+from sealegs.signals.groups import embedding_tables
 from sealegs.state.checkpoints import Checkpoints, StoredState
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
@@ -88,6 +89,7 @@ class Recovery:
             tracker=self._tracker,
             restore_points=self._restore_points,
             optimizers=training.optimizers,
+            embeddings=embedding_tables(training.model),
             batches=batches,
             watch=watch,
             act=act,

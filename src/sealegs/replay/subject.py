@@ -1,6 +1,7 @@
 """A model, its optimizer and its loss, run one step at a time: the loop of a run, without the run."""
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -158,7 +159,8 @@ class ReplayLoop:
 
 
 def load_builder(place: str) -> Callable[..., Subject]:
-    """Load the function that ``FILE.py:FUNCTION`` names. The file is run: it is the user's own."""
+    """Load the function that ``FILE.py:FUNCTION`` names. The file is run: it is the user's own, and finds its
+    neighbours as ``python FILE.py`` would."""
     file, colon, name = place.rpartition(":")
     if not colon or not name.isidentifier():
         raise ConfigError(f"--build {place}: give a file and a function in it: train.py:build")
@@ -167,6 +169,8 @@ def load_builder(place: str) -> Callable[..., Subject]:
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--build {place}: {path} is no Python file that can be read")
     module = importlib.util.module_from_spec(spec)
+    if (beside := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, beside)
     try:
         spec.loader.exec_module(module)
         function = getattr(module, name)

@@ -5,9 +5,6 @@ import numpy as np
 from sealegs.record.run import Run
 from sealegs.record.stability_tax import tax_of
 
-PEAK = 0.99
-"""The share of the largest rate from which on a warm-up is over."""
-
 
 def told_of_tax(run: Run) -> list[str]:
     """The sentences; none where no guard has counted."""
@@ -27,8 +24,8 @@ def _caution(run: Run) -> str:
     if len(rates) < 2 or not rates.max() > 0:
         return ""
     lengths = np.diff(steps, append=2 * steps[-1] - steps[-2])
-    peak = int(np.argmax(rates >= PEAK * rates.max()))
-    warmup = float(((1 - rates[:peak] / rates.max()) * lengths[:peak]).sum())
+    peak = int(np.argmin(np.diff(rates, append=-np.inf) > 0))  # later rises are no warm-up: a leap, a restart
+    warmup = float(((1 - rates[:peak] / max(rates[peak], 1e-30)) * lengths[:peak]).sum())
     lowered = float(((1 - _factors(run, steps)) * lengths)[peak:].sum())
     parts = [
         f"{what} cost the learning of about {lost:.0f} steps ({lost / lengths.sum():.1%})"
@@ -46,6 +43,6 @@ def _factors(run: Run, steps: "np.typing.NDArray[np.int64]") -> "np.typing.NDArr
             continue
         for action in event.detail["actions"]:
             factor = action.get("factor")
-            if action.get("kind") == "lower-lr" and isinstance(factor, float) and 0 < factor < 1:
+            if action.get("action") == "lower-lr" and isinstance(factor, float) and 0 < factor < 1:
                 factors[steps >= event.detail.get("to_step", event.step)] *= factor
     return factors

@@ -67,6 +67,12 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
+def embedding_tables(model: nn.Module) -> frozenset[str]:
+    """The names of the parameters that are tables of embeddings, as rows name them."""
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    return frozenset(plain_name(name) for name, parameter in model.named_parameters() if parameter in tables)
+
+
 def find_embeddings(model: nn.Module) -> dict[str, nn.Module]:
     """The first ``MOST_EMBEDDINGS`` tables of embeddings that are in no layer, by name; one in two places once."""
     inside = tuple(f"{name}." for name in find_layers(model))

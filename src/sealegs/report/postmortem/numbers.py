@@ -124,10 +124,18 @@ def symptoms(met: Met, manifest: Plain) -> Symptoms:
         grad_norm_step=norm_step,
         grad_norm_before=_mean(finite("grad_norm", met.before)[-BASELINE:]),
         lr=rates[-1] if rates else None,
-        dtype=manifest.get("dtype"),
+        dtype=manifest.get("dtype") or _recorded_dtype(manifest),
         batches=(numbered[0], numbered[1]) if len(numbered) == 2 else None,
         batch_steps=None if first is None or last is None else (int(first["step"]), int(last["step"])),
     )
+
+
+def _recorded_dtype(manifest: Plain) -> str | None:
+    """The precision that the guard has seen itself."""
+    match manifest.get("recorded"):
+        case {"precision": {"dtype": str(dtype)}}:
+            return dtype
+    return None
 
 
 def ema(losses: Sequence[float]) -> float | None:
