@@ -126,3 +126,11 @@ def test_silent_divergence_ends_in_the_first_action_of_the_tree(
     facts = facts_of(tmp_path, signals={**CALM, "eval_loss": evals})
     last = Answer(question=question, text="", answer=answer, evidence="", next=END)
     assert ending(facts, (last,)) == action
+
+
+def test_what_was_above_for_longer_is_not_back_within_50_steps_however_it_ended(tmp_path: Path) -> None:
+    """Nearly back when the log ends: slow or lingering, which nobody knows, and not fast, which is known."""
+    loss = {"line": [[0, 6.0], [100, 2.6], [399, 2.5], [400, 4.0], [500, 3.5], [520, 2.57], [600, 2.57]], "noise": 0.01}
+    facts = facts_of(tmp_path, signals={"loss": loss})
+    assert (facts.focus is not None, facts.focus and facts.focus.trajectory) == (True, None)
+    assert walked(facts)["Q2.2"].answer == "no"

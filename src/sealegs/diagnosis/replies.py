@@ -11,6 +11,7 @@ from sealegs.diagnosis.signs import data, spikes, state
 from sealegs.diagnosis.signs import numbers as signs_of_numbers
 from sealegs.diagnosis.signs import settings as signs_of_settings
 from sealegs.diagnosis.signs.sign import Sign
+from sealegs.incidents import FAST
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
@@ -125,6 +126,8 @@ def back(facts: Facts) -> Reply:
         f"{after.mean():.4g} about 50 rows on, limit {focus.limit:.4g}" if len(after) else "the log ends before that"
     )
     if focus.trajectory is None and focus.end is not None and facts.came_back:
+        if focus.end - focus.start >= FAST:
+            return Reply(NO, f"above it for {focus.end - focus.start + 1} steps at least: {level}")
         return Reply(
             UNKNOWN, f"back {focus.end - focus.start + facts.stride} steps on, at a row in {facts.stride} steps"
         )
