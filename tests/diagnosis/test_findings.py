@@ -203,6 +203,24 @@ def test_a_loss_scale_that_collapses_is_an_overflow_and_a_halving_is_not() -> No
     assert found.verdict in ("watch", "act")
 
 
+@pytest.mark.parametrize(("scale_after", "verdict"), [(2.0**-6, "act"), (65536.0, "watch")])
+def test_a_loss_scale_that_stays_below_one_asks_for_the_action_of_its_question(
+    scale_after: float, verdict: str
+) -> None:
+    scale, norm = np.full(3000, 65536.0), np.ones(3000)
+    scale[1800:1823] = 2.0 ** np.arange(16, -7, -1)
+    scale[1823:] = 2.0**-6
+    scale[2200:] = scale_after
+    norm[1800:1823] = norm[1830:2200:3] = np.inf
+    found = diagnose(look(run(falling(3000), grad_norm=norm, loss_scale=scale)), source="", format="")
+    assert found.findings.verdict == verdict
+    assert (found.findings.incidents[0].end is None) is (verdict == "act")
+    assert found.first_action.startswith("Leave it") is (verdict == "watch")
+    assert {"Q3.4": "halve the LR, or bf16"}.items() <= {it.question: it.answer for it in found.path}.items()
+    assert "se bf16, halve the LR" in found.first_action
+    assert not {"dynamic", "eload"} & set(found.first_action.split())
+
+
 def test_a_loss_that_never_falls_is_a_plateau() -> None:
     found = look(run(11 * np.exp(0.003 * noise("t5", 800, 0)), every=10))
     assert (found.verdict, kinds(found)) == ("watch", ["plateau"])

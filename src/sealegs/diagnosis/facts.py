@@ -222,6 +222,13 @@ class Facts:
         """Whether the loss is back where it was, however long that took."""
         return self.focus is not None and self.focus.recovery_loss is not None
 
+    @property
+    def is_only_scale(self) -> bool:
+        """Whether only the loss scale is bad: what overflows is not applied, and the loss is as before."""
+        if self.focus is None or self.focus.kind != "overflow" or self.first_bad("loss") is not None:
+            return False
+        return bool(self.loss.values[-NEAR:].mean() <= self.focus.limit)
+
     # Usual values, and the values at the onset
 
     def before(self, signal: str) -> Series:

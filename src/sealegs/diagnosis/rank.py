@@ -190,7 +190,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts = []
     asks = facts.findings.verdict == "act"  # otherwise it is over, or unclear: no reason to give up what was learned
-    if asks and (facts.persists or facts.stays_bad) and not facts.is_over and not top.card.spares_weights:
+    is_sound = facts.is_over or facts.is_only_scale or top.card.spares_weights
+    if asks and (facts.persists or facts.stays_bad) and not is_sound:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
         is_late = len(facts.loss.finite.within(0, facts.onset - 1).values) > 0
         parts.append(f"reload the last checkpoint before step {facts.onset}{at}" if is_late else "begin again")

@@ -116,7 +116,10 @@ def _is_resume(curve: LossCurve, row: int) -> bool:
 
 
 def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
-    """What the overflow detector finds in the history of the loss scale; rows without any change are left out."""
+    """What the overflow detector finds in the history of the loss scale; rows without any change are left out.
+
+    A scale that has collapsed and is below 1 up to the end is not over.
+    """
     scales = beside(run, curve, "loss_scale")
     if np.isnan(scales).all():
         return []
@@ -134,6 +137,8 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
         finding = detector.look(state, now)
         bad[row] = finding is not None and finding.severity >= Severity.ALARM
         state = detector.learn(state, now)
+    if len(sound := np.flatnonzero(scales >= 1)):  # the detector tells of a collapse once, and of no rest in it
+        bad[sound[-1] + 1 :] = np.logical_or.accumulate(bad[sound[-1] + 1 :])
     return [Stretch(a, b, "overflow", len(scales) - b <= NEAR) for a, b in closed_up(bad, COOL_DOWN)]
 
 

@@ -205,8 +205,9 @@ def scale_stands_still(facts: Facts) -> Sign:
 
 
 def scale_moves(facts: Facts) -> Sign:
-    """The loss scale halves and doubles as it should."""
-    return _scale_is(facts, "moving", "panel 9: loss scale between {low:.6g} and {high:.6g}, as it should")
+    """The loss scale moves, whether as it should or until it has collapsed."""
+    moving = _scale_is(facts, "moving", "panel 9: loss scale between {low:.6g} and {high:.6g}, as it should")
+    return moving if moving.holds is not False else scale_collapsed(facts)
 
 
 def scale_begins_again(facts: Facts) -> Sign:
