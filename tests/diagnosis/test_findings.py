@@ -646,7 +646,7 @@ def test_copies_of_a_target_network_are_no_leap_however_often_it_is_measured(is_
     loss, steps = risen_at_600(), np.arange(1200)
     learns = 1 + 0.02 * np.clip(steps - 600, 0, 40)
     is_measured = (steps % 10 == 0) | (is_dense & (steps > 600) & (steps < 660))
-    logged = witnessed(loss) | {
+    logged: dict[str, Any] = witnessed(loss) | {
         "param_norm/target": np.where(is_measured, learns[steps // 10 * 10], np.nan),
         "update_ratio/blocks": np.where(is_measured, 0.02, np.nan),
     }

@@ -26,6 +26,16 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A finding beside the loss, of the live guard or of hindsight, that nothing in the curve clears or explains."""
+
+    signal: str
+    step: int
+    text: str
+    """The finding in one sentence, with the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What a run shows by itself: whether its metrics can be believed, and what went wrong where."""
 
@@ -39,6 +49,8 @@ class Findings:
     """Rises that would call for action, had they not been announced, or if more than the loss had risen."""
     notices: tuple[str, ...] = ()
     """What is out of the ordinary and no incident: leaps of the gradient norm that leave the loss alone."""
+    standing: tuple[Standing, ...] = ()
+    """Findings beside the loss that hindsight neither clears nor explains."""
     unseen: tuple[str, ...] = ()
     """What the resolution of this log does not show."""
     done: Done | None = None

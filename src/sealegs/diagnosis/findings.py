@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from sealegs.diagnosis import interventions, metrics
-from sealegs.diagnosis.contract import Findings, Health, Problem
+from sealegs.diagnosis.contract import Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside, curve_of, passing
@@ -20,6 +20,7 @@ from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.incident_order import BENIGN, PRIORITY, WATCHED, gravity
+from sealegs.diagnosis.live_findings import standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
 from sealegs.record.run import Run
@@ -59,6 +60,7 @@ def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statist
         verdict="unknown",
         because="",
         notices=_notices(run, curve, incidents),
+        standing=standing(run, incidents, lead=LEAD * curve.interval),
         unseen=_unseen(run, curve, rules),
         done=interventions.done_in(run),
     )
@@ -67,6 +69,8 @@ def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statist
     damage = [incident for incident in grave if incident not in cleared]
     findings = replace(findings, cleared=cleared)
     verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
+    if findings.standing and verdict != "act":
+        verdict, because = "watch", f"{_first_of(findings.standing)}; {because}"
     return replace(findings, verdict=verdict, because=because)
 
 
@@ -250,7 +254,8 @@ def _verdict(
         return "watch", "; but ".join([_told(doubtful), *changes, *passed])
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
-    notice = f" in the loss; but {findings.notices[0]}" if findings.notices else ""
+    only = " in the loss" if findings.notices or findings.standing else ""
+    notice = only + (f"; but {findings.notices[0]}" if findings.notices else "")
     return (
         "healthy",
         f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{notice}{benign}",
@@ -308,6 +313,11 @@ def _told(incidents: Sequence[Incident]) -> str:
         numbers = f": loss {gravest.pre_loss:.4g} before, {gravest.peak_loss:.4g} at its highest"
     more = f"; and {len(incidents) - 1} more" if len(incidents) > 1 else ""
     return f"{name} at step {gravest.start}{course}{numbers}{more}"
+
+
+def _first_of(standing: Sequence[Standing]) -> str:
+    more = f"; and {len(standing) - 1} more beside the loss" if len(standing) > 1 else ""
+    return standing[0].text + more
 
 
 def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple[str, ...]:

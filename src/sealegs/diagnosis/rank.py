@@ -44,6 +44,8 @@ CHANGED = (
     "{step} on purpose, announce it there next time (`guard.announce`); if not, compare the batches before and after."
 )
 """The action where the loss rose and nothing else did."""
+LOOK_INTO = "Look into what the loss does not show: {text}."
+"""The action where a finding beside the loss stands."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
 
@@ -75,6 +77,7 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
+    told = findings.standing[findings.verdict != "act" :]  # the verdict names the first
     missing = (name for item in weighed[:3] for name in item.hypothesis.missing if item.grade != "ruled out")
     return Diagnosis(
         source=source,
@@ -86,7 +89,7 @@ def diagnose(
         log_next_time=tuple(name for name in dict.fromkeys([*unanswered, *missing]) if name != registry.WENT_BACK),
         rules=rules,
         mapping=dict(mapping or {}),
-        remarks=(*remarks, *findings.notices, how_the_rules_differ(facts)),
+        remarks=(*remarks, *(one.text for one in told), *findings.notices, how_the_rules_differ(facts)),
     )
 
 
@@ -127,7 +130,8 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         said[name].holds for name in ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
     ):
         yield "stuck"
-    if "epoch_step" in facts.kinds or said["eval-turns"].holds:
+    is_repeated = any(one.signal == "batch_hash" for one in facts.findings.standing)
+    if "epoch_step" in facts.kinds or said["eval-turns"].holds or is_repeated:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
@@ -173,7 +177,11 @@ def first_action(facts: Facts, weighed: tuple[Weighed, ...], ending: str = "") -
         return f"{ended}. {_action(facts, likely, ending) if likely else interventions.WITHOUT_CAUSE}"
     if not likely and interventions.lost_much(done):
         return interventions.LOOK_AT_SKIPS
-    return _action(facts, likely, ending)
+    action = _action(facts, likely, ending)
+    if facts.findings.standing and action.startswith("Leave it"):
+        rest = f" As for the loss: {action[:1].lower()}{action[1:]}" if likely else ""
+        return f"{LOOK_INTO.format(text=facts.findings.standing[0].text)}{rest}"
+    return action
 
 
 def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:

@@ -1,0 +1,74 @@
+"""What a loss curve neither clears nor explains: live findings, and weight norms that change too fast."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sealegs.diagnosis.contract import Standing
+from sealegs.diagnosis.curve.norm_changes import norm_changes
+from sealegs.incidents import Incident
+from sealegs.record.interventions import findings_in
+from sealegs.record.run import Run
+from sealegs.vocabulary import Event, Severity
+
+JUDGED_AGAIN = ("loss", "grad_norm", "lr", "loss_scale", "skips", "step_s")
+"""Signals of which the whole curve shows whether a live finding was an incident; and the pace, which harms no model."""
+TOLD = ("alarm", "halt", "skip", "remark")
+"""Kinds of events that hold findings."""
+LAST = 10
+"""Values at the end of a log that say whether what was noticed has passed."""
+
+
+def standing(run: Run, incidents: Sequence[Incident], *, lead: int) -> tuple[Standing, ...]:
+    """What stands, the first of each signal; what begins at most ``lead`` steps before an incident is part of it."""
+    changes = [Standing(signal=change.signal, step=change.step, text=str(change)) for change in norm_changes(run)]
+    found: dict[str, Standing] = {}
+    for one in (*changes, *_told_live(run)):
+        if not any(it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents):
+            found.setdefault(one.signal, one)
+    return tuple(found.values())
+
+
+def _told_live(run: Run) -> Iterator[Standing]:
+    """The live findings on the way that the run has taken in the end."""
+    kept: list[tuple[int, Mapping[str, Any]]] = []
+    for event in run.events:
+        if (back_to := _back_to(event)) is not None:
+            kept = [(step, finding) for step, finding in kept if step < back_to]
+        if event.kind in TOLD:
+            kept += [(event.step, finding) for finding in findings_in(event)]
+    for step, finding in kept:
+        signal, severity = str(finding.get("signal", "")), str(finding.get("severity", ""))
+        if signal.partition("/")[0] not in JUDGED_AGAIN and not _has_passed(run, finding):
+            word = "notice" if severity == Severity.WATCH.name else "alarm"
+            yield Standing(signal=signal, step=step, text=f"live {word} at step {step}: {_words(finding)}")
+
+
+def _back_to(event: Event) -> int | None:
+    """The first step that is run again after an event."""
+    if event.kind == "resume":
+        return event.step
+    step = event.detail.get("to_step")
+    return step + 1 if event.kind == "intervention" and event.detail.get("acted") and isinstance(step, int) else None
+
+
+def _has_passed(run: Run, finding: Mapping[str, Any]) -> bool:
+    """Whether a notice is about numbers that are within their limit in the end."""
+    signal, limit = str(finding.get("signal", "")), finding.get("limit")
+    if finding.get("severity") != Severity.WATCH.name or not isinstance(limit, int | float):
+        return False
+    if signal not in run.signals or not run.has_numbers(signal):
+        return False
+    values = run.column(signal)[run.logged(signal)][-LAST:]
+    return bool(np.median(values) <= limit)
+
+
+def _words(finding: Mapping[str, Any]) -> str:
+    """The finding in words, as ``Finding`` spells it."""
+    words, value, limit = (finding.get(name) for name in ("note", "value", "limit"))
+    words = str(words or finding.get("detector", "unknown"))
+    if not isinstance(value, int | float) or str(finding.get("signal", "")).endswith("_finite"):
+        return words
+    return f"{words}: {value:.4g}" + (f", expected below {limit:.4g}" if isinstance(limit, int | float) else "")

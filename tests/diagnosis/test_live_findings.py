@@ -1,0 +1,102 @@
+"""A live finding that the curve neither clears nor explains is named in hindsight, and so is a norm that doubles."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnosis.streams import Case, run_from
+
+from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.findings import look
+from sealegs.diagnosis.rank import diagnose
+
+CALM = {"line": [[0, 6.0], [100, 3.0], [1600, 2.4]], "noise": 0.01}
+LOGITS = {"line": [[0, 10.0], [500, 10.0], [600, 60.0], [1600, 60.0]], "every": 10}
+
+
+def diagnosed(tmp_path: Path, *events: dict[str, Any], **signals: Any) -> Diagnosis:
+    stream = {"steps": 1600, "signals": {"loss": CALM, **signals}, "events": events}
+    return diagnose(look(run_from(Case("live", "", stream, {}), tmp_path)), source="here", format="case")
+
+
+def event(
+    kind: str, severity: str, signal: str, *, step: int = 800, limit: float = 5.0, detector: str = "own"
+) -> dict[str, Any]:
+    finding = {"detector": detector, "step": step, "severity": severity, "signal": signal, "value": 7.0, "limit": limit}
+    return {"kind": kind, "step": step, "text": "told", "findings": [finding | {"note": f"about {signal}"}]}
+
+
+def test_a_repeated_batch_that_was_noticed_live_is_a_reason_to_look_and_its_cause_is_named(tmp_path: Path) -> None:
+    again = {"batches": True, "same_as": [[800, 1100, 800]]}
+    noticed = event("remark", "WATCH", "batch_hash", step=804, detector="repeated-batch")
+    found = diagnosed(tmp_path, noticed, batch_hash=again)
+    assert found.findings.verdict == "watch"
+    assert found.findings.because.startswith("live notice at step 804: about batch_hash: 7, expected below 5; loss")
+    assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("duplicate-batch", "established")
+    assert found.first_action.startswith("Mend the loader")
+
+
+@pytest.mark.parametrize("to", [(20.0, 44.0), (44.0, 20.0)])
+def test_a_group_whose_norm_changes_twofold_in_200_steps_is_found_without_any_event(
+    to: tuple[float, float], tmp_path: Path
+) -> None:
+    group = {"line": [[0, to[0]], [1000, to[0]], [1190, to[1]], [1600, to[1]]], "every": 10}
+    norms = {"param_norm": {"line": [[0, 50.0], [1600, 50.0]], "every": 10}, "param_norm/head": group}
+    found = diagnosed(tmp_path, **norms)
+    assert found.findings.verdict == "watch"
+    assert f"param_norm/head has {'grown' if to[1] > to[0] else 'shrunk'} from" in found.findings.because
+    assert found.first_action.startswith("Look into what the loss does not show: param_norm/head")
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ([[0, 20.0], [300, 20.0], [490, 44.0], [1600, 44.0]], 50.0),  # while a group is new
+        ([[0, 20.0], [800, 20.0], [1200, 44.0], [1600, 44.0]], 50.0),  # in more than 200 steps
+        ([[0, 0.1], [1000, 0.1], [1190, 0.4], [1600, 0.4]], 50.0),  # hardly a part of the weights
+    ],
+)
+def test_norms_that_the_live_guard_would_not_judge_are_left_alone(
+    line: list[list[float]], whole: float, tmp_path: Path
+) -> None:
+    norms = {
+        "param_norm": {"line": [[0, whole], [1600, whole]], "every": 10},
+        "param_norm/head": {"line": line, "every": 10},
+    }
+    assert diagnosed(tmp_path, **norms).findings.verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        (event("alarm", "ALARM", "loss", detector="spike/loss"), "healthy"),
+        (event("alarm", "ALARM", "ranks_differ", detector="replicas"), "watch"),
+        (event("remark", "WATCH", "step_s", detector="throughput"), "healthy"),
+        (event("remark", "WATCH", "attention_logit_max/0", limit=50.0), "watch"),
+        (event("remark", "WATCH", "attention_logit_max/0", limit=61.0), "healthy"),
+        (event("alarm", "ALARM", "attention_logit_max/0", limit=61.0), "watch"),
+    ],
+)
+def test_what_the_curve_clears_stays_cleared(told: dict[str, Any], verdict: str, tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, told, **{"attention_logit_max/0": LOGITS})
+    assert found.findings.verdict == verdict
+    assert found.first_action.startswith("Leave it") is (verdict == "healthy")
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        {"kind": "intervention", "step": 801, "acted": True, "to_step": 700, "actions": [{"action": "rollback"}]},
+        {"kind": "resume", "step": 801, "text": "resumed"},
+    ],
+)
+def test_what_the_run_went_back_over_does_not_stand(back: dict[str, Any], tmp_path: Path) -> None:
+    alarm = event("alarm", "ALARM", "ranks_differ", step=801, detector="replicas")
+    assert diagnosed(tmp_path, alarm, back).findings.verdict == "healthy"
+
+
+def test_a_finding_within_an_incident_is_told_there(tmp_path: Path) -> None:
+    alarm = event("alarm", "ALARM", "ranks_differ", step=1003, detector="replicas")
+    spike = CALM | {"set": [[1000, 1008, 9.0]]}
+    found = diagnosed(tmp_path, alarm, loss=spike).findings
+    assert (found.verdict, found.standing) == ("watch", ())
