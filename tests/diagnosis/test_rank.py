@@ -146,3 +146,47 @@ def test_every_hypothesis_names_a_card_and_says_why(path: Path, tmp_path: Path) 
         assert all(hypothesis.evidence_for + hypothesis.evidence_against), "no empty sentence"
         assert hypothesis.grade == "ruled out" or hypothesis.cause == "unknown" or hypothesis.next_test
     assert found.first_action.endswith(".")
+
+
+def broken(loss: int, gradient: int, weight: int, **more: Any) -> dict[str, Any]:
+    """A run whose loss, gradients and weights are not finite from these steps on; weights are seen at every step."""
+    return {
+        "dtype": "fp32",
+        "signals": {
+            "loss": CALM["loss"] | {"set": [[loss, 599, "NaN"]]},
+            "grad_norm": {"line": [[0, 1.0], [600, 1.0]], "noise": 0.05, "set": [[gradient, 599, "NaN"]]},
+            "grad_norm.embedding": {"line": [[0, 0.5], [600, 0.5]], "noise": 0.05, "set": [[gradient, 599, "NaN"]]},
+            "params_finite": {"line": [[0, 1], [600, 1]], "set": [[weight, 599, 0]]},
+            "lr": {"line": [[0, 1e-4], [600, 1e-4]]},
+        },
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradient", "weight", "grade"),
+    [
+        (301, 301, 300, "established"),  # the weights break while loss and gradients are finite
+        (300, 300, 300, "established"),
+        (301, 300, 301, "established"),  # a gradient breaks at a finite loss, and the update writes it
+        (300, 300, 301, "hypothesis"),  # the forward pass breaks at sound weights: what follows is a consequence
+    ],
+)
+def test_an_update_is_to_blame_for_a_nan_only_where_the_loss_was_finite_before_it(
+    loss: int, gradient: int, weight: int, grade: str, tmp_path: Path
+) -> None:
+    found = diagnosed(tmp_path, **broken(loss, gradient, weight))
+    assert {"destructive-update": grade}.items() <= {it.cause: it.grade for it in found.hypotheses}.items()
+    assert not {"corrupt-weight", "masked-labels"} & {it.cause for it in found.hypotheses if it.grade == "ruled out"}
+
+
+def test_a_nan_of_the_forward_pass_is_no_fault_of_the_embedding_nor_of_a_setting_that_most_runs_have(
+    tmp_path: Path,
+) -> None:
+    settings = {"optimizer": {"beta2": 0.999}}
+    found = diagnosed(tmp_path, **broken(300, 300, 301, settings=settings))
+    listed = {it.cause for it in found.hypotheses if it.grade != "ruled out"}
+    assert not listed & {"stale-beta2", "infinite-embedding-gradient"}
+    assert {"Q1.4": "unknown"}.items() <= {it.question: it.answer for it in found.path}.items()
+    gradient = diagnosed(tmp_path, **broken(301, 300, 301, settings=settings))
+    assert "infinite-embedding-gradient" in {it.cause for it in gradient.hypotheses}

@@ -26,12 +26,30 @@ def nonfinite_passes(facts: Facts) -> Sign:
     return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {told} not finite, then finite again")
 
 
-def weight_not_finite(facts: Facts) -> Sign:
-    """A weight is NaN or infinite."""
-    step = facts.first_bad_weight
-    if step is None and "params_finite" not in facts.run.signals and "param_norm" not in facts.run.signals:
+def weight_breaks_first(facts: Facts) -> Sign:
+    """A weight is not finite, and no loss was so before it, unless a gradient broke both at once."""
+    step, loss = facts.first_bad_weight, facts.first_bad("loss")
+    if step is None:
+        is_logged = "params_finite" in facts.run.signals or "param_norm" in facts.run.signals
+        return so(False, "panel 5: no weight is seen that is not finite") if is_logged else unlogged("params_finite")
+    text = f"panel 5: a weight is not finite at step {step}"
+    if loss is None or step <= loss:
+        return so(True, text)
+    # weights are seen every few steps: a gradient that breaks at the last finite loss has broken them by the next
+    is_written = not np.isfinite(facts.series("grad_norm").within(loss - facts.stride, loss - 1).values).all()
+    return so(is_written, text if is_written else f"{text}, after the loss at step {loss}")
+
+
+def nonfinite_at_sound_weights(facts: Facts) -> Sign:
+    """The loss is not finite up to the end of the log although the weights are."""
+    if not facts.stays_bad:
+        return NOT_ASKED
+    checked = [facts.series(name) for name in ("params_finite", "param_norm")]
+    since = [series.within(facts.first_bad("loss") or 0, math.inf) for series in checked]
+    if all(series.is_empty for series in since):
         return unlogged("params_finite")
-    return so(step is not None, f"panel 5: a weight is not finite at step {step}")
+    text = f"panels 1, 5: the loss is not finite to the end, step {facts.last}, and every weight is"
+    return so(facts.first_bad_weight is None, text)
 
 
 def loss_infinite(facts: Facts) -> Sign:
@@ -108,8 +126,8 @@ def finite_again(facts: Facts) -> Sign:
 
 
 def infinite_in_embedding(facts: Facts) -> Sign:
-    """The gradient that is not finite is the embedding's."""
-    if not facts.is_nonfinite:
+    """The gradient that is not finite is the embedding's; of a loss that is not finite, every gradient is so."""
+    if not facts.is_nonfinite or loss_first(facts).holds:
         return NOT_ASKED
     step = facts.first_bad("grad_norm")
     told = [text for when, text in facts.texts("culprit").items() if step is not None and abs(when - step) <= 1]
