@@ -56,8 +56,13 @@ class Met:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether the run went back, so that later rows count steps anew."""
-        return bool(self.course) and (not self.line or self.course[-1] not in self.line[-len(self.course) :])
+        """Whether the run went back over rows of the incident, so that its end counts steps anew.
+
+        One that went back later, because of another incident, has not left this one behind.
+        """
+        stands = {int(row["step"]): row for row in self.line}
+        last = math.inf if self.end is None else self.end
+        return any(stands.get(int(row["step"])) != row for row in self.course if row["step"] <= last)
 
     @property
     def course_end(self) -> float:
