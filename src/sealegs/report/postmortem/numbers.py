@@ -56,13 +56,23 @@ class Met:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether the run went back over rows of the incident, so that its end counts steps anew.
+        """Whether the run went back in the incident, so that its end counts steps anew.
 
         One that went back later, because of another incident, has not left this one behind.
         """
-        stands = {int(row["step"]): row for row in self.line}
-        last = math.inf if self.end is None else self.end
-        return any(stands.get(int(row["step"])) != row for row in self.course if row["step"] <= last)
+        if not self.course or self._is_back_in_course:
+            return False
+        return not self.line or self.course[-1] not in self.line[-len(self.course) :]
+
+    @property
+    def _is_back_in_course(self) -> bool:
+        """Whether the loss of this attempt was back by the end of the incident, or right after it."""
+        if self.end is None or self.limit is None:
+            return False
+        rows = [(row["step"], float(row["loss"])) for row in self.course if "loss" in row]
+        up_to = [loss for step, loss in rows if step <= self.end][-AVERAGED:]
+        after = [loss for step, loss in rows if step > self.end][:AVERAGED]
+        return any(len(part) == AVERAGED and sum(part) / AVERAGED <= self.limit for part in (up_to, after))
 
     @property
     def course_end(self) -> float:
