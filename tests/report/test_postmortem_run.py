@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -618,6 +619,29 @@ def test_each_rerun_favours_or_rules_out(spiked: Case) -> None:
         "rules out first moment (not among the hypotheses)",
     ]
     assert root_cause(found, shown, "night#2", True) == "Long-tail token, tested: the reruns say so."
+
+
+def test_reruns_of_the_batches_do_not_tell_causes_apart_that_are_both_these_batches(spiked: Case) -> None:
+    """As in the worked example: rare tokens are the tested cause, and no rerun but those of the batches is there."""
+    facts, _ = diagnosed(spiked)
+    shown = replayed(
+        "long-tail-token",
+        arm("one ulp", "placebo", "", 1.0),
+        arm("other batches", "without", "bad-data-batch", 0.04),
+        arm("older state", "with", "bad-data-batch", 1.0),
+        standings={"bad-data-batch": "necessary and sufficient"},
+    )
+    found = hypotheses(facts, shown)
+    assert [each.cause for each in found[:2]] == ["long-tail-token", "bad-data-batch"]
+    batches = "panel 1: the reruns show these batches as necessary and sufficient; they do not tell it from H1"
+    assert found[1].evidence_for[0] == batches
+    apart = "H1 and H2 both say so, and this does not tell them apart"
+    assert [line.rpartition("is left: ")[2] for line in discriminating(found, shown)[1:]] == [
+        f"the incident needs these batches: {apart}",
+        f"the incident comes with these batches alone: {apart}",
+    ]
+    other = discriminating(found, msgspec.structs.replace(shown, cause="lr-too-high"))
+    assert other[1].endswith("the incident needs H2, too"), "a rate is another thing than the batches"
 
 
 def test_reruns_that_harmless_changes_end_tell_nothing(spiked: Case) -> None:

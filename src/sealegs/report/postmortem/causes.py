@@ -20,6 +20,8 @@ FAVOURED = ("necessary and sufficient", "necessary", "sufficient")
 """Standings of a cause that the reruns speak for, the strongest first."""
 OUT = "not needed"
 """The standing of a cause without which the incident is there all the same."""
+OF_THE_BATCHES = ("long-tail-token", "bad-data-batch", "hard-batch")
+"""Causes that all say: these batches, with any state. Reruns without them, or of them, do not tell these apart."""
 TELLING = 8
 """The most lines of discriminating evidence."""
 NOT_IN_THE_RECORD = frozenset(
@@ -206,7 +208,10 @@ def _tested(found: Sequence[CandidateCause], replayed: Replayed) -> list[Candida
             told = (f"panel 1: {why} (rerun)", *each.evidence_against)
             out.append(replace(each, grade="ruled out", evidence_against=told, panels=panels, next_test=""))
         elif standing in FAVOURED:
-            told = (f"panel 1: the reruns show it as {standing}", *each.evidence_for)
+            shown = f"panel 1: the reruns show it as {standing}"
+            if _is_same_family(each.cause, replayed):
+                shown = f"panel 1: the reruns show these batches as {standing}; they do not tell it from H1"
+            told = (shown, *each.evidence_for)
             grade = each.grade if each.grade in ("established", "supported") else "hypothesis"
             likely.append(replace(each, grade=grade, evidence_for=told, panels=panels))
         else:
@@ -245,9 +250,17 @@ def _verdict(arm: ArmShown, name: str, replayed: Replayed) -> str:
     if shows and standing in FAVOURED:
         if replayed.cause in (None, arm.cause):
             return f"favours {name}"
+        if _is_same_family(arm.cause, replayed):
+            what = "needs these batches" if arm.kind == "without" else "comes with these batches alone"
+            return f"the incident {what}: H1 and {name} both say so, and this does not tell them apart"
         return f"the incident needs {name}, too" if arm.kind == "without" else f"{name} alone can bring it, too"
     is_against = arm.kind == "with" and arm.shows == "gone" and arm.cause != replayed.cause
     return f"speaks against {name}" if is_against else f"leaves {name} open"
+
+
+def _is_same_family(cause: str, replayed: Replayed) -> bool:
+    """Whether a cause and the tested one, which is the first, both say that it is these batches."""
+    return cause != replayed.cause and {cause, replayed.cause} <= set(OF_THE_BATCHES)
 
 
 def _numbered(cause: str, numbers: dict[str, str]) -> str:
