@@ -51,6 +51,7 @@ def main(how: str, where: str, victim: int, store: str, out: Path) -> None:
         late: Any = write_late if how == "late" else lambda *_: lose_itself(how)
         checkpoint_files.write_plain = late
     steps, pause_s = (40, TIMEOUT_S / 10) if how == "late" else (STEPS, 0.0)
+    steps += where == "end"  # a checkpoint is due there, which needs all ranks: that of step 6 may be whole already
     ended: dict[str, Any] = {"error": None, "kind": None, "steps": 0}
     try:
         with sealegs.Guard(
