@@ -70,9 +70,7 @@ class Thrower:
     def __enter__(self) -> Self:
         self.root.mkdir(parents=True, exist_ok=True)
         self._work, self._outside = self.root / "work", self.root / "outside"
-        self._outside.mkdir(exist_ok=True)
-        (self._outside / "secret").write_text(SECRET)
-        self._there = _listed(self._outside)
+        self._lay_secret()
         os.environ |= {
             "SEALEGS_READ_UP_TO": READ_UP_TO,
             "SEALEGS_CACHE": str(self.root / "cache"),
@@ -96,8 +94,16 @@ class Thrower:
     def __exit__(self, _: object, __: object, ___: TracebackType | None) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def _lay_secret(self) -> None:
+        self._outside.mkdir(exist_ok=True)
+        (self._outside / "secret").write_text(SECRET)
+        self._there = _listed(self._outside)
+
     def throw(self, case: Case) -> Outcome:
         """One case."""
+        if _listed(self._outside) != self._there:
+            shutil.rmtree(self._outside)
+            self._lay_secret()
         shutil.rmtree(self._work, ignore_errors=True)
         (self._work / "experiments").mkdir(parents=True)
         for name, content in self.beside.items():
@@ -163,9 +169,9 @@ class Thrower:
                 return Finding(f"sentence-{name}", f"not one sentence: {err[-500:]!r}")
             if "out of memory" in last:
                 return Finding(f"memory-{name}", last)
-        if _listed(self._outside) != self._there:
-            (self._outside / "secret").write_text(SECRET)
-            return Finding(f"outside-{name}", "a file beside the sandbox was changed")
+        if (listed := _listed(self._outside)) != self._there:
+            changed = sorted({path for path, _ in listed.items() ^ self._there.items()})
+            return Finding(f"outside-{name}", f"changed beside the sandbox: {', '.join(changed)}")
         if SECRET in out + err or any(_holds_secret(file) for file in self._work.rglob("*")):
             return Finding(f"leak-{name}", "the content of a file beside the sandbox was shown")
         return None

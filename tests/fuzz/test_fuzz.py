@@ -34,7 +34,7 @@ def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_broke_something_once_and_some_of_everything_break_nothing(tmp_path: Path) -> None:
     cases = sorted((HERE / "cases").glob("*.json"))
-    assert len(cases) >= 59
+    assert len(cases) >= 64
     done = fuzz("--jobs", "1", "--cases", "6", "--seconds", "100", "--found", str(tmp_path), "--first", f"{HERE}/cases")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split(": exit code ")[0] for line in done.stdout.splitlines()[: len(cases)]] == [c.name for c in cases]
@@ -101,8 +101,15 @@ def hold(path: Path) -> int:
     return len(b"x" * (700 << 20)) * 0
 
 
+def write_through_a_link(path: Path) -> int:
+    (path / "link").symlink_to(path.parents[2] / "outside" / "secret")
+    (path / "link").write_text("x")
+    return 0
+
+
 BREAKS: dict[str, tuple[Callable[[Path], int], str]] = {
     "outside": (write_outside, "writes-@do"),
+    "linked": (write_through_a_link, "outside-@do"),
     "shown": (show_secret, "leak-@do"),
     "kept": (keep_secret, "leak-@do"),
     "unpickled": (unpickle, "unpickles-@do"),
@@ -122,8 +129,10 @@ def thrown(folder: Path, name: str, told: Connection) -> None:
         throw.LONGEST_S = 0.5
     elif name == "waits":
         throw.LONGEST_WAIT_S = 1.5
-    with Thrower(folder, {"@do": BREAKS[name][0]}) as thrower:
+    with Thrower(folder, {"@do": BREAKS[name][0], "@nothing": BREAKS["nothing"][0]}) as thrower:
         outcome = thrower.throw(Case("runs", Sample("s", {"a": b""}), ("@do", "{}")))
+        after = thrower.throw(Case("runs", Sample("s", {"a": b""}), ("@nothing", "{}")))
+    assert after.finding is None, "it is blamed for the one before"
     told.send(outcome.finding.site if outcome.finding else "None")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from bench.disk.layer import DiskLayer, Fault, Kind
 
-from sealegs.errors import RunBusy, RunExists, StorageError
+from sealegs.errors import RunBusy, RunExists, SourceError, StorageError
 from sealegs.record import manifest as manifests
 from sealegs.record.files import UNTOUCHED_S
 from sealegs.record.run import open_run
@@ -401,6 +401,26 @@ def test_links_are_not_followed_to_what_others_write(tmp_path: Path) -> None:
     (folder / f".8.{NOBODY}.partial").symlink_to(tmp_path / "elsewhere")
     RunWriter.reopen(folder).close()
     assert (elsewhere / "half").exists()
+
+
+@pytest.mark.parametrize("name", [METRICS, EVENTS])
+def test_rows_are_not_written_through_a_strangers_link(tmp_path: Path, name: str) -> None:
+    new(tmp_path / "run").close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine\n")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(elsewhere)
+    with pytest.raises(SourceError, match="leads out of"):
+        RunWriter.reopen(tmp_path / "run")
+    assert elsewhere.read_text() == "mine\n"
+
+
+def test_rows_are_not_poured_into_a_pipe(tmp_path: Path) -> None:
+    new(tmp_path / "run").close()
+    (tmp_path / "run" / METRICS).unlink()
+    os.mkfifo(tmp_path / "run" / METRICS)
+    with pytest.raises(SourceError, match="a FIFO"):
+        RunWriter.reopen(tmp_path / "run")
 
 
 def test_a_run_that_could_not_begin_leaves_nothing_for_long(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """``sealegs preflight``: says what is wrong with a run that has not begun, before it costs anything."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -157,6 +158,8 @@ def rows_of(folder: Path) -> dict[str, float]:
         if theirs in run.signals:
             values = run.column(theirs)
             values = values[np.isfinite(values)]
-            if len(values):
-                found[ours] = float(np.median(values))
+            with np.errstate(over="ignore"):  # of two values near the largest number
+                median = float(np.median(values)) if len(values) else math.nan
+            if math.isfinite(median):
+                found[ours] = median
     return found

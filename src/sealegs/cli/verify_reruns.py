@@ -135,12 +135,11 @@ def _experiment(task: Task, say: Say) -> "tuple[Experiment, _Counted]":
 
 def _data(settings: Settings, capsule: "Capsule") -> "TokenSources":
     """The data of the run, if they are unchanged."""
-    from sealegs.lab.sources import open_data
+    from sealegs.lab.sources import changed_source, open_data
 
     data = open_data(settings)
-    for name, facts in manifests.load(capsule.folder).data.get("sources", {}).items():
-        if data.facts["sources"].get(name) != facts:
-            raise SourceError(f"{name}: not the data that the run was trained on")
+    if name := changed_source(manifests.load(capsule.folder).data, data):
+        raise SourceError(f"{name}: not the data that the run was trained on")
     return data
 
 

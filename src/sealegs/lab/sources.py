@@ -88,6 +88,14 @@ def open_data(settings: Settings, *, say: Callable[[str], None] = lambda _: None
     return TokenSources(read, stream(held_out, 0), facts, tokenizer)
 
 
+def changed_source(before: Mapping[str, Any], data: TokenSources) -> str | None:
+    """The name of the first source that is not what the manifest of a run says that it was, if there is one."""
+    recorded = before.get("sources", {})
+    if not isinstance(recorded, Mapping):
+        return "data.sources in the manifest"
+    return next((name for name, facts in recorded.items() if data.facts["sources"].get(name) != facts), None)
+
+
 def _left_out(sources: Sequence[Source], path: str | None) -> dict[str, LeftOut]:
     """The documents of each source that a scan has listed."""
     if path is None:

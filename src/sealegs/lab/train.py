@@ -26,7 +26,7 @@ from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_r
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import ModelSettings, OptimizerSettings, Settings
-from sealegs.lab.sources import TokenSources
+from sealegs.lab.sources import TokenSources, changed_source
 from sealegs.loop_port import LoopPort
 from sealegs.record import manifest as manifests
 from sealegs.record.files import whole_file, writing
@@ -346,9 +346,8 @@ def what_changed(record: RunWriter, settings: Settings, data: TokenSources) -> d
     done = max(Checkpoints(record.folder / CHECKPOINTS).steps(), default=0)
     if settings.steps < done:
         raise ConfigError(f"steps={settings.steps}: the run has done {done} already; give at least as many")
-    for name, facts in before.data.get("sources", {}).items():
-        if data.facts["sources"].get(name) != facts:
-            raise SourceError(f"{name}: not the data that {before.run_id} was trained on; bring that back to resume")
+    if name := changed_source(before.data, data):
+        raise SourceError(f"{name}: not the data that {before.run_id} was trained on; bring that back to resume")
     changed = settings_changed(before, settings)
     for name in changed:
         in_model = name.startswith("model.") and name not in MAY_CHANGE_IN_MODEL

@@ -17,7 +17,7 @@ from sealegs.record import requests
 from sealegs.record.events import LATEST
 from sealegs.record.files import folder_aside, is_taken, remove_leftovers, writing
 from sealegs.record.manifest import Manifest
-from sealegs.record.reading import open_file, parse_json
+from sealegs.record.reading import confined, open_file, parse_json, refuse_special
 from sealegs.record.schema import (
     CAPSULE,
     CHECKPOINTS,
@@ -259,8 +259,11 @@ class _Lines:
         self._owner = os.getpid()
         self._may_be_torn = True
         """Whether the last line may have no end, of a writer that was killed or of a write that failed."""
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        place = confined(path, path.parent)  # as it is read: a stranger's link is not written through
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._handle = os.open(place, flags, 0o666)
         try:
+            refuse_special(path, os.fstat(self._handle).st_mode)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end_torn_line()
         except BlockingIOError:

@@ -185,6 +185,8 @@ def fault_in_pickles(file: Any) -> str | None:
                 return "names something in more letters than any name has"
     except UnicodeDecodeError:
         return "names something in letters that no name has"
+    except MemoryError:
+        return "says that a value in it is larger than any memory"
     except ValueError:  # there is no other pickle, or it breaks off: torch will say so
         pass
     return None

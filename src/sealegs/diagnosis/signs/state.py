@@ -252,11 +252,16 @@ def multiple_of_uniform(facts: Facts) -> Sign:
         return NOT_ASKED
     factor = first.mean() / math.log(vocabulary)
     parts = facts.known.number("accumulation")
-    is_whole = round(factor) >= 2 and abs(factor - round(factor)) < 0.05 * factor
+    is_whole = _is_multiple(factor, within=0.05)
     text = (
         f"panel 1: first loss {first.mean():.4g} is {factor:.3g} times ln({vocabulary:g}); accumulation {parts or 1:g}"
     )
     return so(is_whole and (parts is None or round(factor) == parts), text)
+
+
+def _is_multiple(factor: float, *, within: float) -> bool:
+    """Whether it is 2, 3, ... but for a share of itself; losses near the largest number make it infinite."""
+    return math.isfinite(factor) and round(factor) >= 2 and abs(factor - round(factor)) < within * factor
 
 
 def scaled_by_whole_number(facts: Facts) -> Sign:
@@ -273,7 +278,7 @@ def scaled_by_whole_number(facts: Facts) -> Sign:
             return unlogged("grad_norm")
         ratios.append(float(np.median(after) / max(np.median(before), 1e-30)))
     whole = [max(ratio, 1 / max(ratio, 1e-30)) for ratio in ratios]
-    close = all(round(ratio) >= 2 and abs(ratio - round(ratio)) < 0.08 * ratio for ratio in whole)
+    close = all(_is_multiple(ratio, within=0.08) for ratio in whole)
     is_same = close and round(whole[0]) == round(whole[1])
     return so(
         is_same, f"panels 1, 3: loss {ratios[0]:.3g}-fold and grad norm {ratios[1]:.3g}-fold at once, and stays so"
