@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -13,8 +13,12 @@ import pytest
 from tests.forked import start
 
 from sealegs.cli.main import main
+from sealegs.record import manifest as manifests
 from sealegs.record import requests
 from sealegs.record.run import open_run
+from sealegs.record.writer import RunWriter
+from sealegs.report.commands.interventions import Intervention, interventions
+from sealegs.vocabulary import Event
 
 under_way = pytest.mark.xdist_group("ranks")  # one run serves all
 
@@ -45,6 +49,30 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ba
     yield folder, child
     child.kill()
     child.join()
+
+
+@pytest.mark.parametrize("does", [True, False])
+def test_what_a_run_does_as_it_ends_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], does: bool
+) -> None:
+    """It halts, and is gone, between two looks."""
+    writer = RunWriter.create(tmp_path / "a", manifests.describe("a"))
+
+    def looked(events: Sequence[Event]) -> list[Intervention]:
+        found = interventions(events)
+        if requests.is_under_way(writer.folder):
+            request, _ = requests.Inbox(writer.folder).take()
+            assert request is not None
+            if does:
+                done = {"actions": [{"action": "halt"}], "text": "halt: enough", "request": request.id}
+                writer.event("intervention", 5, number=1, decided_by="person x", trigger="asked", **done)
+            writer.close()
+        return found
+
+    monkeypatch.setattr("sealegs.cli.do.interventions", looked)
+    assert main(["do", str(tmp_path / "a"), "halt", "--wait", "60"]) == (0 if does else 2)
+    said = capsys.readouterr()
+    assert ("halt: enough" in said.out, "the run ended before" in said.err) == (does, not does)
 
 
 @under_way

@@ -72,13 +72,15 @@ def answered(folder: Path, request: Request, patience_s: float) -> Intervention:
     """Wait for the run to write what it did."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        for event in open_run(folder).events:
+        is_under_way = requests.is_under_way(folder)  # before the events: what it does as it ends is in them then
+        events = open_run(folder).events
+        for event in events:
             if event.kind == "request-refused" and event.detail.get("request") == request.id:
                 raise SourceError(f"{folder}: refused: {event.detail.get('reason', 'it does not say why')}")
-        for intervention in interventions(open_run(folder).events):
+        for intervention in interventions(events):
             if intervention.decided.detail.get("request") == request.id:
                 return intervention
-        if not requests.is_under_way(folder):
-            break
+        if not is_under_way:
+            raise SourceError(f"{folder}: the run ended before it was carried out; start it again to go on with it")
         time.sleep(POLL_S)
     raise SourceError(f"{folder}: it was not carried out within {patience_s:g} s; is the guard given a playbook?")
