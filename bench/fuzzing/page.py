@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+import urllib.error
 import urllib.request
 from contextlib import suppress
 from functools import cache
@@ -130,7 +131,7 @@ class Page:
 
         server: Any = server_of(LiveRuns([(str(self._folder), "run")], lambda text: None))
         server.start()
-        self.link = server.link
+        self.link, self._loop = server.link, server.io_loop
         ready.set()
         server.io_loop.start()
 
@@ -144,6 +145,19 @@ class Page:
         with urllib.request.urlopen(self.link, timeout=ALIVE_S) as answer:  # noqa: S310 - our own
             content: bytes = answer.read()
         return content
+
+    def is_there(self) -> bool:
+        """Whether the page comes, or the sentence that too many are open."""
+        try:
+            return b"<html" in self.body()
+        except urllib.error.HTTPError as error:
+            return error.code == 429
+
+    def settle(self) -> None:
+        """Wait until the server has done what was asked: else the next case would be timed for it."""
+        done = threading.Event()
+        self._loop.add_callback(done.set)
+        assert done.wait(ALIVE_S), "the server is stuck"
 
     def send(self, head: bytes, frames: bytes) -> bytes:
         """Send a request, and messages where the server agrees to a websocket; gives what came back."""
@@ -190,10 +204,11 @@ def throw(path: Path) -> int:
         logging.getLogger(name).handlers[:] = [page.failures]
     answer = page.send((path / "head").read_bytes(), (path / "frames").read_bytes())
     assert SECRET.encode() not in answer, "a file beside the run was shown"
+    page.settle()
     _since_looked[0] += 1
     if _since_looked[0] % 20 == 0:
         began = time.monotonic()
-        assert b"<html" in page.body(), "the page is gone"
+        assert page.is_there(), "the page is gone"
         assert time.monotonic() - began < ALIVE_S
     if failed := page.failures.errors.copy():
         page.failures.errors.clear()

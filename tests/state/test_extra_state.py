@@ -2,6 +2,7 @@
 tried again."""
 
 import copy
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, SourceError
 from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.state.extra_state import copied
 
 STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "telemetry": Telemetry(sample_every=0)}
 
@@ -210,6 +212,15 @@ class Strange(Ema):
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": object()}
+
+
+def test_a_copy_of_a_state_is_of_the_same_kind() -> None:
+    state = {"seen": Counter(a=2), "moves": [OrderedDict(b=torch.ones(2))]}
+    mine = copied(state)
+    assert (mine["seen"], type(mine["seen"]), type(mine["moves"][0])) == (Counter(a=2), Counter, OrderedDict)
+    mine["seen"]["a"] += 1
+    mine["moves"][0]["b"][0] = 5.0
+    assert (state["seen"], state["moves"][0]["b"].tolist()) == (Counter(a=2), [1.0, 1.0])
 
 
 def test_a_state_that_cannot_be_kept_is_refused_at_the_start(tmp_path: Path) -> None:

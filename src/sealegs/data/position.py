@@ -142,6 +142,8 @@ class Batches:
             return
         if {"loader", "epoch", "next", "state"} - position.keys():
             raise SourceError("the position of the data: it was taken before the first batch; take a later one")
+        if damaged := _damaged_part(position):
+            raise SourceError(f"{damaged!r} in the position of the data is {position[damaged]!a:.40}; use another one")
         if position["loader"] == UNKNOWN and is_first and not self._must_reposition:
             self.count_from(position["next"])  # whoever resumes such a run brings its loader to the place
             return
@@ -398,6 +400,26 @@ def _refuse_other(given: Any, loader: Loader, position: Mapping[str, Any]) -> No
                 f"the position is in the data of another loader: {name} {there.get(name)} there, "
                 f"{loader.identity.get(name)} in this {type(given).__name__}; give the loader that it was taken of"
             )
+
+
+def _damaged_part(position: Mapping[str, Any]) -> str | None:
+    """The name of a part that no loader has written, if there is one."""
+
+    def is_epoch(value: Any) -> bool:
+        needed = isinstance(value, Mapping) and is_number(value.get("number")) and is_number(value.get("first"))
+        return needed and is_number(value.get("end", 0))
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+    later = position.get("later", [])
+    sound = {
+        "loader": isinstance(position["loader"], Mapping),
+        "epoch": is_epoch(position["epoch"]),
+        "next": is_number(position["next"]),
+        "later": isinstance(later, list) and all(map(is_epoch, later)),
+    }
+    return next((name for name, is_sound in sound.items() if not is_sound), None)
 
 
 def _has_no(given: Any, method: str) -> str:

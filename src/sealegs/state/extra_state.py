@@ -1,5 +1,6 @@
 """Saves and restores the loop's own objects, such as an EMA of the weights or a counter: all of them or none."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ def states_of(also: Mapping[str, Stateful]) -> dict[str, Any]:
     return {name: copied(thing.state_dict()) for name, thing in also.items()}
 
 
-def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any], name_of: str = "also[{!r}]") -> None:
     """Load all states. Where one object refuses, all get their former state back and the error says why."""
     if not states:
         return
@@ -48,7 +49,7 @@ def load_states(also: Mapping[str, Stateful], states: Mapping[str, Any]) -> None
         except Exception as error:
             for other in before:
                 also[other].load_state_dict(before[other])
-            raise SourceError(f"also[{name!r}] does not take its state back: {error}") from error
+            raise SourceError(f"{name_of.format(name)} does not take its state back: {error}") from error
 
 
 def copied(value: Any) -> Any:
@@ -56,6 +57,11 @@ def copied(value: Any) -> Any:
     refuses."""
     if isinstance(value, Tensor):
         return value.detach().clone()
+    if isinstance(value, dict):
+        same = copy.copy(value)  # a Counter stays one
+        for key, item in value.items():
+            same[key] = copied(item)
+        return same
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

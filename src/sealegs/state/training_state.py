@@ -132,12 +132,16 @@ class TrainingState:
         if self.data is not None and (position := _position(state)) is not None:
             self.data.load_state_dict(position)  # first: it may refuse for its own reasons
         load_states(self.also, self.also_in(state))
+        schedules = {str(number): each["state"] for number, each in enumerate(state.plain["schedulers"])}
+        load_states(
+            {str(number): scheduler for number, scheduler in enumerate(self.schedulers)},
+            {number: from_json(stored, state.tensors) for number, stored in schedules.items()},
+            name_of="schedule {}",
+        )
         weights = _under("model/", state.tensors) | from_json(state.plain["extra"], state.tensors)
         dcp_state.set_model_state_dict(self.model, weights)
         for optimizer, stored in zip(self.optimizers, state.plain["optimizers"], strict=True):
             _restore_optimizer(optimizer, names, stored, state.tensors)
-        for scheduler, stored in zip(self.schedulers, state.plain["schedulers"], strict=True):
-            scheduler.load_state_dict(from_json(stored["state"], state.tensors))
         if self.scaler is not None and self.scaler.is_enabled() and state.plain["scaler"]:
             self.scaler.load_state_dict(dict(state.plain["scaler"]))
         _restore_rng(state)
