@@ -215,7 +215,7 @@ class Strange(Ema):
 
 
 def test_a_copy_of_a_state_is_of_the_same_kind() -> None:
-    state = {"seen": Counter(a=2), "moves": [OrderedDict(b=torch.ones(2))]}
+    state: dict[str, Any] = {"seen": Counter(a=2), "moves": [OrderedDict(b=torch.ones(2))]}
     mine = copied(state)
     assert (mine["seen"], type(mine["seen"]), type(mine["moves"][0])) == (Counter(a=2), Counter, OrderedDict)
     mine["seen"]["a"] += 1
