@@ -11,7 +11,7 @@ import pytest
 
 from sealegs import judge
 from sealegs.errors import ConfigError
-from sealegs.judge import COOL_DOWN, Budget, Tally, begin, fold, standard, thaw
+from sealegs.judge import COOL_DOWN, Budget, Disturbance, Tally, begin, fold, standard, thaw
 from sealegs.vocabulary import Finding, Row, Severity, Verdict
 
 
@@ -126,6 +126,34 @@ def test_alarms_close_together_are_one_incident() -> None:
     ]
     assert COOL_DOWN < 2000 - 1560
     assert out[1600].incident is None
+
+
+@pytest.mark.parametrize(
+    ("earlier", "leap", "quiet", "is_another"),
+    [
+        ([2.72] * 12, 9.0, 70, True),  # many a little high: by the limit of a leap each was well
+        ([3.0], 9.0, 70, True),
+        ([3.0], 3.2, 70, False),
+        ([9.0], 9.0, 70, False),
+        ([math.nan] * 3, 9.0, 70, False),
+        ([3.0], 9.0, judge.QUIET - 5, False),
+    ],
+    ids=str,
+)
+def test_a_leap_far_beyond_an_incident_that_was_over_is_another_one(
+    earlier: list[float], leap: float, quiet: int, is_another: bool
+) -> None:
+    rows = healthy(2000)
+    for at, loss in enumerate(earlier, 1500):
+        rows[at]["loss"] = loss
+    at = 1500 + len(earlier) + quiet
+    for row in rows[at : at + 10]:
+        row["loss"] = leap
+    out = verdicts(rows)
+    opened = [verdict.step for verdict in out if verdict.opens_incident]
+    assert 1500 <= opened[0] < 1500 + len(earlier)
+    assert opened[1:] == ([at] if is_another else [])
+    assert {verdict.incident for verdict in out[at : at + 10]} - {None} == {1 + is_another}
 
 
 def test_too_many_skips_in_a_row_halt() -> None:
@@ -245,6 +273,10 @@ def test_a_state_survives_being_written() -> None:
     restored = thaw(begin(detectors), json.loads(json.dumps(state)))
     assert restored == state
     assert repr(restored) == repr(state)  # the types too
+    older = (state.detectors, state.tally[:-1])
+    assert thaw(begin(detectors), json.loads(json.dumps(older))).tally == state.tally._replace(
+        disturbance=Disturbance()
+    )
     for row in rows[1100:]:
         assert fold(detectors, restored, row) == fold(detectors, state, row)
 

@@ -56,6 +56,12 @@ SAME = 1e-6
 """Relative difference up to which loss and gradient norm are those of the same step again."""
 COOL_DOWN = 100
 """Steps after an alarm in which another one belongs to its incident, and after a notice in which it is not repeated."""
+QUIET = 20
+"""Steps without a surprise after which a loss far beyond any of the incident is another one, though it comes sooner."""
+FAR = 10.0
+"""How many times as far above its limit as they were."""
+BEYOND = 1e150
+"""Stands for a loss that is not finite, and for any larger one: states hold nothing that JSON cannot spell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,25 @@ class Detection:
                 raise ConfigError(f"Detection.{name}={getattr(self, name)!r}: {cure}")
 
 
+class Disturbance(NamedTuple):
+    """Surprises and alarms with no more than ``QUIET`` other steps between two of them: the last such stretch."""
+
+    first: int = 0
+    """Which of the judged steps it began with."""
+    last: int = -QUIET - 1
+    highest: float = 0.0
+    """Its highest loss; infinite ones count as ``BEYOND``."""
+    highest_before: float = 0.0
+    """The highest loss of earlier ones that belong to the same incident."""
+
+    def after(self, at: int, loss: float) -> "Disturbance":
+        """The stretch after one more surprise or alarm, or the next one, which begins with it."""
+        loss = loss if loss < BEYOND else BEYOND  # NaN too
+        if at - self.last <= QUIET + 1:
+            return self._replace(last=at, highest=max(self.highest, loss))
+        return Disturbance(at, at, loss, max(self.highest, self.highest_before))
+
+
 class Tally(NamedTuple):
     """The judge's own state, beside those of the detectors."""
 
@@ -128,6 +153,8 @@ class Tally(NamedTuple):
     is_held: bool = False
     """Whether the last step showed a loss that runs away after a leap of the learning rate. A gate on the device then
     skips the next update."""
+    disturbance: Disturbance = Disturbance()
+    """The last surprises and alarms."""
 
 
 class JudgeState(NamedTuple):
@@ -224,9 +251,13 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
         findings += restraint
     tally, findings = without_repetition(tally, findings)
     is_alarm = any(f.severity >= Severity.ALARM for f in findings)
-    opens = is_alarm and tally.steps - tally.last_alarm > COOL_DOWN
+    if is_alarm or is_surprising:
+        tally = tally._replace(disturbance=tally.disturbance.after(tally.steps, float(now.get("loss", math.nan))))
+    opens = is_alarm and (tally.steps - tally.last_alarm > COOL_DOWN or is_another(tally, findings))
     if is_alarm:
         tally = tally._replace(incidents=tally.incidents + opens, last_alarm=tally.steps)
+    if opens:
+        tally = tally._replace(disturbance=tally.disturbance._replace(highest_before=0.0))
     return tally, Verdict(
         step=step,
         findings=tuple(sorted(findings, key=lambda f: -f.severity)),
@@ -266,6 +297,16 @@ def is_surprise(finding: Finding) -> bool:
     return finding.detector.startswith("spike/") and finding.severity >= Severity.GATE
 
 
+def is_another(tally: Tally, findings: Iterable[Finding]) -> bool:
+    """Whether an alarm soon after another is of a new incident: the loss has leapt after some quiet, and by the limit
+    that it is beyond, no loss of that incident was a surprise, or none to speak of."""
+    leaps = (f for f in findings if f.detector == LOSS and is_surprise(f) and f.lasts == 1)
+    highest = tally.disturbance.highest_before
+    return tally.disturbance.first > tally.last_alarm and any(
+        leap.value - leap.limit > FAR * (highest - leap.limit) for leap in leaps
+    )
+
+
 def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Finding, ...]]:
     """Count lone skips after a step that was not skipped; where there are too many, finite steps are skipped no more.
 
@@ -296,8 +337,10 @@ def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Fin
 
 def _after_a_calm_step(tally: Tally) -> Tally:
     """The tally after a calm step, written out since nearly every step is one."""
-    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _ = tally
-    return Tally(steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained)
+    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _, disturbance = tally
+    return Tally(
+        steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained, False, disturbance
+    )
 
 
 def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -403,9 +446,11 @@ def without_repetition(tally: Tally, findings: tuple[Finding, ...]) -> tuple[Tal
 
 
 def thaw(like: Any, saved: Any) -> Any:
-    """A state from JSON, which has no tuples, in the types of ``like``, a state of ``begin``."""
+    """A state from JSON, which has no tuples, in the types of ``like``, a state of ``begin``. Fields that an older
+    state lacks are those of ``like``."""
     if hasattr(like, "_fields"):
-        return type(like)(*(thaw(a, b) for a, b in zip(like, saved, strict=True)))
+        known = tuple(thaw(a, b) for a, b in zip(like[: len(saved)], saved, strict=True))
+        return type(like)(*known, *like[len(known) :])
     if not isinstance(saved, list):
         return saved
     likes = like if isinstance(like, tuple) and len(like) == len(saved) else (None,) * len(saved)

@@ -101,6 +101,29 @@ def test_what_comes_back_before_the_run_has_recovered_is_the_same(tmp_path: Path
     assert rungs(tmp_path / "a") == ["3", "4"]
 
 
+def test_what_an_earlier_probe_found_sound_does_not_excuse_a_leap_that_comes_after_it(tmp_path: Path) -> None:
+    """Twelve batches cost more, and a probe acquits the weights. Eighty steps later the loop breaks them, so that no
+    batch can be tried: that is another incident, and a loss that stays up is brought back."""
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        for batch in guard.batches(data()):
+            if guard.number >= 400 and not guard.is_probe:
+                with torch.no_grad():
+                    for weight in model.parameters():
+                        weight.fill_(2.0)
+            loss = loss_of(model, batch) * (3.0 if 308 <= guard.number < 320 and not guard.is_probe else 1.0)
+            loss.backward()
+            before = guard.number
+            guard.step(loss)
+            if guard.number < before or guard.number >= 460:
+                break
+    first, second = events(tmp_path / "a", "alarm")
+    assert (308 <= first["step"] < 320, second["step"]) == (True, 400)
+    assert [probe["is_condemned"] for probe in events(tmp_path / "a", "probe") if probe["step"] < 400] == [False]
+    done = events(tmp_path / "a", "intervention")
+    assert [(each["trigger"], each["onset"]) for each in done] == [("not-recovering", 400)]
+
+
 # Has it helped?
 
 

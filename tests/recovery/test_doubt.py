@@ -35,6 +35,8 @@ def test_it_ends_when_the_loss_is_back_and_not_before() -> None:
     assert bad_stretches(lingers) == [BadStretch(1, 50)]
     assert bad_stretches([*healed, alarm(95)]) == [BadStretch(1, 50)], "which belongs to it"
     assert bad_stretches([*healed, alarm(95, 2)]) == [BadStretch(1, 50, 90), BadStretch(2, 95)]
+    both = [alarm(52), alarm(80, 2), closed(90, 50, 2.0)]
+    assert bad_stretches(both) == [BadStretch(1, 52, 90), BadStretch(2, 50, 90)], "the loss is back after both"
     ((stretch,)) = bad_stretches(healed)
     assert [step for step in (49, 50, 89, 90) if stretch.casts_doubt_on(step)] == [50, 89]
 

@@ -526,6 +526,19 @@ def test_a_new_incident_long_after_a_probe_is_not_covered_by_it() -> None:
     assert not evidence.is_sound
 
 
+@pytest.mark.parametrize("loss", [4.0, 40.0])
+def test_a_finding_that_no_probe_can_renew_holds_for_losses_like_those_that_it_was_about(loss: float) -> None:
+    """Other data may cost more for as long as they come; what leaps beyond them was not tried."""
+    evidence = acquitted(then=4.0)
+    for step in range(112, 160):
+        seen(evidence, step, loss=4.0)
+    for step in range(160, 160 + LATELY):
+        assert evidence.is_sound
+        seen(evidence, step, "high", loss=loss)
+        evidence.cannot_probe()
+    assert evidence.is_sound == (loss == 4.0)
+
+
 @pytest.mark.parametrize("then", [4.0, math.inf])
 def test_what_a_probe_found_is_restored(then: float) -> None:
     evidence, restored = acquitted(then=then), watching()

@@ -75,8 +75,9 @@ def bad_stretches(events: Iterable[Mapping[str, Any]]) -> list[BadStretch]:
             found[-1] = replace(found[-1], onset=min(found[-1].onset, onset))
         elif kind == "incident-closed" and found:
             onset = event["start"] if _is_step(event.get("start")) else found[-1].onset
-            is_back = event.get("recovery_loss") is not None
-            found[-1] = replace(found[-1], onset=min(found[-1].onset, onset), end=step if is_back else None)
+            found[-1] = replace(found[-1], onset=min(found[-1].onset, onset), end=None)
+            if event.get("recovery_loss") is not None:  # of all: an alarm with a new number may come while one is open
+                found = [replace(stretch, end=step) if stretch.end is None else stretch for stretch in found]
     return found
 
 

@@ -297,6 +297,12 @@ class AnomalyEvidence:
         if self._since_probe > WINDOW:
             self.is_sound = False
 
+    def cannot_probe(self) -> None:
+        """A probe is due, and there is no batch to try: the last finding does not hold for a loss that has risen beyond
+        all that it was about."""
+        if self.is_sound and self._has_risen_again():
+            self.is_sound = False
+
     def state_dict(self) -> dict[str, Any]:
         """The findings of the last probe and the first losses, as JSON values; a resumed run starts the rest over."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}

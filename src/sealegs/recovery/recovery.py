@@ -156,7 +156,10 @@ class Recovery:
         if anomaly is not None and not self._runner.is_over:
             return self._runner.intervene(anomaly, number)
         if self._probes and self._tracker.evidence.wants_probe:
-            self._batches.repeat(self._probe.begin())
+            if probes := self._probe.begin():
+                self._batches.repeat(probes)
+            else:
+                self._tracker.evidence.cannot_probe()
         if (
             (count := self._tracker.row_of_skips())
             and self._goes_back
