@@ -98,8 +98,9 @@ def test_nan_is_skipped_becomes_an_alarm_and_disables_nothing() -> None:
 
 
 def test_a_parameter_that_is_not_finite_halts() -> None:
-    (verdict,) = verdicts([{"step": 0, "loss": 2.0, "params_finite": 0.0}])
+    (verdict,) = verdicts([{"step": 0, "loss": 2.0, "params_finite": 0.0, "culprit": "emb.weight"}])
     assert (verdict.word, verdict.go) == ("HALT", False)
+    assert verdict.culprit == "", "that of the first gradient, and all are NaN"
 
 
 def test_in_a_young_run_two_doubtful_spikes_are_a_surprise_and_one_is_a_remark() -> None:

@@ -6,6 +6,7 @@ The same fold judges live, in replay and offline: same numbers in, same verdicts
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -265,8 +266,23 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
         skip_limit=budget.nonfinite_in_a_row if is_nonfinite else budget.in_a_row,
         incident=tally.incidents if is_alarm else None,
         opens_incident=opens,
-        culprit=str(now.get("culprit", "")) if spoilt else "",
+        culprit=culprit_in(now) if spoilt else "",
     )
+
+
+def culprit_in(now: Row) -> str:
+    """Where the worst gradient of a step was. One parameter that is not finite makes all gradients so, and the first of
+    them is no culprit: then at most the rank is known.
+
+    >>> named = "emb.weight on rank 1"
+    >>> culprit_in({"culprit": named}), culprit_in({"culprit": named, "params_finite": 0.0})
+    ('emb.weight on rank 1', 'rank 1')
+    """
+    named = str(now.get("culprit", ""))
+    if float(now.get("params_finite", 1.0)) == 1.0:
+        return named
+    rank = re.search(r"\brank \d+$", named)
+    return rank[0] if rank else ""
 
 
 def sure_if_young(judged: int, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
