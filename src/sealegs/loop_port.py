@@ -207,7 +207,7 @@ class LoopPort(Observer):
             self._knows_its_step = True
             if state is not None:
                 self._go_on_with(state)
-                self._changes = ResumeChanges(self._update.optimizers, schedulers)
+                self._changes = ResumeChanges(self._model, self._update.optimizers, schedulers)
         self._record_settings(options, schedulers)
         self._say_what_is_guarded()
 
@@ -244,6 +244,8 @@ class LoopPort(Observer):
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of a loader; the record then says which of them a step saw, and recovery can pass some over."""
+        if self._changes is not None:
+            self._changes.look_at_random()
         batches = self._batches.over(loader)
         if self.goes_back and self._saving is not None and self._saving.last is None and self.number == 0:
             self.checkpoint()  # so that it can go back to the beginning

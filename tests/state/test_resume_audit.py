@@ -28,10 +28,10 @@ def parts() -> tuple[nn.Module, torch.optim.AdamW, LRScheduler]:
     return model, optimizer, LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
-def trained(folder: Path, steps: int, *, resume: bool = False, meddle: Any = lambda optimizer: None) -> sealegs.Guard:
+def trained(folder: Path, steps: int, *, resume: bool = False, meddle: Any = lambda *parts: None) -> sealegs.Guard:
     model, optimizer, scheduler = parts()
     with sealegs.Guard(model, optimizer, run=folder, scheduler=scheduler, checkpoint_every=25, resume=resume) as guard:
-        meddle(optimizer)
+        meddle(optimizer, model)
         for batch in guard.batches(BATCHES):
             loss = model(batch).square().mean()
             loss.backward()
@@ -70,7 +70,7 @@ def test_every_resume_is_audited(run: Path, tmp_path: Path) -> None:
 
     shutil.copytree(run, tmp_path / "b")
 
-    def meddle(optimizer: torch.optim.AdamW) -> None:
+    def meddle(optimizer: torch.optim.AdamW, model: nn.Module) -> None:
         optimizer.param_groups[0].update(lr=0.5)  # as a loop that knows better
         optimizer.state.clear()
 
@@ -78,6 +78,35 @@ def test_every_resume_is_audited(run: Path, tmp_path: Path) -> None:
     changed = audit_of(tmp_path / "b")["changed"]
     assert [sentence.split(" was ")[0] for sentence in changed] == ["lr of group 0", "moments of optimizer 0"]
     assert changed[0].endswith("and is 0.5")
+
+
+def _zero(*keys: str) -> Any:
+    return lambda optimizer, model: [state[key].zero_() for state in optimizer.state.values() for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("meddle", "changed"),
+    [
+        (_zero("exp_avg"), ["exp_avg of optimizer 0: 2 of 2 tensors have been set to 0"]),
+        (
+            _zero("exp_avg_sq", "step"),
+            [
+                "step of optimizer 0: 2 of 2 tensors have been set to 0",
+                "exp_avg_sq of optimizer 0: 2 of 2 tensors have been set to 0",
+            ],
+        ),
+        (
+            lambda optimizer, model: model.weight.data.mul_(1.5),
+            ["weights: 1 of 2 tensors have been set to other values (weight)"],
+        ),
+        (lambda *parts: torch.manual_seed(99), ["random state: torch on cpu drew or was seeded"]),
+    ],
+    ids=["first moments", "second moments", "weights", "seed"],
+)
+def test_what_the_loop_overwrites_in_place_is_told(meddle: Any, changed: list[str], run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "a")
+    trained(tmp_path / "a", 26, resume=True, meddle=meddle)
+    assert audit_of(tmp_path / "a")["changed"] == changed
 
 
 def test_what_does_not_come_back_is_told(run: Path) -> None:

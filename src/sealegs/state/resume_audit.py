@@ -4,24 +4,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from sealegs.signals.weights import flat, local
 from sealegs.state.checkpoints import StoredState
+from sealegs.state.rng import Rng, rng_now
 from sealegs.state.serialization import from_json
 from sealegs.state.tensors import ALSO
 
 AS_SAVED = "as saved"
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum")
 """Settings of a parameter group that decide about an update."""
+WEIGHTS = "weights"
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by their size in bytes."""
 
 
 def came_back(saved: StoredState, live: StoredState) -> dict[str, str]:
     """Per part of the state: ``as saved``, or how the live state differs from the saved one."""
     found: dict[str, list[str]] = {
-        "weights": list(_tensors_differ(saved, live, "model/")),
+        WEIGHTS: list(_tensors_differ(saved, live, "model/")),
         "moments": list(_tensors_differ(saved, live, "optimizer/")),
         "random state": list(_random_differs(saved, live)),
         "data position": _differs(_of(saved)["data"], _of(live)["data"]),
@@ -45,17 +50,29 @@ def came_back(saved: StoredState, live: StoredState) -> dict[str, str]:
 
 
 class ResumeChanges:
-    """Settings that the loop changes between a resume and its first step, over those that came back."""
+    """What the loop changes between a resume and its first step, over what came back."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
+        self._model = model
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._then = list(self._now())
+        self._sums_then = self._bit_sums()
+        self._random = _random_parts(rng_now())
+        self._redrawn: list[str] | None = None
+
+    def look_at_random(self) -> None:
+        """The loop asks for its first batch: from here on the run itself draws, so the first call counts."""
+        if self._redrawn is None:
+            now = _random_parts(rng_now())
+            self._redrawn = [name for name, state in self._random.items() if now.get(name) != state]
 
     def since(self) -> list[str]:
         """A sentence for each change."""
         pairs = zip(self._then, self._now(), strict=True)
-        return [f"{name} was {was} and is {now}" for (name, was), (_, now) in pairs if was != now]
+        told = [f"{name} was {was} and is {now}" for (name, was), (_, now) in pairs if was != now]
+        told += self._values_changed()
+        return told + ([f"random state: {', '.join(self._redrawn)} drew or was seeded"] if self._redrawn else [])
 
     def _now(self) -> Iterator[tuple[str, Any]]:
         for number, optimizer in enumerate(self._optimizers):
@@ -65,6 +82,50 @@ class ResumeChanges:
             yield f"moments of optimizer {number}", sum(bool(state) for state in optimizer.state.values())
         for number, scheduler in enumerate(self._schedulers):
             yield f"step of schedule {number}", scheduler.last_epoch
+
+    def _values_changed(self) -> Iterator[str]:
+        """A sentence for the weights, and for each kind of moment of an optimizer, whose values are others."""
+        now = self._bit_sums()
+        for kind, was in self._sums_then.items():
+            there = now.get(kind, {})
+            both = [name for name in was if name in there]
+            changed = [name for name in both if was[name] != there[name]]
+            if changed:
+                is_now = "0" if not any(there[name] for name in changed) else "other values"
+                named = f" ({', '.join(changed[:3])}{', ...' if changed[3:] else ''})" if kind == WEIGHTS else ""
+                yield f"{kind}: {len(changed)} of {len(both)} tensors have been set to {is_now}{named}"
+
+    def _bit_sums(self) -> dict[str, dict[str, int]]:
+        """A number for each tensor of weights and moments, by kind; buffers are the forward pass's to change."""
+        kinds: dict[str, dict[str, Tensor]] = {WEIGHTS: dict(self._model.named_parameters())}
+        for number, optimizer in enumerate(self._optimizers):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for place, parameter in enumerate(parameters):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        kinds.setdefault(f"{key} of optimizer {number}", {})[str(place)] = value
+        return {kind: _bit_sum_of_each(tensors) for kind, tensors in kinds.items()}
+
+
+def _bit_sum_of_each(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The sum of each dense tensor's elements, their bits read as whole numbers: a change shows, and zeros give 0.
+
+    It takes no copy, and waits for the device once: a resume has time for it.
+    """
+    parts = {name: local(tensor.detach()) for name, tensor in tensors.items()}
+    dense = {name: part for name, part in parts.items() if type(part) is Tensor and _is_dense(part)}
+    sums = [flat(part).view(_BITS[part.element_size()]).sum(dtype=torch.int64) for part in dense.values()]
+    together = _plain(torch.stack([each.to(sums[0].device) for each in sums])) if sums else []
+    return dict(zip(dense, together, strict=True))
+
+
+def _is_dense(part: Tensor) -> bool:
+    return part.layout == torch.strided and not (part.is_meta or part.is_quantized) and part.element_size() in _BITS
+
+
+def _random_parts(rng: Rng) -> dict[str, Any]:
+    of_torch, of_host = rng
+    return {f"torch on {device}": state.tolist() for device, state in of_torch.items()} | dict(of_host or {})
 
 
 def _plain(value: Any) -> Any:
