@@ -169,6 +169,19 @@ def test_a_rise_that_no_single_value_proves_is_an_alarm_when_it_lasts() -> None:
     assert state.audit.correction < 5
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_that_has_fallen_steeply_and_is_flat_does_not_stay_high(seed: int) -> None:
+    """The level follows a steep fall late, and overshoots: at 1.0 here, while the loss is 1.15."""
+    noise = 0.005 * np.random.default_rng(seed).standard_normal(500)
+    falling = 1.15 + 3.2 * np.exp(-((np.arange(500) / 50) ** 2))
+    findings, state = run(falling * np.exp(noise))
+    assert [found for found in findings if found is not None and found.severity >= Severity.ALARM] == []
+
+    risen, _ = run(np.append(falling[:300], np.full(30, 1.4)) * np.exp(noise[:330]))
+    first = next(found for found in risen if found is not None and found.severity >= Severity.ALARM)
+    assert 300 <= first.step < 316, "above what it was before, it does"
+
+
 def test_a_few_high_values_in_a_row_are_no_alarm() -> None:
     detector = Spike()
     state = detector.init()
