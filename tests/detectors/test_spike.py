@@ -174,7 +174,7 @@ def test_a_loss_that_has_fallen_steeply_and_is_flat_does_not_stay_high(seed: int
     """The level follows a steep fall late, and overshoots: at 1.0 here, while the loss is 1.15."""
     noise = 0.005 * np.random.default_rng(seed).standard_normal(500)
     falling = 1.15 + 3.2 * np.exp(-((np.arange(500) / 50) ** 2))
-    findings, state = run(falling * np.exp(noise))
+    findings, _ = run(falling * np.exp(noise))
     assert [found for found in findings if found is not None and found.severity >= Severity.ALARM] == []
 
     risen, _ = run(np.append(falling[:300], np.full(30, 1.4)) * np.exp(noise[:330]))
