@@ -135,5 +135,10 @@ def test_a_run_without_interventions_says_so(tmp_path: Path, capsys: pytest.Capt
 
     sealegs.Watch(tmp_path / "quiet").close()
     assert main(["interventions", str(tmp_path / "quiet")]) == 0
-    assert "nothing but skips" in capsys.readouterr().out
+    assert "quiet: nothing was done to this run" in capsys.readouterr().out
+    with sealegs.Watch(tmp_path / "skipped") as watch:
+        finding = {"detector": "nonfinite", "severity": "GATE", "spoils_update": True}
+        watch.note("skip", step=7, acted=True, findings=[finding], text="step 7  SKIP")
+    assert main(["interventions", str(tmp_path / "skipped")]) == 0
+    assert "skipped: 1 skipped step, and nothing else was done to this run" in capsys.readouterr().out
     assert main(["interventions", str(tmp_path / "absent")]) == 2

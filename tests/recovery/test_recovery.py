@@ -207,6 +207,19 @@ def test_a_rung_is_carried_out_whole_or_not_at_all(tmp_path: Path) -> None:
     assert ledger["data"]["skipped"] == []
     (passed,) = events(tmp_path / "a", "rung-passed-over")
     assert "web" in passed["reason"]
+    (halt,), (outcome,) = events(tmp_path / "a", "intervention"), events(tmp_path / "a", "outcome")
+    assert (outcome["intervention"], outcome["result"]) == (halt["number"], "halted"), "known at once"
+
+
+def test_a_halt_that_a_person_asks_for_leaves_no_outcome_open(tmp_path: Path) -> None:
+    model, optimizer = small()
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
+        train(guard, model, 60)
+        guard.ask("lr", "0.5")
+        with pytest.raises(RunHalted):
+            guard.ask("halt")
+    results = {each["intervention"]: each["result"] for each in events(tmp_path / "a", "outcome")}
+    assert results == {1: "unknown", 2: "halted"}
 
 
 def test_what_does_not_fit_any_more_is_passed_over_for_what_does(tmp_path: Path) -> None:

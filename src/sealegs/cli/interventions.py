@@ -8,6 +8,7 @@ import tyro
 
 from sealegs.cli.output import say, show, show_json
 from sealegs.cli.train import named_folder
+from sealegs.record.interventions import skipped_steps
 from sealegs.record.run import open_run
 from sealegs.record.stability_tax import tax_of
 from sealegs.report.commands.interventions import interventions, page
@@ -48,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     if found:
         show(page, found)
     else:
-        say(f"{run.folder}: nothing but skips was done to this run")
+        skips = len(skipped_steps(run.events))
+        what = f"{skips:,} skipped {'step' if skips == 1 else 'steps'}, and nothing else" if skips else "nothing"
+        say(f"{run.folder}: {what} was done to this run")
     for sentence in told_of_tax(run):
         say(sentence)
     return 0

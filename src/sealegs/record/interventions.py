@@ -74,7 +74,7 @@ class Done:
     actions: Mapping[str, int] = field(default_factory=dict)
     """Actions in the interventions, by kind: ``rollback``, ``lower-lr``, ..."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """Outcomes of the interventions: ``helped``, ``came back``, ``not known yet``."""
+    """Outcomes of the interventions: ``helped``, ``came back``, ``halted``, ``not known yet``."""
     halted: Event | None = None
     """The event that halted the run, unless the run has gone on since."""
     open_since: Event | None = None

@@ -126,12 +126,20 @@ class Ledger:
         self.write()
 
     def enter(self, intervention: PastIntervention, *, is_last: bool) -> None:
-        """Enter an intervention. Its outcome will follow, unless it is the last."""
+        """Enter an intervention. Its outcome will follow; that of the last one, a halt, does not wait for steps."""
+        for pending in self._pending if is_last else ():
+            self._note_outcome(pending, intervention.step, "unknown", "the run was halted before it showed")
         self.history = (*self.history, intervention)
         self.interventions += 1
         is_asked, in_incident = intervention.trigger == Trigger.ASKED, intervention.incident > 0
         entered = Pending(self.interventions, intervention.onset, is_asked, in_incident)
         self._pending = () if is_last else (*self._pending, entered)
+
+    def halted(self, step: int, *, acted: bool) -> None:
+        """Note what came of the last intervention, which was a halt."""
+        result = "halted" if acted else "not halted"
+        text = "halted: the run ended with it" if acted else "not halted: shadow mode, the run went on"
+        self._watch.note("outcome", step=step, intervention=self.interventions, result=result, text=text)
 
     def went_to(self, step: int) -> None:
         """Enter which state the last intervention has restored."""

@@ -328,6 +328,8 @@ class PlaybookRunner:
             seconds=round(time.perf_counter() - began, 3),
             request=order.request,
         )
+        if halt is not None:
+            self._ledger.halted(order.number, acted=self._act)
         if halt is not None and self._act:
             self._tracker.end(order.number)
             text = f"the run is halted: {order.anomaly.text}; {halt}"
