@@ -171,6 +171,7 @@ def test_advice_of_ones_own_is_kept_and_every_trigger_has_some() -> None:
     mine = Playbook(name="mine", rungs=[Rung(on=["damaged"], actions=[Halt("ring me")])])  # type: ignore[arg-type]
     assert choose(mine, Trigger.DAMAGED, 5, ()).actions == (Halt("ring me"),)
     assert set(ADVICE) == TRIGGERS
+    assert all(text.count("fp16") == text.count("in fp16, ") for text in ADVICE.values()), "most runs have none"
 
 
 def test_sets_and_lists_are_taken() -> None:
