@@ -27,7 +27,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Restore a healthy state, and leave out the batches from the onset on."""
+    """Restore a healthy state, and leave out the batches from the step before the onset on."""
 
     kind: ClassVar[str] = "rollback"
     back: int = 0
