@@ -3,7 +3,7 @@
 from typing import Any
 
 STEPS_AFTER = 10
-"""Steps after one that is not plain GO that are sampled too."""
+"""Steps after a SKIP, an ALARM or a HALT that are sampled too."""
 MOST_AT_ONCE = 50
 """Such samples one after the other at most."""
 
