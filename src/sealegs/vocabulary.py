@@ -64,8 +64,17 @@ class Finding:
         if self.signal.endswith("_finite"):  # a flag: its value says no more than the note
             return self.note or self.detector
         chance = f" (p {self.p:.0e})" if self.p is not None else ""
-        limit = f", expected below {self.limit:.4g}" if math.isfinite(self.limit) else ""
+        limit = f", {expected(self.value, self.limit)}" if math.isfinite(self.limit) else ""
         return f"{self.note or self.detector}: {self.value:.4g}{limit}{chance}"
+
+
+def expected(value: float, limit: float) -> str:
+    """What was expected in place of a value that is beyond a limit, on whichever side.
+
+    >>> expected(6.93, 3.41), expected(0.5, 1.0)
+    ('expected below 3.41', 'expected 1 or more')
+    """
+    return f"expected {limit:.4g} or more" if value < limit else f"expected below {limit:.4g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,9 @@ def test_a_collapsed_scale_is_an_alarm(scale: float) -> None:
     found = run([{"loss_scale": 1.0}, {"loss_scale": scale}])
     assert {step: f.severity for step, f in found.items()} == {1: ALARM}
     assert (found[1].note, found[1].spoils_update) == ("loss scale collapsed", False)
+    wanted = "loss scale collapsed: 0.5, expected 1 or more" if scale == 0.5 else f"loss scale collapsed: {scale:.4g}"
+    assert str(found[1]).startswith(wanted)
+    assert "below" not in str(found[1])
 
 
 def test_a_collapsed_scale_is_said_once_for_each_halving() -> None:

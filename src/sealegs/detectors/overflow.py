@@ -66,7 +66,8 @@ class Overflow:
         after = self.learn(state, now)
         if not 1 <= scale < math.inf:  # NaN too
             is_news = after.scale != state.scale or not 0 < scale < math.inf
-            return self._alarm(now, "loss_scale", scale, 1.0, "loss scale collapsed") if is_news else None
+            limit = 1.0 if scale < 1 else math.inf
+            return self._alarm(now, "loss_scale", scale, limit, "loss scale collapsed") if is_news else None
         if after.owed_rows >= self.patience and (spoilt or after.owed_rows == self.patience):
             note = f"loss scale {spelt(scale)} not lowered after an overflow"
             return self._alarm(now, "loss_scale", scale, state.owed_below, note, spoils_update=spoilt)

@@ -11,7 +11,7 @@ from sealegs.diagnosis.curve.norm_changes import norm_changes
 from sealegs.incidents import Incident
 from sealegs.record.interventions import findings_in
 from sealegs.record.run import Run
-from sealegs.vocabulary import Event, Severity
+from sealegs.vocabulary import Event, Severity, expected
 
 JUDGED_AGAIN = ("loss", "grad_norm", "lr", "loss_scale", "skips", "step_s")
 """Signals of which the whole curve shows whether a live finding was an incident; and the pace, which harms no model."""
@@ -71,4 +71,4 @@ def _words(finding: Mapping[str, Any]) -> str:
     words = str(words or finding.get("detector", "unknown"))
     if not isinstance(value, int | float) or str(finding.get("signal", "")).endswith("_finite"):
         return words
-    return f"{words}: {value:.4g}" + (f", expected below {limit:.4g}" if isinstance(limit, int | float) else "")
+    return f"{words}: {value:.4g}" + (f", {expected(value, limit)}" if isinstance(limit, int | float) else "")

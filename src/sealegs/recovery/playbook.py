@@ -49,8 +49,8 @@ others it goes on."""
 ADVICE = {
     Trigger.NONFINITE_WEIGHTS: "lower the peak learning rate, warm up longer, clip at 1.0 or below; in fp16, train in "
     "bf16",
-    Trigger.NONFINITE_OFTEN: "look for the first layer that is not finite (sealegs locate); compute softmax and loss in "
-    "fp32; in fp16, train in bf16",
+    Trigger.NONFINITE_OFTEN: "look for the first layer that is not finite (sealegs locate); compute softmax and loss "
+    "in fp32; in fp16, train in bf16",
     Trigger.DAMAGED: "lower the peak learning rate, warm up longer, use beta2 0.95 and clip at 1.0 or below; from 1B "
     "parameters up add QK-norm or z-loss",
     Trigger.BAD_DATA: "look at the data of the skipped batches, and take their source out of the mixture",
