@@ -57,6 +57,22 @@ def test_a_rule_speaks_where_it_should_and_nowhere_else(case: Case, tmp_path: Pa
     assert case.code not in right.unknown, "it is silent because all is well, not because it was not asked"
 
 
+@pytest.mark.parametrize(
+    ("known", "value"),
+    [
+        ({"steps": 400}, "40, a tenth of the run"),
+        ({"decay_steps": 400}, "40, a tenth of the run"),
+        ({"steps": 100_000}, "2000 or more"),
+        ({}, "2000 or more, or a tenth of a shorter run"),
+    ],
+    ids=["steps", "end of the schedule", "long", "unknown"],
+)
+def test_a_warmup_is_advised_that_fits_into_the_run(known: dict[str, int], value: str) -> None:
+    plan = plan_from({"lr": 3e-4, "beta2": 0.999, "schedule": "cosine", "warmup_steps": 30, **known})
+    [found] = [each for each in check(plan, "short", RULES).findings if each.code == "SCH2"]
+    assert found.value == value
+
+
 def test_every_rule_has_its_page_and_its_cases() -> None:
     assert [(case.code, case.title) for case in CASES] == [(rule.code, rule.title) for rule in RULES]
     assert len(RULES) == 64

@@ -89,3 +89,11 @@ def test_lengths_are_told_by_powers_of_two() -> None:
     assert tally.lengths[:4] == (1, 1, 2, 1)
     assert tally.lengths[10] == 1
     assert (tally.documents, tally.bytes, tally.tokens, tally.longest) == (6, 77, 1010, 1000)
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=9))
+def test_the_median_is_within_a_factor_of_two_and_that_of_one_document_exact(lengths: list[int]) -> None:
+    found, true = SourceSizes.of(np.array(lengths), 0).median, sorted(lengths)[(len(lengths) - 1) // 2]
+    assert true / 2 < found < 2 * true or found == true
+    assert found <= max(lengths)
+    assert found == true or len(lengths) > 1

@@ -13,7 +13,7 @@ DECAYING = ("cosine", "linear", "inverse-sqrt", "stable-decay", "cosine-restarts
 
 
 @SCHEDULE.rule(margin=True)
-def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0) -> RuleFinding | None:
+def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0, decay_steps: int = 0) -> RuleFinding | None:
     """The learning rate begins at its height.
 
     Why: at first v is an average over a handful of gradients, and m / sqrt(v) is near +-1 in every entry: full steps in
@@ -26,12 +26,15 @@ def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0) -> RuleF
     if schedule_step or len(curve.steps) < 100 or not curve.rates[0] >= 0.5 * curve.peak > 0 or _rises_at_once(curve):
         return None
     first = curve.rates[0] / curve.peak
-    value = f"{warmup_for(steps)}" if steps else f"{LONG_WARMUP}, or 5 % of a short run"
+    length = steps or decay_steps
+    value = f"{warmup_for(length)}" if length else f"{LONG_WARMUP}, or 5 % of a short run"
     return RuleFinding("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
 
 
 @SCHEDULE.rule()
-def warmup_too_short(curve: RateCurve, beta2: float, schedule_step: int = 0, steps: int = 0) -> RuleFinding | None:
+def warmup_too_short(
+    curve: RateCurve, beta2: float, schedule_step: int = 0, steps: int = 0, decay_steps: int = 0
+) -> RuleFinding | None:
     """The warm-up is shorter than the memory of the second moment.
 
     Why: v has seen 1 / (1 - beta2) gradients before it is an average of any use: 20 at 0.95, 1000 at 0.999. A peak that
@@ -42,11 +45,13 @@ def warmup_too_short(curve: RateCurve, beta2: float, schedule_step: int = 0, ste
     """
     reached, memory = curve.steps[curve.top] + 1, 1 / (1 - beta2) if beta2 < 1 else 0.0
     is_over = curve.top < 0.9 * len(curve.rates)
-    most = steps / 10 if steps else math.inf
+    length = steps or decay_steps  # a schedule that ends shows how long the run is meant to be
+    most = length / 10 if length else math.inf
     if schedule_step or not is_over or curve.rates[0] >= 0.5 * curve.peak or not reached < min(round(memory), most):
         return None
     found = f"the peak is reached after {reached} steps, v averages {memory:.0f}"
     value = f"{2 * memory:.0f} or more" if 2 * memory <= most else f"{math.ceil(most)}, a tenth of the run"
+    value += "" if length else ", or a tenth of a shorter run"
     return RuleFinding("warning", found, "warmup_steps", value)
 
 

@@ -70,6 +70,19 @@ class SourceSizes:
         lengths = tuple(np.bincount(bits, minlength=_LENGTHS).tolist())
         return cls(len(tokens), size, int(tokens.sum()), int(tokens.max(initial=0)), lengths)
 
+    @property
+    def median(self) -> int:
+        """The median to within a factor of two: the middle between two powers of 2, within what sum and longest allow.
+
+        >>> SourceSizes.of(np.array([60_000]), 0).median, SourceSizes.of(np.array([5, 700]), 0).median
+        (60000, 6)
+        """
+        bits = int(np.searchsorted(np.cumsum(self.lengths), (self.documents + 1) // 2))
+        middle = 0 if bits == 0 else 3 << (bits - 1) >> 1
+        at_least = self.tokens - (self.documents - 1) * self.longest
+        at_most = min(self.longest, self.tokens // (self.documents // 2 + 1))
+        return min(max(middle, at_least), at_most)
+
     def __add__(self, other: "SourceSizes") -> "SourceSizes":
         return SourceSizes(
             self.documents + other.documents,

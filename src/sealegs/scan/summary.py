@@ -147,14 +147,12 @@ class CorpusSummary:
 
     def _source(self, name: str) -> SourceShown:
         tally = self.counts.sources[name]
-        up_to = np.cumsum(tally.lengths)
-        bits = int(np.searchsorted(up_to, (tally.documents + 1) // 2))
         return SourceShown(
             name=name,
             documents=tally.documents,
             bytes=tally.bytes,
             tokens=tally.tokens,
-            median=min(tally.longest, 0 if bits == 0 else 3 << (bits - 1) >> 1),  # the middle between two powers of 2
+            median=tally.median,
             longest=tally.longest,
             found={kind: count for (source, kind), count in sorted(self.counts.found.items()) if source == name},
         )
