@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from sealegs.detectors.contract import Detector
@@ -204,13 +205,24 @@ def fold(detectors: Detectors, state: JudgeState, now: Row, budget: Budget = Bud
 
 
 def replay(rows: Iterable[Row]) -> Iterator[Verdict]:
-    """The verdicts on recorded rows; rows without a loss are evaluations, and are not judged."""
+    """The verdicts on recorded rows; rows without a loss are evaluations, and are not judged.
+
+    Where the run went back to a step, the detectors know what they knew before that step, as they did live.
+    """
+    judged = [row for row in rows if "loss" in row]
+    steps = [int(row["step"]) for row in judged]
+    again = {after for before, after in pairwise(steps) if after < before}
+    known: dict[int, tuple[Any, ...]] = {}
     detectors = standard()
-    state = begin(detectors)
-    for row in rows:
-        if "loss" in row:
-            state, verdict = fold(detectors, state, row)
-            yield verdict
+    state, before = begin(detectors), -1
+    for row, step in zip(judged, steps, strict=True):
+        if step < before:
+            state = state._replace(detectors=known.get(step, state.detectors))
+        if step in again:
+            known[step] = state.detectors
+        state, verdict = fold(detectors, state, row)
+        before = step
+        yield verdict
 
 
 def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:

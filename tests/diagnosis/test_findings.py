@@ -468,6 +468,29 @@ def test_a_run_that_was_begun_again_is_no_jump() -> None:
     assert look(run(np.concatenate([falling(300), falling(300, seed=1)]), steps=steps)).verdict == "healthy"
 
 
+@pytest.mark.parametrize("rules", ["calibrated", "textbook"])
+def test_a_long_run_that_was_begun_again_is_no_spike(rules: str) -> None:
+    """Long enough for the live statistic, which would take the high losses of a start for a spike."""
+    steps = np.concatenate([np.arange(900), np.arange(1500)])
+    loss = np.concatenate([falling(900, kind="Gaussian"), falling(1500, seed=1, kind="Gaussian")])
+    found = look(run(loss, steps=steps), rules=rules)
+    assert not [incident for incident in found.incidents if incident.start < 100]
+
+
+def test_our_own_run_that_went_back_to_its_beginning_is_no_spike() -> None:
+    """The fold goes on with what the detectors knew at that step, as they did live."""
+    steps = np.concatenate([np.arange(600), np.arange(600)])
+    found = look(run(np.concatenate([falling(600), falling(600)]), steps=steps, created="2026-01-01T00:00:00"))
+    assert (found.verdict, found.incidents) == ("healthy", ())
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(12, "unknown"), (23, "unknown"), (40, "healthy")])
+def test_nothing_is_healthy_of_a_few_rows(rows: int, verdict: str) -> None:
+    found = look(run(falling(rows)))
+    assert found.verdict == verdict, found.because
+    assert ("too few" in found.because) == (verdict == "unknown")
+
+
 def test_steps_down_at_epochs_are_benign() -> None:
     epoch = np.arange(600) / 150
     loss = 2.5 * 0.7 ** np.floor(epoch) * np.exp(0.02 * noise("t5", 600, 0))

@@ -14,7 +14,7 @@ from sealegs.diagnosis import interventions, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
-from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside, curve_of, passing
+from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
@@ -28,8 +28,8 @@ from sealegs.record.run import Run
 RULES = ("calibrated", "textbook")
 SOON_AFTER = 64
 """Rows after an incident that are looked at first."""
-FEWEST_POINTS = 10
-"""The fewest losses from which a curve can be judged."""
+FEWEST_POINTS = SHORTEST_PART
+"""The fewest losses from which a curve can be called healthy: what is usual is not known from fewer."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"

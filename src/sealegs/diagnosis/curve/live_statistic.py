@@ -16,7 +16,7 @@ from sealegs import judge
 from sealegs.detectors import drift
 from sealegs.detectors.spike import SUSPICIOUS, YOUNG
 from sealegs.detectors.textbook import MonotonicRise, ThreeSigma
-from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, beside
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside
 from sealegs.diagnosis.curve.rises import stretches
 from sealegs.diagnosis.curve.stretches import Stretch, closed_up
 from sealegs.incidents import AVERAGED, SLOW, incidents_of
@@ -68,15 +68,15 @@ def surprising(run: Run, curve: LossCurve, most_folded: int = MOST_FOLDED) -> li
         return _as_live(run, curve)
     if judges_from(curve) == len(curve.losses):
         return []
-    rows = curve.finite
-    heights = np.log(curve.losses[rows])
     found = []
-    for begin, end, judged_from in _windows(heights):
-        p, _ = streaming.scan(heights[begin:end], limit=SUSPICIOUS)
-        p[:LONG] *= ALARM / judge.YOUNG_ALARM  # the tail is known only roughly until then, as in the live guard
-        high = _alarms(heights[begin:end], p)
-        high[: judged_from - begin] = False
-        found += [Stretch(int(rows[begin + a]), int(rows[begin + b]), "spike") for a, b in closed_up(high, gap=10)]
+    for rows in curve.parts:
+        heights = np.log(curve.losses[rows])
+        for begin, end, judged_from in _windows(heights):
+            p, _ = streaming.scan(heights[begin:end], limit=SUSPICIOUS)
+            p[:LONG] *= ALARM / judge.YOUNG_ALARM  # the tail is known only roughly until then, as in the live guard
+            high = _alarms(heights[begin:end], p)
+            high[: judged_from - begin] = False
+            found += [Stretch(int(rows[begin + a]), int(rows[begin + b]), "spike") for a, b in closed_up(high, gap=10)]
     return sorted(set(found))
 
 
@@ -149,9 +149,13 @@ def by_the_book(curve: LossCurve) -> list[Stretch]:
 
     A spike lasts until the mean of ten rows is within half a sigma of the mean before it, or for 500 rows.
     """
-    rows, rule = curve.finite, ThreeSigma()
-    losses = curve.losses[rows]
-    found = []
+    return sorted(found for rows in curve.parts for found in _by_the_book(curve, rows))
+
+
+def _by_the_book(curve: LossCurve, rows: Indices) -> Iterator[Stretch]:
+    """The same for the rows of one start."""
+    rule, losses = ThreeSigma(), curve.losses[rows]
+    is_last = bool(len(rows) and rows[-1] == curve.finite[-1])
     if len(losses) > rule.window:
         mean, sigma = _windowed(losses[:-1], rule.window)
         averaged = np.lib.stride_tricks.sliding_window_view(losses, AVERAGED).mean(axis=1)
@@ -162,14 +166,14 @@ def by_the_book(curve: LossCurve) -> list[Stretch]:
                 continue
             calm = np.flatnonzero(averaged[at + 1 : at + SLOW + 1] <= mean[alarm] + 0.5 * sigma[alarm])
             last = at + AVERAGED + int(calm[0]) if len(calm) else at + SLOW
-            found.append(Stretch(int(rows[at]), int(rows[min(last, len(rows) - 1)]), "spike", last >= len(rows)))
+            is_open = is_last and last >= len(rows)
+            yield Stretch(int(rows[at]), int(rows[min(last, len(rows) - 1)]), "spike", is_open)
             free = last + 1
     steps = curve.steps[rows]
     for first, last in stretches(np.diff(losses) > 0):
         if steps[last + 1] - steps[first] >= MonotonicRise().steps:
-            is_open = last + 1 == len(losses) - 1
-            found.append(Stretch(int(rows[first]), int(rows[last + 1]), "drift", is_open))
-    return sorted(found)
+            is_open = is_last and last + 1 == len(losses) - 1
+            yield Stretch(int(rows[first]), int(rows[last + 1]), "drift", is_open)
 
 
 def _windowed(losses: Floats, width: int) -> tuple[Floats, Floats]:
