@@ -31,6 +31,23 @@ def test_a_batch_that_comes_again_and_again_is_told_once() -> None:
     assert list(run([*range(100), *[100] * 50, *range(101, 200), *[200] * 50])) == [104, 253]
 
 
+@pytest.mark.parametrize(("few", "latest"), [(2, 12), (3, 16), (4, 20)])
+def test_a_few_batches_in_turn_are_told_once(few: int, latest: int) -> None:
+    turns = [500 + step % few for step in range(300)]
+    ((step, finding),) = run([*range(500), *turns, *range(600, 700)]).items()
+    assert 500 + few < step < 500 + latest
+    assert (finding.severity, finding.spoils_update) == (Severity.WATCH, False)
+    wanted = f"times that the loader has given one of the same {few} batches again, and no other: "
+    assert str(finding).startswith(wanted)
+
+
+@pytest.mark.parametrize(("batches", "epochs"), [(1, 4), (2, 4), (4, 4), (4, 10), (3, 5)])
+def test_batches_that_are_gone_over_several_times_each_are_no_repetition(batches: int, epochs: int) -> None:
+    """As in PPO, where each rollout is trained on for a few epochs; a habit is no fault."""
+    told = run([batches * rollout + at for rollout in range(300) for _ in range(epochs) for at in range(batches)])
+    assert all(step < 10 * batches * epochs for step in told), "only until the habit is known"
+
+
 def test_the_judge_gives_a_notice_and_goes_on() -> None:
     detectors = standard()
     state, told = begin(detectors), []

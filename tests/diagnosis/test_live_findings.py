@@ -1,5 +1,6 @@
 """A live finding that the curve neither clears nor explains is named in hindsight, and so is a norm that doubles."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.diagnosis.streams import Case, run_from
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose
+from sealegs.readers.read import read
 
 CALM = {"line": [[0, 6.0], [100, 3.0], [1600, 2.4]], "noise": 0.01}
 LOGITS = {"line": [[0, 10.0], [500, 10.0], [600, 60.0], [1600, 60.0]], "every": 10}
@@ -34,6 +36,24 @@ def test_a_repeated_batch_that_was_noticed_live_is_a_reason_to_look_and_its_caus
     assert found.findings.because.startswith("live notice at step 804: about batch_hash: 7, expected below 5; loss")
     assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("duplicate-batch", "established")
     assert found.first_action.startswith("Mend the loader")
+
+
+@pytest.mark.parametrize("few", [1, 2])
+@pytest.mark.parametrize("rows_a_step", [1, 2])
+def test_a_repeated_batch_in_a_strangers_log_is_found_without_any_event(
+    few: int, rows_a_step: int, tmp_path: Path
+) -> None:
+    lines = []
+    for step in range(300):
+        loss = {"step": step, "loss": 2 + 4 / (1 + step / 20) + 0.01 * (step * 7919 % 13)}
+        batch = {"step": step, "batch_hash": f"{step if step < 150 else 150 + step % few:08d}"}
+        lines += [loss | batch] if rows_a_step == 1 else [loss, batch]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = diagnose(look(read(str(path)).run), source="here", format="jsonl")
+    assert found.findings.verdict == "watch"
+    assert "the loader has given one" in found.findings.because
+    assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("duplicate-batch", "established")
 
 
 @pytest.mark.parametrize("to", [(20.0, 44.0), (44.0, 20.0)])

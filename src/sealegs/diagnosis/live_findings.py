@@ -1,4 +1,5 @@
-"""What a loss curve neither clears nor explains: live findings, and weight norms that change too fast."""
+"""What a loss curve neither clears nor explains: live findings, batches that come again, and weight norms that change
+too fast."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from sealegs.detectors.repeated_batch import BEFORE, FEW, RepeatedBatch
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.norm_changes import norm_changes
 from sealegs.incidents import Incident
+from sealegs.record.attempts import standing_rows
 from sealegs.record.interventions import findings_in
 from sealegs.record.run import Run
-from sealegs.vocabulary import Event, Severity, expected
+from sealegs.vocabulary import Event, Row, Severity, expected
 
 JUDGED_AGAIN = ("loss", "grad_norm", "lr", "loss_scale", "skips", "step_s")
 """Signals of which the whole curve shows whether a live finding was an incident; and the pace, which harms no model."""
@@ -25,10 +28,35 @@ def standing(run: Run, incidents: Sequence[Incident], *, lead: int) -> tuple[Sta
     """What stands, the first of each signal; what begins at most ``lead`` steps before an incident is part of it."""
     changes = [Standing(signal=change.signal, step=change.step, text=str(change)) for change in norm_changes(run)]
     found: dict[str, Standing] = {}
-    for one in (*changes, *_told_live(run)):
+    for one in (*changes, *_told_live(run), *_repeated(run)):
         if not any(it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents):
             found.setdefault(one.signal, one)
     return tuple(found.values())
+
+
+def _repeated(run: Run) -> Iterator[Standing]:
+    """A loader that gave the same batches, as the live detector finds it: the run may be one that nobody watched."""
+    signal = next((name for name in ("batch_hash", "batch_index") if name in run.signals), None)
+    if signal is None:
+        return
+    steps, _, batches = run.written(signal)
+    steps, batches = (column[standing_rows(steps)] for column in (steps, batches))
+    again = np.zeros(len(batches), np.bool_)
+    for back in range(1, FEW + 1):
+        again[back:] |= batches[back:] == batches[:-back]
+    several = np.flatnonzero(again[2:] & again[1:-1] & again[:-2])
+    detector, until = RepeatedBatch(), 0
+    for place in several.tolist():
+        if place < until:
+            continue
+        first, until = max(place - BEFORE, 0), place + BEFORE
+        state = detector.init()
+        for at in range(first, min(until, len(batches))):
+            row: Row = {"step": int(steps[at]), "batch_hash": str(batches[at])}
+            if (found := detector.look(state, row)) is not None:
+                yield Standing(signal=signal, step=int(steps[at]), text=f"at step {int(steps[at])}: {found}")
+                return
+            state = detector.learn(state, row)
 
 
 def _told_live(run: Run) -> Iterator[Standing]:

@@ -137,6 +137,7 @@ def _merged(columns: Columns, steps: Steps, measured: Mask) -> tuple[Columns, in
     for name, mask in columns.logged.items():
         last = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))[ends]
         logged[name] = last >= begins
-        values[name] = np.where(logged[name], columns.values[name][np.maximum(last, 0)], np.nan)
+        none = b"" if columns.values[name].dtype.kind == "S" else np.nan
+        values[name] = np.where(logged[name], columns.values[name][np.maximum(last, 0)], none)
     repeated = int(np.sum(measured)) - int(np.sum(np.add.reduceat(measured.astype(np.int64), begins) > 0))
     return replace(columns, values=values, logged=logged, rows=len(ends)), repeated

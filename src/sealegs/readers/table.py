@@ -19,8 +19,12 @@ MOST_NAMES = 20_000
 """The most columns. A run that logs each layer of a large model has a tenth of that."""
 MOST_CELLS = 60_000_000
 """The most cells of all columns together, empty ones included: 540 MB. Beyond that, rare columns are left out."""
+LONGEST_TEXT = 64
+"""Bytes of a text that are kept; digests are shorter."""
 _DEEPEST = 8
 """Slashes in the name of a nested value beyond which it is not a metric."""
+TEXTS = ("batch_hash",)
+"""Columns whose cells are names, not numbers: a digest of digits alone is no number either."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 
@@ -67,10 +71,11 @@ class Gathered:
     def __init__(self) -> None:
         self.rows = 0
         self._cells: dict[str, tuple[array[int], array[float]]] = {}
+        self._texts: dict[str, dict[int, bytes]] = {}
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns so far."""
+        """The names of the columns of numbers so far."""
         return list(self._cells)
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -96,6 +101,8 @@ class Gathered:
                 values.append(value)
             elif isinstance(value, (float, int)):
                 self._add_cell(name, value)
+            elif name in TEXTS and isinstance(value, str):
+                self._texts.setdefault(name, {})[rows] = value.encode(errors="replace")[:LONGEST_TEXT]
             elif isinstance(value, str):
                 if (read := number(value)) is not None:
                     self._add_cell(name, read)
@@ -128,6 +135,10 @@ class Gathered:
                 values[name][at] = np.frombuffer(cells, np.float64)
                 logged[name] = np.zeros(self.rows, np.bool_)
                 logged[name][at] = True
+        for name in self._texts.keys() - values.keys():
+            texts = self._texts[name]
+            values[name] = np.array([texts.get(row, b"") for row in range(self.rows)], np.bytes_)
+            logged[name] = np.array([row in texts for row in range(self.rows)], np.bool_)
         return Columns(values, logged, rows=self.rows, damaged_lines=damaged_lines)
 
 
