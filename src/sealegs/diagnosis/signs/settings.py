@@ -18,6 +18,11 @@ SAMPLES = 10
 COSINE = 0.02
 """Share of its rise by which a rate may be off a cosine. A straight line is off by 0.1 and more."""
 
+CYCLES = (1, 2)
+"""How many times as long as the first a second cycle of a schedule may be."""
+FALLEN, ALIKE = 0.9, 0.05
+"""Two cycles are alike if they fall below the first share, and nowhere differ by more than the second."""
+
 
 def lr_jumps(facts: Facts) -> Sign:
     """The learning rate leaps up just before the loss does."""
@@ -34,6 +39,24 @@ def lr_jumps(facts: Facts) -> Sign:
 def lr_smooth(facts: Facts) -> Sign:
     """The learning rate continues smoothly around the onset."""
     return opposite(lr_jumps(facts))
+
+
+def lr_restarts(facts: Facts) -> Sign:
+    """The learning rate leaps back up and falls from there as it fell from its peak: the schedule begins again."""
+    if facts.focus is None or (jump := facts.lr_jump_at_onset()) is None:
+        return NOT_ASKED
+    rates = facts.series("lr").finite
+    before, after = rates.within(-math.inf, jump.step - 1).values, rates.within(jump.step, math.inf).values
+    fell = before[int(np.argmax(before)) :]
+    if jump.after > 1.05 * fell[0]:
+        return so(False, f"panel 2: LR {jump.after:.3g} from step {jump.step} on, above any before")
+    for times in CYCLES:
+        first = fell[: -(-len(after) // times)].repeat(times)[: len(after)] / fell[0]
+        falls = after[: len(first)] / after[0]
+        if first[-1] < FALLEN and np.abs(falls - first).max() < ALIKE:
+            again = f"from step {jump.step} on it falls as it did from {fell[0]:.3g}"
+            return so(True, f"panel 2: LR back at {jump.after:.3g}, and {again}: the schedule begins again")
+    return so(False, f"panel 2: LR {jump.after:.3g} from step {jump.step} on, not as from its peak")
 
 
 def updates_leap(facts: Facts) -> Sign:
