@@ -180,6 +180,23 @@ def test_a_post_mortem_that_was_completed_is_not_written_over(tmp_path: Path) ->
     assert (folder / "postmortem.md").read_text() == "complete"
 
 
+def test_a_draft_knows_the_rows_that_the_run_went_back_over(tmp_path: Path) -> None:
+    go_wrong_soon(tmp_path / "a")
+    run, folder = tmp_path / "a", tmp_path / "a" / "incidents" / "1"
+    incident = json.loads((folder / "incident.json").read_text())
+    incident |= {"kind": "spike", "start": 60, "peak": 62, "peak_loss": 9.0, "end": 80, "trajectory": "fast"}
+    incident["recovery_loss"] = 2.0
+    rows = [
+        {"step": step, "batch_index": step, "loss": 9.0 if step > 60 else 2.0, "grad_norm": 1.0} for step in range(65)
+    ]
+    again = [{"step": step, "batch_index": step + 10, "loss": 2.0, "grad_norm": 1.0} for step in range(50, 81)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows, *again)))
+    write.write_draft(folder, incident, again)
+    written = (folder / "postmortem.md").read_text()
+    assert "- batch index: 60 to 64 (steps 60 to 64)" in written
+    assert "- loss 500 steps after the peak (mean of up to 10 rows): the record ends at step 80" in written
+
+
 def test_a_batch_that_the_loop_has_changed_is_not_taken_for_the_one_it_got(tmp_path: Path) -> None:
     handed = BatchHandle(3, 3, torch.zeros(2), 8, (0,))
     assert handed.recorded()["batch"] is not None

@@ -8,8 +8,10 @@ from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
 from sealegs.diagnosis.cause_cards import Cause, causes
 from sealegs.diagnosis.contract import Diagnosis
+from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import look
 from sealegs.diagnosis.rank import diagnose, weigh
+from sealegs.diagnosis.signs.data import eval_flat
 from sealegs.diagnosis.signs.sign import Sign
 from sealegs.errors import ConfigError
 
@@ -70,6 +72,15 @@ def test_a_remedy_is_ordered_only_where_its_sign_holds(tmp_path: Path) -> None:
     assert scaler.first_action == "Restore the scaler's state."
     assert "compare the weights" in weights.first_action
     assert "scaler" not in weights.first_action
+
+
+def test_what_is_logged_too_rarely_is_not_named_as_if_it_were_not(tmp_path: Path) -> None:
+    rising = {"line": [[0, 6.0], [100, 3.0], [500, 2.5], [510, 4.0], [600, 4.2]], "noise": 0.01}
+    held_out = {"line": [[0, 6.0], [100, 3.0], [450, 2.5], [600, 2.5]], "every": 450}
+    for signals, name in (({}, "eval_loss"), ({"eval_loss": held_out}, "eval_loss more often")):
+        found = diagnosed(tmp_path, signals={"loss": rising, **signals}).findings
+        assert found.incidents
+        assert eval_flat(Facts(found, "calibrated")).missing == name
 
 
 def test_what_is_not_logged_is_named(tmp_path: Path) -> None:

@@ -612,15 +612,19 @@ def is_whole(capsule: Path) -> bool:
 
 
 def write_draft(folder: Path, incident: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Write the draft of a post-mortem: what is known without a diagnosis. One with a diagnosis is not overwritten."""
+    """Write the draft of a post-mortem: what is known without a diagnosis. One with a diagnosis is not overwritten.
+
+    The record has rows that a guard forgets when it goes back; ``rows`` stand in for it where it has none.
+    """
     _write_json(folder / INCIDENT, incident)
     if (folder / REPLAY).exists() or (folder / POSTMORTEM).with_suffix(".html").exists():
         return
     run = folder.parent.parent
     manifest = asdict(manifests.load(run))
     events = plain_events(read_events(_last_lines(run / EVENTS, EVENTS_TAIL)))
+    recorded = [row for line in _last_lines(run / METRICS, TAIL) if (row := read_row(line)) is not None]
     with whole_file(folder / POSTMORTEM) as file:
-        file.write(markdown(draft(manifest, incident, rows, events, source=run.name)).encode())
+        file.write(markdown(draft(manifest, incident, recorded or rows, events, source=run.name)).encode())
 
 
 def rows_before(metrics: Path, rows: Sequence[Row]) -> list[Row]:

@@ -101,7 +101,7 @@ Spike at step 312. Every section is filled.
 - loss before (EMA over 50 steps): 2.31
 - peak loss: 5.84 at step 313
 - loss 50 steps after the peak (mean of up to 10 rows): did not recover (3.4)
-- loss 500 steps after the peak (mean of up to 10 rows): the run ends at step 700
+- loss 500 steps after the peak (mean of up to 10 rows): the record ends at step 700
 - gradient norm before clipping: 47.2 at step 312; baseline 0.6
 - learning rate at the onset: 0.000294
 - dtype: fp32

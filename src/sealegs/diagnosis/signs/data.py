@@ -107,7 +107,7 @@ def eval_flat(facts: Facts) -> Sign:
     before = held_out.within(-math.inf, facts.onset).values[-6:]
     after = held_out.within(facts.onset + 1, math.inf).values[:3]
     if not len(before) or not len(after):
-        return unlogged("eval_loss")
+        return _eval_unlogged(facts)
     # Its noise is its largest rise before: the differences of a steeply falling loss are large, but not noise.
     noise = 2 * float(np.diff(before).max(initial=0.0))
     moved = abs(facts.focus.peak_loss - facts.focus.usual)
@@ -135,7 +135,7 @@ def eval_turns(facts: Facts) -> Sign:
     """The held-out loss has risen from its lowest while the training loss went on falling."""
     held_out = facts.series("eval_loss").finite
     if len(held_out.values) < 4:
-        return unlogged("eval_loss")
+        return _eval_unlogged(facts)
     lowest = int(np.argmin(held_out.values))
     noise = np.std(np.diff(held_out.values, 2)) / math.sqrt(6) if len(held_out.values) > 4 else 0.0
     rise = held_out.values[max(lowest + 1, len(held_out.values) - 3) :].min(initial=np.inf) - held_out.values[lowest]
@@ -158,7 +158,7 @@ def eval_plateau(facts: Facts) -> Sign:
     """The held-out loss has stopped falling, too."""
     values = facts.series("eval_loss").finite.values
     if len(values) < 4:
-        return unlogged("eval_loss")
+        return _eval_unlogged(facts)
     gained = values[-4:-2].mean() - values[-2:].mean()
     return so(bool(gained < 0.002 * values[-1]), f"panel 1: evaluation loss {values[-4]:.4g}, then {values[-1]:.4g}")
 
@@ -220,6 +220,11 @@ def data_begins_again(facts: Facts) -> Sign:
                 True, f"panel 10: from the resume at step {resume} on, the batches are those from step {steps[same]}"
             )
     return so(False, "panel 10: no batches come again after a resume")
+
+
+def _eval_unlogged(facts: Facts) -> Sign:
+    """The held-out loss was not measured, or not often enough about the incident."""
+    return unlogged("eval_loss more often" if "eval_loss" in facts.run.signals else "eval_loss")
 
 
 def _hashes(facts: Facts, first: float = -math.inf, last: float = math.inf) -> dict[int, str]:

@@ -177,7 +177,7 @@ def _symptoms(seen: Symptoms) -> list[str]:
         f"peak loss: {shown(seen.peak_loss)} at step {seen.peak_step}",
     ]
     for after in seen.after:
-        loss = f"the run ends at step {after.ends_at}" if after.loss is None else shown(after.loss)
+        loss = f"the record ends at step {after.ends_at}" if after.loss is None else shown(after.loss)
         loss = f"did not recover ({loss})" if after.is_back is False else loss
         lines.append(f"loss {after.steps} steps after the peak (mean of up to 10 rows): {loss}")
     return [

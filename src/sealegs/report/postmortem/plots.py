@@ -49,6 +49,8 @@ ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "nco
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
 """The place of a legend with any names."""
 LONGEST_LABEL = 40
+MOST_BATCHES = 10
+"""Batches before the onset whose tokens are averaged."""
 EXTREME = 50.0
 """Multiple of the median from which on an axis is logarithmic."""
 
@@ -77,6 +79,11 @@ def draw(
             "tokens.png",
             "Panel 10: the tokens that carry the loss of the batch at the onset, and how often they were there before",
             lambda: _tokens(replayed.tokens) if replayed is not None and replayed.tokens else None,
+        ),
+        (
+            "token-frequencies.png",
+            "Panel 10: how often the most frequent tokens of a batch in the incident occur, and before",
+            lambda: _frequencies(met) if replayed is None or not replayed.tokens else None,
         ),
         ("activations.png", "Panel 4: activations per layer around the incident", lambda: _activations(met)),
     ]
@@ -227,20 +234,58 @@ def _counts(text: Any) -> list[float]:
 
 def _tokens(tokens: Sequence[TokenShown]) -> "Figure":
     shown = tokens[:8]
-    figure, (axes,) = _figure(8, 0.9 + 0.32 * len(shown))
-    places = [float(place) for place in range(len(shown))]
-    for shift, name, colour, counts in (
-        (-0.2, "in the batch at the onset", INCIDENT, [token.times for token in shown]),
-        (0.2, "before", LINE, [token.before for token in shown]),
-    ):
+    return _compared(
+        [repr(token.text) for token in shown],
+        [
+            ("in the batch at the onset", [float(token.times) for token in shown]),
+            ("before", [float(token.before) for token in shown]),
+        ],
+        "10  how often the highest-loss tokens of the onset occur",
+    )
+
+
+def _frequencies(met: Met) -> "Figure | None":
+    """From the record, which has the 16 most frequent tokens of some batches."""
+    told = [(int(row["step"]), found) for row in met.course if (found := _token_counts(row))]
+    earlier = [found for row in met.before if (found := _token_counts(row))][-MOST_BATCHES:]
+    if not told or not earlier:
+        return None
+    step, here = told[0]
+    shown = list(here)[:8]
+    mean = [math.fsum(found.get(token, 0) for found in earlier) / len(earlier) for token in shown]
+    return _compared(
+        [f"#{token}" for token in shown],
+        [
+            (f"at step {step}", [here[token] for token in shown]),
+            (f"mean of {len(earlier)} batches before", [round(value, 1) for value in mean]),
+        ],
+        "10  how often the most frequent tokens occur (0: not among the 16 most frequent)",
+    )
+
+
+def _token_counts(row: Plain) -> dict[str, float]:
+    """The counts of ``token_frequencies``, the most frequent first; empty where another program wrote it."""
+    found: dict[str, float] = {}
+    for word in str(row.get("token_frequencies", "")).split():
+        token, _, count = word.partition("=")
+        if not token.isdecimal() or not count.isdecimal():
+            return {}
+        found[token] = float(count)
+    return found
+
+
+def _compared(labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], title: str) -> "Figure":
+    """Bars of two counts for each label."""
+    figure, (axes,) = _figure(8, 0.9 + 0.32 * len(labels))
+    places = [float(place) for place in range(len(labels))]
+    for shift, colour, (name, counts) in zip((-0.2, 0.2), (INCIDENT, LINE), series, strict=True):
         bars = axes.barh([place + shift for place in places], counts, 0.36, color=colour, label=name)
         axes.bar_label(bars, padding=2, color=FAINT, fontsize=8)
-    labels = [label_of(repr(token.text)) for token in shown]
-    axes.set_yticks(places, labels)
+    axes.set_yticks(places, [label_of(label) for label in labels])
     axes.tick_params(axis="y", labelcolor=TEXT)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_title("10  how often the dearest tokens of the onset occur")
+    axes.set_title(title)
     axes.margins(x=0.08)
     axes.legend(**ABOVE)
     return figure
