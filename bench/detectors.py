@@ -3,10 +3,10 @@
     python bench/detectors.py [FOLDER] [--runs RUNS.jsonl] [--seed 0] [--keep experiments/detectors]
                               [--out docs/benchmarks/2026-11-15-detectors.md] [--json RAW.json]
 
-FOLDER holds healthy runs as CSV files: step, loss and, in at least one of them, grad_norm. Without it everything is
-synthetic. RUNS.jsonl holds recorded runs, one a line: name, fault, at, loss, grad_norm, healthy. Prints Markdown;
-``--out`` writes it below the marker line of a file, leaves what stands above, and draws the figures beside it;
-``--keep`` keeps what is finished, and an interrupted run goes on from there.
+FOLDER holds healthy runs as CSV files: step, loss and, in at least one of more than 2800 steps, grad_norm. Without it
+everything is synthetic. RUNS.jsonl holds recorded runs, one a line: name, fault, at, loss, grad_norm, healthy. Prints
+Markdown; ``--out`` writes it below the marker line of a file, leaves what stands above, and draws the figures beside
+it; ``--keep`` keeps what is finished, and an interrupted run goes on from there.
 """
 
 import argparse
@@ -45,6 +45,8 @@ def main() -> None:
     given = parser.parse_args()
 
     real = data.read(given.folder) if given.folder else []
+    if given.folder and (refusal := data.refusal(real)):
+        parser.error(f"{given.folder}: {refusal}")
     looked_at = data.gather(real, list(data.recorded(given.runs)) if given.runs else [], given.seed)
     results = cells.run(looked_at, given.keep, workers=2)
     norms = sum(run.grad_norm is not None for run in looked_at.healthy)

@@ -15,6 +15,8 @@ from bench import streams
 
 PLACES = 150
 GROWN = 1000
+FIRST_PLACE, ROOM = GROWN + 200, 1600
+"""Steps before the first place of a fault, and steps that are left behind the last."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def gather(real: Sequence[Stream], labs: Sequence[Lab], seed: int) -> Data:
         young={"real": [run.part(0, GROWN) for run in real], "synthetic": young},
         labs=[*worked_examples(), *labs],
         base=base,
-        places=random([seed, 200]).permutation(np.arange(GROWN + 200, len(base) - 1600))[:PLACES].tolist(),
+        places=random([seed, 200]).permutation(np.arange(FIRST_PLACE, len(base) - ROOM))[:PLACES].tolist(),
     )
 
 
@@ -79,6 +81,19 @@ def read(folder: Path) -> list[Stream]:
             columns = {key: np.array([float(line[key] or "nan") for line in lines]) for key in lines[0]}
             runs.append(Stream(name=path.stem, loss=columns["loss"], grad_norm=columns.get("grad_norm")))
     return runs
+
+
+def refusal(real: Sequence[Stream]) -> str:
+    """Why these runs cannot be measured on; empty where they can.
+
+    >>> refusal([streams.healthy("t5", "power law", 1500, np.random.default_rng(0), with_norm=True)])
+    'faults are put into a run with loss and grad_norm of more than 2800 steps; the longest here has 1500'
+    """
+    longest = max((len(run) for run in real if run.grad_norm is not None), default=0)
+    if longest > FIRST_PLACE + ROOM:
+        return ""
+    wanted = f"faults are put into a run with loss and grad_norm of more than {FIRST_PLACE + ROOM} steps"
+    return f"{wanted}; {f'the longest here has {longest}' if longest else 'there is none with both in a CSV file here'}"
 
 
 def worked_examples() -> Iterable[Lab]:

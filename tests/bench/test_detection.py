@@ -24,7 +24,7 @@ from bench.detection.contenders import (
     families,
     sealegs,
 )
-from bench.detection.data import Data, Lab, fingerprint, gather, recorded
+from bench.detection.data import Data, Lab, fingerprint, gather, read, recorded, refusal
 from bench.detection.measures import NEVER, Recall, first_flag, higher_than, poisson, recall, wilson
 from bench.streams import Stream
 
@@ -40,6 +40,23 @@ def flags_at(steps: int, *at: int) -> peers.Flags:
     flags = np.zeros(steps, dtype=bool)
     flags[list(at)] = True
     return flags
+
+
+@pytest.mark.parametrize(
+    ("steps", "columns", "why"),
+    [
+        (1500, "step,loss,grad_norm", "longest here has 1500"),
+        (2900, "step,loss", "none with both"),
+        (0, "step", "none"),
+    ],
+    ids=["short", "without norm", "no run"],
+)
+def test_runs_that_faults_cannot_be_put_into_are_refused(steps: int, columns: str, why: str, tmp_path: Path) -> None:
+    row = ",".join(["1.0"] * len(columns.split(",")))
+    (tmp_path / "a.csv").write_text("\n".join([columns, *[row] * steps]))
+    assert why in refusal(read(tmp_path))
+    assert not refusal([calm(2801)])
+    assert gather([calm(2801)], [], 0).places == [1200]
 
 
 def test_the_first_flag_is_counted_from_the_onset_and_not_before() -> None:
