@@ -43,7 +43,7 @@ def test_a_repeated_batch_that_was_noticed_live_is_a_reason_to_look_and_its_caus
 def test_a_repeated_batch_in_a_strangers_log_is_found_without_any_event(
     few: int, rows_a_step: int, tmp_path: Path
 ) -> None:
-    lines = []
+    lines: list[dict[str, object]] = []
     for step in range(300):
         loss = {"step": step, "loss": 2 + 4 / (1 + step / 20) + 0.01 * (step * 7919 % 13)}
         batch = {"step": step, "batch_hash": f"{step if step < 150 else 150 + step % few:08d}"}
