@@ -281,8 +281,10 @@ def test_a_state_survives_being_written() -> None:
     for row in rows[1100:]:
         assert fold(detectors, restored, row) == fold(detectors, state, row)
 
-    older = json.loads(json.dumps(state.detectors[2]))[:-1]
-    assert thaw(detectors[2].init(), older) == state.detectors[2]._replace(calm=()), "from before the field was there"
+    older = json.loads(json.dumps(state.detectors[2]))[:-2]
+    assert thaw(detectors[2].init(), older) == state.detectors[2]._replace(calm=(), recent=()), (
+        "from before the fields were there"
+    )
 
 
 @pytest.mark.parametrize("option", [{"in_a_row": 0}, {"nonfinite_in_a_row": 0}, {"total": 0}, {"share": 1.5}], ids=str)

@@ -45,8 +45,8 @@ def test_a_repeated_batch_in_a_strangers_log_is_found_without_any_event(
 ) -> None:
     lines: list[dict[str, object]] = []
     for step in range(300):
-        loss = {"step": step, "loss": 2 + 4 / (1 + step / 20) + 0.01 * (step * 7919 % 13)}
-        batch = {"step": step, "batch_hash": f"{step if step < 150 else 150 + step % few:08d}"}
+        loss: dict[str, object] = {"step": step, "loss": 2 + 4 / (1 + step / 20) + 0.01 * (step * 7919 % 13)}
+        batch: dict[str, object] = {"step": step, "batch_hash": f"{step if step < 150 else 150 + step % few:08d}"}
         lines += [loss | batch] if rows_a_step == 1 else [loss, batch]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))

@@ -32,8 +32,8 @@ SUSPICIOUS = 1e-3
 """Values in a row with a p below this are one event, surprising or not: they teach tail and scale once, and count once
 in the audit. Otherwise the beginning of a rise teaches an uncalibrated statistic that such things happen."""
 MANY, OF = 8, 16
-"""Eight high values of sixteen, each among the highest 2 % and above what was usual before, are an alarm, even if none
-is one alone."""
+"""Eight high values of sixteen, each among the highest 2 % and their median above what was usual before, are an alarm,
+even if none is one alone."""
 STRICTER = 10.0
 """An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row."""
 AGAIN = 3e-4
@@ -74,6 +74,8 @@ class SpikeState(NamedTuple):
     calm: tuple[float, ...] = ()
     """Logarithms of the last values that were not high, of a signal that must fall. A level that has followed a steep
     fall overshoots: values that are as they were before are then above it, and no rise."""
+    recent: tuple[float, ...] = ()
+    """Logarithms of the last 16 values, high or not."""
 
     @property
     def seen(self) -> int:
@@ -148,8 +150,8 @@ class Spike:
         is_surprising = self._rejects(state, p)
         is_gross = not value <= self.gross_limit(state)
         spoils = self.spoils_update(state, value, p, clip=clip_of(now, self.signal))
-        if not is_coarse(state) and self._are_many(state, high := self._high_after(state, p, value)):
-            return replace(self._stays_high(state, now, value, high), spoils_update=spoils)
+        if not is_coarse(state) and self._are_many(after := self._with(state, p, value)):
+            return replace(self._stays_high(after, now, value), spoils_update=spoils)
         if self._comes_again(state, p):
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
             found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
@@ -192,11 +194,9 @@ class Spike:
             return state._replace(stream=stream, calm=self._calm_with(state, value))
         suspicious = streaming.is_suspicious(state.stream, p, SUSPICIOUS / state.audit.correction)
         in_burst = suspicious and state.stream.burst > 0  # counts once
-        high = self._high_after(state, p, value)
-        return state._replace(
-            high=high,
-            calm=state.calm if high & 1 else self._calm_with(state, value),
-            quiet=OF if self._are_many(state, high) else max(state.quiet - 1, 0),
+        after = self._with(state, p, value)
+        return after._replace(
+            quiet=OF if self._are_many(after) else max(state.quiet - 1, 0),
             stream=streaming.learn(state.stream, math.log(value), suspicious=suspicious),
             audit=state.audit if in_burst else state.audit.after(p),
         )
@@ -236,16 +236,21 @@ class Spike:
     def _rejects(self, state: SpikeState, p: float) -> bool:
         return p < self.gate and p < self.gate / state.audit.correction  # which is 1 or more
 
-    def _are_many(self, state: SpikeState, high: int) -> bool:
-        return self.must_fall and high & 1 == 1 and state.quiet == 0 and high.bit_count() >= MANY
+    def _are_many(self, state: SpikeState) -> bool:
+        """Whether many of the last values are high, the newest of them too, and above what was usual before."""
+        if not self.must_fall or state.quiet or not state.high & 1 or state.high.bit_count() < MANY:
+            return False
+        highs = [x for back, x in enumerate(reversed(state.recent)) if state.high >> back & 1]
+        return not (state.calm and highs) or median(highs) > median(state.calm) + math.log(self.smallest)
 
-    def _high_after(self, state: SpikeState, p: float, value: float) -> int:
-        is_high = p < streaming.LEVELS[-1] / state.audit.correction and value > self._calm_limit(state)
-        return (state.high << 1 | is_high) & (1 << OF) - 1
-
-    def _calm_limit(self, state: SpikeState) -> float:
-        """What a high value is above, whatever its p."""
-        return _exp(median(state.calm)) * self.smallest if state.calm else 0.0
+    def _with(self, state: SpikeState, p: float, value: float) -> SpikeState:
+        """The state that knows whether the value is high."""
+        is_high = p < streaming.LEVELS[-1] / state.audit.correction
+        state = state._replace(high=(state.high << 1 | is_high) & (1 << OF) - 1)
+        if not self.must_fall:
+            return state
+        calm = state.calm if is_high else self._calm_with(state, value)
+        return state._replace(calm=calm, recent=(*state.recent, math.log(value))[-OF:])
 
     def _calm_with(self, state: SpikeState, value: float) -> tuple[float, ...]:
         return (*state.calm, math.log(value))[-streaming.START :] if self.must_fall else ()
@@ -260,12 +265,14 @@ class Spike:
             and self.alarm <= p * state.audit.correction < AGAIN
         )
 
-    def _stays_high(self, state: SpikeState, now: Row, value: float, high: int) -> Finding:
+    def _stays_high(self, state: SpikeState, now: Row, value: float) -> Finding:
         """The finding that many values are high; it has no p, since nobody knows how many of them are independent."""
         limit = _exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
-        note = f"{self.signal} stays high, {high.bit_count()} times in {high.bit_length()} steps"
-        found = self._finding(now, Severity.ALARM, value, max(limit, self._calm_limit(state)), None, note)
-        return replace(found, lasts=high.bit_length())
+        count, steps = state.high.bit_count(), state.high.bit_length()
+        found = self._finding(
+            now, Severity.ALARM, value, limit, None, f"{self.signal} stays high, {count} times in {steps} steps"
+        )
+        return replace(found, lasts=steps)
 
     def _cannot_judge(self, now: Row) -> Finding:
         note = f"{self.signal} takes both signs, so its spikes are not judged from here on; other signals are"
@@ -296,7 +303,7 @@ def heeding(state: SpikeState, now: Row) -> SpikeState:
     """Start the statistic over at an announced change; how large gradients have been is remembered."""
     if "announced" not in now:
         return state
-    return state._replace(stream=streaming.StreamState(), calm=(), coarse_left=WIDENED_STEPS)
+    return state._replace(stream=streaming.StreamState(), calm=(), recent=(), coarse_left=WIDENED_STEPS)
 
 
 def is_coarse(state: SpikeState) -> bool:
