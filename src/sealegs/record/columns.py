@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -192,13 +193,14 @@ def _transposed(rows: list[Any], keys: Sequence[str]) -> Columns:
     texts: dict[str, tuple[Any, ...]] = {}
     values, logged = {}, {}
     for key, cells in zip(keys, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=False):
-        if (column := _as_numbers(key, cells)) is None:
+        if key not in TEXT_SIGNALS and (column := _packed(cells)) is not None:
+            present = ~np.isnan(column)
+        elif (column := _as_numbers(key, cells)) is not None:
+            present = _present(cells)
+        else:
             texts[key] = cells
             values[key] = np.empty(0)  # in this order
             continue
-        present = ~np.isnan(column)
-        if not present.all() and str in map(type, cells):  # looking at each cell is slow
-            present = _present(cells)
         if present.any():
             values[key], logged[key] = column, present
     for key, column in _as_texts(texts, len(rows)).items():
@@ -235,12 +237,24 @@ def _present(cells: Sequence[Any]) -> Mask:
 
 
 def _are_texts(cells: Sequence[Any]) -> bool:
-    """Whether none is missing: a question for all together, since one for each takes ten times as long."""
-    return {str}.issuperset(map(type, cells))
+    """Whether none is missing: a question for all together, since one for each takes many times as long."""
+    try:
+        "".join(cells)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_missing(cell: Any) -> bool:
     return cell is None or cell != cell  # as NaN does
+
+
+def _packed(cells: Sequence[Any]) -> Column | None:
+    """A column of floats; None if there is anything else. Numpy alone takes four times as long."""
+    try:
+        return np.frombuffer(struct.pack(f"{len(cells)}d", *cells))
+    except struct.error:
+        return None
 
 
 def _as_numbers(key: str, cells: Sequence[Any]) -> Column | None:
