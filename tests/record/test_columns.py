@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,63 @@ def test_a_signal_that_starts_late_or_turns_to_text_keeps_its_rows(tmp_path: Pat
     found = read_columns(write(tmp_path, content))
     assert found.logged["note"].tolist() == [False] * 50 + [True] * 100
     assert [found.values["note"][i].decode() for i in (0, 60, 120)] == ["", "3.0", "später"]
+
+
+# Two processes.
+
+
+def lines_of_everything(count: int) -> bytes:
+    """Damaged lines, values that are none, signals that start late, that turn to text, or that are null at first."""
+    lines = []
+    for i in range(count):
+        late = {"eval_loss": 1.0 * i} if i > 0.8 * count else {}
+        new = {"second": 1.0, "first": 2.0} if i > 0.7 * count else {}
+        note = {"note": "1e3" if i % 700 else "text"} if i % 3 else {"note": 4.0}
+        row = {"step": i, "loss": math.nan if i % 997 == 5 else 0.1 * i, "batch_hash": i, **note, **new, **late}
+        lines.append(b'{"step": 1, "lo\n' if i % 1013 == 7 else to_line(row))
+    lines[count // 3] = b'{"step": 5, "loss": [1], "first": null, "odd\\"name": 2}\n'
+    return b"".join(lines) + b'{"step": 99'
+
+
+def one_and_two_processes(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Columns, Columns, float]:
+    """What one process reads, what two read, and the share that this one parsed of the second reading."""
+    monkeypatch.setattr(columns, "CACHE_FROM_BYTES", 1 << 40)
+    one = read_columns(path)
+    parsed = parsed_bytes(monkeypatch)
+    monkeypatch.setattr(columns, "_SPLIT_FROM_BYTES", 0)
+    monkeypatch.setattr(columns, "may_call_beside", lambda: True)
+    return one, read_columns(path), sum(parsed) / path.stat().st_size
+
+
+def test_two_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / METRICS
+    path.write_bytes(lines_of_everything(25_000))
+    one, two, share = one_and_two_processes(path, monkeypatch)
+    assert share < 0.7
+    assert list(one.values) == list(two.values)
+    assert same(one, two)
+    assert one.left_out == two.left_out == 1
+    assert one.damaged_lines == two.damaged_lines > 20
+
+
+def test_where_no_process_can_be_started_one_reads_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / METRICS
+    path.write_bytes(lines_of_everything(9000))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    one, two, share = one_and_two_processes(path, monkeypatch)
+    assert share > 0.9
+    assert same(one, two)
+
+
+def test_a_second_half_with_very_many_signals_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many signals are read in larger chunks, which two processes would cut otherwise."""
+    path = tmp_path / METRICS
+    wide = [{"step": i, f"own/{i % 400}": 1.0} for i in range(12_000)]
+    path.write_bytes(lines_of_everything(9000)[:-11] + b"".join(map(to_line, wide)))
+    one, two, share = one_and_two_processes(path, monkeypatch)
+    assert share > 0.9
+    assert list(one.values) == list(two.values)
+    assert same(one, two)
 
 
 # The cache.

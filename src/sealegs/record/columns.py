@@ -10,6 +10,7 @@ import json
 import math
 import os
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from sealegs.record.files import whole_file
 from sealegs.record.reading import most_bytes, open_file, parse_json
 from sealegs.record.rows import HIGHEST_STEP, is_numeric, is_sound_name, sound_name
 from sealegs.record.schema import COLUMN_CACHE, SIGNALS, TEXT_SIGNALS
+from sealegs.record.second_process import called_beside, may_call_beside
 from sealegs.record.typed import fits
 
 Column: TypeAlias = NDArray[Any]
@@ -43,6 +45,8 @@ WIDE = 256
 _FIRST_BYTES = 16 << 10  # whose rows are decoded one by one, since their signals are not known yet
 _CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: a tenth faster than 4 MiB
 _WIDE_CHUNK_BYTES = 16 << 20  # what a chunk costs grows with its signals, of which there are many here
+_SPLIT_FROM_BYTES = 64 << 20
+"""Bytes to parse from which on a second process is worth its start."""
 _LONGEST_LINE = 64 << 20
 """Bytes without a line end after which a file is no metrics file."""
 _MOST_NAMES = 20_000
@@ -75,7 +79,7 @@ def read_columns(path: Path) -> Columns:
     cache = path.with_name(COLUMN_CACHE)
     with open_file(path, path.parent) as file:
         cached = _load_cache(cache, file)
-        columns = _parse_from(file, cached.covered_bytes if cached else 0)
+        columns = _parse_from(path, file, cached.covered_bytes if cached else 0)
         appended = columns.covered_bytes - (cached.covered_bytes if cached else 0)
         if cached:
             columns = _joined([cached, columns]) if appended else cached
@@ -84,13 +88,36 @@ def read_columns(path: Path) -> Columns:
     return columns
 
 
-def _parse_from(file: BinaryIO, start: int) -> Columns:
-    """Parse whole lines from a byte on. A last line without its newline is still being written, and is left."""
+def _parse_from(path: Path, file: BinaryIO, start: int) -> Columns:
+    """Parse whole lines from a byte on, of a large file half of them in another process.
+
+    A last line without its newline is still being written, and is left.
+    """
+    parts, keys, covered = _parse_range(file, start, start + 1, ("step",))
+    size = os.fstat(file.fileno()).st_size
+    if size - covered >= _SPLIT_FROM_BYTES and 1 < len(keys) <= WIDE and may_call_beside():
+        middle = _chunk_end(file, covered, (covered + size) // 2)
+        with called_beside(_parse_range_of, path, _identity(file), middle, size, keys) as second_half:
+            more, keys, covered = _parse_range(file, covered, middle, keys)
+            parts += more
+            if len(keys) <= WIDE and (found := second_half()) and len(found[1]) <= WIDE:
+                keys = tuple(dict.fromkeys((*keys, *found[1])))
+                parts += [_in_order(part, keys) for part in found[0]]
+                covered = found[2]
+    parts += (rest := _parse_range(file, covered, sys.maxsize, keys))[0]
+    return replace(_joined(parts), covered_bytes=rest[2])
+
+
+Parsed: TypeAlias = tuple[list[Columns], tuple[str, ...], int]
+"""Chunks, all signals so far, and where the last chunk ends."""
+
+
+def _parse_range(file: BinaryIO, start: int, stop: int, keys: tuple[str, ...]) -> Parsed:
+    """Parse chunks of whole lines from a byte on, until one reaches ``stop``."""
     file.seek(start)
-    keys: tuple[str, ...] = ("step",)
     parts: list[Columns] = []
     covered = start
-    while chunk := file.read(_chunk_bytes(len(keys))):
+    while covered < stop and (chunk := file.read(_chunk_bytes(len(keys)))):
         chunk += file.readline(_LONGEST_LINE)
         if len(chunk) >= _LONGEST_LINE and not chunk.endswith(b"\n"):
             raise ValueError(f"{_LONGEST_LINE >> 20} MiB of it have no line end")
@@ -101,7 +128,27 @@ def _parse_from(file: BinaryIO, start: int) -> Columns:
         part, keys = _decode(chunk, keys)
         covered += len(chunk)
         parts.append(part)
-    return replace(_joined(parts), covered_bytes=covered)
+    return parts, keys, covered
+
+
+def _parse_range_of(path: Path, identity: list[int], start: int, stop: int, keys: tuple[str, ...]) -> Parsed:
+    """The same in another process, of the very file that the first process has open."""
+    with open_file(path, path.parent) as file:
+        if _identity(file) != identity:
+            raise OSError("another file has its name")
+        return _parse_range(file, start, stop, keys)
+
+
+def _chunk_end(file: BinaryIO, start: int, place: int) -> int:
+    """Where the first chunk ends that reaches a place: what is read must not depend on who reads it."""
+    while start < place:
+        file.seek(start + _CHUNK_BYTES)
+        start += _CHUNK_BYTES + len(file.readline(_LONGEST_LINE))
+    return start
+
+
+def _in_order(part: Columns, keys: Iterable[str]) -> Columns:
+    return replace(part, values={key: part.values[key] for key in keys if key in part.values})
 
 
 def _chunk_bytes(signals: int) -> int:
@@ -464,6 +511,11 @@ def _same_bytes(file: BinaryIO, about: dict[str, Any]) -> bool:
     if os.fstat(file.fileno()).st_size < covered or _sample(file, covered) != about["sample"]:
         return False
     return bool(_stat(file) == about["stat"] or _crc(file, covered) == about["crc"])
+
+
+def _identity(file: BinaryIO) -> list[int]:
+    now = os.fstat(file.fileno())
+    return [now.st_dev, now.st_ino]
 
 
 def _stat(file: BinaryIO) -> list[int]:
