@@ -50,6 +50,42 @@ def test_what_a_resume_went_back_behind_is_kept(resumed: Path) -> None:
     assert open_run(resumed).written("sources").values.tolist() == ["grammar=8"] * 11
 
 
+def without_a_resume(folder: Path) -> Run:
+    writer = RunWriter.create(folder, manifests.describe("b"))
+    for step in range(6):
+        writer.row({"step": step, "loss": 10.0 + step, **({"eval_loss": 1.0 * step} if step % 2 else {})})
+    writer.close()
+    return open_run(folder)
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_what_a_run_gives_can_be_written_to_and_leaves_the_run_alone(
+    goes_back: bool, tmp_path: Path, resumed: Path
+) -> None:
+    run = open_run(resumed) if goes_back else without_a_resume(tmp_path / "b")
+    for _ in range(2):
+        given = [run.column("loss"), run.logged("loss"), *run.written("loss")]
+        assert given[0][0] == given[-1][0] == 10.0
+        assert given[1].all()
+        for array in given:
+            array[:] = 0
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_without_a_copy_the_same_is_given(goes_back: bool, tmp_path: Path, resumed: Path) -> None:
+    run = open_run(resumed) if goes_back else without_a_resume(tmp_path / "b")
+    for signal in run.signals:
+        logged = run.logged(signal)
+        steps, values = run.series(signal)
+        assert np.array_equal(run.column(signal, copy=False)[logged], run.column(signal)[logged])
+        assert np.array_equal(run.logged(signal, copy=False), logged)
+        assert (steps.tolist(), values.tolist()) == (run.steps[logged].tolist(), run.column(signal)[logged].tolist())
+        for shared, own in zip(run.written(signal, copy=False), run.written(signal), strict=True):
+            assert np.array_equal(shared, own)
+    if not goes_back:
+        assert not any(array.flags.writeable for array in (*run.written("loss", copy=False), *run.series("loss")))
+
+
 def test_manifest_and_events_come_along(resumed: Path) -> None:
     run = open_run(str(resumed))
     assert run.manifest.seed == 7

@@ -33,19 +33,21 @@ LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
 
 
-class Series(NamedTuple):
-    """The logged values of one signal."""
-
+class _Logged(NamedTuple):
     steps: Indices
     """Steps, strictly rising."""
     values: Floats
+
+
+class Series(_Logged):
+    """The logged values of one signal. They may be the run's own: not to be written to."""
 
     def within(self, first: float, last: float) -> "Series":
         """The values from one step to another, both included."""
         begin, end = np.searchsorted(self.steps, first, side="left"), np.searchsorted(self.steps, last, side="right")
         return Series(self.steps[begin:end], self.values[begin:end])
 
-    @property
+    @cached_property
     def finite(self) -> "Series":
         """The values without NaN and infinity."""
         chosen = np.isfinite(self.values)
@@ -407,7 +409,6 @@ class Facts:
 
 
 def _series(run: Run, signal: str) -> Series:
-    if signal not in run.signals or run.column(signal).dtype.kind not in "fiu":
+    if signal not in run.signals or not run.has_numbers(signal):
         return Series(np.empty(0, np.int64), np.empty(0))
-    logged = run.logged(signal)
-    return Series(run.steps[logged], run.column(signal)[logged].astype(np.float64))
+    return Series(*run.series(signal))

@@ -89,7 +89,7 @@ def _has_passed(run: Run, finding: Mapping[str, Any]) -> bool:
         return False
     if signal not in run.signals or not run.has_numbers(signal):
         return False
-    values = run.column(signal)[run.logged(signal)][-LAST:]
+    values = run.series(signal)[1][-LAST:]
     return bool(np.median(values) <= limit)
 
 

@@ -163,7 +163,7 @@ def _of_signal(run: Run, signal: str) -> Iterator[Problem]:
     family = signal.partition("/")[0]
     if family not in MEASURED and family not in POSITIVE:
         return
-    values = numbers(run.column(signal))[run.logged(signal)]
+    values = numbers(run.series(signal)[1])
     values = values[np.isfinite(values)]
     if len(values) < FEWEST:
         return
@@ -196,7 +196,7 @@ def _of_signal(run: Run, signal: str) -> Iterator[Problem]:
 def _schedule(run: Run) -> Iterator[Problem]:
     if "lr" not in run.signals:
         return
-    rates = numbers(run.column("lr"))[run.logged("lr")]
+    rates = numbers(run.series("lr")[1])
     rates = rates[np.isfinite(rates)]
     claimed = claimed_schedule(run.manifest.settings)
     if claimed and len(rates) >= FEWEST and rates.min() == rates.max():

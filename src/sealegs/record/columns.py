@@ -5,7 +5,6 @@ cache, the digests of its members a damaged one. The cache names the bytes of th
 file has changed, those bytes are checked in full before the cache is used, and only the appended rest is parsed.
 """
 
-import io
 import json
 import math
 import os
@@ -460,8 +459,11 @@ def _is_sound(about: dict[str, Any]) -> bool:
 
 
 def _member(stored: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None = None, kind: str = "u1") -> Column:
-    """One array, read whole, since zip checks the digest only at the end of a member. Never a pickle."""
-    array: Column = np.lib.format.read_array(io.BytesIO(stored.read(f"{name}.npy")), allow_pickle=False)
+    """One array, and the digest of its member, which zip checks at the end of what it reads. Never a pickle."""
+    with stored.open(f"{name}.npy") as member:  # in small parts: all bytes at once would be as much memory again
+        array: Column = np.lib.format.read_array(member, allow_pickle=False)
+        if member.read(1):
+            raise ValueError(f"{name} goes on after its array")
     if (shape is not None and array.shape != shape) or not array.dtype.str[1:].startswith(kind):
         raise ValueError(f"{name} is of shape {array.shape} and type {array.dtype}")
     return array

@@ -57,13 +57,16 @@ class Run:
         """The signals that were logged at least once, without ``step``."""
         return tuple(key for key in self._columns.values if key != "step")
 
-    def column(self, signal: str) -> Column:
-        """One value per step: floats, NaN where it was not logged (see ``logged``), or strings for text signals."""
-        return _as_text(self._find(signal, self._columns.values)[self._rows_of(signal)])
+    def column(self, signal: str, *, copy: bool = True) -> Column:
+        """One value per step: floats, NaN where it was not logged (see ``logged``), or strings for text signals.
+
+        Without a copy it may be the run's own, which is read-only: to look through millions of rows.
+        """
+        return _as_text(self._standing(signal, self._columns.values, copy=copy))
 
     def undecoded(self, signal: str) -> Column:
         """The texts of a signal as bytes, one per step: to compare millions of them."""
-        values: Column = self._find(signal, self._columns.values)[self._rows_of(signal)]
+        values = self._standing(signal, self._columns.values, copy=True)
         return values if values.dtype.kind == "S" else np.char.encode(values.astype(np.str_), "utf-8", "replace")
 
     def texts(self, signal: str, first: float, last: float) -> dict[int, str]:
@@ -78,15 +81,26 @@ class Run:
         """Whether its values are numbers, and not text."""
         return bool(self._find(signal, self._columns.values).dtype.kind == "f")
 
-    def logged(self, signal: str) -> Mask:
+    def logged(self, signal: str, *, copy: bool = True) -> Mask:
         """Where the signal was logged: a NaN there was measured, elsewhere the value is missing."""
-        logged: Mask = self._find(signal, self._columns.logged)
-        return logged[self._rows_of(signal)]
+        logged: Mask = self._standing(signal, self._columns.logged, copy=copy)
+        return logged
 
-    def written(self, signal: str) -> WrittenRows:
+    def series(self, signal: str) -> tuple[NDArray[np.int64], Column]:
+        """The steps at which a signal was logged, and its values there; read-only, since they may be the run's own."""
+        logged, values = self.logged(signal, copy=False), self.column(signal, copy=False)
+        if logged.all():
+            return _read_only(self.steps), values
+        at = np.flatnonzero(logged)
+        return self.steps[at], values[at]
+
+    def written(self, signal: str, *, copy: bool = True) -> WrittenRows:
         """Every logged value of a signal, superseded ones included: to compare both sides of a resume."""
         values: Column = self._find(signal, self._columns.values)
-        at = np.flatnonzero(self._columns.logged[signal])
+        logged = self._columns.logged[signal]
+        if not copy and logged.all():
+            return WrittenRows(_read_only(self._steps), _read_only(self._attempts), _as_text(_read_only(values)))
+        at = np.flatnonzero(logged)
         return WrittenRows(self._steps[at], self._attempts[at], _as_text(values[at]))
 
     def seen_from(self, attempt: int) -> "Run":
@@ -163,6 +177,13 @@ class Run:
         last = last_so_far(self._columns.logged[signal])[self._rows]
         return np.where(last < self._first_rows, self._rows, last)
 
+    def _standing(self, signal: str, among: Mapping[str, Any], *, copy: bool) -> Any:
+        """A column at the rows that stand."""
+        values = self._find(signal, among)
+        if len(self._rows) < len(values):
+            return values[self._rows_of(signal)]
+        return values.copy() if copy else _read_only(values)
+
     def _find(self, signal: str, among: Mapping[str, Any]) -> Any:
         try:
             return among[signal]
@@ -223,6 +244,12 @@ def _chosen(columns: Columns, mask: Mask) -> Columns:
 
 def _steps_of(columns: Columns) -> NDArray[np.int64]:
     return columns.values.get("step", np.empty(0)).astype(np.int64)
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _as_text(values: Column) -> Column:

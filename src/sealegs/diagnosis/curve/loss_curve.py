@@ -131,7 +131,7 @@ def curve_of(run: Run) -> LossCurve:
     """The losses of a run; empty if it has none."""
     if "loss" not in run.signals:
         return LossCurve(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    steps, segments, written = run.written("loss")
+    steps, segments, written = run.written("loss", copy=False)
     losses = numbers(written)
     bounded = np.clip(losses, -BEYOND, BEYOND)  # otherwise their squares and sums would be infinite
     return LossCurve(steps, segments, np.where(np.isfinite(losses), bounded, losses))
@@ -141,7 +141,7 @@ def numbers(values: NDArray[np.float64]) -> Floats:
     """A column as numbers; text gives NaN."""
     if values.dtype.kind not in "fiub":
         return np.full(len(values), np.nan)
-    return values.astype(np.float64)
+    return values.astype(np.float64, copy=False)
 
 
 def beside(run: Run, curve: LossCurve, signal: str) -> Floats:
@@ -149,7 +149,7 @@ def beside(run: Run, curve: LossCurve, signal: str) -> Floats:
     found = np.full(len(curve.steps), np.nan)
     if signal not in run.signals or not len(curve.steps):
         return found
-    steps, segments, values = run.written(signal)
+    steps, segments, values = run.written(signal, copy=False)
     values = numbers(values)
     values = np.where(np.isfinite(values), values, np.inf)
     if len(steps) == len(curve.steps) and np.array_equal(steps, curve.steps):
