@@ -6,6 +6,7 @@ steps. A line breaks where a row is not finite, where rows are missing, and wher
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -66,14 +67,16 @@ def reduced(steps: Steps, values: Floats, points: int, whole: Sequence[tuple[int
     ([0, 3, 3, 4, 5], [3.0, nan, 9.0, 1.0, 2.0], (Broken(first=2, last=2, rows=1, what='NaN'),))
     """
     finite = np.isfinite(values)
-    piece = np.cumsum(_gaps(steps) | _after(~finite), dtype=np.int64)
+    breaks = np.flatnonzero(_gaps(steps) | _after(~finite))
     rows = np.flatnonzero(finite)
     width = -(-2 * len(rows) // max(points, 2))
-    kept = rows if len(rows) <= points else rows[_extremes(values[rows], width, steps[rows], whole)]
-    means, averaged = _means(values, min(MEANS, max(points, 2)))
+    has_all = len(rows) == len(values)  # then nothing needs to be copied
+    sound_steps, sound_values = (steps, values) if has_all else (steps[rows], values[rows])
+    kept = rows if len(rows) <= points else rows[_extremes(sound_values, width, sound_steps, whole)]
+    means, averaged = _means(values, finite, min(MEANS, max(points, 2)))
     return Reduced(
-        **_line("", steps, values, kept, piece),
-        **_line("mean_", steps, means, np.arange(averaged // 2, len(values), averaged), piece),
+        **_line("", steps, values, kept, breaks),
+        **_line("mean_", steps, means, np.arange(averaged // 2, len(values), averaged), breaks),
         broken=tuple(_broken(steps, values, finite)),
         rows=len(values),
         averaged=averaged,
@@ -90,12 +93,15 @@ def _gaps(steps: Steps) -> Mask:
     if len(steps) < 2:
         return gaps
     apart = np.diff(steps)
+    if apart.max() <= GAP * apart.min():
+        return gaps
     around = np.pad(apart, 2, mode="edge")
-    near = np.stack([around[:-4], around[1:-3], around[3:-1], around[4:]])
+    near = around[:-4], around[1:-3], around[3:-1], around[4:]
     gaps[1:] = apart < 0
     if len(apart) > 2:
-        wide = np.flatnonzero(apart > GAP * near.min(axis=0))  # nearly none of a million rows: a median is expensive
-        gaps[1 + wide] |= apart[wide] > GAP * np.median(near[:, wide], axis=0)
+        least = np.minimum(np.minimum(*near[:2]), np.minimum(*near[2:]))
+        wide = np.flatnonzero(apart > GAP * least)  # nearly none of a million rows: a median is expensive
+        gaps[1 + wide] |= apart[wide] > GAP * np.median([each[wide] for each in near], axis=0)
     return gaps
 
 
@@ -111,14 +117,17 @@ def _extremes(values: Floats, width: int, steps: Steps, whole: Sequence[tuple[in
     for best in (padded.argmin(axis=1), padded.argmax(axis=1)):
         stays[np.minimum(begins + best, len(values) - 1)] = True
     stays[[0, -1]] = True
-    for first, last in whole:
-        stays |= (steps >= first) & (steps <= last)
+    rising = [0, *(np.flatnonzero(np.diff(steps) < 0) + 1).tolist(), len(steps)] if whole else []
+    for begin, end in pairwise(rising):
+        for first, last in whole:
+            left, right = np.searchsorted(steps[begin:end], [first, last + 1])
+            stays[begin + left : begin + right] = True
     return np.flatnonzero(stays)
 
 
-def _line(name: str, steps: Steps, values: Floats, rows: Steps, piece: Steps) -> dict[str, Any]:
-    """The points of these rows, with a NaN between two that are in different pieces."""
-    before = np.flatnonzero(np.diff(piece[rows])) + 1
+def _line(name: str, steps: Steps, values: Floats, rows: Steps, breaks: Steps) -> dict[str, Any]:
+    """The points of these rows, with a NaN between two if the line breaks between them."""
+    before = np.flatnonzero(np.diff(np.searchsorted(breaks, rows, side="right"))) + 1
     return {
         f"{name}steps": np.insert(steps[rows], before, steps[rows][before]),
         f"{name}values": np.insert(values[rows], before, np.nan),
@@ -144,14 +153,14 @@ def _words(values: Floats) -> str:
     return " and ".join(name for name, mask in kinds.items() if mask.any())
 
 
-def _means(values: Floats, points: int) -> tuple[Floats, int]:
+def _means(values: Floats, finite: Mask, points: int) -> tuple[Floats, int]:
     """For each row the mean of the finite values around it, constant over ``averaged`` rows; and that number."""
     if len(values) < 4 * FEWEST_AVERAGED:
-        return np.where(np.isfinite(values), values, np.nan), 1
+        return np.where(finite, values, np.nan), 1
     averaged = max(FEWEST_AVERAGED, -(-len(values) // points))
-    finite = np.isfinite(values)
     begins = np.arange(0, len(values), averaged)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        means = np.add.reduceat(np.where(finite, values, 0.0), begins) / np.add.reduceat(finite.astype(float), begins)
+        sums = np.add.reduceat(values if finite.all() else np.where(finite, values, 0.0), begins)
+        means = sums / np.add.reduceat(finite, begins, dtype=np.int64)
     means = np.where(np.isfinite(means), means, np.nan)
     return np.repeat(means, averaged)[: len(values)], averaged

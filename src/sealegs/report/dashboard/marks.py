@@ -173,11 +173,15 @@ def _came_before(hashes: NDArray[np.bytes_]) -> NDArray[np.int64]:
     Numbers are sorted in a tenth of the time of texts; two digests of one number are two all the same.
     """
     words = -(-hashes.dtype.itemsize // 8)
-    parts = hashes.astype(f"S{8 * words}").view(np.uint64).reshape(len(hashes), words)
-    order = np.argsort(parts @ np.cumprod(np.full(words, _ODD)), kind="stable")
+    parts = hashes.astype(f"S{8 * words}", copy=False).view(np.uint64).reshape(len(hashes), words)
+    numbers = parts @ np.cumprod(np.full(words, _ODD))
+    before = np.full(len(hashes), -1)
+    in_order = np.sort(numbers)
+    if not (in_order[1:] == in_order[:-1]).any():  # as mostly: their places take five times as long to sort
+        return before
+    order = np.argsort(numbers, kind="stable")
     ordered = hashes[order]
     same = (ordered[1:] == ordered[:-1]) & (ordered[1:] != b"")
-    before = np.full(len(hashes), -1)
     before[order[1:][same]] = order[:-1][same]
     return before
 

@@ -17,7 +17,7 @@ from sealegs.readers.read import read
 from sealegs.record.run import Run, open_run
 from sealegs.record.schema import MANIFEST, SIGNALS
 from sealegs.report.dashboard.batches import Cells, cells_of, quantiles_of, shares_of
-from sealegs.report.dashboard.downsample import Floats, Reduced, Steps, reduced
+from sealegs.report.dashboard.downsample import Reduced, Steps, reduced
 from sealegs.report.dashboard.marks import PanelMark, marks_of, repeated, thinned, windows
 
 POINTS = 1500
@@ -242,7 +242,7 @@ def _panel(
     series: list[PanelLine] = []
     for number, each in enumerate(seen):
         for signal, label, depth in drawn[subject.number][number]:
-            steps, values = _logged(each.run, signal)
+            steps, values = each.run.series(signal)
             points = int(room * _points(depth))
             line = reduced(steps, values, points, whole[number])
             left = _left_behind(each.run, signal, points) if len(seen) <= MOST_IN_FULL else None
@@ -330,11 +330,6 @@ def _by_number(name: str) -> list[tuple[str, int]]:
 
 def _is_of(signal: str, wanted: str) -> bool:
     return signal == wanted or (wanted.endswith("/<...>") and signal.startswith(wanted.removesuffix("<...>")))
-
-
-def _logged(run: Run, signal: str) -> tuple[Steps, Floats]:
-    logged = run.logged(signal)
-    return run.steps[logged], run.column(signal)[logged].astype(np.float64)
 
 
 def _texts(run: Run, signal: str) -> tuple[Steps, list[str]]:
