@@ -10,7 +10,7 @@ import numpy as np
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.diagnosis.contract import Findings
-from sealegs.diagnosis.curve.loss_curve import Floats, Indices, curve_of, passing
+from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.settings import Known, known_of
@@ -105,12 +105,17 @@ class Facts:
         return min(self.findings.incidents, key=gravity, default=None)
 
     @cached_property
+    def curve(self) -> LossCurve:
+        """The losses of the run, those of every attempt."""
+        return curve_of(self.run)
+
+    @cached_property
     def line(self) -> Run:
         """The run with the attempt in which the incident happened, even if the run went back over it since.
 
         Beyond that attempt it has the rows that stand.
         """
-        return self.run if self.focus is None else self.run.seen_from(curve_of(self.run).attempt_of(self.focus))
+        return self.run if self.focus is None else self.run.seen_from(self.curve.attempt_of(self.focus))
 
     @property
     def went_back(self) -> bool:
@@ -155,8 +160,10 @@ class Facts:
     @cached_property
     def loss(self) -> Series:
         """The loss. A NaN that the logger wrote as 0 is NaN again."""
-        loss, curve = _series(self.line, "loss"), curve_of(self.run)
+        loss, curve = _series(self.line, "loss"), self.curve
         masked = hidden(self.run, curve) if len(curve.losses) else np.zeros(0, dtype=bool)
+        if not masked.any():
+            return loss
         return Series(loss.steps, np.where(np.isin(loss.steps, curve.steps[masked]), np.nan, loss.values))
 
     @cached_property

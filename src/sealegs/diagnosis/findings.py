@@ -74,9 +74,8 @@ def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statist
     return replace(findings, verdict=verdict, because=because)
 
 
-def onsets(run: Run, *, rules: str, rows: int) -> list[int]:
-    """The steps at which incidents begin in the last ``rows`` rows: to compare sets of rules."""
-    whole = curve_of(run)
+def onsets(run: Run, whole: LossCurve, *, rules: str, rows: int) -> list[int]:
+    """The steps at which incidents begin in the last ``rows`` rows of the curve: to compare sets of rules."""
     curve = LossCurve(whole.steps[-rows:], whole.segments[-rows:], whole.losses[-rows:])
     return [int(curve.steps[one.first]) for one in _stretches(run, curve, rules)] if len(curve.losses) else []
 
@@ -128,7 +127,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
     """The incident of a stretch, with what was usual before it and how it ended."""
     before = curve.finite_before(one.first, USUAL)
     after = _finite(curve.losses[curve.after(one.last, SOON_AFTER)])[:AVERAGED]
-    within = np.arange(one.first, one.last + 1)
+    within = slice(one.first, one.last + 1)
     losses = curve.losses[within]
     is_broken = one.kind == "nonfinite"
     peak = int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf if not is_broken else np.inf)))
@@ -144,7 +143,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
         pre_loss=_mean(before[-BEFORE:]),
         usual=usual,
         limit=limit,
-        peak=int(curve.steps[within[peak]]),
+        peak=int(curve.steps[one.first + peak]),
         peak_loss=float(losses[peak]) if np.isfinite(losses[peak]) else math.nan,
         grad_norm_peak=float(reached.max()) if len(reached) else math.nan,
         end=None if one.is_open and trajectory is None else int(curve.steps[one.last]),

@@ -222,7 +222,7 @@ def how_the_rules_differ(facts: Facts) -> str:
     (other,) = (rules for rules in RULES if rules != facts.rules)
     steps = facts.loss.steps[-COMPARED:]
     here = [incident.start for incident in facts.findings.incidents if len(steps) and incident.start >= steps[0]]
-    found = {facts.rules: here, other: onsets(facts.run, rules=other, rows=COMPARED)}
+    found = {facts.rules: here, other: onsets(facts.run, facts.curve, rules=other, rows=COMPARED)}
     where = f"in the last {COMPARED:,} rows: " if len(facts.loss.steps) > COMPARED else ""
     return where + "; ".join(f"{name} rules: {_counted(found[name])}" for name in RULES)
 

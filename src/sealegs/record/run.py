@@ -223,9 +223,10 @@ def _counted(
     steps: NDArray[np.int64], attempts: NDArray[np.int64], rows: NDArray[np.int64], first: NDArray[np.int64]
 ) -> dict[str, Any]:
     """The fields of a run that follow from which of its rows count."""
+    has_all = len(rows) == len(steps)
     return {
-        "steps": steps[rows],
-        "segments": attempts[rows],
+        "steps": steps if has_all else steps[rows],
+        "segments": attempts if has_all else attempts[rows],
         "superseded_rows": len(steps) - int(np.sum(rows - first + 1)),
         "_rows": rows,
         "_first_rows": first,

@@ -146,9 +146,8 @@ def numbers(values: NDArray[np.float64]) -> Floats:
 
 def beside(run: Run, curve: LossCurve, signal: str) -> Floats:
     """A signal at the rows of the curve; NaN where it was not logged with the loss, infinite where it is not finite."""
-    found = np.full(len(curve.steps), np.nan)
     if signal not in run.signals or not len(curve.steps):
-        return found
+        return np.full(len(curve.steps), np.nan)
     steps, segments, values = run.written(signal, copy=False)
     values = numbers(values)
     values = np.where(np.isfinite(values), values, np.inf)
@@ -159,5 +158,6 @@ def beside(run: Run, curve: LossCurve, signal: str) -> Floats:
     of_curve, of_signal = curve.segments * span + curve.steps, segments * span + steps
     at = np.minimum(np.searchsorted(of_signal, of_curve), len(of_signal) - 1)
     same = of_signal[at] == of_curve
+    found = np.full(len(curve.steps), np.nan)
     found[same] = values[at[same]]
     return found

@@ -36,13 +36,14 @@ def norm_changes(run: Run) -> tuple[NormChange, ...]:
 def _whole(run: Run, names: tuple[str, ...]) -> Floats:
     """The norm of all weights at each step."""
     if "param_norm" in names:
-        return np.asarray(run.column("param_norm"))
+        return np.asarray(run.column("param_norm", copy=False))
     return np.asarray(np.sqrt(sum(np.nan_to_num(run.column(name)) ** 2 for name in names)))
 
 
 def _change(run: Run, name: str, whole: Floats) -> NormChange | None:
-    column = run.column(name)
-    rows = np.flatnonzero(run.logged(name) & np.isfinite(column) & (column > 0))
+    column = run.column(name, copy=False)
+    rows = np.flatnonzero(run.logged(name, copy=False))
+    rows = rows[np.isfinite(column[rows]) & (column[rows] > 0)]
     if not len(rows) or run.steps[rows[-1]] - run.steps[rows[0]] < LIMITS.young:
         return None
     begun = run.steps[rows[0]] + LIMITS.young

@@ -88,11 +88,10 @@ def heights_of(losses: Floats) -> Floats:
     return np.asarray(np.log(np.maximum(losses, 0.0) + floor))
 
 
-def rises_of(losses: Floats) -> list[CurveRise]:
+def rises_of(losses: Floats, heights: Floats) -> list[CurveRise]:
     """All rises of a finite curve, in order. Overlapping ones are merged; slow ones stay if others explain little."""
     if len(losses) <= WARM:
         return []
-    heights = heights_of(losses)
     quick = _joined([rise for scale in SCALES for rise in _at_scale(heights, scale)])
     quick = _faded(losses, [_trimmed(heights, rise) for rise in quick])
     slow = [rise for rise in (*_slow(heights), *_from_the_start(heights)) if not _explained(rise, quick)]

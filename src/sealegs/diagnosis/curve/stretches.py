@@ -93,7 +93,7 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
             continue
         losses = curve.losses[rows]
         heights = heights_of(losses)
-        for rise in rises_of(losses):
+        for rise in rises_of(losses, heights):
             is_open = rise.last == len(rows) - 1 and rows[-1] == curve.finite[-1]
             first, last = int(rows[rise.first]), int(rows[rise.last])
             is_lasting = is_open or rise.last - rise.first > len(rows) / 10

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sealegs.diagnosis.curve.rises import stretches
-from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts
+from sealegs.diagnosis.facts import LEAD, NEAR, USUAL, Against, Facts, Series
 from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 
 UNEXPLAINED = 5.0
@@ -277,13 +277,14 @@ def _update_leap(facts: Facts, signal: str, begin: int) -> Against | None:
     near, before = updates.within(begin, facts.near_end), updates.within(-math.inf, begin - 1)
     if near.is_empty or before.is_empty:
         return None
+    before = Series(before.steps[-SAMPLES:], before.values[-SAMPLES:])
     # A ratio belongs to the update before its row, which had the rate of that row.
     sizes, usual = (
         part.values / (1.0 if rates.is_empty else np.interp(part.steps - 1, *rates).clip(min=1e-30))
         for part in (near, before)
     )
     place = int(np.argmax(sizes))
-    return Against(int(near.steps[place]), float(sizes[place]), float(np.median(usual[-SAMPLES:])))
+    return Against(int(near.steps[place]), float(sizes[place]), float(np.median(usual)))
 
 
 def _decay(facts: Facts, is_so: Callable[[float], bool]) -> Sign:
