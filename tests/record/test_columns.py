@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def one_and_two_processes(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     monkeypatch.setattr(columns, "CACHE_FROM_BYTES", 1 << 40)
     one = read_columns(path)
     parsed = parsed_bytes(monkeypatch)
-    monkeypatch.setattr(columns, "_SPLIT_FROM_BYTES", 0)
+    monkeypatch.setattr(columns, "_LARGE_BYTES", 0)
     monkeypatch.setattr(columns, "may_call_beside", lambda: True)
     return one, read_columns(path), sum(parsed) / path.stat().st_size
 
@@ -249,6 +250,26 @@ def test_the_second_reading_comes_from_the_cache(
         Columns({k: v for k, v in second.values.items() if k != "batch_hash"}, second.logged, second.rows),
         [{k: v for k, v in row.items() if k != "batch_hash"} for row in content_of(200)],
     )
+
+
+def test_the_cache_of_a_large_file_is_saved_while_its_columns_are_used(
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, content_of(200))
+    monkeypatch.setattr(columns, "_LARGE_BYTES", 1000)
+    monkeypatch.setattr(columns, "may_call_beside", lambda: False)
+    with columns._saving:
+        first = read_columns(path)
+        assert not (tmp_path / COLUMN_CACHE).exists()
+        path.rename(tmp_path / "older")  # a name may stand for another file by then
+        write(tmp_path, content_of(200, loss=5.0))
+    for thread in threading.enumerate():
+        if thread.name == "column cache":
+            thread.join(60)
+    (tmp_path / "older").replace(path)
+    parsed = parsed_bytes(monkeypatch)
+    assert same(first, read_columns(path))
+    assert parsed == []
 
 
 def test_only_what_was_appended_is_parsed(tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:

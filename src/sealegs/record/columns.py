@@ -10,6 +10,7 @@ import math
 import os
 import struct
 import sys
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,8 +45,8 @@ WIDE = 256
 _FIRST_BYTES = 16 << 10  # whose rows are decoded one by one, since their signals are not known yet
 _CHUNK_BYTES = 256 << 10  # the decoded rows of one chunk fit into a core's cache: a tenth faster than 4 MiB
 _WIDE_CHUNK_BYTES = 16 << 20  # what a chunk costs grows with its signals, of which there are many here
-_SPLIT_FROM_BYTES = 64 << 20
-"""Bytes to parse from which on a second process is worth its start."""
+_LARGE_BYTES = 64 << 20
+"""Bytes to parse from which on a second process is worth its start, and nobody waits for the cache."""
 _LONGEST_LINE = 64 << 20
 """Bytes without a line end after which a file is no metrics file."""
 _MOST_NAMES = 20_000
@@ -83,7 +84,7 @@ def read_columns(path: Path) -> Columns:
         if cached:
             columns = _joined([cached, columns]) if appended else cached
         if appended > CACHE_FROM_BYTES:
-            _save_cache(cache, columns, file)
+            (_save_meanwhile if appended > _LARGE_BYTES else _save_cache)(cache, columns, file)
     return columns
 
 
@@ -94,7 +95,7 @@ def _parse_from(path: Path, file: BinaryIO, start: int) -> Columns:
     """
     parts, keys, covered = _parse_range(file, start, start + 1, ("step",))
     size = os.fstat(file.fileno()).st_size
-    if size - covered >= _SPLIT_FROM_BYTES and 1 < len(keys) <= WIDE and may_call_beside():
+    if size - covered >= _LARGE_BYTES and 1 < len(keys) <= WIDE and may_call_beside():
         middle = _chunk_end(file, covered, (covered + size) // 2)
         with called_beside(_parse_range_of, path, _identity(file), middle, size, keys) as second_half:
             more, keys, covered = _parse_range(file, covered, middle, keys)
@@ -475,6 +476,23 @@ def _blocks(keys: Sequence[str], rows: int) -> list[Sequence[str]]:
     return [keys[first : first + width] for first in range(0, len(keys), width)]
 
 
+_saving = threading.Lock()
+
+
+def _save_meanwhile(path: Path, columns: Columns, file: BinaryIO) -> None:
+    """Save the cache while the columns are used; as the process ends, it waits for that."""
+    same_file = os.fdopen(os.dup(file.fileno()), "rb")  # by its name it might be another by now
+
+    def save() -> None:
+        with same_file, suppress(MemoryError):
+            _save_cache(path, columns, same_file)
+
+    try:
+        threading.Thread(target=save, name="column cache").start()
+    except RuntimeError:  # no thread is to be had
+        save()
+
+
 def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
     about = {
         "format": _CACHE_FORMAT,
@@ -489,7 +507,7 @@ def _save_cache(path: Path, columns: Columns, file: BinaryIO) -> None:
         "crc": _crc(file, columns.covered_bytes),
     }
     # the folder may be read-only, or the disk full: the cache only saves time
-    with suppress(OSError), whole_file(path, durable=False) as cache, zipfile.ZipFile(cache, "w") as stored:
+    with suppress(OSError), _saving, whole_file(path, durable=False) as cache, zipfile.ZipFile(cache, "w") as stored:
         for name, array in _members(columns, about):
             with stored.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
