@@ -44,8 +44,16 @@ class Series(_Logged):
 
     def within(self, first: float, last: float) -> "Series":
         """The values from one step to another, both included."""
-        begin, end = np.searchsorted(self.steps, first, side="left"), np.searchsorted(self.steps, last, side="right")
+        # an infinity would have numpy make floats of all steps
+        begin = None if first == -math.inf else np.searchsorted(self.steps, first, side="left")
+        end = None if last == math.inf else np.searchsorted(self.steps, last, side="right")
         return Series(self.steps[begin:end], self.values[begin:end])
+
+    def at(self, steps: Indices) -> Floats:
+        """The values at some rising steps; between two that were logged, on the line from one to the other."""
+        begin = max(int(np.searchsorted(self.steps, steps[0], side="right")) - 1, 0)
+        end = int(np.searchsorted(self.steps, steps[-1])) + 1
+        return np.interp(steps, self.steps[begin:end], self.values[begin:end])
 
     @cached_property
     def finite(self) -> "Series":
@@ -274,8 +282,7 @@ class Facts:
     def first_bad(self, signal: str) -> int | None:
         """The first step at which a signal was NaN or infinite."""
         series = self.series(signal)
-        bad = ~np.isfinite(series.values)
-        return int(series.steps[np.argmax(bad)]) if bad.any() else None
+        return None if series.finite is series else int(series.steps[np.argmin(np.isfinite(series.values))])
 
     @cached_property
     def first_bad_weight(self) -> int | None:

@@ -51,20 +51,22 @@ def fits(value: Any, hint: Any) -> bool:
     >>> fits(5, float), fits(True, int), fits("x", str | None), fits({}, Mapping[str, int]), fits(10**30, int)
     (True, False, True, True, False)
     """
-    origin = get_origin(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(fits(value, each) for each in get_args(hint))
-    if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in get_args(hint))
-    if hint is None or hint is type(None):
-        return value is None
+    if hint is str:
+        return isinstance(value, str)
     if hint is bool:
         return isinstance(value, bool)
     if hint in (int, float):
         is_number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
         return is_number and (isinstance(value, float) or -HIGHEST_STEP <= value <= HIGHEST_STEP)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is Any:
+        return True
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in get_args(hint))
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in get_args(hint))
     plain = origin or hint
     if isinstance(plain, type) and issubclass(plain, str):
         return isinstance(value, str)

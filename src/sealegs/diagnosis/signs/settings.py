@@ -280,8 +280,7 @@ def _update_leap(facts: Facts, signal: str, begin: int) -> Against | None:
     before = Series(before.steps[-SAMPLES:], before.values[-SAMPLES:])
     # A ratio belongs to the update before its row, which had the rate of that row.
     sizes, usual = (
-        part.values / (1.0 if rates.is_empty else np.interp(part.steps - 1, *rates).clip(min=1e-30))
-        for part in (near, before)
+        part.values / (1.0 if rates.is_empty else rates.at(part.steps - 1).clip(min=1e-30)) for part in (near, before)
     )
     place = int(np.argmax(sizes))
     return Against(int(near.steps[place]), float(sizes[place]), float(np.median(usual)))
