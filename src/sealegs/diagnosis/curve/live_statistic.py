@@ -17,7 +17,7 @@ from sealegs.detectors import drift
 from sealegs.detectors.spike import SUSPICIOUS, YOUNG
 from sealegs.detectors.textbook import MonotonicRise, ThreeSigma
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside
-from sealegs.diagnosis.curve.rises import stretches
+from sealegs.diagnosis.curve.rises import median, stretches
 from sealegs.diagnosis.curve.stretches import Stretch, closed_up
 from sealegs.incidents import AVERAGED, SLOW, incidents_of
 from sealegs.record.run import Run
@@ -92,9 +92,9 @@ def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
         yield 0, count, YOUNG
         return
     blocks = count // BLOCK
-    medians = np.median(heights[: blocks * BLOCK].reshape(blocks, BLOCK), axis=1)
+    medians = median(heights[: blocks * BLOCK].reshape(blocks, BLOCK))
     above = heights[BLOCK : blocks * BLOCK].reshape(blocks - 1, BLOCK) - medians[:-1, None]
-    usual = np.maximum(1.4826 * np.median(np.abs(above), axis=1), streaming.SMALLEST_SCALE)
+    usual = np.maximum(1.4826 * median(np.abs(above)), streaming.SMALLEST_SCALE)
     highest = (above / usual[:, None]).max(axis=1)
     near = np.zeros(count, dtype=bool)
     for block in np.argsort(highest)[-SCREENED:].tolist():

@@ -84,7 +84,7 @@ def heights_of(losses: Floats) -> Floats:
     if np.mean(losses < 0) > NEGATIVE:
         low, high = np.quantile(losses, [0.1, 0.9])
         return np.asarray(losses / (2 * max(high - low, 1e-3 * abs(low), 1e-12 * float(np.abs(losses).max()))))
-    floor = NEGLIGIBLE * max(losses[:3].max(), float(np.median(losses)), 1e-300)
+    floor = NEGLIGIBLE * max(losses[:3].max(), float(median(losses)), 1e-300)
     return np.asarray(np.log(np.maximum(losses, 0.0) + floor))
 
 
@@ -103,7 +103,7 @@ def _at_scale(heights: Floats, scale: int) -> Iterator[CurveRise]:
     count = len(heights) // size
     if count < (FEWEST if scale > 1 else WARM + 1):
         return
-    medians = np.median(heights[: count * size].reshape(count, size), axis=1) if size > 1 else heights
+    medians = median(heights[: count * size].reshape(count, size)) if size > 1 else heights
     alone = ALONE * max(1.0, count / 1000) ** 0.1
     for rise, points in (*_early(medians), *_walk(medians)):
         if points >= 3 or rise.deviations > (alone if points == 1 else PAIR * alone):
@@ -181,10 +181,10 @@ def _slow(heights: Floats) -> Iterator[CurveRise]:
         return
     skipped = len(heights) - count * size
     blocks = heights[skipped:].reshape(count, size)
-    medians = np.median(blocks, axis=1)
+    medians = median(blocks)
     level = running_median(medians, 3)
     lowest = np.minimum.accumulate(level)
-    within = float(np.median(np.abs(blocks - medians[:, None]))) * 1.25 / np.sqrt(size)
+    within = float(median(np.abs(blocks - medians[:, None]).ravel())) * 1.25 / np.sqrt(size)
     between = 1.3 * float(np.median(np.abs(medians - running_median(medians, 5))))
     usual = max(1.4826 * within, 1.4826 * between, QUIETEST / 2)
     above = level - lowest
@@ -208,7 +208,7 @@ def _slow(heights: Floats) -> Iterator[CurveRise]:
 def _from_the_start(heights: Floats) -> Iterator[CurveRise]:
     """A curve that never came back to its start: nine tenths of it are above the lowest of its first points."""
     start, later = float(heights[:CALM].min()), heights[max(len(heights) // 10, CALM) :]
-    usual = max(1.4826 * float(np.median(np.abs(later - np.median(later)))), QUIETEST)
+    usual = max(1.4826 * float(median(np.abs(later - median(later)))), QUIETEST)
     lowest = float(np.quantile(later, 0.1)) - start
     if lowest > max(SMALLEST, CALM * usual):
         first = int(np.argmax(heights > start + lowest / 2))
@@ -271,6 +271,21 @@ def stretches(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def median(values: Floats) -> Floats:
+    """The median along the last axis, for millions of values: in a third of the time, since numpy's own partitions them
+    at three places.
+
+    >>> float(median(np.array([4.0, 1.0, 3.0, 2.0]))), median(np.array([[2.0, np.nan, 1.0], [7.0, 5.0, 6.0]])).tolist()
+    (2.5, [nan, 6.0])
+    """
+    half = values.shape[-1] // 2
+    parted = np.partition(values, half)
+    middle = parted[..., half]
+    if values.shape[-1] % 2 == 0:
+        middle = (parted[..., :half].max(axis=-1) + middle) / 2
+    return np.where(np.isnan(parted[..., half:].max(axis=-1)), np.nan, middle)  # NaN comes last
 
 
 def running_median(values: Floats, width: int) -> Floats:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.overflow import Overflow
 from sealegs.diagnosis.curve.loss_curve import Floats, LossCurve, beside
-from sealegs.diagnosis.curve.rises import SMALLEST, CurveRise, heights_of, rises_of, stretches
+from sealegs.diagnosis.curve.rises import SMALLEST, CurveRise, heights_of, median, rises_of, stretches
 from sealegs.record.run import Run
 from sealegs.vocabulary import Severity
 
@@ -148,9 +148,9 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():
         return []
     first, _, last = np.array_split(losses, 3)
-    level = float(np.median(losses))
-    noise = 1.4826 * float(np.median(np.abs(losses - level)))
-    fallen = float(np.median(first) - np.median(last))
+    level = float(median(losses))
+    noise = 1.4826 * float(median(np.abs(losses - level)))
+    fallen = float(median(first) - median(last))
     doubt = 3 * 1.25 * noise * np.sqrt(2 / len(first))
     has_never_fallen = float(losses[:3].max()) - level < 5 * max(noise, PLATEAU_MOVE * abs(level))
     if has_never_fallen and abs(fallen) <= max(PLATEAU_MOVE * abs(level), min(doubt, SMALLEST * abs(level))):

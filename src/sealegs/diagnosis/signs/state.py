@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sealegs.diagnosis.curve.loss_curve import Floats
+from sealegs.diagnosis.curve.rises import median
 from sealegs.diagnosis.facts import LIMITS, NEAR, SOON, Facts
 from sealegs.diagnosis.signs import data as signs_of_data
 from sealegs.diagnosis.signs import numbers
@@ -299,7 +300,7 @@ def is_flat(facts: Facts) -> Sign:
     if not found:
         return so(False, "")
     losses = facts.loss.finite.within(found[0].start, math.inf).values
-    level = float(np.median(losses)) if len(losses) else math.nan
+    level = float(median(losses)) if len(losses) else math.nan
     return so(True, f"panel 1: flat at {level:.4g} from step {found[0].start} on")
 
 

@@ -179,6 +179,9 @@ def _came_before(hashes: NDArray[np.bytes_]) -> NDArray[np.int64]:
     in_order = np.sort(numbers)
     if not (in_order[1:] == in_order[:-1]).any():  # as mostly: their places take five times as long to sort
         return before
+    distinct = in_order[np.append(True, in_order[1:] != in_order[:-1])]
+    if len(distinct) <= 1 << 16:  # small numbers are sorted in a tenth of the time
+        numbers = np.searchsorted(distinct, numbers).astype(np.uint16)
     order = np.argsort(numbers, kind="stable")
     ordered = hashes[order]
     same = (ordered[1:] == ordered[:-1]) & (ordered[1:] != b"")
