@@ -11,7 +11,6 @@ from sealegs.detectors.repeated_batch import BEFORE, FEW, RepeatedBatch
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.norm_changes import norm_changes
 from sealegs.incidents import Incident
-from sealegs.record.attempts import standing_rows
 from sealegs.record.interventions import findings_in
 from sealegs.record.run import Run
 from sealegs.vocabulary import Event, Row, Severity, expected
@@ -39,8 +38,9 @@ def _repeated(run: Run) -> Iterator[Standing]:
     signal = next((name for name in ("batch_hash", "batch_index") if name in run.signals), None)
     if signal is None:
         return
-    steps, _, batches = run.written(signal)
-    steps, batches = (column[standing_rows(steps)] for column in (steps, batches))
+    logged = np.flatnonzero(run.logged(signal, copy=False))
+    values = run.column(signal, copy=False) if run.has_numbers(signal) else run.undecoded(signal)
+    steps, batches = run.steps[logged], values[logged]
     again = np.zeros(len(batches), np.bool_)
     for back in range(1, FEW + 1):
         again[back:] |= batches[back:] == batches[:-back]
