@@ -610,12 +610,14 @@ def test_shadow_mode_leaves_the_run_alone(tmp_path: Path) -> None:
     assert [event.detail["acted"] for event in events if event.kind == "skip"] == [False]
 
 
-def test_evaluations_are_recorded_and_their_time_is_not_the_steps(tmp_path: Path) -> None:
+def test_evaluations_are_recorded_and_their_time_is_not_the_steps(
+    tmp_path: Path, pass_hours: Callable[[], None]
+) -> None:
     from transformers import TrainerCallback
 
     class Slow(TrainerCallback):  # type: ignore[misc]
         def on_evaluate(self, *_: Any, **__: Any) -> None:
-            time.sleep(0.5)
+            pass_hours()
 
     data = [{"input_ids": row, "labels": row} for row in small.rows(8)]
     trainer = small.trainer(tmp_path / "out", max_steps=10)
@@ -627,7 +629,7 @@ def test_evaluations_are_recorded_and_their_time_is_not_the_steps(tmp_path: Path
     run = sealegs.open_run(tmp_path / "run")
     told = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
     assert {step: float(run.column("eval_loss")[run.steps == step][0]) for step in (5, 10)} == pytest.approx(told)
-    assert run.column("step_s")[run.steps == 5][0] < 0.5
+    assert run.column("step_s")[run.steps == 5][0] < 3600
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
