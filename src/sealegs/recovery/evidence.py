@@ -111,6 +111,8 @@ class JudgedRow(NamedTuple):
     """Its update was applied."""
     is_explained: bool
     """The last probe had found the weights sound, so the data explain it."""
+    loss: float
+    """The logarithm of its loss; infinite where there is none."""
 
 
 class Doubt(NamedTuple):
@@ -429,7 +431,7 @@ class AnomalyEvidence:
         is_explained = self.is_sound and self._is_probed
         if len(self._recent) == WINDOW:
             self._follow_wander(self._recent[0])
-        self._recent.append(JudgedRow(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained))
+        self._recent.append(JudgedRow(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained, loss))
         lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
         is_new = sum(self._recent[place].is_bad for place in late) < min(len(late), MANY)
@@ -463,6 +465,9 @@ class AnomalyEvidence:
     def _compare_with_all_before(self, loss: float) -> None:
         """Count the batch if its loss is high; those already in the row are not part of the comparison."""
         if not 0 < self._high_in_a_row < LATELY:
+            if self._recent and loss <= self._recent[-1].loss:  # one of those before: so for half of all steps
+                self._high_in_a_row = 0
+                return
             before = self._losses(WINDOW // 2)
             is_known = len(before) == WINDOW // 2
             self._high_in_a_row, self._high_limit = 0, max(*before, median(before) + LEAP) if is_known else math.inf
@@ -470,11 +475,11 @@ class AnomalyEvidence:
 
     def _follow_wander(self, seen: JudgedRow) -> None:
         """Follow a row that leaves the window; rows that a rollback undid never get so old."""
-        self._of_data = self._of_data.after(_log(seen.row["loss"]))
+        self._of_data = self._of_data.after(seen.loss)
         if seen.is_explained:
             self._of_losses, self._of_norms = self._of_losses.anew(), self._of_norms.anew()
             return
-        self._of_losses = self._of_losses.after(_log(seen.row["loss"]))
+        self._of_losses = self._of_losses.after(seen.loss)
         self._of_norms = self._of_norms.after(_log(seen.row.get("grad_norm", 0.0)))
 
     def _length_of_what_passed(self) -> int:
@@ -518,7 +523,7 @@ class AnomalyEvidence:
     def _losses(self, count: int) -> list[float]:
         """The last losses, as logarithms."""
         rows = islice(self._recent, max(len(self._recent) - count, 0), None)
-        return [_log(seen.row["loss"]) for seen in rows]
+        return [seen.loss for seen in rows]
 
     def _onset(self, gap: int) -> int:
         """Index of the recent row that the anomaly began with; up to ``gap`` good rows may lie between two bad ones."""
