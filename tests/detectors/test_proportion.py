@@ -33,8 +33,8 @@ def size(state: Any) -> int:
 def test_weights_that_change_twofold_are_an_alarm_once(signal: str, factor: float, change: str) -> None:
     found = run(lambda step: {"param_norm": 30.0, signal: 25.0 * (factor if step >= 1500 else 1.0)})
     assert {step: f.severity for step, f in found.items()} == {1500: Severity.ALARM}
-    assert found[1500].note == f"{signal} has {change} 2.1 times in 200 steps"
-    assert (found[1500].signal, found[1500].spoils_update) == (signal, False)
+    assert found[1500].note == f"{signal} has {change} 2.1 times in 20 steps", "since the last sample"
+    assert (found[1500].signal, found[1500].spoils_update, found[1500].lasts) == (signal, False, 20)
 
 
 @pytest.mark.parametrize("every", [1, 10, 50, 65])
@@ -43,6 +43,8 @@ def test_the_change_counts_over_200_steps(every: int) -> None:
     fast = run(lambda step: {"param_norm": 30 * 2 ** (max(0, step - 1000) / 180)}, 1300, every)
     assert fast
     assert 1150 <= min(fast) < 1200 + every
+    begun = min(fast) - next(iter(fast.values())).lasts
+    assert 1000 - max(every, 20) <= begun <= 1000 + max(every, 20), "dated to when it began"
     assert run(lambda step: {"param_norm": 30 * 2 ** (max(0, step - 1000) / 400)}, 1300, every) == {}
 
 
@@ -77,7 +79,7 @@ def test_without_the_whole_the_groups_make_it() -> None:
 def test_many_groups_at_once_are_one_finding() -> None:
     found = run(lambda step: {f"param_norm/{i}": (1 + i / 10) ** (step >= 1500) * 3.0 for i in range(300)})
     assert list(found) == [1500]
-    assert found[1500].note == "param_norm/299 has grown 30.9 times in 200 steps, and 277 more"
+    assert found[1500].note == "param_norm/299 has grown 30.9 times in 20 steps, and 277 more"
 
 
 def test_memory_is_bounded_for_300_groups() -> None:

@@ -18,6 +18,8 @@ SMALLEST_SHARE = 0.01
 by any factor, and means nothing."""
 USUAL_SHARE = 0.5
 """A group with less than this share of the gradient norm is not one that usually has nearly all of it."""
+UNCHANGED = 0.1
+"""Share of a change of a norm, of its logarithm, up to which the norm is still what it was: then it began later."""
 HARMLESS_UPDATE = 0.01
 """An update below this share of the weights does no harm in one step, whatever it was before."""
 
@@ -46,6 +48,8 @@ class Excess(NamedTuple):
     value: float
     limit: float
     note: str
+    lasts: int
+    """Steps in which it has become so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ class Proportion:
             value=worst.value,
             limit=worst.limit,
             spoils_update=False,
-            lasts=self.window,
+            lasts=worst.lasts,
             note=worst.note + others,
         )
 
@@ -133,18 +137,21 @@ class Proportion:
             if (track := tracks.get(sample.signal)) is None:
                 continue
             _, first, silent_until, steps, values = track
-            before = sorted(values[bisect_left(steps, step - self.window) :])
+            begin = bisect_left(steps, step - self.window)
+            before = [(step - at, value) for at, value in zip(steps[begin:], values[begin:], strict=True)]
             if before and steps[-1] < step and step - first >= self.window and step >= silent_until:
                 excess = self._excess(sample, before, step - first)
                 found += [excess] if excess else []
         return found
 
-    def _excess(self, sample: Sample, before: list[float], age: int) -> Excess | None:
+    def _excess(self, sample: Sample, before: list[tuple[int, float]], age: int) -> Excess | None:
+        """What is out of proportion to the samples before, each with the steps that it lies back."""
         kind, _, group = sample.signal.partition("/")
-        value, low, usual, high = sample.value, before[0], before[len(before) // 2], before[-1]
+        values = sorted(value for _, value in before)
+        value, low, usual = sample.value, values[0], values[len(values) // 2]
         match kind:
             case "param_norm":
-                return self._norm_excess(sample, low, high) if age >= self.young else None
+                return self._norm_excess(sample, before) if age >= self.young else None
             case "update_ratio":
                 limit = max(self.update_factor * usual, HARMLESS_UPDATE)
             case "grad_norm":
@@ -158,18 +165,19 @@ class Proportion:
             "grad_norm": f"{group} has {value:.0%} of the gradient norm, usually {usual:.0%}",
             "attention_logit_max": f"attention logits of {group} {value / low:.1f} times what they were",
         }[kind]
-        return Excess(Severity.WATCH, value / limit, sample.signal, value, limit, note)
+        return Excess(Severity.WATCH, value / limit, sample.signal, value, limit, note, self.window)
 
-    def _norm_excess(self, sample: Sample, low: float, high: float) -> Excess | None:
-        value = sample.value
+    def _norm_excess(self, sample: Sample, before: list[tuple[int, float]]) -> Excess | None:
+        value, low, high = sample.value, min(norm for _, norm in before), max(norm for _, norm in before)
         factor = max(value / low, high / value)
         if factor <= self.norm_factor or sample.weight * max(1.0, high / value) < SMALLEST_SHARE:
             return None
         has_grown = value / low >= high / value
         limit = self.norm_factor * low if has_grown else high / self.norm_factor
-        change = "grown" if has_grown else "shrunk"
-        note = f"{sample.signal} has {change} {factor:.1f} times in {self.window} steps"
-        return Excess(Severity.ALARM, factor, sample.signal, value, limit, note)
+        was, change = (low, "grown") if has_grown else (high, "shrunk")
+        lasts = min(back for back, norm in before if abs(math.log(norm / was)) <= UNCHANGED * math.log(factor))
+        note = f"{sample.signal} has {change} {factor:.1f} times in {lasts} steps"
+        return Excess(Severity.ALARM, factor, sample.signal, value, limit, note, lasts)
 
 
 def sampled(now: Row) -> list[Sample]:
