@@ -48,6 +48,12 @@ def test_the_change_counts_over_200_steps(every: int) -> None:
     assert run(lambda step: {"param_norm": 30 * 2 ** (max(0, step - 1000) / 400)}, 1300, every) == {}
 
 
+def test_a_leap_is_dated_to_itself_however_the_norm_crept_before() -> None:
+    found = run(lambda step: {"param_norm": 30 * (1 + step / 2000) * (2.2 if step >= 1500 else 1.0)})
+    assert list(found) == [1500]
+    assert found[1500].note == "param_norm has grown 2.2 times in 20 steps"
+
+
 def test_a_new_norm_is_the_measure_after_a_window() -> None:
     found = run(lambda step: {"param_norm": 30 * 2.5 ** ((step >= 1000) + (step >= 1400))}, 2500)
     assert list(found) == [1000, 1400]

@@ -18,8 +18,6 @@ SMALLEST_SHARE = 0.01
 by any factor, and means nothing."""
 USUAL_SHARE = 0.5
 """A group with less than this share of the gradient norm is not one that usually has nearly all of it."""
-UNCHANGED = 0.1
-"""Share of a change of a norm, of its logarithm, up to which the norm is still what it was: then it began later."""
 HARMLESS_UPDATE = 0.01
 """An update below this share of the weights does no harm in one step, whatever it was before."""
 
@@ -174,9 +172,11 @@ class Proportion:
             return None
         has_grown = value / low >= high / value
         limit = self.norm_factor * low if has_grown else high / self.norm_factor
-        was, change = (low, "grown") if has_grown else (high, "shrunk")
-        lasts = min(back for back, norm in before if abs(math.log(norm / was)) <= UNCHANGED * math.log(factor))
-        note = f"{sample.signal} has {change} {factor:.1f} times in {lasts} steps"
+        changed = [(back, value / norm if has_grown else norm / value) for back, norm in before]
+        # the shortest stretch that is an alarm: norms may have crept before they leapt
+        lasts, factor = min((back, times) for back, times in changed if times > self.norm_factor)
+        change, span = "grown" if has_grown else "shrunk", "a step" if lasts == 1 else f"{lasts} steps"
+        note = f"{sample.signal} has {change} {factor:.1f} times in {span}"
         return Excess(Severity.ALARM, factor, sample.signal, value, limit, note, lasts)
 
 
