@@ -130,6 +130,16 @@ def test_a_checkpoint_is_reloaded_only_where_there_is_something_to_act_on(tmp_pa
     assert damaged.first_action.startswith("Reload the last checkpoint before step 300")
 
 
+@pytest.mark.parametrize("then", [[], [[520, 599, "NaN"]]], ids=["rises", "breaks"])
+def test_a_checkpoint_is_reloaded_from_before_all_of_it(then: list[Any], tmp_path: Path) -> None:
+    """The loss rises faster and faster from step 400 on, and is not finite in the end."""
+    loss = {"line": [[0, 6.0], [100, 3.0], [400, 2.7], [450, 3.0], [500, 4.5], [600, 12.0]], "noise": 0.005}
+    found = diagnosed(tmp_path, signals={"loss": loss | {"set": then}}, checkpoints=20)
+    begin = min(incident.start for incident in found.findings.incidents)
+    assert 400 <= begin <= 470
+    assert f"eload the last checkpoint before step {begin} (step {begin - 1 - (begin - 1) % 20})" in found.first_action
+
+
 def test_a_loss_about_zero_is_no_reason_to_go_back(tmp_path: Path) -> None:
     loss = {"line": [[0, 0.0], [600, 0.0]], "noise": 0.0, "set": [[step, step + 1, -0.01] for step in range(0, 600, 2)]}
     found = diagnosed(tmp_path, signals={"loss": loss | {"line": [[0, 0.01], [600, 0.01]]}})

@@ -198,6 +198,22 @@ class Facts:
         above = course.steps[course.values > float(before[-20:].mean()) + height]
         return int(above[0]) if len(above) else focus.start
 
+    @cached_property
+    def sound_before(self) -> int:
+        """The step from which on nothing is sure to be sound: to go back too far costs less than to go back into it.
+
+        What had leapt before, and was not over when the anomaly began, is part of it.
+        """
+        focus = self.focus
+        if focus is None or focus.kind not in (*LEAPS, "nonfinite"):
+            return self.onset
+        under_way = (
+            incident.start
+            for incident in self.findings.incidents
+            if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last)
+        )
+        return min(self.onset, focus.start, *under_way)
+
     @property
     def last(self) -> int:
         """The last step with a loss."""
@@ -418,7 +434,9 @@ class Facts:
     @cached_property
     def checkpoint_before(self) -> int | None:
         """The last checkpoint before the onset that the log mentions."""
-        steps = [event.step for event in self.run.events if event.kind == "checkpoint" and event.step < self.onset]
+        steps = [
+            event.step for event in self.run.events if event.kind == "checkpoint" and event.step < self.sound_before
+        ]
         return max(steps, default=None)
 
 

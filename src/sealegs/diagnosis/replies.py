@@ -164,7 +164,9 @@ def checkpoint(facts: Facts) -> Reply:
     """Question 2.4: the last checkpoint before the incident."""
     step = facts.checkpoint_before
     if step is None:
-        return Reply(UNKNOWN, f"the log tells of no checkpoint before step {facts.onset}", ("checkpoint events",))
+        return Reply(
+            UNKNOWN, f"the log tells of no checkpoint before step {facts.sound_before}", ("checkpoint events",)
+        )
     return Reply(f"step {step}", f"{facts.onset - step} steps before the onset")
 
 
