@@ -210,7 +210,7 @@ class Facts:
         under_way = (
             incident.start
             for incident in self.findings.incidents
-            if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last)
+            if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
         )
         return min(self.onset, focus.start, *under_way)
 
