@@ -150,7 +150,7 @@ class Spike:
         is_surprising = self._rejects(state, p)
         is_gross = not value <= self.gross_limit(state)
         spoils = self.spoils_update(state, value, p, clip=clip_of(now, self.signal))
-        if not is_coarse(state) and self._are_many(after := self._with(state, p, value)):
+        if self._is_high(state, p) and not is_coarse(state) and self._are_many(after := self._with(state, p, value)):
             return replace(self._stays_high(after, now, value), spoils_update=spoils)
         if self._comes_again(state, p):
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
@@ -243,9 +243,12 @@ class Spike:
         highs = [x for back, x in enumerate(reversed(state.recent)) if state.high >> back & 1]
         return not (state.calm and highs) or median(highs) > median(state.calm) + math.log(self.smallest)
 
+    def _is_high(self, state: SpikeState, p: float) -> bool:
+        return p < streaming.LEVELS[-1] / state.audit.correction
+
     def _with(self, state: SpikeState, p: float, value: float) -> SpikeState:
         """The state that knows whether the value is high."""
-        is_high = p < streaming.LEVELS[-1] / state.audit.correction
+        is_high = self._is_high(state, p)
         state = state._replace(high=(state.high << 1 | is_high) & (1 << OF) - 1)
         if not self.must_fall:
             return state
