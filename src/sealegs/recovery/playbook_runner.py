@@ -41,7 +41,7 @@ from sealegs.watch import Watch
 A = TypeVar("A")
 
 SHARP = 3
-"""Steps by which the end of a bad stretch may be dated too early, and its beginning too late."""
+"""Steps by which the end of a bad stretch may be dated too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,7 @@ def change_ledger(
     for action in order.actions:
         match action:
             case Rollback(skip=count) if count and order.anomaly.batch is not None:
-                # the step before may have done the damage; a row names the last batch of its step
-                earliest = max(order.anomaly.batch - (2 * batches_a_step - 1), 0)
-                lasted = (order.anomaly.lasted + SHARP) * batches_a_step if order.anomaly.lasted else 0
-                reach = earliest if order.anomaly.triggered_by is None else order.anomaly.triggered_by
-                changed.append(_leave_out(batches, earliest, max(count, lasted, reach - earliest + 1)))
+                changed.append(_leave_out(batches, *bad_stretch(order.anomaly, count, batches_a_step)))
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))
@@ -145,6 +141,16 @@ def change_ledger(
             case _:
                 assert_never(action)
     return changed
+
+
+def bad_stretch(anomaly: Anomaly, fewest: int, batches_a_step: int) -> tuple[int, int]:
+    """The first of the batches to leave out, and their number."""
+    assert anomaly.batch is not None
+    # the step before may have done the damage; a row names the last batch of its step
+    first = max(anomaly.batch - (2 * batches_a_step - 1), 0)
+    lasted = (1 + anomaly.lasted + SHARP) * batches_a_step if anomaly.lasted else 0
+    reach = first if anomaly.triggered_by is None else anomaly.triggered_by
+    return first, max(fewest, lasted, reach - first + 1)
 
 
 def _leave_out(batches: Batches, first: int, count: int) -> str:
