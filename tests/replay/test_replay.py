@@ -98,6 +98,7 @@ CAUSES = {
     "random-shard:batches=40@230": "bad-data-batch",
     "shifted-labels:batches=10@230": "bad-data-batch",
     "rare-tokens:batches=10@230": "long-tail-token",
+    "encoding-junk:batches=4@230": "bad-data-batch",
     "duplicate-batch:batches=36@200": "duplicate-batch",
     "lr-spike:factor=60,steps=10,log=shows@230": "lr-discontinuity",
     "nan-gradient@230": "corrupt-gradient",

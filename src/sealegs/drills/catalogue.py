@@ -85,7 +85,7 @@ _DATA = _of(
     (
         "encoding-junk",
         "encoding-junk:batches=20",
-        "bad-data-batch long-tail-token",
+        "bad-data-batch",
         "text read in the wrong encoding, 20 batches",
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -36,6 +37,8 @@ OF_USE = 0.25
 """Share of its knowledge beyond token frequencies that a model must keep on a batch of real text."""
 MOST_MASKED = 0.5
 """Largest share of a batch that an arm may mask: with more masked it is another batch."""
+SHUFFLES = 99
+"""Orders of the same tokens that a text has to differ from: by chance it does in 1 of 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +246,28 @@ def is_of_rare_tokens(experiment: Experiment) -> str | None:
     if share < (1 + tail.kinds) / 2:
         return None
     return f"{share:.0%} of the targets of step {experiment.peak} are rare ({tail})"
+
+
+def are_in_the_order_of_text(experiment: Experiment) -> bool:
+    """Whether the tokens of the highest-loss batch follow each other as in a text, whatever they are.
+
+    Then fewer different pairs of neighbours occur than in any random order of the same tokens.
+    """
+    text = experiment.loop.subject.text
+    assert text is not None
+    rows = torch.cat([text.targets(batch) for batch in experiment.batches_of(experiment.peak)]).cpu().numpy()
+    random, count, are_tokens = np.random.default_rng(0), _different_pairs(rows), rows >= 0
+    for _ in range(SHUFFLES):
+        rows[are_tokens] = random.permutation(rows[are_tokens])
+        if _different_pairs(rows) <= count:
+            return False
+    return True
+
+
+def _different_pairs(rows: NDArray[np.int64]) -> int:
+    left, right = rows[:, :-1], rows[:, 1:]
+    both = (left >= 0) & (right >= 0)
+    return len(set(zip(left[both].tolist(), right[both].tolist(), strict=True)))
 
 
 def is_garbage(experiment: Experiment, loss: float, cost: TokenSurprise) -> bool:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sealegs.errors import ConfigError
-from sealegs.replay.arms import Arm, arms, is_garbage, is_of_rare_tokens, one_ulp, shaken, surprise
+from sealegs.replay.arms import (
+    Arm,
+    are_in_the_order_of_text,
+    arms,
+    is_garbage,
+    is_of_rare_tokens,
+    one_ulp,
+    shaken,
+    surprise,
+)
 from sealegs.replay.batch_tokens import Spotlight, spotlight
 from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.fidelity import Departure, departure, explained, ranks_apart
@@ -257,6 +266,9 @@ def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, S
     if standings["bad-data-batch"] == "necessary":
         return "batch-and-state", "other batches take it away, but an older state stands these ones"
     if rare := is_of_rare_tokens(experiment):
+        if are_in_the_order_of_text(experiment):
+            other = "and follow each other as in a text, as if it had been read in another encoding"
+            return "bad-data-batch", f"it is these batches, with any state: {rare}, {other}"
         return "long-tail-token", f"it is these batches, with any state: {rare}"
     loss, cost = again.losses[experiment.peak], surprise(experiment)
     if cost is not None and is_garbage(experiment, loss, cost):
