@@ -7,8 +7,8 @@ import pytest
 
 from sealegs.replay import fidelity
 from sealegs.replay.arms import Arm, Kind
-from sealegs.replay.experiment import Change, Outcome
-from sealegs.replay.fidelity import Departure, _nearest_rate, ranks_apart
+from sealegs.replay.experiment import Change, LossBefore, Outcome
+from sealegs.replay.fidelity import Departure, _nearest_rate, explained, ranks_apart
 from sealegs.replay.subject import StepOutcome
 from sealegs.replay.tested_causes import Tried, _is_open
 from sealegs.vocabulary import Row
@@ -66,8 +66,34 @@ def test_the_rate_that_was_used_is_found_though_larger_ones_lower_the_loss_first
         return StepOutcome(3.6 + 0.002 * (rate - 20) ** 2, 1.0 + 0.05 * rate)
 
     monkeypatch.setattr(fidelity, "_after", lambda experiment, step, *, factor: shown(factor))
-    was, experiment = shown(factor), SimpleNamespace(rows={8: {"grad_norm": shown(factor).grad_norm}})
+    was = shown(factor)
+    experiment = SimpleNamespace(rows={8: {"grad_norm": was.grad_norm}}, seen={8: shown(1.0)})
     left = Departure(step=8, signal="loss", was=was.loss, now=shown(1.0).loss, agreed=7)
     found, misfit = _nearest_rate(experiment, left)  # type: ignore[arg-type]
     assert misfit < 0.01
     assert found == pytest.approx(factor, rel=0.05)
+
+
+@pytest.mark.parametrize(("off", "cause"), [(0.003, None), (0.5, "corrupt-weight"), (math.nan, "corrupt-weight")])
+def test_a_loss_that_some_rate_explains_and_a_norm_that_none_does_is_no_other_rate(
+    off: float, cause: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with gradients of the other sign: the loss goes up a little, and the norm, by a little, the wrong way."""
+
+    def shown(rate: float) -> StepOutcome:
+        return StepOutcome(3.0 + 0.01 * (1 - rate), 1.0 - 0.01 * (1 - rate))
+
+    def after(experiment: object, step: int, *, factor: float = 1.0, before: object = None) -> StepOutcome:
+        return shown(factor)
+
+    monkeypatch.setattr(fidelity, "_after", after)
+    experiment = SimpleNamespace(
+        rows={8: {"loss": 3.0 + off, "grad_norm": 1.004}},
+        seen={8: shown(1.0)},
+        usual=LossBefore(3.0, 0.1, 1.0),
+        hold=lambda step: None,
+    )
+    left = Departure(step=8, signal="loss", was=3.0 + off, now=3.0, agreed=7)
+    found, because = explained(experiment, left)  # type: ignore[arg-type]
+    assert found == cause
+    assert ("by less than the noise of the loss" in because) == (cause is None)

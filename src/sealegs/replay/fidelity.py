@@ -13,7 +13,8 @@ from sealegs.replay.subject import StepOutcome, Subject
 from sealegs.vocabulary import Row
 
 ALIKE = 0.01
-"""Relative difference up to which two gradient norms are equal, and a loss is explained."""
+"""Share of a departure that may be left where it is explained; also the relative difference that a first step may
+have."""
 PASSED = 0.05
 """Share of a difference that may be left one step later, if only that step was affected."""
 ROUNDING, LEAP = 1e-6, 10.0
@@ -96,9 +97,14 @@ def explained(experiment: Experiment, left: Departure) -> tuple[str | None, str]
     if misfit < ALIKE:
         text = f"a learning rate {factor:.3g} times the one in the log at step {step} gives what was recorded"
         return "unlogged-step-size", f"{left}; {text}"
+    unexplained = f"{left}; neither data nor schedule nor another learning rate nor lost moments explain it"
+    if abs(left.was - left.now) < experiment.usual.deviation:  # never true if either is not finite
+        return None, (
+            f"{unexplained}: the update of step {step} was another one, by less than the noise of the loss, so that it "
+            "was hardly a memory fault or a bad write; ask what changes gradients after their norm is taken"
+        )
     return "corrupt-weight", (
-        f"{left}; neither data nor schedule nor another learning rate nor lost moments explain it: the weights were "
-        "changed by something else, a memory fault or a bad write"
+        f"{unexplained}: the weights were changed by something else, a memory fault or a bad write"
     )
 
 
@@ -149,14 +155,15 @@ def _after(
 
 
 def _misfit(shows: StepOutcome, experiment: Experiment, left: Departure) -> float:
-    """The relative distance of a rerun from the record, in both loss and gradient norm.
+    """How much of the departure is left in a rerun: of that of the loss, or of that of the gradient norm.
 
     Some factor on the learning rate always matches the loss, but hardly ever both.
     """
+    now = experiment.seen[left.step].grad_norm
     norm = float(experiment.rows[left.step].get("grad_norm", shows.grad_norm))
     if not all(map(math.isfinite, (left.was, shows.loss, shows.grad_norm, norm))):
         return math.inf  # any broken number gives NaN: that proves nothing
-    of_norm = abs(shows.grad_norm - norm) / max(shows.grad_norm, norm, 1e-12)
+    of_norm = abs(shows.grad_norm - norm) / max(abs(now - norm), LEAP * ROUNDING * norm, 1e-12)
     return max(abs(shows.loss - left.was) / abs(left.was - left.now), of_norm)
 
 
