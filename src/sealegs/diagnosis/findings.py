@@ -135,7 +135,8 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
     limit = usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan
     trajectory = _trajectory(curve, one, breaks, limit)
     is_back = not one.is_open and len(after) > 0 and one.kind not in ("plateau", "epoch_step")
-    reached = norms[within][~np.isnan(norms[within])]
+    reached = norms[max(one.first - LEAD, 0) : one.last + 1]
+    reached = reached[~np.isnan(reached)]
     return Incident(
         number=number,
         start=int(curve.steps[one.first]),

@@ -115,7 +115,7 @@ Spike at step 312. Every section is filled.
 
 ![Panels 1, 3 and 2](evidence/course.png)
 
-| layer (panel 4) | activation norm before | next one logged | ratio | at step |
+| layer (panel 4) | activation norm before | nearest to the peak | ratio | at step |
 |---|---:|---:|---:|---:|
 | embedding | 1 | 3.2 | 3.20 | 312 |
 | h.0 | 2 | not finite |  | 312 |
@@ -306,6 +306,17 @@ def events() -> list[dict[str, Any]]:
         },
         {"kind": "outcome", "step": 150, "time": 200.0, "intervention": 1, "text": "helped: 50 healthy steps"},
     ]  # fmt: skip
+
+
+def test_a_gradient_that_leaps_before_the_loss_is_a_symptom_and_no_baseline() -> None:
+    rows = attempts()
+    rows[98]["grad_norm"], rows[98]["activation_norm/h.0"] = 90.0, 2.0
+    rows[102]["activation_norm/h.0"] = 9.0
+    early = {**INCIDENT, "start": 97}  # dated too early, as a late finding may be
+    seen = draft(MANIFEST, INCIDENT, rows, events()).symptoms
+    assert (seen.grad_norm, seen.grad_norm_step, seen.grad_norm_before) == (90.0, 98, 0.5)
+    document = draft(MANIFEST, early, rows, events())
+    assert document.evidence.layers == (LayerActivations(name="h.0", before=2.0, at=8.0, step=100),), "not of step 98"
 
 
 def test_a_draft_has_what_a_guard_knows() -> None:

@@ -207,7 +207,7 @@ def _layers(layers: Sequence[LayerActivations]) -> Table:
     for layer in layers:
         ratio = f"{layer.at / layer.before:.2f}" if layer.before and math.isfinite(layer.at) else ""
         rows.append((layer.name, shown(layer.before), shown(layer.at), ratio, str(layer.step)))
-    head = "layer (panel 4)", "activation norm before", "next one logged", "ratio", "at step"
+    head = "layer (panel 4)", "activation norm before", "nearest to the peak", "ratio", "at step"
     return Table(head, tuple(rows))
 
 

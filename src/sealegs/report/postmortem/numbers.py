@@ -15,6 +15,8 @@ Plain: TypeAlias = Mapping[str, Any]
 EMA_STEPS = 50
 BASELINE = 50
 """Rows before the onset that show the usual gradient norm and the usual seconds per step."""
+LEAD = 4
+"""Rows right before the onset that may already show the trouble: a gradient leaps before the loss that it spoils."""
 AVERAGED = 10
 AFTER = (50, 500)
 CALM_FOLD, CALM_DEVIATIONS = 3.0, 4.0
@@ -137,7 +139,7 @@ def symptoms(met: Met, manifest: Plain) -> Symptoms:
         after=tuple(_after(met, steps) for steps in AFTER),
         grad_norm=norm,
         grad_norm_step=norm_step,
-        grad_norm_before=_mean(finite("grad_norm", met.before)[-BASELINE:]),
+        grad_norm_before=_usual_norm(met),
         lr=rates[-1] if rates else None,
         dtype=manifest.get("dtype") or _recorded_dtype(manifest),
         batches=(numbered[0], numbered[1]) if len(numbered) == 2 else None,
@@ -166,11 +168,11 @@ def ema(losses: Sequence[float]) -> float | None:
 
 
 def layers(met: Met) -> tuple[LayerActivations, ...]:
-    """The activations of each layer: the first values from the onset on, against the mean before."""
+    """The activations of each layer: the values nearest to the peak, against the mean before the onset."""
     found = []
     names = dict.fromkeys(name for row in met.course for name in row if name.startswith("activation_norm/"))
     for name in names:
-        row = next(row for row in met.course if name in row)
+        row = min((row for row in met.course if name in row), key=lambda row: abs(int(row["step"]) - met.peak))
         before = _mean(finite(name, met.before)[-5:])
         found.append(
             LayerActivations(name=name.partition("/")[2], before=before, at=float(row[name]), step=int(row["step"]))
@@ -187,7 +189,7 @@ def promises(
     """
     found = []
     norm, _ = _highest_norm(met)
-    baseline = _mean(finite("grad_norm", met.before)[-BASELINE:])
+    baseline = _usual_norm(met)
     first, last = met.start if first is None else first, met.peak + AFTER[0]
     level, deviation = met.usual, None if met.usual is None or met.limit is None else 2 * (met.limit - met.usual)
     if usual is not None:
@@ -268,11 +270,17 @@ def _after(met: Met, steps: int) -> After:
     return After(steps=steps, loss=loss, is_back=is_back)
 
 
+def _usual_norm(met: Met) -> float | None:
+    """The mean gradient norm before anything showed; that of all rows before the onset, if there are only few."""
+    return _mean(finite("grad_norm", met.before[:-LEAD])[-BASELINE:] or finite("grad_norm", met.before))
+
+
 def _highest_norm(met: Met) -> tuple[float | None, int | None]:
     """The highest gradient norm of the incident and its first step; a norm that is not finite is the highest."""
-    rows = [row for row in met.course if "grad_norm" in row and row["step"] <= met.course_end]
-    if not rows:
+    course = [row for row in met.course if "grad_norm" in row and row["step"] <= met.course_end]
+    if not course:
         return met.grad_norm_peak, None
+    rows = [*(row for row in met.before[-LEAD:] if "grad_norm" in row), *course]
     sizes = [row["grad_norm"] if math.isfinite(row["grad_norm"]) else math.inf for row in rows]
     place = sizes.index(max(sizes))
     return sizes[place], int(rows[place]["step"])
