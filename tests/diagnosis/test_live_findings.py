@@ -120,3 +120,43 @@ def test_a_finding_within_an_incident_is_told_there(tmp_path: Path) -> None:
     spike = CALM | {"set": [[1000, 1008, 9.0]]}
     found = diagnosed(tmp_path, alarm, loss=spike).findings
     assert (found.verdict, found.standing) == ("watch", ())
+
+
+def beside_a_calm_loss(tmp_path: Path, **signals: Any) -> Diagnosis:
+    """4,000 rows in which the loss shows nothing."""
+    rows = ({"step": step, "loss": 2 + 4 / (1 + step / 20) + 0.01 * (step * 7919 % 13)} for step in range(4000))
+    told = [
+        row | {name: value for name, of in signals.items() if (value := of(row["step"])) is not None} for row in rows
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, told)))
+    return diagnose(look(read(str(path)).run), source="here", format="jsonl")
+
+
+@pytest.mark.parametrize("until", [4000, 3000])
+def test_gradients_that_underflow_to_the_end_are_a_reason_to_look(until: int, tmp_path: Path) -> None:
+    found = beside_a_calm_loss(
+        tmp_path,
+        loss_scale=lambda step: 2.0 ** (12 + step // 2000),
+        underflow_share=lambda step: None if step % 10 else 0.7 if 2000 <= step < until else 0.03,
+    )
+    is_so = until == 4000
+    assert found.findings.verdict == ("watch" if is_so else "healthy")
+    assert ("70% of the gradients underflow in fp16 since step 2000" in found.findings.because) == is_so
+    assert ("fp16-underflow" in [each.cause for each in found.hypotheses]) == is_so
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [(65536.0, True), (1.0, False)])
+def test_a_loss_scale_that_stands_still_is_told(scale: float, is_told: bool, tmp_path: Path) -> None:
+    found = beside_a_calm_loss(tmp_path, loss_scale=lambda step: scale).findings
+    assert found.verdict == "healthy"
+    assert ("but loss scale constant at 65536 in steps 0 to 3999" in found.because) == is_told
+
+
+@pytest.mark.parametrize(("fold", "is_told"), [(7.0, True), (2.0, False)])
+def test_a_gradient_norm_that_rises_to_a_multiple_is_told(fold: float, is_told: bool, tmp_path: Path) -> None:
+    found = beside_a_calm_loss(
+        tmp_path, grad_norm=lambda step: fold ** max(step / 2000 - 1, 0) + step % 7 / 70
+    ).findings
+    assert found.verdict == "healthy"
+    assert ("but gradient norm rising since about step" in found.because) == is_told

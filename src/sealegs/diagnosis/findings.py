@@ -15,12 +15,12 @@ from sealegs.diagnosis.contract import Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
-from sealegs.diagnosis.curve.norm_leaps import norm_leaps
+from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.incident_order import BENIGN, PRIORITY, WATCHED, gravity
-from sealegs.diagnosis.live_findings import standing
+from sealegs.diagnosis.live_findings import constant_scale, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
 from sealegs.record.run import Run
@@ -321,13 +321,15 @@ def _first_of(standing: Sequence[Standing]) -> str:
 
 
 def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple[str, ...]:
-    """Leaps of the gradient norm that are no part of an incident."""
+    """Leaps of the gradient norm that are no part of an incident; then what changes slowly beside the loss."""
     spans = [(it.start - LEAD * curve.interval, math.inf if it.end is None else it.end) for it in incidents]
     leaps = norm_leaps(run, curve)
     apart = [leap for leap in leaps if not any(leap.first <= end and begin <= leap.last for begin, end in spans)]
     more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
-    return (*told[:-1], told[-1] + more) if told else ()
+    leapt = (*told[:-1], told[-1] + more) if told else ()
+    slow = (None if incidents else norm_rise(run, curve)), constant_scale(run)
+    return (*leapt, *(text for text in slow if text))
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:

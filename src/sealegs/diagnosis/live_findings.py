@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sealegs.detectors.overflow import Overflow, spelt
 from sealegs.detectors.repeated_batch import BEFORE, FEW, RepeatedBatch
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.norm_changes import norm_changes
@@ -27,7 +28,7 @@ def standing(run: Run, incidents: Sequence[Incident], *, lead: int) -> tuple[Sta
     """What stands, the first of each signal; what begins at most ``lead`` steps before an incident is part of it."""
     changes = [Standing(signal=change.signal, step=change.step, text=str(change)) for change in norm_changes(run)]
     found: dict[str, Standing] = {}
-    for one in (*changes, *_told_live(run), *_repeated(run)):
+    for one in (*changes, *_told_live(run), *_repeated(run), *_underflows(run)):
         if not any(it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents):
             found.setdefault(one.signal, one)
     return tuple(found.values())
@@ -57,6 +58,38 @@ def _repeated(run: Run) -> Iterator[Standing]:
                 yield Standing(signal=signal, step=int(steps[at]), text=f"at step {int(steps[at])}: {found}")
                 return
             state = detector.learn(state, row)
+
+
+def _underflows(run: Run) -> Iterator[Standing]:
+    """Gradients that fp16 loses, as the live detector finds them, if it loses them to the end."""
+    detector = Overflow()
+    if "underflow_share" not in run.signals or not run.has_numbers("underflow_share"):
+        return
+    steps, shares = run.series("underflow_share")
+    is_thin = ~(shares <= detector.underflow)
+    begins = np.flatnonzero(~is_thin)[-1:] + 1
+    first = int(begins[0]) if len(begins) else 0
+    if len(shares) - first >= detector.underflow_samples:
+        step, share = int(steps[first]), float(np.median(shares[first:]))
+        text = f"{share:.0%} of the gradients underflow in fp16 since step {step}, at most {detector.underflow:.0%} may"
+        yield Standing(signal="underflow_share", step=step, text=text)
+
+
+def constant_scale(run: Run) -> str | None:
+    """A loss scale that stands still where a scaler would have doubled it, as the live detector tells it."""
+    if "loss_scale" not in run.signals or not run.has_numbers("loss_scale"):
+        return None
+    steps, scales = run.series("loss_scale")
+    at = np.flatnonzero(np.diff(scales, prepend=np.nan) != 0)
+    ends = np.append(at[1:], len(scales)) - 1
+    lasted = steps[ends] - steps[at]
+    is_long = (lasted > 1.5 * Overflow().growth_interval) & (scales[at] > 1)  # 1 is none, as in bf16
+    if not is_long.any():
+        return None
+    place = int(np.argmax(is_long))
+    return (
+        f"loss scale constant at {spelt(float(scales[at[place]]))} in steps {steps[at[place]]} to {steps[ends[place]]}"
+    )
 
 
 def _told_live(run: Run) -> Iterator[Standing]:

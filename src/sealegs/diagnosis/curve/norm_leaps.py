@@ -1,4 +1,4 @@
-"""Gradient norms in, the stretches where they leap out: told beside the verdict, which the loss decides.
+"""Finds where gradient norms leap, or have risen for good: told beside the verdict, which the loss decides.
 
 A norm that leaps for a few steps and leaves the loss alone damages nothing that the log shows, but it is what comes
 before a spike. A single high norm is no leap: heavy-tailed norms have them.
@@ -23,6 +23,12 @@ IN_A_ROW = 2
 """Rows in a row that are a leap."""
 LONGEST = 100
 """Rows beyond which it is no leap but a new level, which the signs of a slow change are about."""
+
+RISEN = 4.0
+"""Times the lowest level since the beginning to which a norm must have risen to be told: at the end of a schedule that
+decays, a norm that has doubled is usual."""
+PARTS = 10
+"""Parts of a log, whose medians are levels; the first is where norms of a young run are still high or low."""
 
 
 class NormLeap(NamedTuple):
@@ -56,6 +62,22 @@ def norm_leaps(run: Run, curve: LossCurve) -> tuple[NormLeap, ...]:
             usual = float(np.median(norms[max(first - BEFORE, 0) : first]))
             found.append(NormLeap(int(steps[first]), int(steps[last]), float(norms[first : last + 1].max()), usual))
     return tuple(found)
+
+
+def norm_rise(run: Run, curve: LossCurve) -> str | None:
+    """A sentence if the gradient norm has risen for good, step by step and to a multiple."""
+    rows = np.flatnonzero(curve.stands)
+    norms, steps = beside(run, curve, "grad_norm")[rows], curve.steps[rows]
+    known = np.isfinite(norms)
+    norms, steps = norms[known], steps[known]
+    if len(norms) < PARTS * FEWEST:
+        return None
+    levels = np.array([np.median(part) for part in np.array_split(norms, PARTS)])[1:]
+    lowest = int(np.argmin(levels))
+    if levels[lowest] <= 0 or levels[-1] < RISEN * levels[lowest] or (np.diff(levels[lowest:]) < 0).any():
+        return None
+    begin = int(steps[(lowest + 1) * len(steps) // PARTS])
+    return f"gradient norm rising since about step {begin}, from {levels[lowest]:.3g} to {levels[-1]:.3g}"
 
 
 def _is_high(norms: Floats) -> NDArray[np.bool_]:
