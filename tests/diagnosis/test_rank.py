@@ -1,8 +1,10 @@
 """How causes are weighed, and what is named as the first action."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.diagnosis.streams import CASES, Case, read_case, run_from
 
@@ -14,6 +16,7 @@ from sealegs.diagnosis.rank import diagnose, weigh
 from sealegs.diagnosis.signs.data import eval_flat
 from sealegs.diagnosis.signs.sign import Sign
 from sealegs.errors import ConfigError
+from sealegs.readers.read import read
 
 CALM = {"loss": {"line": [[0, 6.0], [100, 3.0], [600, 2.5]], "noise": 0.01}}
 
@@ -138,6 +141,27 @@ def test_a_checkpoint_is_reloaded_from_before_all_of_it(then: list[Any], tmp_pat
     begin = min(incident.start for incident in found.findings.incidents)
     assert 400 <= begin <= 470
     assert f"eload the last checkpoint before step {begin} (step {begin - 1 - (begin - 1) % 20})" in found.first_action
+
+
+def test_gradients_that_break_before_the_loss_are_not_reloaded(tmp_path: Path) -> None:
+    loss = CALM["loss"] | {"set": [[400, 599, "NaN"]]}
+    norms = {"line": [[0, 1.0], [600, 1.0]], "noise": 0.01, "set": [[398, 599, "NaN"]]}
+    found = diagnosed(tmp_path, signals={"loss": loss, "grad_norm": norms})
+    assert found.first_action.startswith("Reload the last checkpoint before step 398")
+
+
+@pytest.mark.parametrize(("few", "since"), [(1, 250), (2, 251), (600, 400)])
+def test_a_checkpoint_is_not_reloaded_from_when_the_loader_was_stuck(few: int, since: int, tmp_path: Path) -> None:
+    """The loss is back up where new batches come, at step 400."""
+    lines = [[0, 6.0], [100, 3.0], [250, 2.8], [330, 0.5], [399, 0.4], [400, 4.5], [600, 4.4]]
+    stuck = range(250, 400)
+    again = [f"{250 + step % few if step in stuck and few < 600 else step:08d}" for step in range(600)]
+    path = tmp_path / "log.jsonl"
+    loss = np.interp(range(600), *zip(*lines, strict=True)) + np.resize([0.01, -0.01, 0.005], 600)
+    rows = ({"step": step, "loss": float(loss[step]), "batch_hash": again[step]} for step in range(600))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = diagnose(look(read(str(path)).run), source="here", format="jsonl")
+    assert found.first_action.startswith(f"Reload the last checkpoint before step {since}"), found.first_action
 
 
 def test_a_loss_about_zero_is_no_reason_to_go_back(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sealegs.detectors.proportion import Proportion
+from sealegs.detectors.repeated_batch import FEW
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.stretches import hidden
@@ -29,6 +30,8 @@ LIMITS = Proportion()
 """The limits on slow changes, the same as in the live guard."""
 DRIFT_STEPS = LIMITS.window
 """Steps of the window in which slow changes are looked for."""
+LONGEST_STUCK = 10_000
+"""Rows before the onset in which a stuck loader is followed back."""
 LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
 
@@ -202,7 +205,8 @@ class Facts:
     def sound_before(self) -> int:
         """The step from which on nothing is sure to be sound: to go back too far costs less than to go back into it.
 
-        What had leapt before, and was not over when the anomaly began, is part of it.
+        What had leapt before, and was not over when the anomaly began, is part of it; so are gradients that were not
+        finite before the loss, and a loader that was stuck.
         """
         focus = self.focus
         if focus is None or focus.kind not in (*LEAPS, "nonfinite"):
@@ -212,7 +216,25 @@ class Facts:
             for incident in self.findings.incidents
             if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
         )
-        return min(self.onset, focus.start, *under_way)
+        return min(self.onset, focus.start, *under_way, *self._not_finite_before, *self._stuck_before)
+
+    @property
+    def _not_finite_before(self) -> list[int]:
+        """The steps right before the onset whose gradient norms are not finite."""
+        lead = self.series("grad_norm").within(self.onset - LEAD * self.stride, self.onset - 1)
+        return lead.steps[~np.isfinite(lead.values)].tolist()
+
+    @property
+    def _stuck_before(self) -> list[int]:
+        """The step since which a loader had given the same few batches, up to the onset."""
+        signal = next((name for name in ("batch_hash", "batch_index") if name in self.run.signals), "")
+        hashes = self.texts(signal, self.onset - LONGEST_STUCK * self.stride, self.onset - 1)
+        steps, batches = list(hashes), list(hashes.values())
+        place = len(batches) - 1
+        while place >= FEW and batches[place] in batches[place - FEW : place]:
+            place -= 1
+        is_since = FEW <= place < len(batches) - FEW  # a run that has had only a few batches is not stuck
+        return [steps[place]] if is_since else []
 
     @property
     def last(self) -> int:
