@@ -147,7 +147,7 @@ def test_gradients_that_break_before_the_loss_are_not_reloaded(tmp_path: Path) -
     loss = CALM["loss"] | {"set": [[400, 599, "NaN"]]}
     norms = {"line": [[0, 1.0], [600, 1.0]], "noise": 0.01, "set": [[398, 599, "NaN"]]}
     found = diagnosed(tmp_path, signals={"loss": loss, "grad_norm": norms})
-    assert found.first_action.startswith("Reload the last checkpoint before step 398")
+    assert found.first_action.startswith("Reload the last checkpoint from before the update of step 398")
 
 
 @pytest.mark.parametrize(("few", "since"), [(1, 250), (2, 251), (600, 400)])
@@ -157,7 +157,8 @@ def test_a_checkpoint_is_not_reloaded_from_when_the_loader_was_stuck(few: int, s
     stuck = range(250, 400)
     again = [f"{250 + step % few if step in stuck and few < 600 else step:08d}" for step in range(600)]
     path = tmp_path / "log.jsonl"
-    loss = np.interp(range(600), *zip(*lines, strict=True)) + np.resize([0.01, -0.01, 0.005], 600)
+    steps, levels = np.array(lines).T
+    loss = np.interp(np.arange(600), steps, levels) + np.resize([0.01, -0.01, 0.005], 600)
     rows = ({"step": step, "loss": float(loss[step]), "batch_hash": again[step]} for step in range(600))
     path.write_text("\n".join(map(json.dumps, rows)))
     found = diagnose(look(read(str(path)).run), source="here", format="jsonl")

@@ -216,13 +216,15 @@ class Facts:
             for incident in self.findings.incidents
             if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
         )
-        return min(self.onset, focus.start, *under_way, *self._not_finite_before, *self._stuck_before)
+        spoilt = () if self.spoilt_update is None else (self.spoilt_update + 1,)
+        return min(self.onset, focus.start, *under_way, *spoilt, *self._stuck_before)
 
-    @property
-    def _not_finite_before(self) -> list[int]:
-        """The steps right before the onset whose gradient norms are not finite."""
+    @cached_property
+    def spoilt_update(self) -> int | None:
+        """The first step just before the onset whose gradient norm is not finite. Its loss was, so the weights were."""
         lead = self.series("grad_norm").within(self.onset - LEAD * self.stride, self.onset - 1)
-        return lead.steps[~np.isfinite(lead.values)].tolist()
+        broken = lead.steps[~np.isfinite(lead.values)]
+        return int(broken[0]) if len(broken) else None
 
     @property
     def _stuck_before(self) -> list[int]:

@@ -202,7 +202,13 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if asks and (facts.persists or facts.stays_bad) and not is_sound:
         at = f" (step {facts.checkpoint_before})" if facts.checkpoint_before is not None else ""
         is_late = len(facts.loss.finite.within(0, facts.sound_before - 1).values) > 0
-        parts.append(f"reload the last checkpoint before step {facts.sound_before}{at}" if is_late else "begin again")
+        is_spoilt = facts.sound_before - 1 == facts.spoilt_update
+        when = (
+            f"from before the update of step {facts.spoilt_update}"
+            if is_spoilt
+            else f"before step {facts.sound_before}"
+        )
+        parts.append(f"reload the last checkpoint {when}{at}" if is_late else "begin again")
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []
         test = top.hypothesis.next_test or f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"

@@ -126,18 +126,27 @@ def lr_rises_throughout(facts: Facts) -> Sign:
 
 
 def lr_rises_as_a_cosine(facts: Facts) -> Sign:
-    """The learning rate has risen to the last step as a cosine does, slow, fast and slow: a warm-up is linear."""
+    """The learning rate has risen to the last step as a cosine does, slow, fast and slow, perhaps after a warm-up,
+    which is linear."""
     rates = facts.series("lr").finite
     if len(rates.values) < 10:
         return unlogged("lr")
     sign = lr_rises_throughout(facts)
     if not sign.holds:
         return sign
+    slopes = np.diff(rates.values) / np.diff(rates.steps)
+    corner = int(np.argmin(np.diff(slopes[: max(len(slopes) // 5, 2)]))) + 1  # where a warm-up may end
+    off = min(_off_a_cosine(rates), _off_a_cosine(Series(rates.steps[corner:], rates.values[corner:])))
+    return so(off < COSINE, f"{sign.text}, as half a cosine does")
+
+
+def _off_a_cosine(rates: Series) -> float:
+    """The share of its rise by which a rate is off the first part of a cosine, or all of its rising half."""
     time = (rates.steps - rates.steps[0]) / (rates.steps[-1] - rates.steps[0])
     risen = (rates.values - rates.values[0]) / (rates.values[-1] - rates.values[0])
     shares = np.linspace(0.5, 1.0, 11)  # of half a period, which the run need not have finished
     off = [np.abs(risen - (1 - np.cos(np.pi * share * time)) / (1 - np.cos(np.pi * share))).max() for share in shares]
-    return so(bool(min(off) < COSINE), f"{sign.text}, as half a cosine does")
+    return float(min(off))
 
 
 def lr_falls_then_rises(facts: Facts) -> Sign:
@@ -178,6 +187,8 @@ def warmup_just_over(facts: Facts) -> Sign:
     rates = facts.series("lr").finite
     if len(rates.values) < 5:
         return unlogged("lr")
+    if (rising := lr_rises_throughout(facts)).holds:
+        return opposite(rising)
     top = int(np.argmax(rates.values >= 0.999 * rates.values.max()))
     end = int(rates.steps[top])
     rose = rates.values[top] > 2 * rates.values[0]
