@@ -203,6 +203,16 @@ def test_a_loss_scale_that_collapses_is_an_overflow_and_a_halving_is_not() -> No
     assert found.verdict in ("watch", "act")
 
 
+def test_a_loss_scale_of_one_is_none_and_does_not_overflow() -> None:
+    """As Megatron writes it in bf16."""
+    loss, norm = falling(600), np.ones(600)
+    loss[301:], norm[300:] = np.nan, np.inf
+    found = look(run(loss, grad_norm=norm, loss_scale=np.ones(600)))
+    assert kinds(found) == ["nonfinite"]
+    asked = {reply.question: reply for reply in diagnose(found, source="", format="").path}
+    assert asked["Q1.2"].evidence == "no dtype is in the log, and a loss scale of 1 is none"
+
+
 @pytest.mark.parametrize(("scale_after", "verdict"), [(2.0**-6, "act"), (65536.0, "watch")])
 def test_a_loss_scale_that_stays_below_one_asks_for_the_action_of_its_question(
     scale_after: float, verdict: str

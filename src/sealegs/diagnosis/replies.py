@@ -59,7 +59,13 @@ def nonfinite(facts: Facts) -> Reply:
 def precision(facts: Facts) -> Reply:
     """Question 1.2: the precision of the run."""
     if facts.dtype is None:
-        return Reply(UNKNOWN, "neither a dtype nor a loss scale is in the log", ("dtype",))
+        is_unscaled = not facts.series("loss_scale").finite.is_empty
+        told = (
+            "no dtype is in the log, and a loss scale of 1 is none"
+            if is_unscaled
+            else "neither a dtype nor a loss scale is in the log"
+        )
+        return Reply(UNKNOWN, told, ("dtype",))
     where = {"fp16": "beyond 65504 is infinite", "bf16": "exp overflows at 88.7, sums at 3e38"}
     return Reply(facts.dtype, where.get(facts.dtype, "NaN is rare: log(0) or 0/0, mostly"))
 

@@ -121,7 +121,7 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
     A scale that has collapsed and is below 1 up to the end is not over.
     """
     scales = beside(run, curve, "loss_scale")
-    if np.isnan(scales).all():
+    if (np.isnan(scales) | (scales == 1)).all():  # a scale of 1 is none, as loggers write it in bf16
         return []
     norms = beside(run, curve, "grad_norm")
     changes = np.append(False, scales[1:] != scales[:-1])
