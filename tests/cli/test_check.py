@@ -15,7 +15,9 @@ from tests.acting import Acting
 import sealegs
 from sealegs.cli.main import main
 from sealegs.diagnosis.cause_cards import causes
+from sealegs.incidents import Incident
 from sealegs.report.commands import explain
+from sealegs.report.commands.check import _incident
 from sealegs.report.commands.check_schema import Checked
 
 pytestmark = pytest.mark.xdist_group("check")  # some share a run
@@ -433,3 +435,14 @@ def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(each["signal"], each["first"], each["beyond_noise"]) for each in told["partings"]] == [("loss", 900, 900)]
     assert main(["diff", str(a), str(tmp_path / "c.csv")]) == 2
     assert "c.csv" in capsys.readouterr().err
+
+
+def test_an_incident_that_was_over_after_a_way_back_does_not_end_before_it_began() -> None:
+    over = Incident(
+        number=1, start=703, kind="spike", pre_loss=0.45, usual=0.45, limit=0.5, peak=709, peak_loss=7.4,
+        grad_norm_peak=12.6, end=658, trajectory="fast", recovery_loss=0.42,
+    )  # fmt: skip
+    told = " ".join(" ".join(_incident(over)).split())
+    assert told.startswith(
+        "from step 703 until the run had gone back and come to step 658 spike, fast: loss 0.45 before"
+    )

@@ -164,8 +164,10 @@ def _incidents(found: Sequence[Incident]) -> list[str]:
 
 def _incident(incident: Incident) -> list[str]:
     """``steps 312 to 362  spike, lingering: loss 2.31 before, 5.84 at step 312, 3.4 after; gradient norm up to 47``"""
-    end = "the end" if incident.end is None else str(incident.end)
-    where = f"step {incident.start}" if end == str(incident.start) else f"steps {incident.start} to {end}"
+    start, end = incident.start, incident.end
+    where = f"step {start}" if start == end else f"steps {start} to {'the end' if end is None else end}"
+    if end is not None and end < start:
+        where = f"from step {start} until the run had gone back and come to step {end}"
     words = [f"{incident.kind.replace('_', ' ')}{', ' + incident.trajectory if incident.trajectory else ''}: "]
     before = "" if math.isnan(incident.pre_loss) else f"{incident.pre_loss:.4g} before, "
     words.append(f"loss {before}{incident.peak_loss:.4g} at step {incident.peak}")
