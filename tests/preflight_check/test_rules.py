@@ -163,3 +163,10 @@ def test_the_warm_up_that_is_asked_for_fits_into_the_run(known: dict[str, Any], 
     plan = plan_from({"lr": 3e-4, "schedule": "cosine", **known})
     found = {each.code: each.value for each in check(plan, "a plan", RULES).findings}
     assert found.get(code) == value
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    plan = plan_from({"parameters": 3e9, "steps": 2e5, "lr": 1.0})
+    assert (plan.architecture.parameters, plan.schedule.steps, plan.optimizer.lr) == (3_000_000_000, 200_000, 1.0)
+    with pytest.raises(ConfigError, match=r"schedule\.steps=1\.5: Expected `int"):
+        plan_from({"steps": 1.5}, "mine")

@@ -231,7 +231,7 @@ def plan_from(known: Mapping[str, Any], where: str = "plan") -> Plan:
 def written(groups: Any, where: str) -> Plan:
     """A plan from tables of fields, as a person writes them."""
     try:
-        plan = msgspec.convert(groups, Plan, strict=True)
+        plan = msgspec.convert(_with_whole_numbers(groups), Plan, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # half of a character cannot be text
         raise ConfigError(f"{where}: {_refusal(str(error), groups)}") from error
     for name, value in plan.fields():
@@ -239,6 +239,14 @@ def written(groups: Any, where: str) -> Plan:
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise ConfigError(f"{where}: {HOMES[name]}.{name}={value}: a finite number")
     return plan
+
+
+def _with_whole_numbers(groups: Any) -> Any:
+    """Tables in which ``3e9``, as people write parameters and steps, is a whole number."""
+    if isinstance(groups, Mapping):
+        return {name: _with_whole_numbers(value) for name, value in groups.items()}
+    is_whole = isinstance(groups, float) and groups.is_integer() and abs(groups) < 2**53
+    return int(groups) if is_whole else groups
 
 
 def _refusal(told: str, groups: Any) -> str:
