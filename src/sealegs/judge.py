@@ -31,6 +31,8 @@ from sealegs.vocabulary import Finding, Row, Severity, Verdict
 Detectors: TypeAlias = Sequence[Detector[Any]]
 
 CALIBRATED = "calibrated"
+PROBE = "probe"
+"""Stands for a detector in the finding that batches from before have become worse."""
 LOSS = "spike/loss"
 """The detector whose surprises count while the learning rate has leapt."""
 
@@ -228,6 +230,7 @@ def replay(rows: Iterable[Row]) -> Iterator[Verdict]:
 def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget) -> tuple[Tally, Verdict]:
     """One verdict from all findings, the gravest first, within the budget."""
     step = int(now["step"])
+    findings += as_the_probe_found(now)
     is_long = tally.skips_in_a_row >= LONG_ROW
     if not findings and not tally.skips_in_a_row and not float(now.get("gate_closed", 0.0)):  # most steps by far
         return _after_a_calm_step(tally), Verdict(step=step, skip_limit=budget.in_a_row)
@@ -390,6 +393,25 @@ def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Findin
         note="closed on the device",
     )
     return (by_gate, *findings)
+
+
+def as_the_probe_found(now: Row) -> tuple[Finding, ...]:
+    """An alarm where batches from before have become worse, though no single step need be a surprise."""
+    if (since := now.get("damaged_since")) is None:
+        return ()
+    step, onset = int(now["step"]), int(since)
+    found = Finding(
+        detector=PROBE,
+        step=step,
+        severity=Severity.ALARM,
+        signal="damaged_since",
+        value=onset,
+        limit=math.inf,
+        spoils_update=False,
+        note="batches from before have become worse, so the weights are damaged, since step",
+        lasts=max(step - onset + 1, 1),
+    )
+    return (found,)
 
 
 def in_a_row(tally: Tally, step: int, budget: Budget, *, counts: bool) -> tuple[Finding, ...]:

@@ -180,6 +180,7 @@ class Watch:
         self._late: deque[LateVerdict] = deque()
         self._recent: deque[Verdict] = deque(maxlen=32)
         self._announced: str | None = None
+        self._damaged_since: int | None = None
         self._step = 0
         self._judged_rows = 0
         self._skips = Skips()
@@ -245,6 +246,9 @@ class Watch:
         if self._announced is not None and is_of_training:
             signals = signals | {"announced": self._announced}
             self._announced = None
+        if self._damaged_since is not None and is_of_training:
+            signals = signals | {"damaged_since": float(self._damaged_since)}
+            self._damaged_since = None
         self._collector.put(step, signals, blocks)
         late = LateVerdict(self)
         self._late.append(late)
@@ -258,6 +262,10 @@ class Watch:
         """
         self._announced = change
         self.note("announced", change=change)
+
+    def alarm_of_damage(self, since: int) -> None:
+        """Raise an alarm with the next step: a probe has found the weights damaged, since that step."""
+        self._damaged_since = since
 
     def note(self, kind: str, /, *, step: int | None = None, **detail: Any) -> None:
         """Record an event, at the last step or at the one given."""
@@ -340,7 +348,7 @@ class Watch:
     def go_back(self, judging: judge.JudgeState) -> None:
         """Judge on from an earlier state. Skipped steps and incidents so far still count."""
         self._state = judging._replace(tally=self._state.tally)
-        self._announced = None
+        self._announced = self._damaged_since = None
         self.clear_skip_row()
 
     def clear_skip_row(self) -> None:

@@ -693,3 +693,28 @@ def test_damage_that_comes_with_other_data_is_damage() -> None:
     anomaly = found_damaged(evidence, loss=4.0)
     assert (anomaly.trigger, anomaly.lasted) == (Trigger.DAMAGED, 0)
     assert not asked_at(evidence, 65, 165)
+
+
+@pytest.mark.parametrize(("oldest", "acts"), [(300, True), (100, False)], ids=["since the change", "from before it"])
+def test_damage_is_found_while_the_statistic_learns_an_announced_level(oldest: int, acts: bool) -> None:
+    """Nothing can be a surprise then. Batches from before the change would condemn the change itself."""
+    evidence = watching()
+    for step in range(200, 400):
+        seen(evidence, step, **({"announced": "a new mixture"} if step == 220 else {}))
+    found = {"loss": 6.0, "rise": math.log(3.0), "least": 0.1, "is_condemned": True, "source": None, "oldest": oldest}
+    for step in range(400, 402):
+        assert not asks(evidence)
+        seen(evidence, step, loss=6.0)
+    assert asks(evidence)
+    assert evidence.probed("worse", number=402, **found) is None
+    assert evidence.doubted_since is None, "it may be chance"
+    for step in range(402, 402 + LATELY):
+        seen(evidence, step, loss=6.0)
+    assert asks(evidence) == acts
+    if not acts:
+        return
+    assert evidence.probed("worse", number=410, **found) is None
+    assert evidence.doubted_since == 400
+    anomalies = [seen(evidence, step, loss=6.0) for step in range(410, 410 + HEALING)]
+    assert anomalies[-1] is not None
+    assert (anomalies[-1].trigger, anomalies[-1].onset) == (Trigger.DAMAGED, 400)

@@ -561,6 +561,48 @@ def layered() -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(widths[-1], 1))
 
 
+def test_gradients_scaled_for_a_few_steps_are_no_change_of_the_run(tmp_path: Path) -> None:
+    """Announced, they would keep the statistic from judging for 500 steps."""
+    model = layered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, clip=1.0) as guard:
+        for batch in guard.batches(torch.randn(400, 256, 4)):
+            loss = loss_of(model, batch)
+            (loss * (8.0 if 220 <= guard.number < 223 else 1.0)).backward()
+            guard.step(loss)
+            if guard.number == 245:
+                break
+    (probe,) = events(tmp_path / "a", "probe")
+    assert probe["factor"] == pytest.approx(8.0, rel=0.1)
+    assert not events(tmp_path / "a", "announced")
+    assert not events(tmp_path / "a", "intervention")
+
+
+def test_weights_found_damaged_while_nothing_surprises_are_an_incident(tmp_path: Path) -> None:
+    """After an announced change the statistic judges nothing, for 500 steps."""
+    model = layered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    left = {260}
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, clip=1.0) as guard:
+        for batch in guard.batches(data(400)):
+            if guard.number == 180 and not guard.is_probe:
+                guard.announce("a new mixture")
+            if guard.number in left and not guard.is_probe:
+                left.clear()
+                model[6].get_parameter("weight").data.mul_(-1)
+            loss = loss_of(model, batch)
+            loss.backward()
+            guard.step(loss)
+            if guard.number >= 330:
+                break
+    (alarm,) = events(tmp_path / "a", "alarm")
+    assert "weights are damaged" in alarm["text"]
+    assert [capsule["incident"] for capsule in events(tmp_path / "a", "capsule")] == [1]
+    (done,) = events(tmp_path / "a", "intervention")
+    assert (done["trigger"], done["incident"], done["onset"]) == ("damaged", 1, 260)
+    assert done["to_step"] <= 260
+
+
 @pytest.mark.parametrize("step", [40, 100])
 def test_a_young_run_that_takes_damage_for_its_new_level_is_brought_back(step: int, tmp_path: Path) -> None:
     """All weights x30: four updates are skipped, the fifth is not, and nothing is surprised any more."""

@@ -55,6 +55,7 @@ SIGNALS = {
     "grad_norm_p": "the same of the gradient norm",
     "culprit": "where the largest gradient of a skipped step was: the tensor, and the rank",
     "announced": "a change that was announced with this step",
+    "damaged_since": "the step since which the weights are damaged, as batches from before show; with the alarm of it",
     "ranks_differ": "how many ranks hold other weights than the rest",
     "differing_rank": "one of them",
     "batch_index": "which batch of the stream",

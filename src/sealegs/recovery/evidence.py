@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.detectors.spike import MANY, YOUNG
-from sealegs.judge import is_surprise, thaw
+from sealegs.detectors.spike import MANY, WIDENED_STEPS, YOUNG
+from sealegs.judge import PROBE, is_surprise, thaw
 from sealegs.record.unlearned_sources import shares_of
 from sealegs.recovery.excursions import Excursions
 from sealegs.recovery.playbook import Playbook
@@ -141,6 +141,8 @@ class AnomalyEvidence:
         """How far loss and gradient norm rise and come back by themselves."""
         self._of_data = Excursions()
         """How far the loss rises and comes back with the data."""
+        self._announced: int | None = None
+        """The step of the last announced change."""
         self.forget()
 
     def forget(self) -> None:
@@ -164,6 +166,8 @@ class AnomalyEvidence:
         self._is_suspected = False
         """Whether the first probe after a surprise already found batches from before higher: then later updates are not
         the cause."""
+        self._suspected_since: int | None = None
+        """The step that the suspicion began with, where no step was a surprise."""
         self._doubt: Doubt | None = None
         self.excuse = ""
         """Why the last doubt came to nothing, if the last row settled it."""
@@ -205,10 +209,23 @@ class AnomalyEvidence:
     @property
     def _is_overdue(self) -> bool:
         """Whether a second probe is due though nothing surprises any more. An uncalibrated statistic takes a raised
-        loss for its new level. A calibrated one would be surprised; where it is not, the user may have cut the weights
-        on purpose."""
+        loss for its new level, and one that learns a new level is surprised by nothing. Any other would be surprised;
+        where it is not, the user may have cut the weights on purpose."""
         is_young = bool(self._recent) and int(self._recent[-1].row["step"]) < YOUNG + LATELY
-        return is_young and self._is_suspected and self._since_probe >= LATELY
+        is_unjudged = is_young or (self._suspected_since is not None and self._is_widened)
+        return is_unjudged and self._is_suspected and self._since_probe >= LATELY
+
+    @property
+    def _is_widened(self) -> bool:
+        """Whether the statistic does not judge because of an announced change."""
+        if self._announced is None or not self._recent:
+            return False
+        return 0 <= int(self._recent[-1].row["step"]) - self._announced < WIDENED_STEPS + LATELY
+
+    @property
+    def doubted_since(self) -> int | None:
+        """The onset of the damage, while the weights are in doubt."""
+        return None if self._doubt is None else self._doubt.anomaly.onset
 
     @property
     def has_grown(self) -> bool:
@@ -308,7 +325,8 @@ class AnomalyEvidence:
     def state_dict(self) -> dict[str, Any]:
         """The findings of the last probe and the first losses, as JSON values; a resumed run starts the rest over."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
-        return found | {"first": self._first, "wander": [self._of_losses, self._of_norms, self._of_data]}
+        found |= {"first": self._first, "wander": [self._of_losses, self._of_norms, self._of_data]}
+        return found | {"announced": self._announced}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -317,6 +335,7 @@ class AnomalyEvidence:
         if "first" in state:  # older states have none
             self._first = tuple(state["first"])
             self._of_losses, self._of_norms, self._of_data = (thaw(Excursions(), wander) for wander in state["wander"])
+        self._announced = state.get("announced")
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether a stretch of other data has passed and left the weights worse off; None where none has passed.
@@ -335,17 +354,30 @@ class AnomalyEvidence:
         return loss - loss_then < LOST * (math.exp(median(self._first)) - loss_then)
 
     def probed(
-        self, found: str, *, number: int, loss: float, rise: float, least: float, is_condemned: bool, source: str | None
+        self,
+        found: str,
+        *,
+        number: int,
+        loss: float,
+        rise: float,
+        least: float,
+        is_condemned: bool,
+        source: str | None,
+        oldest: int = 0,
     ) -> Anomaly | None:
         """Take in the result of a probe, before step ``number``. Batches that are still good mean changed data; bad
         ones mean damaged weights, unless the next steps say otherwise.
 
         ``loss`` is that of the probe batches, ``rise`` its logarithmic rise, and ``least`` the smallest rise that
-        counts.
+        counts. The ``oldest`` of these batches is that of this step.
         """
         bad, onset = sum(seen.is_bad for seen in self._recent), self._onset(PROBE_AGAIN)
         is_early = not (self._is_lasting or self._is_overdue or self._bad_in_a_row >= self._playbook.probe_after)
-        is_early |= not bad  # losses may be high by chance; without a surprise weights are not damaged
+        if not bad and self._is_widened and oldest >= (self._announced or 0):  # all batches know the announced change
+            onset = self._onset_of_suspicion(is_condemned)
+        else:
+            is_early |= not bad  # losses may be high by chance; without a surprise weights are not damaged
+            self._suspected_since = None
         self._unprobed, self._since_probe, self._is_probed, self._is_lasting = 0, 0, True, False
         was_sound, self.is_sound, self._is_suspected, self._sound_until = self.is_sound, False, is_condemned, math.inf
         if not is_condemned:
@@ -428,11 +460,14 @@ class AnomalyEvidence:
         if len(self._first) < FIRST and loss < math.inf:
             self._first = (*self._first, loss)
         self._compare_with_all_before(loss)
+        if "announced" in row:
+            self._announced = int(row["step"])
         is_explained = self.is_sound and self._is_probed
         if len(self._recent) == WINDOW:
             self._follow_wander(self._recent[0])
         self._recent.append(JudgedRow(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained, loss))
-        lasting = [f.lasts for f in verdict.findings if f.severity == Severity.ALARM and f.lasts > 1]
+        alarms = (f for f in verdict.findings if f.severity == Severity.ALARM and f.detector != PROBE)
+        lasting = [f.lasts for f in alarms if f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
         is_new = sum(self._recent[place].is_bad for place in late) < min(len(late), MANY)
         self._is_lasting |= is_new and not is_explained
@@ -534,6 +569,16 @@ class AnomalyEvidence:
             elif (good := good + 1) > gap:
                 break
         return onset
+
+    def _onset_of_suspicion(self, is_condemned: bool) -> int:
+        """The same where nothing can be a surprise: the high-loss batch that asked for the first of the probes."""
+        if not is_condemned:
+            self._suspected_since = None
+        elif self._suspected_since is None:
+            self._suspected_since = int(self._recent[-max(self._high_in_a_row, 1)].row["step"])
+        since = self._suspected_since
+        places = (at for at, seen in enumerate(self._recent) if int(seen.row["step"]) == since)
+        return next(places, len(self._recent) - 1)
 
     def _onset_of_bad_data(self) -> int:
         """The same for bad data whose source is not known."""

@@ -32,6 +32,8 @@ up to 5 times the norm of 12 to 30 steps before, three batches together up to 1.
 seeds)."""
 SAME_LOSS = 1.01
 """Up to this factor the loss is unchanged, and grown gradients may be due to how they are computed."""
+LASTING = 16
+"""Steps in most of which gradients must be computed otherwise to be a change of the run, and no passing fault."""
 FEWEST_TENSORS = 8
 """Tensors from which the gradients can be said to have grown alike."""
 ALIKE = math.log(2.0)
@@ -154,6 +156,36 @@ class ProbeResult:
         return f"{text}, and a gradient norm of {self.grad_norm:.4g}, expected below {self.grad_norm_limit:.4g}"
 
 
+class NewScale(NamedTuple):
+    """Gradients that a probe found to be computed otherwise, with the norms of the steps since."""
+
+    change: str
+    """The change in a sentence."""
+    limit: float
+    """Norms above it are nearer to the new scale than to the old one."""
+    norms: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, found: ProbeResult) -> "NewScale":
+        """What a probe has found."""
+        assert found.grad_norm is not None
+        return cls(found.change, math.sqrt(found.grad_norm * found.grad_norm_then))
+
+    def after(self, norm: float) -> "NewScale":
+        """The same after one more step."""
+        return self._replace(norms=(*self.norms, norm))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps have followed to tell whether it lasts."""
+        return len(self.norms) >= LASTING
+
+    @property
+    def lasts(self) -> bool:
+        """Whether most of the steps since have had gradients of the new scale."""
+        return 2 * sum(norm > self.limit for norm in self.norms) > len(self.norms)
+
+
 class Probe:
     """Keeps batches from healthy steps. It works where every step takes the same number of batches."""
 
@@ -180,6 +212,11 @@ class Probe:
         """The batches of the probe under way."""
         self._found: list[ProbeResult] = []
         """Results of the batches probed so far."""
+
+    @property
+    def oldest(self) -> int:
+        """The step of the oldest batch of the probe under way."""
+        return min((kept.step for kept in self._trial), default=-1)
 
     def begin(self) -> list[Any]:
         """Begin a probe: copies of the batches to try, whose losses go to ``compared`` in this order. Empty where there

@@ -4,6 +4,7 @@ The incident tracker says what is wrong. Interventions do something about it. Re
 ledger records what stays changed. Nothing here waits for a device while nothing is wrong.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +23,7 @@ from sealegs.recovery.incident_tracker import IncidentTracker
 from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.playbook_runner import PlaybookRunner
-from sealegs.recovery.probe import Noise, Probe
+from sealegs.recovery.probe import NewScale, Noise, Probe
 from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
@@ -67,6 +68,8 @@ class Recovery:
         """Sum of the parameters' version counters after the last update; None where it is unknown."""
         self._says_set = True
         self._probe = Probe()
+        self._new_scale: NewScale | None = None
+        """Gradients found to be computed otherwise, until it shows whether they stay so."""
         self._probes = act and any(map(playbook.has_rung_for, (Trigger.DAMAGED, Trigger.BAD_DATA, Trigger.SPOILT)))
         self._ranks = ranks = Collective(timeout_s)
         self.recorder = FlightRecorder(
@@ -192,7 +195,7 @@ class Recovery:
         is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
         if found.change:
-            self._watch.announce(found.change)  # so that the statistic learns the new level instead of rejecting it
+            self._new_scale = self._new_scale or NewScale.of(found)
         source = None if is_condemned or found.change else self._tracker.suspect()
         anomaly = evidence.probed(
             str(found),
@@ -202,7 +205,10 @@ class Recovery:
             least=noise.least_rise,
             is_condemned=is_condemned,
             source=source,
+            oldest=self._probe.oldest,
         )
+        if evidence.doubted_since is not None and self._tracker.incident is None:
+            self._watch.alarm_of_damage(evidence.doubted_since)
         return None if anomaly is None else self._runner.intervene(anomaly, number)
 
     def stand_back(self) -> None:
@@ -233,7 +239,7 @@ class Recovery:
         """Forget what was kept of later steps: somebody else has brought the run to this step."""
         self._restore_points.forget_after(step)
         self._probe.forget_from(step)
-        self._versions = None
+        self._versions = self._new_scale = None
         self._tracker.resume_at()
         self._tracker.forget_queued()
 
@@ -241,7 +247,7 @@ class Recovery:
         """Forget what was kept of this step and later ones: the run goes on here with other weights."""
         self.recorder.forget_from(step)
         self._probe.forget_from(step)
-        self._versions = None
+        self._versions = self._new_scale = None
 
     def close(self) -> None:
         """Wait until incidents are written; an open one is written as it stands."""
@@ -275,6 +281,7 @@ class Recovery:
 
     def _follow(self, row: Row, verdict: Verdict, number: int) -> Anomaly | None:
         step = int(row["step"])
+        self._follow_new_scale(row)
         seen = self._tracker.advance(row, verdict, number)
         self._restore_points.observe_step(step, is_calm=seen.is_calm, is_doubtful=seen.is_doubtful)
         # the same fault may come again: without batches from before it there could be no probe
@@ -286,6 +293,18 @@ class Recovery:
             else:
                 self._ledger.lingers(step)
         return seen.anomaly
+
+    def _follow_new_scale(self, row: Row) -> None:
+        """Announce gradients that are computed otherwise once they have stayed so, for the statistic to learn the new
+        level instead of rejecting it. A few scaled steps are no change of the run."""
+        if self._new_scale is None:
+            return
+        self._new_scale = self._new_scale.after(float(row.get("grad_norm", math.nan)))
+        if self._new_scale.is_known:
+            if self._new_scale.lasts:
+                self._probe.forget_all()  # their norms are of the old scale
+                self._watch.announce(self._new_scale.change)
+            self._new_scale = None
 
     def _announce_added_parameters(self) -> None:
         """Treat parameters added to an optimizer as an announced change. A model of which more is trained is another
