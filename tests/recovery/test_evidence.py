@@ -718,3 +718,29 @@ def test_damage_is_found_while_the_statistic_learns_an_announced_level(oldest: i
     anomalies = [seen(evidence, step, loss=6.0) for step in range(410, 410 + HEALING)]
     assert anomalies[-1] is not None
     assert (anomalies[-1].trigger, anomalies[-1].onset) == (Trigger.DAMAGED, 400)
+
+
+def test_what_was_usual_is_not_known_of_an_anomaly_that_is_older_than_the_window() -> None:
+    """A leap from nowhere would excuse any loss of batches from before, for as long as the weights are sound."""
+    evidence = watching()
+    late = Finding(
+        detector="proportion",
+        step=WINDOW + 50,
+        severity=Severity.ALARM,
+        signal="param_norm",
+        value=9.0,
+        limit=3.0,
+        spoils_update=False,
+        lasts=2 * WINDOW,
+    )
+    for step in range(WINDOW + 51):
+        found = (late,) if step == late.step else ()
+        evidence.weigh({"step": step, "loss": 5.0}, Verdict(step=step, findings=found))
+    assert asks(evidence)
+    assert not evidence.is_of_the_data(0.0, norm_has_grown=False)
+    assert probed(evidence) is None
+    for step in range(WINDOW + 51, 2 * WINDOW + 100):
+        seen(evidence, step, loss=5.0)
+    for step in range(2 * WINDOW + 100, 2 * WINDOW + 110):
+        seen(evidence, step, "high", loss=7.0)
+    assert not evidence.is_of_the_data(math.log(7 / 5), norm_has_grown=False), "new batches have risen no further"

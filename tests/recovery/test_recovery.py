@@ -603,6 +603,28 @@ def test_weights_found_damaged_while_nothing_surprises_are_an_incident(tmp_path:
     assert done["to_step"] <= 260
 
 
+def test_a_look_acts_where_the_loss_is_stuck_above_that_of_the_first_steps(tmp_path: Path) -> None:
+    """Its own losses, which the statistic has taken for a new level, do not say that the loss of this run grows."""
+    model = layered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Guard(model, optimizer, run=tmp_path / "a", **STANDARD, clip=1.0) as guard:
+        stream = iter(guard.batches(data(600)))
+        ahead = next(stream)
+        for _ in range(450):  # reads ahead, so that no batch can be tried again
+            batch, ahead = ahead, next(stream)
+            if guard.number == 180 and optimizer.param_groups[0]["lr"] == 1e-3:
+                model[6].get_parameter("weight").data.mul_(-3)
+                optimizer.param_groups[0]["lr"] = 1e-9
+            loss = loss_of(model, batch)
+            loss.backward()
+            guard.step(loss)
+            if events(tmp_path / "a", "intervention"):
+                break
+    (done,) = events(tmp_path / "a", "intervention")
+    assert done["trigger"] == "not-recovering"
+    assert abs(done["onset"] - 180) <= 8
+
+
 @pytest.mark.parametrize("step", [40, 100])
 def test_a_young_run_that_takes_damage_for_its_new_level_is_brought_back(step: int, tmp_path: Path) -> None:
     """All weights x30: four updates are skipped, the fifth is not, and nothing is surprised any more."""

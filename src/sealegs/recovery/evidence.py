@@ -173,8 +173,8 @@ class AnomalyEvidence:
         """Why the last doubt came to nothing, if the last row settled it."""
         self._calm = 0
         """Steps in a row that were neither bad nor high in loss."""
-        self._usual, self._leap = 0.0, 0.0
-        """Loss before the anomaly began, as a logarithm, and how far it leapt there."""
+        self._usual, self._leap = math.inf, 0.0
+        """Loss before the anomaly began, as a logarithm, and how far it leapt there; infinite while it is not known."""
         self.is_sound = False
         """Whether the last probe found that the data have changed and the weights are sound: a rollback would change
         nothing."""
@@ -245,6 +245,11 @@ class AnomalyEvidence:
     def wander(self) -> tuple[float, float]:
         """How far loss and gradient norm may rise and come back by themselves, as logarithms."""
         return self._of_losses.reach, self._of_norms.reach
+
+    def had_grown(self, usual: float) -> bool:
+        """The same of what was ``usual`` before an incident: its own losses, once they are taken for a new level, say
+        nothing about health."""
+        return len(self._first) == FIRST and usual > 0 and math.log(usual) - median(self._first) > GROWN
 
     def has_risen(self, usual: float) -> bool:
         """Whether the current loss is further above ``usual`` than any rise that came back by itself."""
@@ -325,8 +330,8 @@ class AnomalyEvidence:
     def state_dict(self) -> dict[str, Any]:
         """The findings of the last probe and the first losses, as JSON values; a resumed run starts the rest over."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
-        found |= {"first": self._first, "wander": [self._of_losses, self._of_norms, self._of_data]}
-        return found | {"announced": self._announced}
+        wander = [self._of_losses, self._of_norms, self._of_data]
+        return found | {"first": self._first, "wander": wander, "announced": self._announced}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""

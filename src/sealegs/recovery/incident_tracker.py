@@ -219,19 +219,24 @@ class IncidentTracker:
             self.is_back = incident.recovery_loss is not None
             if self.is_back:
                 self.evidence.loss_is_back()
-        elif not news.is_decaying and self._is_of_the_weights(incident):
-            return Anomaly(
-                trigger=Trigger.NOT_RECOVERING,
-                onset=incident.start,
-                batch=self._first_batch,
-                text=f"{incident}; the loss is not coming down",
-            )
+        elif not news.is_decaying:
+            text = f"{incident}; the loss is not coming down"
+            if not (excuse := self._excuse(incident)):
+                batch = self._first_batch
+                return Anomaly(trigger=Trigger.NOT_RECOVERING, onset=incident.start, batch=batch, text=text)
+            self._watch.note("weights-excused", step=step, reason=f"{text}, but {excuse}")
         return None
 
-    def _is_of_the_weights(self, incident: Incident) -> bool:
-        """Whether the weights may be why a loss does not come down, so that a rollback can help."""
-        is_excused = self.evidence.is_sound or self.evidence.has_grown
-        return not is_excused and self.evidence.has_risen(incident.usual)
+    def _excuse(self, incident: Incident) -> str:
+        """Why the weights are not the reason that a loss does not come down; empty where they may be, so that a
+        rollback can help."""
+        if self.evidence.is_sound:
+            return "the last probe found that the data have changed, and not the weights"
+        if self.evidence.had_grown(incident.usual):
+            return "it was higher than at the start of the run before that, so it is no measure of the weights"
+        if not self.evidence.has_risen(incident.usual):
+            return "it has risen as far before and come back by itself"
+        return ""
 
     def _tell_closed(self, incident: Incident, step: int) -> None:
         cost = self.cost.as_event(self._watch.record)

@@ -23,7 +23,7 @@ from sealegs.recovery.incident_tracker import IncidentTracker
 from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.playbook_runner import PlaybookRunner
-from sealegs.recovery.probe import NewScale, Noise, Probe
+from sealegs.recovery.probe import NewScale, Noise, Probe, ProbeResult
 from sealegs.recovery.recurrence import Trigger
 from sealegs.recovery.requests import RequestQueue
 from sealegs.recovery.restore_points import RestorePoints
@@ -189,11 +189,12 @@ class Recovery:
         found = self._probe.compared(loss, grad_norm, norms, noise)
         if found is None or not evidence.wants_probe:  # an intervention came in between
             return None
-        is_excused = evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown)
-        is_excused |= not found.norm_is_gross and evidence.is_slight(found.loss, found.loss_then)
-        is_condemned = found.is_condemned and not is_excused
+        excuse = self._excuse(found)
+        is_condemned = found.is_condemned and not excuse
         is_condemned = evidence.is_left_worse_off(found.loss, noise.least_rise) or is_condemned
         self._watch.note("probe", step=number, **asdict(found), is_condemned=is_condemned)
+        if found.is_condemned and not is_condemned:
+            self._watch.note("weights-excused", step=number, reason=f"{found}, but {excuse}")
         if found.change:
             self._new_scale = self._new_scale or NewScale.of(found)
         source = None if is_condemned or found.change else self._tracker.suspect()
@@ -210,6 +211,15 @@ class Recovery:
         if evidence.doubted_since is not None and self._tracker.incident is None:
             self._watch.alarm_of_damage(evidence.doubted_since)
         return None if anomaly is None else self._runner.intervene(anomaly, number)
+
+    def _excuse(self, found: ProbeResult) -> str:
+        """Why batches from before may be worse though the weights are not damaged; empty where there is no reason."""
+        evidence = self._tracker.evidence
+        if evidence.is_of_the_data(found.rise, norm_has_grown=found.norm_has_grown):
+            return "new batches have risen far more: the data have changed, and those from before are forgotten"
+        if not found.norm_is_gross and evidence.is_slight(found.loss, found.loss_then):
+            return "next to nothing of what was learned is lost"
+        return ""
 
     def stand_back(self) -> None:
         """Probe no more and roll back no more: another guard trains beside this one."""
