@@ -616,3 +616,24 @@ def test_whatever_the_judge_says_every_incident_is_closed_or_open_at_the_end(
 def test_no_torch_is_needed() -> None:
     check = "import sealegs.incidents, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+@pytest.mark.parametrize(("suspicious", "start"), [((97, 98, 99), 97), ((96, 97, 98), 100)], ids=["lead", "gap"])
+def test_an_incident_begins_with_the_suspicious_rows_right_before_it(suspicious: tuple[int, ...], start: int) -> None:
+    """The gradient norm leads the loss by a few steps, and no single one of these is an alarm."""
+    state = begin()
+    for step, loss, _ in [*healthy(), *level(ONSET, 8, 6.0)]:
+        is_last = step == ONSET + 7
+        found = (finding(lasts=8, note="loss stays high"),) if is_last else ()
+        verdict = Verdict(
+            step=step,
+            findings=found,
+            incident=1 if is_last else None,
+            opens_incident=is_last,
+            is_suspicious=step in suspicious,
+        )
+        state, _ = advance(state, {"step": step, "loss": loss}, verdict)
+    assert state.open is not None
+    assert state.open.start == start
+    assert state.open.pre_loss == pytest.approx(2.5, abs=0.05), "losses from the onset on are not usual"
+    assert thaw(begin(), json.loads(json.dumps(state))) == state

@@ -366,3 +366,13 @@ def test_restraint_is_not_for_what_is_not_finite_nor_for_rows_of_skips() -> None
     out = verdicts(rows)
     assert [v.step for v in out if not v.go] == [300, 400, 500, 600, 700, 701, 702]
     assert not any(f.detector == "restraint" for v in out for f in v.findings)
+
+
+def test_a_row_of_doubtful_gradients_is_suspicious_though_it_is_remarked_on_once() -> None:
+    """One signal alone is no surprise to a young statistic, but it may be the first sign of an incident."""
+    rows = healthy(420)
+    for step in range(400, 403):
+        rows[step]["grad_norm"] = 5.0
+    found = verdicts(rows)
+    assert [verdict.step for verdict in found if verdict.is_suspicious and verdict.step >= 395] == [400, 401, 402]
+    assert all(verdict.go for verdict in found[400:])

@@ -52,6 +52,7 @@ must be no restore point, and must not count as usual."""
 BLOCK = 32
 """Losses that are moved at once: copying all that are remembered at every step would cost three microseconds."""
 MEMORY = USUAL + LATEST
+MASK = (1 << LATEST) - 1
 BEYOND = 1e150
 """Stands for a loss that is not finite, and for any larger one: states hold nothing that JSON cannot spell."""
 
@@ -63,7 +64,8 @@ class Incident:
     number: int
     """From 1, each once: the judge's number, unless that has gone back in a rollback."""
     start: int
-    """The onset: the first of the skips that led to the alarm, or where the slow channel must have begun to see it."""
+    """The onset: the first of the skips that led to the alarm, or where the slow channel must have begun to see it,
+    with the suspicious rows right before it."""
     kind: str
     """``nonfinite``, ``spike``, ``level_shift``, ``drift`` or ``overflow``."""
     pre_loss: float
@@ -259,6 +261,8 @@ class IncidentState(NamedTuple):
     skips: SkipRow = SkipRow()
     is_open: bool = False
     course: OpenIncident = OpenIncident()
+    suspicions: int = 0
+    """Which of the last rows were suspicious, a bit each, the last one lowest."""
 
     @property
     def open(self) -> Incident | None:
@@ -290,7 +294,10 @@ def advance(
     is_alarm = verdict.incident is not None
     is_healthy = verdict.go and not is_alarm and -BEYOND < loss < BEYOND
     if is_healthy and not state.is_open:  # most steps by far
-        return IncidentState(state.rows + 1, step, state.memory.after(step, loss), NO_SKIPS, False, state.course), ()
+        suspicions = with_bit(state.suspicions, verdict) if state.suspicions or verdict.is_suspicious else 0
+        memory = state.memory.after(step, loss)
+        return IncidentState(state.rows + 1, step, memory, NO_SKIPS, False, state.course, suspicions), ()
+    state = state._replace(suspicions=with_bit(state.suspicions, verdict))
     seen = RowSummary(step, loss_in(row), grad_norm_in(row))
     if not state.is_open and not is_alarm:
         return state._replace(rows=state.rows + 1, step=step, skips=state.skips.after(seen)), ()
@@ -330,7 +337,7 @@ def gone_back(state: IncidentState, step: int) -> IncidentState:
     if state.is_open:
         course = course.followed_anew(state.rows + 1)._replace(is_treated=course.is_treated or step <= course.start)
     memory = state.memory.before(step, late) if late > 0 else state.memory
-    return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course)
+    return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course, suspicions=0)
 
 
 def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> IncidentState:
@@ -339,7 +346,7 @@ def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> Incident
     if verdict.opens_incident or not last.number:
         return begun(state, seen, verdict, max(last.number + 1, verdict.incident or 1))
     course = last.followed_anew(row).after(seen, is_healthy=False)
-    return IncidentState(row, seen.step, state.memory, NO_SKIPS, True, course)
+    return IncidentState(row, seen.step, state.memory, NO_SKIPS, True, course, state.suspicions)
 
 
 def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int) -> IncidentState:
@@ -347,7 +354,9 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
     row, kind, memory = state.rows + 1, kind_of(verdict), state.memory
     skips = (NO_SKIPS if verdict.go else state.skips).after(seen)
     start, rows = skips.start, skips.rows
-    late = min(max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1), LATEST, row)
+    late = max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1)
+    late = max(late, rows)
+    late = min(late + lead(state.suspicions, late), LATEST, row)
     if late > rows:
         start, rows = seen.step - (late - 1) * max(seen.step - state.step, 1), late
         memory = memory.before(start, late - 1)
@@ -366,7 +375,8 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
         followed_from=row,
         is_treated=is_same,
     )
-    return IncidentState(row, seen.step, memory, NO_SKIPS, True, course.after(seen, is_healthy=False))
+    course = course.after(seen, is_healthy=False)
+    return IncidentState(row, seen.step, memory, NO_SKIPS, True, course, state.suspicions)
 
 
 def gone_on(
@@ -386,7 +396,7 @@ def gone_on(
     elif followed in looks and not course.is_back:
         news = (News("look", course.incident, is_decaying(course, followed, looks)),)
         course = course._replace(at_look=course.mean, is_climbing=climbs(course))
-    return IncidentState(row, seen.step, state.memory, NO_SKIPS, not is_closed, course), news
+    return IncidentState(row, seen.step, state.memory, NO_SKIPS, not is_closed, course, state.suspicions), news
 
 
 def closed(course: OpenIncident, step: int, age: int) -> Incident:
@@ -475,6 +485,22 @@ def kind_of(verdict: Verdict) -> str:
         if family in KINDS:
             return KINDS[family]
     return "spike"
+
+
+def with_bit(suspicions: int, verdict: Verdict) -> int:
+    """The suspicions with those of one more row."""
+    return (suspicions << 1 | verdict.is_suspicious) & MASK
+
+
+def lead(suspicions: int, late: int) -> int:
+    """How many suspicious rows without a break lie before the last ``late`` rows: a gradient norm leads the loss by a
+    few.
+
+    >>> lead(0b0111_0001, 4), lead(0b0111_0001, 1)
+    (3, 0)
+    """
+    before = suspicions >> late
+    return (~before & before + 1).bit_length() - 1
 
 
 def loss_in(row: Row) -> float:

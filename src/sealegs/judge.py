@@ -22,7 +22,7 @@ from sealegs.detectors.overflow import Overflow
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import RepeatedBatch
 from sealegs.detectors.replicas import Replicas
-from sealegs.detectors.spike import Spike
+from sealegs.detectors.spike import Spike, SpikeState
 from sealegs.detectors.textbook import textbook
 from sealegs.detectors.throughput import Throughput
 from sealegs.errors import ConfigError
@@ -203,7 +203,10 @@ def fold(detectors: Detectors, state: JudgeState, now: Row, budget: Budget = Bud
     """One step: look, decide, learn."""
     findings = tuple(f for d, s in zip(detectors, state.detectors, strict=True) if (f := d.look(s, now)))
     tally, verdict = decide(state.tally, now, findings, budget)
-    return JudgeState(tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True)), tally), verdict
+    states = tuple(d.learn(s, now) for d, s in zip(detectors, state.detectors, strict=True))
+    if any(isinstance(known, SpikeState) and known.stream.burst for known in states):
+        verdict = replace(verdict, is_suspicious=True)
+    return JudgeState(states, tally), verdict
 
 
 def replay(rows: Iterable[Row]) -> Iterator[Verdict]:

@@ -93,6 +93,9 @@ class Verdict:
     """Whether this is the alarm that opens the incident."""
     culprit: str = ""
     """Where the worst gradient of a rejected step was: the tensor, and the rank where there are several."""
+    is_suspicious: bool = False
+    """Whether loss or gradient norm is one that few healthy steps have, be it reported or not: an incident may have
+    begun with it."""
     instead: str = ""
     """What becomes of a ``HALT`` that does not end the run: who decides, or that nobody acts on it."""
 

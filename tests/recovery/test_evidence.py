@@ -744,3 +744,15 @@ def test_what_was_usual_is_not_known_of_an_anomaly_that_is_older_than_the_window
     for step in range(2 * WINDOW + 100, 2 * WINDOW + 110):
         seen(evidence, step, "high", loss=7.0)
     assert not evidence.is_of_the_data(math.log(7 / 5), norm_has_grown=False), "new batches have risen no further"
+
+
+def test_an_anomaly_begins_with_the_suspicious_steps_right_before_it() -> None:
+    """Else the batches that did it would come again after every rollback."""
+    evidence = watching()
+    for step in range(100):
+        row: Row = {"step": step, "batch_index": step + 1000, "loss": 2.0}
+        evidence.weigh(row, Verdict(step=step, is_suspicious=step in (50, 97, 98, 99)))
+    for step in range(100, 106):
+        seen(evidence, step, "high", loss=9.0)
+    anomaly = found_damaged(evidence)
+    assert (anomaly.onset, anomaly.batch) == (97, 1097)

@@ -109,6 +109,8 @@ class JudgedRow(NamedTuple):
     """The step is bad, though everything in it is finite."""
     is_learned: bool
     """Its update was applied."""
+    is_suspicious: bool
+    """Loss or gradient norm is one that few healthy steps have."""
     is_explained: bool
     """The last probe had found the weights sound, so the data explain it."""
     loss: float
@@ -470,7 +472,8 @@ class AnomalyEvidence:
         is_explained = self.is_sound and self._is_probed
         if len(self._recent) == WINDOW:
             self._follow_wander(self._recent[0])
-        self._recent.append(JudgedRow(row, is_bad, is_bad and not is_nonfinite, verdict.go, is_explained, loss))
+        is_condemned, is_suspicious = is_bad and not is_nonfinite, verdict.is_suspicious
+        self._recent.append(JudgedRow(row, is_bad, is_condemned, verdict.go, is_suspicious, is_explained, loss))
         alarms = (f for f in verdict.findings if f.severity == Severity.ALARM and f.detector != PROBE)
         lasting = [f.lasts for f in alarms if f.lasts > 1]
         late = range(-min(max(lasting, default=0), len(self._recent)), 0)
@@ -603,6 +606,8 @@ class AnomalyEvidence:
         return None if batch is None else int(batch)
 
     def _anomaly(self, trigger: Trigger, text: str, at: int, *, source: str | None = None, lasted: int = 0) -> Anomaly:
+        while at > 0 and self._recent[at - 1].is_suspicious:  # the gradient norm leads the loss by a few steps
+            at, lasted = at - 1, lasted + bool(lasted)
         return Anomaly(
             trigger=trigger,
             onset=int(self._recent[at].row["step"]),
