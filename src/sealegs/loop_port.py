@@ -58,8 +58,10 @@ from sealegs.step.update import Call, Update, not_undone
 from sealegs.vocabulary import Row, Verdict
 from sealegs.watch import Observer, Watch, level_of_the_loop, opened_on_all
 
-RESERVED = frozenset(("step", "worst_tensor", "announced", "culprit", "saving", *ROW, *MERGED))
+RESERVED = frozenset(("step", "worst_tensor", "announced", "damaged_since", "culprit", "saving", *ROW, *MERGED))
 """Names in a row that are the guard's own."""
+
+MISPLACED = "the loader was brought to a place, and says that it is at another one"
 
 TURNS = 8
 """Steps that a guard must have made right after those of another one for both to be parts of one training."""
@@ -116,6 +118,7 @@ class LoopPort(Observer):
         self._timm_schedulers = [each for each in schedulers if isinstance(each, TimmScheduler)]
         self._update = Update(optimizers, schedulers if steps_scheduler else (), options.scaler)
         self._batches = options.batches()
+        self._batches.on_misplaced = lambda how: self.watch.note("data-misplaced", text=f"{MISPLACED}: {how}")
         self._training = training = TrainingState(
             model=model,
             optimizers=self._update.optimizers,
@@ -837,7 +840,9 @@ class LoopPort(Observer):
         """At the first step after a resume: what was restored, and what the loop has changed since."""
         assert self.resumed is not None
         self._changes = None
-        parts = self.resumed.audit
+        parts = dict(self.resumed.audit)
+        if parts.get("data position") == AS_SAVED:  # which says where it was sent: the loader has gone there since
+            parts["data position"] = self._batches.misplaced or AS_SAVED
         self.watch.note(
             "resume-audit",
             step=self.number,

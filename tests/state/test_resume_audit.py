@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ def parts() -> tuple[nn.Module, torch.optim.AdamW, LRScheduler]:
     return model, optimizer, LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
-def trained(folder: Path, steps: int, *, resume: bool = False, meddle: Any = lambda *parts: None) -> sealegs.Guard:
+def trained(
+    folder: Path, steps: int, *, resume: bool = False, meddle: Any = lambda *parts: None, loader: Any = BATCHES
+) -> sealegs.Guard:
     model, optimizer, scheduler = parts()
     with sealegs.Guard(model, optimizer, run=folder, scheduler=scheduler, checkpoint_every=25, resume=resume) as guard:
         meddle(optimizer, model)
-        for batch in guard.batches(BATCHES):
+        for batch in guard.batches(loader):
             loss = model(batch).square().mean()
             loss.backward()
             guard.step(loss)
@@ -107,6 +110,37 @@ def test_what_the_loop_overwrites_in_place_is_told(meddle: Any, changed: list[st
     shutil.copytree(run, tmp_path / "a")
     trained(tmp_path / "a", 26, resume=True, meddle=meddle)
     assert audit_of(tmp_path / "a")["changed"] == changed
+
+
+class Stream:
+    """A loader that says where it is, and goes elsewhere by some batches; ``off`` is None for one that stays."""
+
+    def __init__(self, off: int | None = 0) -> None:
+        self.off, self.place = off, 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.place < len(BATCHES):
+            self.place += 1
+            yield BATCHES[self.place - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "seed": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = self.place if self.off is None else state["place"] + self.off
+
+
+@pytest.mark.parametrize(("off", "told"), [(0, None), (3, "place was 25 and is 28"), (None, "place was 25 and is 0")])
+def test_a_loader_that_is_not_where_it_was_brought_is_told(off: int | None, told: str | None, tmp_path: Path) -> None:
+    trained(tmp_path / "a", 25, loader=Stream())
+    trained(tmp_path / "a", 26, resume=True, loader=Stream(off))
+    audit = audit_of(tmp_path / "a")
+    assert audit["not_as_saved"] == ({} if told is None else {"data position": told})
+    assert ("data position" in audit["as_saved"]) == (told is None)
+    events = [
+        event.detail["text"] for event in sealegs.open_run(tmp_path / "a").events if event.kind == "data-misplaced"
+    ]
+    assert [text.endswith(str(told)) for text in events] == [True] * (told is not None)
 
 
 def test_what_does_not_come_back_is_told(run: Path) -> None:

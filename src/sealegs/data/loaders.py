@@ -35,6 +35,7 @@ from sealegs.data.stateful import (
     Numbered,
     StatefulLoader,
     Wanted,
+    is_torchdata,
     length_of,
     without_trace,
 )
@@ -65,8 +66,7 @@ def cannot_reposition(given: Any) -> str | None:
         return f"{name}: in_order=False gives batches as they get ready, in no order that comes again; leave it out"
     samplers = [] if isinstance(getattr(given, "dataset", None), IterableDataset) else samplers_of(given)
     if has_state(given):
-        is_torchdata = any(each.__module__.startswith("torchdata.") for each in type(given).__mro__)
-        forgotten = [sampler for sampler in samplers if is_torchdata and _is_forgotten(sampler)]
+        forgotten = [sampler for sampler in samplers if is_torchdata(given) and _is_forgotten(sampler)]
         return (
             f"sampler={type(forgotten[0]).__name__}: {type(given).__name__} does not bring its order back; use "
             "shuffle=True instead, a sampler with state_dict and load_state_dict, or a plain DataLoader"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, TypeAlias, TypeVar
 
 from sealegs.data.loaders import cannot_reposition, loader_of
-from sealegs.data.stateful import UNKNOWN, DataChanges, Epoch, Loader
+from sealegs.data.stateful import UNKNOWN, DataChanges, Epoch, Loader, StatefulLoader
 from sealegs.errors import ConfigError, SourceError
 
 
@@ -75,6 +75,8 @@ class Batches:
         """Called with its number when an epoch is about to begin, before its order is drawn."""
         self.on_loader: Callable[[], object] = lambda: None
         """Called when batches come from another loader."""
+        self.on_misplaced: Callable[[str], object] = lambda how: None
+        """Called, with how its state differs, when a loader is not where it was brought."""
         self.by_epoch = False
         """Whether an iterator ends with its epoch even after going back from a later one, which the next iterator then
         repeats. For loops that count epochs."""
@@ -239,6 +241,16 @@ class Batches:
         rest = range(self.number + 1, self._epoch["first"] + length)
         return not any(map(self._is_wanted, rest))
 
+    @property
+    def misplaced(self) -> str:
+        """How the loader is not where it was brought last, or why nobody can say; empty where it is there."""
+        if self._target is not None:
+            return "nobody has gone there: the loop takes no batch from guard.batches"
+        if not isinstance(self._loader, StatefulLoader):
+            return ""
+        cannot_tell = self._loader.cannot_tell
+        return f"cannot be compared: {cannot_tell}" if cannot_tell else self._loader.misplaced
+
     def is_at_end(self, position: Mapping[str, Any]) -> bool | None:
         """Whether a position is at the end of its epoch; None where that is not known yet."""
         epoch: Epoch = position["epoch"]
@@ -289,6 +301,7 @@ class Batches:
             is_resumed = not self.by_epoch or self.is_at_end(self._target) is not False
         if iterator == self._iterators:
             self._stop_walk()
+        is_sent = False
         try:
             while True:
                 if iterator != self._iterators:
@@ -300,8 +313,11 @@ class Batches:
                 if self._target is not None or self._walk is None:
                     self._stop_walk()
                     target, self._target = self._target, None
-                    self._walk = self._walk_from(target)
+                    self._walk, is_sent = self._walk_from(target), target is not None
                 found = next(self._walk, None)
+                if is_sent and isinstance(self._loader, StatefulLoader) and self._loader.misplaced:
+                    self.on_misplaced(self._loader.misplaced)
+                is_sent = False
                 if found is not None:
                     is_resumed = False
                     self.number, self._next = found[0], found[0] + 1

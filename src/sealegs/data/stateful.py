@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from sealegs.data.sampler_state import as_at, drawn_from, own_origins, read, samplers_of
+from sealegs.errors import ConfigError
 from sealegs.state.serialization import live, plain
 
 
@@ -94,6 +95,17 @@ def without_trace(is_begun: bool) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[]) if is_begun else nullcontext()
 
 
+def differences(was: Any, now: Any, name: str = "its state") -> list[str]:
+    """A few words for each value that differs between two states of a loader, as JSON values.
+
+    >>> differences({"i": 200, "seed": 1}, {"i": 207, "seed": 1}), differences([1, 2], [1, 2])
+    (['i was 200 and is 207'], [])
+    """
+    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        return [told for key in was for told in differences(was[key], now[key], str(key))]
+    return [] if was == now else [f"{name} was {was!a:.60} and is {now!a:.60}"]
+
+
 class StatefulLoader:
     """A loader that says where it is and goes there: torchdata's, the lab's stream, the user's own.
 
@@ -109,6 +121,10 @@ class StatefulLoader:
         """Whether no batch has come since a state was loaded."""
         self._has_moved = False
         """Whether a batch has come or a state was loaded; otherwise the loader is where the user has brought it."""
+        self.misplaced = ""
+        """How the state that the loader tells of differs from the one that was loaded last."""
+        self.cannot_tell = ""
+        """Why nobody can say that."""
         self.identity = {"kind": "stateful", "length": length_of(given), "workers": getattr(given, "num_workers", None)}
 
     def state(self) -> Any:
@@ -177,4 +193,20 @@ class StatefulLoader:
     def _load(self, state: Any) -> None:
         self._given.load_state_dict(live(state))
         self._is_loaded = self._has_moved = True
+        self._compare_with(state)
         self._changes.apply(self._given)
+
+    def _compare_with(self, state: Any) -> None:
+        self.misplaced = self.cannot_tell = ""
+        if is_torchdata(self._given):
+            self.cannot_tell = "torchdata's loader tells where it is only by beginning to read"
+            return
+        try:
+            self.misplaced = "; ".join(differences(state, self.state())[:3])
+        except ConfigError as error:
+            self.cannot_tell = str(error)
+
+
+def is_torchdata(given: Any) -> bool:
+    """Whether it is a loader of torchdata, or made from one."""
+    return any(each.__module__.startswith("torchdata.") for each in type(given).__mro__)
