@@ -345,13 +345,13 @@ def test_a_request_is_no_trouble_of_the_one_before(tmp_path: Path) -> None:
             {"intervention": 1, "onset": 200, "is_asked": True, "in_incident": False}
         ]
     (told,) = events(tmp_path / "a", "outcome")
-    assert (told["intervention"], told["result"], told["step"]) == (2, "helped", 75)
+    assert (told["intervention"], told["result"], told["step"]) == (2, "nothing to help", 75)
     words |= {"resume": True}
     model, optimizer = small()
     with Guard(model, optimizer, run=tmp_path / "a", **words) as guard:
         train(guard, model, 260, loader=data())
     first, second = sorted(events(tmp_path / "a", "outcome"), key=lambda told: told["intervention"])
-    assert (first["result"], first["step"]) == ("helped", 250)
+    assert (first["result"], first["step"]) == ("nothing to help", 250)
     assert "50 steps after the request's step" in first["text"]
     assert second == told
 

@@ -20,6 +20,8 @@ from sealegs.watch import Watch
 
 HELD = 50
 """Healthy steps past the onset after which an intervention has helped."""
+NOTHING_TO_HELP = "nothing to help"
+"""Outcome of a request that a healthy run has gone on well after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class Pending:
     """Whether a person asked for it."""
     in_incident: bool = True
     """Whether an incident was open."""
+
+    @property
+    def has_nothing_to_help(self) -> bool:
+        """Whether a person asked for it while nothing was wrong."""
+        return self.is_asked and not self.in_incident
 
     def has_passed(self, step: int) -> bool:
         """Whether a step is far enough behind the onset to tell."""
@@ -156,7 +163,11 @@ class Ledger:
             for past in self.history
         )
         for pending in helped:
-            self._note_outcome(pending, step, "helped", f"{HELD} healthy steps have come of it")
+            text = f"{HELD} healthy steps have come of it"
+            if pending.has_nothing_to_help:
+                self._note_outcome(pending, step, NOTHING_TO_HELP, f"nothing was wrong, and {text}")
+            else:
+                self._note_outcome(pending, step, "helped", text)
 
     def lingers(self, step: int) -> None:
         """Enter that the interventions did not help: their incident ran out of time, and the loss is not back."""
@@ -167,7 +178,7 @@ class Ledger:
         """Enter that the anomaly came back, before step ``number``. What a person asked for while nothing was wrong has
         nothing that could come back, but has not helped either."""
         for pending in self._pending:
-            is_new = pending.is_asked and not pending.in_incident
+            is_new = pending.has_nothing_to_help
             result, text = ("did not help", "trouble") if is_new else ("came back", "trouble again")
             self._note_outcome(pending, number, result, f"{text}, since step {onset}")
 
