@@ -62,6 +62,8 @@ def test_a_value_of_the_wrong_kind_is_named(options: dict[str, Any], sentence: s
         (Telemetry, {"sinks": ["wandb"]}, r"sinks=\['wandb'\]: a list: \[sealegs\.tracker"),
         (Telemetry, {"sinks": "wandb"}, "sinks='wandb': a list"),
         (Telemetry, {"settings": {"a": object()}}, "settings=.*: a dict of what JSON can hold"),
+        (Telemetry, {"price_per_hour": -1.0}, r"price_per_hour=-1\.0: what an hour"),
+        (Telemetry, {"price_per_hour": "98"}, "price_per_hour='98': what an hour"),
         (Telemetry, {"ranks": 3}, "ranks=3: Ranks"),
         (Detection, {"rules": "textbok"}, "rules='textbok': one of calibrated, textbook"),
         (Detection, {"detectors": print}, "detectors=.*: a list of functions"),

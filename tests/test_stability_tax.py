@@ -97,6 +97,25 @@ def test_each_part_has_what_it_took(paid: tuple[Path, StabilityTax, StabilityTax
     assert tax.total_s < tax.whole_s
 
 
+def test_a_price_makes_money_of_it_and_a_resume_keeps_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    words: dict[str, Any] = {"run": tmp_path / "a", "playbook": sealegs.Playbook.observe(), "checkpoint_every": 5}
+    for price, resume in ((3600.0, False), (None, True)):
+        telemetry = sealegs.Telemetry(price_per_hour=price)
+        with sealegs.Guard(model, optimizer, **words, telemetry=telemetry, resume=resume) as guard:
+            for batch in guard.batches(list(inputs(15))):
+                loss = model(batch).square().mean()
+                loss.backward()
+                guard.step(loss)
+                if guard.number == 10 and not resume:
+                    break
+        assert manifest.load(tmp_path / "a").price_per_hour == 3600.0
+        tax = tax_of(sealegs.open_run(tmp_path / "a").events)
+        assert tax is not None
+        assert tax.money == pytest.approx(tax.total_s)
+
+
 def test_a_resume_goes_on_counting_and_adds_what_it_was_down(paid: tuple[Path, StabilityTax, StabilityTax]) -> None:
     _, first, both = paid
     assert both.parts["downtime"] >= 0.3

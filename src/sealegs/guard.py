@@ -263,6 +263,7 @@ def watch_of(run: str | Path | None, options: GuardOptions, *, observer: Observe
         run,
         resume=resume,
         settings=options.telemetry.settings,
+        price_per_hour=options.telemetry.price_per_hour,
         sinks=options.telemetry.sinks,
         notify=options.telemetry.notify,
         detection=options.detection,

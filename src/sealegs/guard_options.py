@@ -27,7 +27,7 @@ from sealegs.state.extra_state import Stateful, refuse_stateless
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.vocabulary import Sink
-from sealegs.watch import Watch
+from sealegs.watch import PRICE, Watch, is_price
 
 CLIP = "the largest gradient norm, above 0; leave it out to clip none"
 EVERY = "a number of steps, or 0 for never"
@@ -105,6 +105,9 @@ class Telemetry:
     """Where a person is told when the run needs one; see ``Watch``."""
     settings: dict[str, Any] | None = None
     """What the run is, for its manifest."""
+    price_per_hour: float | None = None
+    """What an hour of the run costs, on all its machines, in any currency: incidents and the stability tax then have
+    their cost in money."""
     ranks: Ranks | None = None
     """The timeout for ranks that do not come: to a step, a checkpoint or a rollback."""
 
@@ -115,6 +118,7 @@ class Telemetry:
             ("activations", isinstance(self.activations, ActivationSampler | None), "an ActivationSampler, or None"),
             ("ranks", isinstance(self.ranks, Ranks | None), "Ranks(timeout_s=...), or None"),
             ("settings", _is_json(self.settings), "a dict of what JSON can hold"),
+            ("price_per_hour", self.price_per_hour is None or is_price(self.price_per_hour), PRICE),
             ("sinks", are_sinks and all(map(_is_sink, self.sinks)), 'a list: [sealegs.tracker("wandb")]'),
         ):
             refuse_unless(is_sound, f"Telemetry.{name}", getattr(self, name), cure)

@@ -1,5 +1,6 @@
 """A watch: records the signals of every step and gives verdicts. It observes a run and cannot change it."""
 
+import math
 import sys
 import warnings
 from collections import deque
@@ -35,6 +36,13 @@ from sealegs.state.live_settings import RecordedSettings
 from sealegs.vocabulary import Finding, Row, Severity, Sink, Verdict
 
 D = TypeVar("D")
+
+PRICE = "what an hour of the run costs, a number from 0 on; leave it out where it is not known"
+
+
+def is_price(value: Any) -> bool:
+    """Whether it can be the price of an hour."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 class LateVerdict:
@@ -147,6 +155,7 @@ class Watch:
         scheduler: Any = (),
         scaler: Any = None,
         clip: float | None = None,
+        price_per_hour: float | None = None,
         observer: Observer = Observer(),  # noqa: B008 -- it has no state
     ) -> None:
         """Start the run in folder ``run``, or go on with it; a ``RunWriter`` is taken as it is, None records nothing.
@@ -159,8 +168,10 @@ class Watch:
         (``"$HOOK"``), or a ``sealegs.Notify`` with options.
 
         ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``clip`` are those of the loop: their settings are read
-        once, for the manifest, and nothing is kept of them.
+        once, for the manifest, and nothing is kept of them. ``price_per_hour`` is what an hour of the run costs.
         """
+        if price_per_hour is not None and not is_price(price_per_hour):
+            raise ConfigError(f"price_per_hour={price_per_hour!r}: {PRICE}")
         notifier = () if notify is None else (Notifier(notify),)  # refused before there is a folder
         standard = judge.rules(detection.rules)
         self._detectors = (*standard, *map(as_detector, detection.detectors))
@@ -202,6 +213,8 @@ class Watch:
             if self.record is not None and type(observer) is Observer:  # a guard has its own to say
                 self.recorded.add_objects(model, _several(optimizer), _several(scheduler), scaler, clip)
                 self.recorded.write()
+            if self.record is not None and price_per_hour is not None:
+                self.record.amend(price_per_hour=float(price_per_hour))
             self._begin(settings, (*sinks, *notifier), detection.stalled_after_s)
         except BaseException:
             if self.record is not None:
