@@ -441,7 +441,7 @@ def test_weights_that_are_not_finite_diverge_whatever_the_loss() -> None:
     incident = ended(state)
     assert incident is not None
     assert (incident.kind, incident.trajectory, incident.end) == ("nonfinite", "divergent", None)
-    assert str(incident) == "incident 1: nonfinite at step 100, loss 2.5 before, nan at step 100; divergent"
+    assert str(incident) == "incident 1: nonfinite at step 100, loss 2.5 before, not finite at step 100; divergent"
 
 
 def test_at_the_end_of_a_run_what_cannot_be_told_is_not() -> None:
@@ -637,3 +637,36 @@ def test_an_incident_begins_with_the_suspicious_rows_right_before_it(suspicious:
     assert state.open.start == start
     assert state.open.pre_loss == pytest.approx(2.5, abs=0.05), "losses from the onset on are not usual"
     assert thaw(begin(), json.loads(json.dumps(state))) == state
+
+
+def test_an_incident_that_was_opened_again_closes_past_its_last_stretch() -> None:
+    """It closed, opened again at step 150, and the run went back to step 140: only from 150 on is anything known."""
+    steps = [*healthy(), alarm(100, 6.0), *healthy(101, 150), *level(150, 30, 6.0, "ALARM"), *healthy(140, 260)]
+    state, closings = begin(), []
+    for step, loss, word in steps:
+        found = (finding(),) if word == "ALARM" else ()
+        verdict = Verdict(
+            step=step, findings=found, incident=1 if found else None, opens_incident=step == 100 and bool(found)
+        )
+        state, news = advance(state, {"step": step, "loss": loss}, verdict)
+        closings += [item.incident for item in news if item.kind == "closed"]
+    assert [incident.number for incident in closings] == [1, 1]
+    assert closings[-1].end == 200
+    assert "6 at step 100" in str(closings[-1])
+
+
+def test_the_text_of_an_incident_says_nothing_of_a_loss_that_it_does_not_know() -> None:
+    known = Incident(
+        number=1,
+        start=2,
+        kind="spike",
+        pre_loss=math.nan,
+        usual=math.nan,
+        limit=math.nan,
+        peak=9,
+        peak_loss=7.0,
+        grad_norm_peak=math.nan,
+        end=5,
+    )
+    text = "incident 1: spike at step 2, loss 7 at step 9, before the run went back; closed: did not recover at step 5"
+    assert str(known) == text

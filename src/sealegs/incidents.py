@@ -91,9 +91,12 @@ class Incident:
     def __str__(self) -> str:
         """``incident 2: spike at step 4821, loss 2.41 before, 6.93 at step 4822; fast: 2.43 at step 4833``"""
         text = f"incident {self.number}: {self.kind.replace('_', ' ')} at step {self.start}, "
-        text += f"loss {self.pre_loss:.4g} before, {self.peak_loss:.4g} at step {self.peak}; "
+        text += "loss " if math.isnan(self.pre_loss) else f"loss {self.pre_loss:.4g} before, "
+        text += "not finite" if math.isnan(self.peak_loss) else f"{self.peak_loss:.4g}"
+        text += f" at step {self.peak}"
         if self.end is None:
-            return text + (self.trajectory or "open")
+            return f"{text}; {self.trajectory or 'open'}"
+        text += ", before the run went back; " if self.end < self.peak else "; "
         became = "did not recover" if self.recovery_loss is None else f"{self.recovery_loss:.4g}"
         return text + f"{self.trajectory or 'closed'}: {became} at step {self.end}"
 
@@ -195,6 +198,13 @@ class OpenIncident(NamedTuple):
     """The mean loss at the last check; before the first one, that of the first ten rows."""
     is_climbing: bool = False
     """Whether it had risen at the last check."""
+    opened_again: int = 0
+    """The onset of its last stretch, where it was closed and opened again."""
+
+    @property
+    def onset(self) -> int:
+        """The step that its last stretch began with: a run that goes back further will meet it again."""
+        return max(self.start, self.opened_again)
 
     @property
     def averaged(self) -> tuple[float, ...]:
@@ -335,7 +345,7 @@ def gone_back(state: IncidentState, step: int) -> IncidentState:
     """The state before a row of an earlier step, without what came after it."""
     course, late = state.course, state.memory.step - step + 1
     if state.is_open:
-        course = course.followed_anew(state.rows + 1)._replace(is_treated=course.is_treated or step <= course.start)
+        course = course.followed_anew(state.rows + 1)._replace(is_treated=course.is_treated or step <= course.onset)
     memory = state.memory.before(step, late) if late > 0 else state.memory
     return state._replace(step=step - 1, memory=memory, skips=NO_SKIPS, course=course, suspicions=0)
 
@@ -345,7 +355,9 @@ def opened(state: IncidentState, seen: RowSummary, verdict: Verdict) -> Incident
     row, last = state.rows + 1, state.course
     if verdict.opens_incident or not last.number:
         return begun(state, seen, verdict, max(last.number + 1, verdict.incident or 1))
-    course = last.followed_anew(row).after(seen, is_healthy=False)
+    late = dated_back(state, verdict, 1)
+    again = last._replace(opened_again=step_before(state, seen, late))
+    course = again.followed_anew(row).after(seen, is_healthy=False)
     return IncidentState(row, seen.step, state.memory, NO_SKIPS, True, course, state.suspicions)
 
 
@@ -354,11 +366,9 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
     row, kind, memory = state.rows + 1, kind_of(verdict), state.memory
     skips = (NO_SKIPS if verdict.go else state.skips).after(seen)
     start, rows = skips.start, skips.rows
-    late = max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1)
-    late = max(late, rows)
-    late = min(late + lead(state.suspicions, late), LATEST, row)
+    late = dated_back(state, verdict, rows)
     if late > rows:
-        start, rows = seen.step - (late - 1) * max(seen.step - state.step, 1), late
+        start, rows = step_before(state, seen, late), late
         memory = memory.before(start, late - 1)
     losses = memory.losses[-USUAL:]
     usual = mean_of(losses)
@@ -379,12 +389,25 @@ def begun(state: IncidentState, seen: RowSummary, verdict: Verdict, number: int)
     return IncidentState(row, seen.step, memory, NO_SKIPS, True, course, state.suspicions)
 
 
+def dated_back(state: IncidentState, verdict: Verdict, rows: int) -> int:
+    """Rows, up to that of an alarm, that belong to its incident: so many at least, as many as its finding looks back
+    on, and the suspicious ones before these."""
+    late = max((f.lasts for f in verdict.findings if f.severity >= Severity.ALARM), default=1)
+    late = max(late, rows)
+    return min(late + lead(state.suspicions, late), LATEST, state.rows + 1)
+
+
+def step_before(state: IncidentState, seen: RowSummary, late: int) -> int:
+    """The step of the first of so many rows, of which ``seen`` is the last."""
+    return seen.step - (late - 1) * max(seen.step - state.step, 1)
+
+
 def gone_on(
     state: IncidentState, seen: RowSummary, is_healthy: bool, looks: Sequence[int]
 ) -> tuple[IncidentState, tuple[News, ...]]:
     """Follow one more row of an open incident."""
     row, course = state.rows + 1, state.course
-    if course.is_treated and seen.step <= course.start:
+    if course.is_treated and seen.step <= course.onset:
         course = course.followed_anew(row)._replace(onset_row=row)
     course = course.after(seen, is_healthy)
     age, followed = row - course.onset_row, row - course.followed_from

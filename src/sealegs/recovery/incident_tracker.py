@@ -126,7 +126,7 @@ class IncidentTracker:
         for item in news:
             anomaly = self._act_on_news(item, int(row["step"]), number) or anomaly
         course = self._incidents.course
-        is_before_onset = self._incidents.is_open and course.is_treated and int(row["step"]) < course.start
+        is_before_onset = self._incidents.is_open and course.is_treated and int(row["step"]) < course.onset
         self.is_retried = is_before_onset and verdict.go and verdict.incident is None and anomaly is None
         return TrackedStep(is_calm, is_doubtful, self.is_retried, anomaly)
 
