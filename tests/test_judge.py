@@ -376,3 +376,11 @@ def test_a_row_of_doubtful_gradients_is_suspicious_though_it_is_remarked_on_once
     found = verdicts(rows)
     assert [verdict.step for verdict in found if verdict.is_suspicious and verdict.step >= 395] == [400, 401, 402]
     assert all(verdict.go for verdict in found[400:])
+
+
+def test_a_later_alarm_says_that_it_is_of_the_same_incident() -> None:
+    """Its event is a notice, for one incident has one alarm."""
+    alarm = (finding(Severity.ALARM, spoils_update=False),)
+    first = Verdict(step=7, findings=alarm, incident=2, opens_incident=True)
+    assert "incident" not in str(first)
+    assert str(replace(first, opens_incident=False)).endswith("  still incident 2")

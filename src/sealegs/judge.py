@@ -289,15 +289,17 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
 
 
 def culprit_in(now: Row) -> str:
-    """Where the worst gradient of a step was. One parameter that is not finite makes all gradients so, and the first of
-    them is no culprit: then at most the rank is known.
+    """Where the worst gradient of a step was. A loss or one parameter that is not finite makes all gradients so, and
+    the first of them is no culprit: then at most the rank is known.
 
     >>> named = "emb.weight on rank 1"
     >>> culprit_in({"culprit": named}), culprit_in({"culprit": named, "params_finite": 0.0})
     ('emb.weight on rank 1', 'rank 1')
+    >>> culprit_in({"culprit": named, "loss": math.nan})
+    'rank 1'
     """
     named = str(now.get("culprit", ""))
-    if float(now.get("params_finite", 1.0)) == 1.0:
+    if float(now.get("params_finite", 1.0)) == 1.0 and math.isfinite(float(now.get("loss", 0.0))):
         return named
     rank = re.search(r"\brank \d+$", named)
     return rank[0] if rank else ""

@@ -128,6 +128,8 @@ class Verdict:
         parts = [f"step {self.step}", "ALARM" if self.instead else self.word, *map(str, self.findings)]
         if self.culprit:
             parts.append(f"in {self.culprit}")
+        if self.incident is not None and not self.opens_incident:
+            parts.append(f"still incident {self.incident}")
         if self.instead:
             parts.append(self.instead)
         elif not self.go:

@@ -623,6 +623,8 @@ def test_a_look_acts_where_the_loss_is_stuck_above_that_of_the_first_steps(tmp_p
     (done,) = events(tmp_path / "a", "intervention")
     assert done["trigger"] == "not-recovering"
     assert abs(done["onset"] - 180) <= 8
+    assert events(tmp_path / "a", "no-probe")
+    assert not events(tmp_path / "a", "weights-set"), "whose weights nobody looks at any more"
 
 
 @pytest.mark.parametrize("step", [40, 100])

@@ -329,7 +329,8 @@ class Recovery:
         """Forget the kept batches if the loop has set weights itself since the last update, as for lottery tickets or a
         new head. Such weights are meant to be what they are. Failing memory does not raise torch's version counters;
         neither does a write to ``.data``."""
-        if self._versions is None or self._versions == self._count_changes():
+        changes = self._count_changes()
+        if None in (self._versions, changes) or self._versions == changes:
             return
         self._probe.forget_all()
         self._tracker.evidence.loss_is_back()
