@@ -292,14 +292,13 @@ def culprit_in(now: Row) -> str:
     """Where the worst gradient of a step was. A loss or one parameter that is not finite makes all gradients so, and
     the first of them is no culprit: then at most the rank is known.
 
-    >>> named = "emb.weight on rank 1"
-    >>> culprit_in({"culprit": named}), culprit_in({"culprit": named, "params_finite": 0.0})
-    ('emb.weight on rank 1', 'rank 1')
-    >>> culprit_in({"culprit": named, "loss": math.nan})
-    'rank 1'
+    >>> named = {"culprit": "emb.weight on rank 1", "loss": 2.5, "grad_norm": math.inf}
+    >>> culprit_in(named), culprit_in(named | {"params_finite": 0.0}), culprit_in(named | {"loss": math.nan})
+    ('emb.weight on rank 1', 'rank 1', 'rank 1')
     """
     named = str(now.get("culprit", ""))
-    if float(now.get("params_finite", 1.0)) == 1.0 and math.isfinite(float(now.get("loss", 0.0))):
+    are_all_broken = not any(math.isfinite(float(now.get(name, 0.0))) for name in ("loss", "grad_norm"))
+    if float(now.get("params_finite", 1.0)) == 1.0 and not are_all_broken:
         return named
     rank = re.search(r"\brank \d+$", named)
     return rank[0] if rank else ""
