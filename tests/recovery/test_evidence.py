@@ -701,20 +701,30 @@ def test_damage_is_found_while_the_statistic_learns_an_announced_level(oldest: i
     evidence = watching()
     for step in range(200, 400):
         seen(evidence, step, **({"announced": "a new mixture"} if step == 220 else {}))
-    found = {"loss": 6.0, "rise": math.log(3.0), "least": 0.1, "is_condemned": True, "source": None, "oldest": oldest}
+
+    def found(number: int) -> Anomaly | None:
+        return evidence.probed(
+            "worse",
+            number=number,
+            loss=6.0,
+            rise=math.log(3.0),
+            least=0.1,
+            is_condemned=True,
+            source=None,
+            oldest=oldest,
+        )
+
     for step in range(400, 402):
         assert not asks(evidence)
         seen(evidence, step, loss=6.0)
     assert asks(evidence)
-    assert evidence.probed("worse", number=402, **found) is None
-    assert evidence.doubted_since is None, "it may be chance"
+    assert (found(402), evidence.doubted_since) == (None, None), "it may be chance"
     for step in range(402, 402 + LATELY):
         seen(evidence, step, loss=6.0)
     assert asks(evidence) == acts
     if not acts:
         return
-    assert evidence.probed("worse", number=410, **found) is None
-    assert evidence.doubted_since == 400
+    assert (found(410), evidence.doubted_since) == (None, 400)
     anomalies = [seen(evidence, step, loss=6.0) for step in range(410, 410 + HEALING)]
     assert anomalies[-1] is not None
     assert (anomalies[-1].trigger, anomalies[-1].onset) == (Trigger.DAMAGED, 400)

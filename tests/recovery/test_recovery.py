@@ -589,7 +589,7 @@ def test_weights_found_damaged_while_nothing_surprises_are_an_incident(tmp_path:
                 guard.announce("a new mixture")
             if guard.number in left and not guard.is_probe:
                 left.clear()
-                model[6].get_parameter("weight").data.mul_(-1)
+                model.get_parameter("6.weight").data.mul_(-1)
             loss = loss_of(model, batch)
             loss.backward()
             guard.step(loss)
@@ -613,7 +613,7 @@ def test_a_look_acts_where_the_loss_is_stuck_above_that_of_the_first_steps(tmp_p
         for _ in range(450):  # reads ahead, so that no batch can be tried again
             batch, ahead = ahead, next(stream)
             if guard.number == 180 and optimizer.param_groups[0]["lr"] == 1e-3:
-                model[6].get_parameter("weight").data.mul_(-3)
+                model.get_parameter("6.weight").data.mul_(-3)
                 optimizer.param_groups[0]["lr"] = 1e-9
             loss = loss_of(model, batch)
             loss.backward()
