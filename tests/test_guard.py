@@ -697,6 +697,18 @@ def test_a_loop_that_stands_still_is_noticed(tmp_path: Path) -> None:
     assert "time.sleep(0.6)" in events[0].detail["where"]
 
 
+def test_a_guarded_loop_that_stands_still_is_noticed_whatever_it_writes(tmp_path: Path) -> None:
+    import time
+
+    model, optimizer = small()
+    detection = Detection(stalled_after_s=0.2)
+    with sealegs.Guard(model, optimizer, run=tmp_path / "a", detection=detection, checkpoint_every=100) as guard:
+        (loss,) = losses(model, 1)
+        guard.step(loss)
+        time.sleep(0.6)
+    assert "stalled" in [event.kind for event in sealegs.open_run(tmp_path / "a").events]
+
+
 def test_a_loop_on_one_batch_goes_on(tmp_path: Path) -> None:
     """Everyone's first check. A skipped step comes again exactly as it was; skipping it for ever would be the end."""
     model, optimizer = small(lr=3e-3)

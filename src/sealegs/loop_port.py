@@ -817,6 +817,8 @@ class LoopPort(Observer):
     def _write_restored(self) -> None:
         """Write such a snapshot; later, where a checkpoint is still being written."""
         assert self._saving is not None
+        if not self._saving.keeps_restored:  # nearly always, and a pause would put the watchdog to sleep at every step
+            return
         with self.paused(), self._spent.of("checkpoints"):
             step = self._saving.write_restored(self.number)
         if step is not None and self.recovery is not None:

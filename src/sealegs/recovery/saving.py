@@ -93,9 +93,14 @@ class Saving:
         is_asked_for = self._every or self.last  # that of step 0 is written for the playbook
         self._restored = RestoredState(step, capture, of_guard) if is_asked_for else None
 
+    @property
+    def keeps_restored(self) -> bool:
+        """Whether there is such a state still to be written."""
+        return self._restored is not None
+
     def wait_for_room(self) -> None:
         """Wait until such a state can be written, if there is one."""
-        if self._restored is not None:
+        if self.keeps_restored:
             self._checkpoints.wait()
 
     def write_restored(self, number: int) -> int | None:
