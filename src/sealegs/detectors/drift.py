@@ -151,6 +151,11 @@ class Drift:
         x = math.log(value)
         above, above_for = summed(state, x)
         is_told = self._rise(state, above, above_for) is not None
+        if not is_told and len(state.making) + 1 < BLOCK:  # most steps by far
+            fast, slow, making, total, blocks, streak, silence, _, _ = state
+            making, total = (*making, x), total + winsorised(fast, x)
+            fast = streaming.learn(fast, x)
+            return DriftState(fast, slow, making, total, blocks, streak, silence, above, above_for)
         state = _with(state, x)
         if len(state.making) == BLOCK:
             state = self._learn_block(state)._replace(making=(), total=0.0)

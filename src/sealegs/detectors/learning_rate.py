@@ -84,12 +84,17 @@ class Rate:
             return state._replace(rows=state.rows + 1) if state.after else state
         if self._is_leap(state, rate):
             return RateState(state.seen, rate, rate, False, state.last, rate, state.largest, step)
-        return state._replace(
-            seen=min(state.seen + (rate > 0), FIRST_JUDGED),
-            last=rate,
-            largest=max(state.largest, rate),
-            is_constant=state.is_constant and rate in (0.0, state.largest or rate),
-            rows=state.rows + 1 if state.after else 0,
+        seen, _, largest, is_constant, before, after, above, at, rows = state
+        return RateState(
+            min(seen + (rate > 0), FIRST_JUDGED),
+            rate,
+            max(largest, rate),
+            is_constant and rate in (0.0, largest or rate),
+            before,
+            after,
+            above,
+            at,
+            rows + 1 if after else 0,
         )
 
     def _is_leap(self, state: RateState, rate: float) -> bool:

@@ -147,10 +147,13 @@ class Spike:
         if value is None:
             return None
         p = self.p(state, now, value)
-        is_surprising = self._rejects(state, p)
         is_gross = not value <= self.gross_limit(state)
+        if p >= streaming.LEVELS[-1] and not is_gross:  # most steps by far
+            return None
+        is_surprising = self._rejects(state, p)
         spoils = self.spoils_update(state, value, p, clip=clip_of(now, self.signal))
-        if self._is_high(state, p) and not is_coarse(state) and self._are_many(after := self._with(state, p, value)):
+        after = self._with(state, p, math.log(value))
+        if self._is_high(state, p) and not is_coarse(state) and self._are_many(after):
             return replace(self._stays_high(after, now, value), spoils_update=spoils)
         if self._comes_again(state, p):
             limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
@@ -183,22 +186,28 @@ class Spike:
         if value is None:
             return state
         p = self.p(state, now, value, coarse=judged_coarsely)
-        limit = self.gross_limit(state)
-        taken = min(value, limit)
-        state = state._replace(
-            largest=max(state.largest * FADING, taken),
-            met=state.met if value <= limit else max(state.met, taken),
-        )
+        x, limit = math.log(value), self.gross_limit(state)
+        stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent = state
+        largest = max(largest * FADING, min(value, limit))
+        if not value <= limit:
+            met = max(met, limit)
         if judged_coarsely:
-            stream = streaming.learn(state.stream, math.log(value))
-            return state._replace(stream=stream, calm=self._calm_with(state, value))
-        suspicious = streaming.is_suspicious(state.stream, p, SUSPICIOUS / state.audit.correction)
-        in_burst = suspicious and state.stream.burst > 0  # counts once
-        after = self._with(state, p, value)
-        return after._replace(
-            quiet=OF if self._are_many(after) else max(state.quiet - 1, 0),
-            stream=streaming.learn(state.stream, math.log(value), suspicious=suspicious),
-            audit=state.audit if in_burst else state.audit.after(p),
+            stream, calm = streaming.learn(stream, x), self._calm_with(calm, x)
+            return SpikeState(stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent)
+        after = self._with(state, p, x)
+        suspicious = p < streaming.LEVELS[-1] and streaming.is_suspicious(stream, p, SUSPICIOUS / audit.correction)
+        in_burst = suspicious and stream.burst > 0  # counts once
+        return SpikeState(
+            streaming.learn(stream, x, suspicious=suspicious),
+            audit if in_burst else audit.after(p),
+            coarse_left,
+            after.high,
+            OF if self._are_many(after) else max(quiet - 1, 0),
+            largest,
+            met,
+            is_signed,
+            after.calm,
+            after.recent,
         )
 
     def p(self, state: SpikeState, now: Row, value: float, *, coarse: bool | None = None) -> float:
@@ -244,19 +253,20 @@ class Spike:
         return not (state.calm and highs) or median(highs) > median(state.calm) + math.log(self.smallest)
 
     def _is_high(self, state: SpikeState, p: float) -> bool:
-        return p < streaming.LEVELS[-1] / state.audit.correction
+        return p < streaming.LEVELS[-1] and p < streaming.LEVELS[-1] / state.audit.correction  # which is 1 or more
 
-    def _with(self, state: SpikeState, p: float, value: float) -> SpikeState:
-        """The state that knows whether the value is high."""
+    def _with(self, state: SpikeState, p: float, x: float) -> SpikeState:
+        """The state that knows whether the value is high, of which ``x`` is the logarithm."""
+        stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent = state
         is_high = self._is_high(state, p)
-        state = state._replace(high=(state.high << 1 | is_high) & (1 << OF) - 1)
-        if not self.must_fall:
-            return state
-        calm = state.calm if is_high else self._calm_with(state, value)
-        return state._replace(calm=calm, recent=(*state.recent, math.log(value))[-OF:])
+        high = (high << 1 | is_high) & (1 << OF) - 1
+        if self.must_fall:
+            calm = calm if is_high else self._calm_with(calm, x)
+            recent = (*recent, x)[-OF:]
+        return SpikeState(stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent)
 
-    def _calm_with(self, state: SpikeState, value: float) -> tuple[float, ...]:
-        return (*state.calm, math.log(value))[-streaming.START :] if self.must_fall else ()
+    def _calm_with(self, calm: tuple[float, ...], x: float) -> tuple[float, ...]:
+        return (*calm, x)[-streaming.START :] if self.must_fall else ()
 
     def _comes_again(self, state: SpikeState, p: float) -> bool:
         """Whether a value that is no alarm alone is one because the value before was suspicious."""
