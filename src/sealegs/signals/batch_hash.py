@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,11 +21,18 @@ def digest_of(batch: object) -> str:
     found = False
     for tensor in tensors_in(batch):
         if tensor.device.type == "cpu" and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
-            stride = max(1, math.ceil(tensor.numel() / ELEMENTS))
-            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-            digest.update(tensor.detach().reshape(-1)[::stride].contiguous().view(torch.uint8).numpy().data)
+            digest.update(_kind(tensor.shape, tensor.dtype))
+            elements = tensor.detach().reshape(-1)
+            if tensor.numel() > ELEMENTS:
+                elements = elements[:: math.ceil(tensor.numel() / ELEMENTS)]
+            digest.update(elements.contiguous().view(torch.uint8).numpy().data)
             found = True
     return digest.hexdigest() if found else ""
+
+
+@lru_cache(maxsize=64)  # the batches of a run have a few
+def _kind(shape: torch.Size, dtype: torch.dtype) -> bytes:
+    return repr((tuple(shape), str(dtype))).encode()
 
 
 def tensors_in(batch: object) -> Iterator[Tensor]:

@@ -84,26 +84,33 @@ class TimeSpent:
 
     def enter(self, part: Part) -> None:
         """Charge the time from here on to a part, until ``leave``."""
-        self._turn(part)
+        if self._is_cuda:
+            self._turn_on_device(part)
+        else:
+            self._turn_on_host()
         self._inside.append(part)
 
     def leave(self) -> None:
         """The part is over; the one around it goes on."""
-        self._turn(None)
+        if self._is_cuda:
+            self._turn_on_device(None)
+        else:
+            self._turn_on_host()
         self._inside.pop()
         if self._lap and len(self._inside) <= self._lap_from:
             self._pending.append(self._lap)
             self._lap = []
 
-    def _turn(self, to: Part | None) -> None:
+    def _turn_on_host(self) -> None:
         """Charge the time since the last turn to the part that it was spent on."""
+        now = time.perf_counter()
+        if self._inside:
+            self._seconds[self._inside[-1]] += now - self._since
+        self._since = now
+
+    def _turn_on_device(self, to: Part | None) -> None:
+        """The same by an event in the stream, where a stretch is timed or begins."""
         part = self._inside[-1] if self._inside else None
-        if not self._is_cuda:
-            now = time.perf_counter()
-            if part is not None:
-                self._seconds[part] += now - self._since
-            self._since = now
-            return
         begins = to is not None and not self._lap and (self._is_timed or to not in _EACH_STEP)
         if not (self._lap or begins) or torch.cuda.is_current_stream_capturing():
             return
