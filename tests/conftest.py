@@ -1,5 +1,6 @@
 """What the tests share: an own cache, a file of tokens, a short standard library."""
 
+import fcntl
 import gc
 import os
 import sys
@@ -72,6 +73,20 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     """Tests have no doctests either, and to look through all of them takes every worker a second."""
     found = yield
     return [collector for collector in found if type(collector) is pytest.Module]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """What is not compiled yet is compiled by one worker, and read by the others: all at once would take each of them
+    ten seconds."""
+    path = collector.path
+    if not isinstance(collector, pytest.Module) or any(path.parent.glob(f"__pycache__/{path.stem}.*")):
+        return (yield)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
