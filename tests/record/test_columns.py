@@ -139,6 +139,20 @@ def test_a_signal_that_starts_late_or_turns_to_text_keeps_its_rows(tmp_path: Pat
     assert [found.values["note"][i].decode() for i in (0, 60, 120)] == ["", "3.0", "später"]
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [("0a1b", "ffff"), ("0a1b", "fff"), ("", ""), ("\u00e90", "ab"), ("a\0", "bc"), ("ab", None), ("ab", 1.0)],
+    ids=["digests", "of other lengths", "empty", "not plain", "with a zero", "missing", "with a number"],
+)
+def test_texts_are_read_as_they_were_written(texts: tuple[str | float | None, ...], tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    path.write_bytes(b"".join(to_line({"step": i, "batch_hash": text}) for i, text in enumerate(texts * 40)))
+    found = read_columns(path)
+    wanted = ["" if text is None else str(text) for text in texts * 40]
+    assert [cell.decode() for cell in found.values["batch_hash"]] == [text.rstrip("\0") for text in wanted]
+    assert found.logged["batch_hash"].tolist() == [text is not None for text in texts * 40]
+
+
 # Two processes.
 
 

@@ -136,7 +136,11 @@ def _parse_range_of(path: Path, identity: list[int], start: int, stop: int, keys
     with open_file(path, path.parent) as file:
         if _identity(file) != identity:
             raise OSError("another file has its name")
-        return _parse_range(file, start, stop, keys)
+        parts, keys, covered = _parse_range(file, start, stop, keys)
+    rows = sum(part.rows for part in parts)
+    if _CELL_BYTES * rows * len(keys) <= most_bytes():  # else what can be held is chosen from all
+        parts = [_joined(parts)]  # which takes less time to hand over
+    return parts, keys, covered
 
 
 def _chunk_end(file: BinaryIO, start: int, place: int) -> int:
@@ -324,6 +328,9 @@ def _as_texts(columns: Mapping[str, Sequence[Any]], rows: int) -> dict[str, Colu
     found: dict[str, Column] = {}
     for key, cells in texts.items():
         short = cells if widths[key] <= cut else [cell[:cut] for cell in cells]
+        if (column := _as_digests(short)) is not None:
+            found[key] = column
+            continue
         try:
             found[key] = np.array(short, dtype=np.bytes_)
         except UnicodeEncodeError:
@@ -331,9 +338,20 @@ def _as_texts(columns: Mapping[str, Sequence[Any]], rows: int) -> dict[str, Colu
     return found
 
 
-def _texts(cells: Sequence[Any]) -> list[str]:
-    texts = cells if _are_texts(cells) else ["" if _is_missing(cell) else cell for cell in cells]
-    return list(texts if _are_texts(texts) else map(str, texts))
+def _as_digests(cells: Sequence[str]) -> Column | None:
+    """A column of plain text that is as long in every cell, as digests are; None if it is not. Numpy alone takes many
+    times as long."""
+    width, together = max(map(len, cells), default=0), "".join(cells)
+    if not width or len(together) < width * len(cells) or not together.isascii() or "\0" in together:
+        return None
+    return np.frombuffer(together.encode(), f"S{width}")
+
+
+def _texts(cells: Sequence[Any]) -> Sequence[str]:
+    if _are_texts(cells):
+        return cells
+    texts = ["" if _is_missing(cell) else cell for cell in cells]
+    return texts if _are_texts(texts) else list(map(str, texts))
 
 
 def _widest(widths: Iterable[int], rows: int) -> int:
@@ -392,7 +410,10 @@ def _spread(rows: int, pieces: Sequence[tuple[slice | list[int], Column, Mask | 
     """A column of so many rows with each piece in its place, and where it has a value."""
     is_text = any(piece.dtype.kind == "S" for _, piece, _ in pieces)
     found = [_as_text(piece) if is_text else piece for _, piece, _ in pieces]
-    column: Column = np.zeros(rows, np.result_type(*found)) if is_text else np.full(rows, np.nan)
+    if is_text:
+        column: Column = np.zeros(rows, np.result_type(*found))
+    else:
+        column = np.empty(rows) if sum(map(len, found)) == rows else np.full(rows, np.nan)
     logged: Mask = np.zeros(rows, np.bool_)
     for (place, _, mask), piece in zip(pieces, found, strict=True):
         column[place], logged[place] = piece, mask
