@@ -135,11 +135,13 @@ def test_the_ten_row_mean_back_under_the_limit_closes(high_rows: int, back_after
         (lambda t: 2.56, "lingering"),
         (lambda t: 5.0, "lingering"),
         (lambda t: 5.0 + 0.3 * math.sin(t), "lingering"),
+        (lambda t: 3.2 + 0.5 * math.sin(49 * t * t), "lingering"),
         (lambda t: 3.0 + 0.01 * t, "divergent"),
+        (lambda t: 3.0 + 0.01 * t + 0.5 * math.sin(49 * t * t), "divergent"),
         (lambda t: math.nan, "divergent"),
         (lambda t: 2.5 if t < 470 else math.inf, "divergent"),
     ],
-    ids=["just above", "flat", "noisy", "climbing", "NaN", "infinite in the end"],
+    ids=["just above", "flat", "noisy", "noisier", "climbing", "climbing in noise", "NaN", "infinite in the end"],
 )
 def test_what_is_not_back_lingers_or_diverges(loss_after: Any, trajectory: str) -> None:
     """At 500 rows it is looked at once more; ten rows later nobody has rolled back, and it is closed."""

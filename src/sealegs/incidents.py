@@ -33,6 +33,8 @@ ENOUGH = 0.1
 RECENT = 4
 """A loss that has surely not fallen at that pace in the last quarter of the rows before a check is flat, however far it
 fell before: in twenty rows at least, and in ``REMEMBERED`` at most."""
+SURE = 3.0
+"""Standard errors by which a mean must have risen from one check to the next to climb."""
 MOST_ALIKE = 0.9
 """The highest correlation of the noise of a row with that of the next that is reckoned with."""
 REMEMBERED = 128
@@ -480,7 +482,10 @@ def climbs(course: OpenIncident) -> bool:
     if course.at_look is None or course.limit is None or course.usual is None:
         return False
     deviation = 2 * (course.limit - course.usual)
-    return course.mean - course.at_look > max(deviation, ENOUGH * (course.at_look - course.limit))
+    changes = [after - before for before, after in pairwise(course.recent)]
+    noise = deviation_of(changes, 0.0) / math.sqrt(2) if changes else 0.0  # of a row; a slope is none
+    doubt = SURE * noise * math.sqrt(2 / AVERAGED)
+    return course.mean - course.at_look > max(deviation, doubt, ENOUGH * (course.at_look - course.limit))
 
 
 def diverges(course: OpenIncident) -> bool:

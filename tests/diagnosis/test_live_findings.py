@@ -153,10 +153,22 @@ def test_a_loss_scale_that_stands_still_is_told(scale: float, is_told: bool, tmp
     assert ("but loss scale constant at 65536 in steps 0 to 3999" in found.because) == is_told
 
 
-@pytest.mark.parametrize(("fold", "is_told"), [(7.0, True), (2.0, False)])
+@pytest.mark.parametrize(("fold", "is_told"), [(7.0, True), (2.5, True), (1.6, False)])
 def test_a_gradient_norm_that_rises_to_a_multiple_is_told(fold: float, is_told: bool, tmp_path: Path) -> None:
     found = beside_a_calm_loss(
         tmp_path, grad_norm=lambda step: fold ** max(step / 2000 - 1, 0) + step % 7 / 70
     ).findings
     assert found.verdict == "healthy"
     assert ("but gradient norm rising since about step" in found.because) == is_told
+
+
+@pytest.mark.parametrize(("scale", "action"), [(8192.0, "Raise the loss scale to 65536"), (524288.0, "Use bf16")])
+def test_underflow_under_a_high_loss_scale_is_not_cured_by_a_lower_one(
+    scale: float, action: str, tmp_path: Path
+) -> None:
+    found = beside_a_calm_loss(
+        tmp_path,
+        loss_scale=lambda step: scale / 2 ** (1 - step // 2000),
+        underflow_share=lambda step: None if step % 10 else 0.75,
+    )
+    assert found.first_action.startswith(action)

@@ -235,7 +235,7 @@ class IncidentTracker:
         if self.evidence.had_grown(incident.usual):
             return "it was higher than at the start of the run before that, so it is no measure of the weights"
         if not self.evidence.has_risen(incident.usual):
-            return "it has risen as far before and come back by itself"
+            return "rises as large have come back by half or more by themselves in this run"
         return ""
 
     def _tell_closed(self, incident: Incident, step: int) -> None:

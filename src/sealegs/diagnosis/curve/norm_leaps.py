@@ -24,9 +24,8 @@ IN_A_ROW = 2
 LONGEST = 100
 """Rows beyond which it is no leap but a new level, which the signs of a slow change are about."""
 
-RISEN = 4.0
-"""Times the lowest level since the beginning to which a norm must have risen to be told: at the end of a schedule that
-decays, a norm that has doubled is usual."""
+RISEN = 2.0
+"""Times the lowest level since the beginning to which a norm must have risen to be told."""
 PARTS = 10
 """Parts of a log, whose medians are levels; the first is where norms of a young run are still high or low."""
 

@@ -11,6 +11,8 @@ EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
 """Largest argument of exp, by precision."""
 FP16_NEAR = 6550
 """A tenth of the range of fp16: a norm over a layer's width has single values of its own size."""
+FIRST_SCALE = 65536.0
+"""The loss scale that torch's ``GradScaler`` begins with."""
 
 
 def nonfinite_stays(facts: Facts) -> Sign:
@@ -226,6 +228,14 @@ def scale_moves(facts: Facts) -> Sign:
     """The loss scale moves, whether as it should or until it has collapsed."""
     moving = _scale_is(facts, "moving", "panel 9: loss scale between {low:.6g} and {high:.6g}, as it should")
     return moving if moving.holds is not False else scale_collapsed(facts)
+
+
+def scale_is_high(facts: Facts) -> Sign:
+    """The loss scale is where a scaler begins, or higher: raising it is no remedy."""
+    values = facts.series("loss_scale").finite.values
+    if not len(values):
+        return unlogged("loss_scale")
+    return so(bool(values[-1] >= FIRST_SCALE), f"panel 9: loss scale {values[-1]:.6g} in the end")
 
 
 def scale_begins_again(facts: Facts) -> Sign:
