@@ -234,5 +234,64 @@ def test_a_nan_of_the_forward_pass_is_no_fault_of_the_embedding_nor_of_a_setting
     listed = {it.cause for it in found.hypotheses if it.grade != "ruled out"}
     assert not listed & {"stale-beta2", "infinite-embedding-gradient"}
     assert {"Q1.4": "unknown"}.items() <= {it.question: it.answer for it in found.path}.items()
-    gradient = diagnosed(tmp_path, **broken(301, 300, 301, settings=settings))
-    assert "infinite-embedding-gradient" in {it.cause for it in gradient.hypotheses}
+    gradient = broken(301, 300, 301, settings=settings)
+    for value, is_listed in (("inf", True), ("NaN", False)):  # NaN may be from anywhere, and a clamp does not cure it
+        for name in ("grad_norm", "grad_norm.embedding"):
+            gradient["signals"][name]["set"] = [[300, 599, value]]
+        causes = {it.cause for it in diagnosed(tmp_path, **gradient).hypotheses if it.grade != "ruled out"}
+        assert ("infinite-embedding-gradient" in causes) is is_listed
+
+
+def flipped(**more: Any) -> dict[str, Any]:
+    """A weight of the embedding that is suddenly enormous from step 300 on; the loss is infinite with it."""
+    names = ("param_norm.embedding", "param_norm.blocks_0", "param_norm.head")
+    norms = {name: {"line": [[0, 20.0], [600, 26.0]], "every": 10} for name in names}
+    norms[names[0]] |= {"set": [[300, 599, 1e37]]}
+    loss = CALM["loss"] | {"set": [[300, 599, "inf"]]}
+    return {"dtype": "fp32", "signals": {"loss": loss, "lr": {"line": [[0, 1e-4], [600, 1e-4]]}, **norms}, **more}
+
+
+def test_a_weight_that_leaps_alone_is_the_cause_of_an_infinite_loss_and_not_its_logarithm(tmp_path: Path) -> None:
+    sound = {"model": {"naive_log_loss": False}}
+    for settings, grade in ((None, "supported"), (sound, "hypothesis")):
+        found = diagnosed(tmp_path, **flipped(**({"settings": settings} if settings else {})))
+        assert (found.hypotheses[0].cause, found.hypotheses[0].grade) == ("corrupt-weight", "supported")
+        grades = {it.cause: it.grade for it in found.hypotheses}
+        assert grades.get("log-of-zero", "hypothesis") == "hypothesis", grade
+        answers = {it.question: it.answer for it in found.path}
+        assert answers["Q1.3"] == "param_norm/embedding"
+        assert answers["Q1.4"] == "go back to before the weights leapt"
+
+
+def test_where_all_gradients_are_nan_at_once_the_first_of_the_list_is_no_origin(tmp_path: Path) -> None:
+    groups = {
+        f"grad_norm.{name}": {"line": [[0, 0.5], [600, 0.5]], "noise": 0.05, "set": [[300, 599, "NaN"]]}
+        for name in ("embedding", "blocks_0", "head")
+    }
+    loss = CALM["loss"] | {"set": [[300, 599, "NaN"]]}
+    found = diagnosed(tmp_path, signals={"loss": loss, **groups}, texts={"culprit": [[300, "embedding.weight"]]})
+    assert {it.question: it.answer for it in found.path}["Q1.3"] == "unknown"
+
+
+def test_the_checkpoint_to_reload_lies_before_the_jump_of_the_learning_rate(tmp_path: Path) -> None:
+    loss = {"line": [[0, 6.0], [100, 3.0], [401, 2.7], [402, 4.2], [600, 3.6]], "noise": 0.005}
+    rate = {"line": [[0, 3e-4], [399, 3e-4], [400, 2.4e-3], [600, 2.4e-3]]}
+    found = diagnosed(tmp_path, signals={"loss": loss, "lr": rate})
+    assert found.first_action.startswith("Reload the last checkpoint before step 400,")
+
+
+def test_weights_that_double_while_the_loss_rises_are_an_answer_of_the_tree(tmp_path: Path) -> None:
+    loss = {"line": [[0, 6.0], [300, 2.4], [1700, 2.3], [2000, 3.2]], "noise": 0.005}
+    norm = {"line": [[0, 30.0], [1700, 45.0], [1900, 118.0], [2000, 118.0]], "every": 10}
+    found = diagnosed(tmp_path, steps=2000, signals={"loss": loss, "param_norm.blocks_3": norm})
+    answers = {it.question: it.answer for it in found.path}
+    assert {"Q4.1": "yes", "Q4.3": "yes"}.items() <= answers.items()
+
+
+def test_a_climb_over_a_hundred_rows_is_no_corrupt_weight(tmp_path: Path) -> None:
+    loss = {"line": [[0, 7.8], [100, 3.0], [300, 2.5], [420, 7.7], [600, 7.7]], "noise": 0.005}
+    norm = {"line": [[0, 1.0], [300, 0.8], [420, 5.0], [600, 5.0]], "noise": 0.05}
+    found = diagnosed(tmp_path, signals={"loss": loss, "grad_norm": norm})
+    listed = [it.cause for it in found.hypotheses if it.grade != "ruled out"]
+    assert listed[0] == "lr-too-high"
+    assert "corrupt-weight" not in listed

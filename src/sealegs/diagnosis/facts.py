@@ -12,11 +12,14 @@ from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import FEW
 from sealegs.diagnosis.contract import Findings
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
+from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.incidents import Incident
+from sealegs.judge import culprit_in
 from sealegs.record.run import Run
+from sealegs.vocabulary import Row
 
 USUAL = 100
 """Logged values before the onset that define what is usual."""
@@ -32,6 +35,8 @@ DRIFT_STEPS = LIMITS.window
 """Steps of the window in which slow changes are looked for."""
 LONGEST_STUCK = 10_000
 """Rows before the onset in which a stuck loader is followed back."""
+JUDGED_WITH = ("loss", "grad_norm", "params_finite")
+"""Signals that say whether the worst gradient of a step is a culprit."""
 LEAPS = ("spike", "level_shift", "resume_jump")
 """Kinds of incidents in which the loss goes up at once."""
 
@@ -156,6 +161,16 @@ class Facts:
             return {}
         return self.line.texts(signal, first, last)
 
+    def culprits(self, first: float = -math.inf, last: float = math.inf) -> dict[int, str]:
+        """Where the worst gradient was, by step, as far as a row can tell."""
+        found = {}
+        for step, text in self.texts("culprit", first, last).items():
+            beside = {name: self.series(name).within(step, step).values for name in JUDGED_WITH}
+            row: Row = {name: float(values[0]) for name, values in beside.items() if len(values)}
+            if named := culprit_in({**row, "step": step, "culprit": text}):
+                found[step] = named
+        return found
+
     def groups(self, signal: str) -> tuple[str, ...]:
         """The names under which a signal was logged by group or layer."""
         return tuple(name for name in self.run.signals if name.startswith(f"{signal}/"))
@@ -216,15 +231,20 @@ class Facts:
             for incident in self.findings.incidents
             if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
         )
-        spoilt = () if self.spoilt_update is None else (self.spoilt_update + 1,)
-        return min(self.onset, focus.start, *under_way, *spoilt, *self._stuck_before)
+        begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
+        jump = self.lr_jump_at_onset()
+        leapt = () if jump is None else (jump.step,)
+        return min([begun, *under_way, *leapt, *self._stuck_before])
 
     @cached_property
     def spoilt_update(self) -> int | None:
-        """The first step just before the onset whose gradient norm is not finite. Its loss was, so the weights were."""
-        lead = self.series("grad_norm").within(self.onset - LEAD * self.stride, self.onset - 1)
+        """The first step about the onset whose gradient norm is not finite. Its loss was, so the weights were."""
+        lead = self.series("grad_norm").within(self.onset - LEAD * self.stride, self.onset)
         broken = lead.steps[~np.isfinite(lead.values)]
-        return int(broken[0]) if len(broken) else None
+        if not len(broken):
+            return None
+        first = int(broken[0])
+        return first if np.isfinite(self.loss.within(first, first).values).all() else None
 
     @property
     def _stuck_before(self) -> list[int]:
@@ -384,6 +404,11 @@ class Facts:
             end = focus.end if focus.end is not None else end
             return min(focus.start, end - DRIFT_STEPS), end
         return end - DRIFT_STEPS, end
+
+    @cached_property
+    def norm_changes(self) -> tuple[NormChange, ...]:
+        """Groups of weights that changed more than twofold in 200 steps, as the live guard finds them."""
+        return norm_changes(self.run)
 
     def change(self, signal: str) -> Against | None:
         """A signal at the end of the slow window against its beginning: means over a fifth of the window each."""

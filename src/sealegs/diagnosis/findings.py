@@ -107,8 +107,10 @@ def _overlap(one: Stretch, other: Stretch) -> bool:
 
 
 def _is_within(one: Stretch, other: Stretch) -> bool:
-    """Whether it is another's doing: of the same kind, and at no row that is not the other's."""
-    return one.kind == other.kind and other.first <= one.first and one.last <= other.last
+    """Whether it is another's doing: at no row that is not the other's, and of its kind, unless the other is not
+    finite, from which anything follows."""
+    is_alike = other.kind in (one.kind, "nonfinite")
+    return is_alike and other.first <= one.first and one.last <= other.last
 
 
 def _joined(found: Sequence[Stretch]) -> list[Stretch]:

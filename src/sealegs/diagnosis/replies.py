@@ -71,28 +71,37 @@ def precision(facts: Facts) -> Reply:
 
 
 def origin(facts: Facts) -> Reply:
-    """Question 1.3: the first layer or tensor that was not finite."""
-    firsts = [
-        (step, name)
-        for signal in ("activation_norm", "grad_norm", "param_norm")
-        for name in facts.groups(signal)
-        if (step := facts.first_bad(name)) is not None
-    ]
-    near = [text for step, text in facts.texts("culprit").items() if abs(step - facts.onset) <= SOON * facts.stride]
+    """Question 1.3: the first layer or tensor that was not finite, or changed violently."""
+    leap = state.weights_leap(facts)
+    if leap.holds:
+        return Reply(leap.text.removeprefix("panel 5: ").partition(" ")[0], leap.text)
+    near = facts.culprits(facts.onset - SOON * facts.stride, facts.onset + SOON * facts.stride)
     if near:
-        return Reply(near[0], "the tensor with the worst gradient")
-    if firsts:
-        step, name = min(firsts, key=lambda item: item[0])
-        return Reply(name, f"first not finite at step {step}")
+        return Reply(next(iter(near.values())), "the tensor with the worst gradient")
+    for signal in ("activation_norm", "grad_norm", "param_norm"):
+        firsts = {name: step for name in facts.groups(signal) if (step := facts.first_bad(name)) is not None}
+        first = [name for name, step in firsts.items() if step == min(firsts.values())]
+        # layers are logged in their order, and what is not finite goes forward; in gradients it goes everywhere
+        if len(first) == 1 or (first and signal == "activation_norm"):
+            return Reply(first[0], f"first not finite at step {firsts[first[0]]}")
     test = "reload the last clean checkpoint and run the batch with checks at each layer"
     return Reply(UNKNOWN, test, ("activation_norm/<layer>", "grad_norm/<group>"))
 
 
+def is_log_of_zero(facts: Facts) -> bool:
+    """Whether the loss is inf, or written so that it can be, unless the settings say that it is log_softmax(x)."""
+    sound = signs_of_settings.log_loss_sound(facts).holds
+    is_naive = signs_of_settings.log_loss_naive(facts).holds
+    return bool(is_naive or (signs_of_numbers.loss_infinite(facts).holds and not sound))
+
+
 def fix_of_nan(facts: Facts) -> Reply:
     """Question 1.4: the fix for a NaN."""
+    if (leap := state.weights_leap(facts)).holds:
+        return Reply("go back to before the weights leapt", leap.text)
     if signs_of_numbers.infinite_in_embedding(facts).holds:
-        return Reply("clip gradients by value at 100", "the embedding's gradient is not finite")
-    if signs_of_numbers.loss_infinite(facts).holds or signs_of_settings.log_loss_naive(facts).holds:
+        return Reply("clip gradients by value at 100", "the embedding's gradient is infinite")
+    if is_log_of_zero(facts):
         return Reply("log_softmax(x) instead of log(softmax(x))", "the loss is inf: the log of a zero")
     if signs_of_settings.eps_zero(facts).holds:
         return Reply("norm eps 1e-6", "a row of zeros is 0/0 without it")
@@ -202,7 +211,11 @@ def fingerprint(facts: Facts) -> Reply:
     test = "run that batch once in fp32: if it is finite there, fp16 overflowed"
     if directly.holds is None or scale is None:
         return Reply(UNKNOWN, test, tuple(filter(None, (directly.missing, "loss_scale" if scale is None else ""))))
-    return Reply("structural" if directly.holds else UNKNOWN, f"{directly.text}; {test}")
+    if signs_of_numbers.activation_near_limit(facts).holds:
+        return Reply("fp16 overflow", signs_of_numbers.activation_near_limit(facts).text)
+    # a loss that is not finite by itself may be a forward pass beyond 65504, unless other batches give it, too
+    is_structural = directly.holds and facts.stays_bad
+    return Reply("structural" if is_structural else UNKNOWN, f"{directly.text}; {test}")
 
 
 def fix_of_overflow(facts: Facts) -> Reply:
@@ -228,8 +241,14 @@ def rising(facts: Facts) -> Reply:
     if facts.rules == "textbook":
         return Reply(YES if bool((np.diff(window) > 0).all()) else NO, text)
     drifts = any(incident.kind == "drift" and incident.end is None for incident in facts.findings.incidents)
-    drifts |= facts.focus is not None and facts.focus.kind == "drift"
+    drifts |= facts.focus is not None and (facts.focus.kind == "drift" or _is_climbing(facts))
     return Reply(YES if drifts else NO, text + ("" if drifts else ": no trend"))
+
+
+def _is_climbing(facts: Facts) -> bool:
+    """Whether the loss rises by a tenth in the slow window, nearly without a break: an incident may climb like that."""
+    change, trend = facts.change("loss"), facts.trend("loss")
+    return change is not None and trend is not None and change.ratio > 1.1 and trend > 0.7
 
 
 def lr_rising(facts: Facts) -> Reply:

@@ -127,14 +127,16 @@ def told_of(skips: Skips, steps: int, unlearned: Unlearned | None) -> str:
 def reason_of(findings: Iterable[Mapping[str, Any]]) -> str:
     """The detector that caused a skip: the gravest whose finding spoils the update.
 
-    The budget is left out, because it only counts what others found.
+    What is not finite goes before all, since it says that nothing could have been learned. The budget is left out,
+    because it only counts what others found.
 
     >>> budget = {"detector": "budget", "severity": "HALT", "spoils_update": True}
     >>> reason_of([budget, {"detector": "spike/loss", "severity": "GATE", "spoils_update": True}])
     'spike/loss'
     """
     names = [str(finding.get("detector", "unknown")) for finding in findings if _spoils(finding)]
-    return next((name for name in names if name != "budget"), names[0] if names else "unknown")
+    broken = [name for name in names if name in NOT_FINITE]
+    return next((name for name in (*broken, *names) if name != "budget"), names[0] if names else "unknown")
 
 
 def findings_in(event: Event) -> list[Mapping[str, Any]]:

@@ -46,11 +46,16 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     """Losses that are not finite, and gradients that often are not although no scaler explains it."""
     rows = len(curve.losses)
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
-    found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
     broken[:SCALER_SEARCH] = False
-    if broken.any() and "loss_scale" not in run.signals:
+    if "loss_scale" in run.signals:
+        broken[:] = False
+    for first, last in stretches(broken):  # right before a loss that is not finite, they are its beginning
+        if last + 1 < rows and bad[last + 1]:
+            bad[first : last + 1], broken[first : last + 1] = True, False
+    found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
+    if broken.any():
         rule = NonFinite()
         often = broken.sum() > rule.share * np.isfinite(norms).sum()
         found += [

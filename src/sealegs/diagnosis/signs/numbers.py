@@ -128,19 +128,21 @@ def finite_again(facts: Facts) -> Sign:
 
 
 def infinite_in_embedding(facts: Facts) -> Sign:
-    """The gradient that is not finite is the embedding's; of a loss that is not finite, every gradient is so."""
+    """The gradient that is infinite is the embedding's. NaN may be from anywhere, and a loss that is not finite makes
+    every gradient so."""
     if not facts.is_nonfinite or loss_first(facts).holds:
         return NOT_ASKED
     step = facts.first_bad("grad_norm")
-    told = [text for when, text in facts.texts("culprit").items() if step is not None and abs(when - step) <= 1]
+    told = [] if step is None else list(facts.culprits(step - 1, step + 1).values())
     groups = {name: facts.first_bad(name) for name in facts.groups("grad_norm")}
     first = min((at for at in groups.values() if at is not None), default=None)
-    named = [*told, *(name for name, at in groups.items() if at is not None and at == first)]
+    named = dict.fromkeys(told or [name for name, at in groups.items() if at is not None and at == first])
     if not told and not groups:
         return unlogged("grad_norm/<group>")
-    return so(
-        any("embed" in name.lower() or "wte" in name for name in named), f"not finite first in {', '.join(named)}"
-    )
+    if step is not None and np.isnan(facts.series("grad_norm").within(step, step).values).any():
+        return so(False, f"panel 3: grad norm NaN at step {step}, not inf")
+    is_there = any("embed" in name.lower() or "wte" in name for name in named)
+    return so(is_there, f"infinite first in {', '.join(named)}")
 
 
 def logits_over_exp(facts: Facts) -> Sign:

@@ -18,7 +18,10 @@ SIGNS: dict[str, Ask] = {
 }
 
 
-OF_THE_END = ("nonfinite-stays", "nonfinite-passes", "goes-on-rising", "heals-slowly", "back-at-once")
+OF_THE_END = (
+    *("nonfinite-stays", "nonfinite-passes", "goes-on-rising", "heals-slowly", "back-at-once"),
+    *("eval-flat", "eval-flat-meanwhile"),
+)
 """Signs that need the end of the incident, which is unknown where the run went back over it."""
 
 WENT_BACK = "how it would have gone on: the run went back"

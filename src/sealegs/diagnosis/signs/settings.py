@@ -282,6 +282,12 @@ def log_loss_naive(facts: Facts) -> Sign:
     return _switch(facts, "naive_log_loss")
 
 
+def log_loss_sound(facts: Facts) -> Sign:
+    """The settings say that the loss is log_softmax(x)."""
+    naive = log_loss_naive(facts)
+    return naive if naive.holds is None else so(not naive.holds, "the settings say that the loss is log_softmax(x)")
+
+
 def _update_leap(facts: Facts, signal: str, begin: int) -> Against | None:
     """The largest update from a step on against the median before, each in units of the logged learning rate."""
     updates, rates = facts.series(signal).finite, facts.series("lr").finite

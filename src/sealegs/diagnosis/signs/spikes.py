@@ -10,6 +10,9 @@ from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, so, unlogged
 MANY_FOLD = 30.0
 """Multiple of the usual gradient norm: the threshold of the decision tree."""
 CALM_FOLD = 3.0
+CLIMB, GROWN = 20, 1.5
+"""Rows up to half of a rise, and growth of the gradients meanwhile, from which on it is a climb: an update or a batch
+takes the loss up within a few rows."""
 SURPRISING_NATS = 10.0
 """Loss of a token that the model thought all but impossible: a probability below 1 in 20,000."""
 
@@ -95,6 +98,25 @@ def heals_slowly(facts: Facts) -> Sign:
     after = facts.loss.finite.within(facts.onset + 40 * facts.stride, facts.onset + 60 * facts.stride).values
     level = f"{after.mean():.4g} about 50 rows on" if len(after) else "the log ends before 50 rows"
     return so(facts.persists, f"panel 1: {level}, {facts.focus.usual:.4g} before")
+
+
+def climbs_with_gradients(facts: Facts) -> Sign:
+    """The loss takes many rows to climb, and the gradients are larger meanwhile: no single update or batch did it."""
+    focus = facts.focus
+    if focus is None or not facts.leaps or not facts.persists or math.isnan(focus.usual):
+        return NOT_ASKED
+    norms = facts.series("grad_norm").finite
+    if norms.is_empty:
+        return unlogged("grad_norm")
+    course = facts.loss.finite.within(facts.onset, focus.peak)
+    halfway = np.flatnonzero(course.values > (focus.usual + focus.peak_loss) / 2)
+    rows = int(halfway[0]) if len(halfway) else 0
+    before, during = facts.before("grad_norm").values, norms.within(facts.onset, focus.peak).values
+    if len(before) < NEAR or len(during) < NEAR:
+        return NOT_ASKED
+    ratio = float(np.median(during) / max(np.median(before), 1e-30))
+    text = f"panels 1, 3: {rows} rows to half of its height, gradient norm {ratio:.3g}-fold meanwhile"
+    return so(rows >= CLIMB and ratio > GROWN, text)
 
 
 def goes_on_rising(facts: Facts) -> Sign:

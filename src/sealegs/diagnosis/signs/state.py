@@ -8,7 +8,7 @@ import numpy as np
 
 from sealegs.diagnosis.curve.loss_curve import Floats
 from sealegs.diagnosis.curve.rises import median
-from sealegs.diagnosis.facts import LIMITS, NEAR, SOON, Facts
+from sealegs.diagnosis.facts import DRIFT_STEPS, LIMITS, NEAR, SOON, Facts
 from sealegs.diagnosis.signs import data as signs_of_data
 from sealegs.diagnosis.signs import numbers
 from sealegs.diagnosis.signs import settings as signs_of_settings
@@ -17,6 +17,8 @@ from sealegs.record.manifest import dotted
 
 REWARD = re.compile(r"reward|\breturns?\b|ep_?ret|ep_rew|score")
 """Names under which loops log their objective."""
+FAR_BEYOND = 100.0
+"""How many times its norm a group of weights becomes that no update has made so."""
 MEMORY = 100
 """Steps in which a second moment fills up if beta2 is not known: between the 20 of 0.95 and the 1000 of 0.999."""
 
@@ -163,7 +165,7 @@ def one_rank_stands_out(facts: Facts) -> Sign:
     if facts.focus is None:
         return NOT_ASKED
     first, last = facts.onset - 5 * facts.stride, facts.onset + SOON * facts.stride
-    told = [text for step, text in facts.texts("culprit").items() if first <= step <= last]
+    told = list(facts.culprits(first, last).values())
     ranks = [text for text in told if "rank" in text]
     if not told:
         return unlogged("culprit")
@@ -199,14 +201,38 @@ def weights_leap(facts: Facts) -> Sign:
     names = facts.family("param_norm")
     if not names:
         return unlogged("param_norm")
+    found: list[tuple[float, str]] = []
     for name in names:
         norms = facts.series(name).finite.within(facts.onset - 20 * facts.stride, facts.onset + 20 * facts.stride)
         change = np.abs(np.diff(norms.values)) / np.maximum(norms.values[:-1], 1e-30)
         if len(change) and change.max() > max(0.1, 10 * float(np.median(change))):
             place = int(np.argmax(change))
-            values = norms.values[place : place + 2]
-            return so(True, f"panel 5: {name} {values[0]:.4g}, then {values[1]:.4g} at step {norms.steps[place + 1]}")
-    return so(False, "panel 5: the norm of the weights goes on as before")
+            before, after = norms.values[place : place + 2]
+            step = norms.steps[place + 1]
+            found.append((float(change[place]), f"panel 5: {name} {before:.4g}, then {after:.4g} at step {step}"))
+    if not found:
+        return so(False, "panel 5: the norm of the weights goes on as before")
+    return so(True, max(found)[1])
+
+
+def one_group_leaps(facts: Facts) -> Sign:
+    """The weights of one group alone leap, a hundredfold or more: an update that is too large moves all of them."""
+    if facts.focus is None:
+        return NOT_ASKED
+    names = facts.groups("param_norm")
+    if len(names) < 2:
+        return unlogged("param_norm/<group>")
+    near = 20 * facts.stride
+    leapt, others = "", 1.0
+    for name in names:
+        norms = facts.series(name).within(facts.onset - near, facts.onset + facts.stride).values
+        norms = np.where(np.isfinite(norms), norms, np.inf)
+        factor = float((norms[1:] / np.maximum(norms[:-1], 1e-30)).max(initial=1.0))
+        if factor >= FAR_BEYOND and not leapt:
+            leapt = f"panel 5: {name} {factor:.3g}-fold about step {facts.onset}"
+        else:
+            others = max(others, factor)
+    return so(bool(leapt) and others < 2, f"{leapt}, no other group 2-fold" if leapt else "panel 5: no group leaps")
 
 
 def stuck_at_uniform(facts: Facts) -> Sign:
@@ -346,6 +372,10 @@ def _weights(facts: Facts, is_so: Callable[[float], bool]) -> Sign:
     if not names:
         return unlogged("param_norm/<group>")
     found = [(change, name) for name in names if (change := facts.change(name)) is not None and is_so(change.ratio)]
+    meanwhile = (facts.onset - DRIFT_STEPS, facts.last if facts.focus is None else facts.focus.end or facts.last)
+    fast = [one for one in facts.norm_changes if meanwhile[0] <= one.step <= meanwhile[1] + DRIFT_STEPS]
+    if fast and not found and is_so(fast[0].value / fast[0].before):
+        return so(True, f"panel 5: {fast[0]}")
     if not found:
         return so(False, "panel 5: no group's weights changed 2-fold in 200 steps")
     change, name = max(found, key=lambda item: abs(math.log(max(item[0].ratio, 1e-30))))

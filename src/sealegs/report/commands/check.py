@@ -170,11 +170,14 @@ def _incident(incident: Incident) -> list[str]:
         where = f"from step {start} until the run had gone back and come to step {end}"
     words = [f"{incident.kind.replace('_', ' ')}{', ' + incident.trajectory if incident.trajectory else ''}: "]
     before = "" if math.isnan(incident.pre_loss) else f"{incident.pre_loss:.4g} before, "
-    words.append(f"loss {before}{incident.peak_loss:.4g} at step {incident.peak}")
+    highest = "not finite" if math.isnan(incident.peak_loss) else f"{incident.peak_loss:.4g}"
+    words.append(f"loss {before}{highest} at step {incident.peak}")
     if incident.recovery_loss is not None:
         words.append(f", {incident.recovery_loss:.4g} after")
     if incident.grad_norm_peak == incident.grad_norm_peak:
-        words.append(f"; gradient norm up to {incident.grad_norm_peak:.4g}")
+        is_finite = math.isfinite(incident.grad_norm_peak)
+        reached = f"up to {incident.grad_norm_peak:.4g}" if is_finite else "not finite"
+        words.append(f"; gradient norm {reached}")
     return _wrapped(f"{where}  {''.join(words)}", "  ", " " * 6)
 
 
