@@ -258,7 +258,7 @@ def test_a_rollback_is_a_new_attempt() -> None:
     bad = [*healthy(), alarm(ONSET, 5.0), *level(ONSET + 1, 60, 5.0, "SKIP")]
     good = [*healthy(90, 151)]
     assert told([*bad, *good[:-1]]) == [(100, "opened", None), (150, "look", False)]
-    assert told([*bad, *good])[2:] == [(len(bad) + 60, "closed", "fast")]
+    assert told([*bad, *good])[2:] == [(len(bad) + 60, "closed", None)]
     incident = followed([*bad, *good])[1][-1][1].incident
     assert (incident.number, incident.start, incident.end, incident.peak_loss) == (1, ONSET, 150, 5.0)
 
@@ -288,7 +288,7 @@ def test_far_back_a_higher_loss_is_as_it_should_be() -> None:
     falling = [(step, 4.0 - 0.001 * step, "GO") for step in range(1500)]
     steps = [*falling, alarm(1500, 9.0), *level(1501, 60, 9.0, "SKIP"), *falling[400:]]
     assert [kind for _, kind, _ in told(steps)] == ["opened", "look"]
-    assert told([*steps, *[(1500 + t, 2.4, "GO") for t in range(51)]])[-1][1:] == ("closed", "fast")
+    assert told([*steps, *[(1500 + t, 2.4, "GO") for t in range(51)]])[-1][1:] == ("closed", None)
 
 
 def test_trouble_that_comes_sooner_in_a_later_attempt_has_its_onset_there() -> None:

@@ -86,7 +86,8 @@ class Incident:
     end: int | None = None
     """The step at which it was closed."""
     trajectory: str | None = None
-    """``fast``, ``slow``, ``lingering`` or ``divergent``; None while it is open, or where there is no limit."""
+    """``fast``, ``slow``, ``lingering`` or ``divergent``; None while it is open, where there is no limit, or where the
+    run went back to before it and the loss was back then."""
     recovery_loss: float | None = None
     """The mean loss of the ten rows that closed it; None if it did not recover."""
 
@@ -431,6 +432,7 @@ def closed(course: OpenIncident, step: int, age: int) -> Incident:
     else:
         trajectory = "divergent" if diverges(course) else "lingering"
     is_told = course.limit is not None or trajectory == "divergent"
+    is_told &= not (course.is_treated and course.is_back)  # a way back ended it: how it would have gone on is unknown
     return replace(
         course.incident,
         end=step,

@@ -170,3 +170,9 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     assert (plan.architecture.parameters, plan.schedule.steps, plan.optimizer.lr) == (3_000_000_000, 200_000, 1.0)
     with pytest.raises(ConfigError, match=r"schedule\.steps=1\.5: Expected `int"):
         plan_from({"steps": 1.5}, "mine")
+
+
+def test_a_run_without_checkpoints_says_what_beginning_anew_would_cost() -> None:
+    known = {"checkpoint_steps": 0, "seconds_per_step": 5.0, "price_per_hour": 98.0, "steps": 120_000}
+    (found,) = (finding for finding in check(plan_from(known), "plan", RULES).findings if finding.code == "OPS1")
+    assert found.found.endswith("costs up to 120000 steps, 166.7 hours, 16333.33 of money")

@@ -59,7 +59,7 @@ class Throughput:
             value=pace,
             limit=running / self.share,
             spoils_update=False,
-            note=f"throughput at {running / pace:.0%} of its running level",
+            note=f"throughput at {running / pace:.0%} of its running level, in seconds a step",
         )
 
     def learn(self, state: ThroughputState, now: Row) -> ThroughputState:

@@ -133,6 +133,12 @@ class Facts:
         """
         return self.run if self.focus is None else self.run.seen_from(self.curve.attempt_of(self.focus))
 
+    @cached_property
+    def untreated_until(self) -> float:
+        """The last step before somebody did something about the incident: what follows is of their doing."""
+        acted = (event for event in self.run.events if event.kind == "intervention" and event.detail.get("acted"))
+        return min((event.step - 1 for event in acted if event.step >= self.onset), default=math.inf)
+
     @property
     def went_back(self) -> bool:
         """Whether the run went back over the incident, so that the course it would have taken is unknown."""

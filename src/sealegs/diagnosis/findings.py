@@ -156,7 +156,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
 
 
 def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices, limit: float) -> str | None:
-    if one.kind in ("plateau", "epoch_step", "overflow"):
+    if one.kind in ("plateau", "epoch_step", "overflow") or (not one.is_open and _is_cut_off(curve, one)):
         return None
     is_back, shortest, longest = _steps_until_back(curve, one, limit)
     if one.is_open:
@@ -170,6 +170,12 @@ def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices, limit: float) -
     if is_back and shortest > FAST and longest <= SLOW:
         return "slow"
     return "lingering" if shortest > SLOW else None
+
+
+def _is_cut_off(curve: LossCurve, one: Stretch) -> bool:
+    """Whether the run went back before there were rows that show how it would have gone on."""
+    end = int(np.searchsorted(curve.segments, curve.segments[one.last], side="right"))
+    return end < len(curve.segments) and end - one.last - 1 < AVERAGED and curve.steps[end] <= curve.steps[one.first]
 
 
 def _steps_until_back(curve: LossCurve, one: Stretch, limit: float) -> tuple[bool, int, int]:

@@ -15,6 +15,7 @@ def checkpoints_far_apart(
     checkpoint_minutes: float = 0.0,
     seconds_per_step: float | None = None,
     price_per_hour: float | None = None,
+    steps: int | None = None,
 ) -> RuleFinding | None:
     """A restart would cost much.
 
@@ -28,7 +29,12 @@ def checkpoints_far_apart(
     if checkpoint_steps > 0 and seconds_per_step:
         seconds.append(checkpoint_steps * seconds_per_step)
     if checkpoint_steps <= 0 and not seconds:
-        return RuleFinding("warning", "no checkpoints: a restart begins anew", "checkpoint_steps", "200 to 1000")
+        whole = ""
+        if steps and seconds_per_step:
+            whole = f", and costs up to {_spelt(steps * seconds_per_step, seconds_per_step, price_per_hour)}"
+        return RuleFinding(
+            "warning", f"no checkpoints: a restart begins anew{whole}", "checkpoint_steps", "200 to 1000"
+        )
     if not seconds:
         if checkpoint_steps <= MANY_STEPS:
             return None
@@ -38,12 +44,16 @@ def checkpoints_far_apart(
     worst = min(seconds)
     if worst <= LONG_SECONDS:
         return None
-    steps = f"{worst / seconds_per_step:.0f} steps, " if seconds_per_step else ""
-    money = f", {worst / 3600 * price_per_hour:.2f} of money" if price_per_hour else ""
     value = f"{max(1, round(1800 / max(seconds_per_step, 1e-6)))}" if seconds_per_step else "30 minutes"
-    return RuleFinding(
-        "warning", f"a restart costs up to {steps}{worst / 3600:.1f} hours{money}", "checkpoint_steps", value
-    )
+    cost = _spelt(worst, seconds_per_step, price_per_hour)
+    return RuleFinding("warning", f"a restart costs up to {cost}", "checkpoint_steps", value)
+
+
+def _spelt(seconds: float, seconds_per_step: float | None, price_per_hour: float | None) -> str:
+    """``5000 steps, 12.5 hours, 1225.00 of money``"""
+    steps = f"{seconds / seconds_per_step:.0f} steps, " if seconds_per_step else ""
+    money = f", {seconds / 3600 * price_per_hour:.2f} of money" if price_per_hour else ""
+    return f"{steps}{seconds / 3600:.1f} hours{money}"
 
 
 @OPERATIONS.rule()

@@ -4,7 +4,7 @@ Standard library only, because a watch uses it live. Events of another version c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ JUDGED = ("skip", "alarm", "halt")
 """Kinds of event that may stand for a skipped step."""
 NOT_FINITE = ("nonfinite", "overflow")
 """Detectors of steps from which nothing could have been learned: their skips lose no data."""
+MOST_CHANGES = 3
+"""Interventions that are told one by one."""
 COOL = 10
 """Steps after an alarm during which an incident still counts as open, where no event closes it."""
 
@@ -73,6 +75,8 @@ class Done:
     interventions: int = 0
     actions: Mapping[str, int] = field(default_factory=dict)
     """Actions in the interventions, by kind: ``rollback``, ``lower-lr``, ..."""
+    changes: Sequence[str] = ()
+    """What each of the first interventions changed, and why: ``at step 251 source web has the weight 0 (...)``."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """Outcomes of the interventions: ``helped``, ``came back``, ``halted``, ``not known yet``."""
     halted: Event | None = None
@@ -106,6 +110,7 @@ def done_to(events: Iterable[Event], *, steps: int, last: int) -> Done:
         not_acted=len(rejected) - skips.count,
         interventions=len(made),
         actions=dict(Counter(kind for event in made for kind in _actions(event)).most_common()),
+        changes=[_change(event) for event in made[:MOST_CHANGES] if event.detail.get("changed")],
         outcomes=dict(results.most_common()),
         halted=_halted(told),
         open_since=_open(told, last),
@@ -165,6 +170,12 @@ def _is_acted_on(event: Event) -> bool:
 def _spoils(finding: Mapping[str, Any]) -> bool:
     """The same rule as ``Verdict.go``."""
     return bool(finding.get("spoils_update", True)) and finding.get("severity") != Severity.WATCH.name
+
+
+def _change(event: Event) -> str:
+    evidence = event.detail.get("evidence")
+    because = f" ({evidence})" if isinstance(evidence, str) and evidence else ""
+    return f"at step {event.step} {event.detail['changed']}{because}"
 
 
 def _actions(event: Event) -> list[str]:

@@ -87,7 +87,7 @@ def sources_change(facts: Facts) -> Sign:
     told = facts.texts("sources")
     if not told:
         return unlogged("sources")
-    first, last = facts.onset, facts.onset + SOON * facts.stride
+    first, last = facts.onset, min(facts.onset + SOON * facts.stride, facts.untreated_until)
     before = _shares([text for step, text in told.items() if first - 200 * facts.stride <= step < first])
     after = _shares([text for step, text in told.items() if first <= step <= last])
     name = max(before | after, key=lambda source: abs(after.get(source, 0) - before.get(source, 0)), default="")

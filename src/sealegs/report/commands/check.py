@@ -110,6 +110,7 @@ def deeds(done: Done | None) -> list[str]:
         )
     if done.interventions:
         told.append(f"Interventions: {done.interventions} ({_listed(done.actions)}); {_listed(done.outcomes)}.")
+        told += [f"{change[:1].upper()}{change[1:]}." for change in done.changes]
     return told
 
 
