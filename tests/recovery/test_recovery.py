@@ -883,3 +883,17 @@ def test_a_step_that_was_skipped_and_counted_back_costs_once(tmp_path: Path) -> 
         assert guard.loop.recovery._tracker.evidence.is_sound, "what a probe has found survives a checkpoint"
     (back,), (closed,) = events(tmp_path / "a", "counted-back"), events(tmp_path / "a", "incident-closed")
     assert back["steps"] == closed["cost"]["steps"] == len(events(tmp_path / "a", "skip", "alarm"))
+
+
+def test_a_look_that_waits_leaves_a_trace(tmp_path: Path) -> None:
+    """A loss that leaps and comes down slowly by itself: after 50 steps the run waits on, and says why."""
+    model, optimizer = small()
+    noise = torch.randn(600, generator=torch.Generator().manual_seed(0)).mul(0.02).tolist()
+    with Guard(model, optimizer, run=tmp_path / "a", playbook=Playbook.observe()) as guard:
+        for step in range(420):
+            high = 3.0 * max(1 - (step - 300) / 90, 0) if step >= 300 else 0.0
+            guard.step(torch.tensor(2.0 + high + noise[step]), grad_norm=1.0 + noise[step])
+    (looked,) = events(tmp_path / "a", "incident-look")
+    assert 345 <= looked["step"] <= 350
+    assert "is coming down: waited" in looked["text"]
+    assert "to come below 2.0" in looked["text"]

@@ -52,6 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         skips = len(skipped_steps(run.events))
         what = f"{skips:,} skipped {'step' if skips == 1 else 'steps'}, and nothing else" if skips else "nothing"
         say(f"{run.folder}: {what} was done to this run")
+    for event in run.events:
+        if event.kind == "incident-look":
+            say(str(event.detail["text"]))
     for sentence in told_of_tax(run):
         say(sentence)
     return 0

@@ -51,6 +51,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "request-refused": {"reason": UNSAID},
     "stalled": {"seconds": float("nan"), "where": UNSAID},
     "probe": {"is_condemned": False, "loss": float("nan")},
+    "incident-look": {"number": 0, "text": UNSAID},
     "incident-closed": {"number": 0, "text": UNSAID},
     "outcome": {"intervention": 0, "result": "not known yet", "text": UNSAID},
     "intervention": {

@@ -219,7 +219,13 @@ class IncidentTracker:
             self.is_back = incident.recovery_loss is not None
             if self.is_back:
                 self.evidence.loss_is_back()
-        elif not news.is_decaying:
+        elif news.is_decaying:
+            course = self._incidents.course
+            limit = "" if course.limit is None else f", is to come below {course.limit:.4g}"
+            rows, mean = self._incidents.rows - course.onset_row + 1, course.mean
+            text = f"step {step}  incident {incident.number} after {rows} steps: loss {mean:.4g}{limit}, is coming down"
+            self._watch.note("incident-look", step=step, number=incident.number, text=f"{text}: waited")
+        else:
             text = f"{incident}; the loss is not coming down"
             if not (excuse := self._excuse(incident)):
                 batch = self._first_batch

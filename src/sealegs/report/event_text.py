@@ -28,7 +28,7 @@ def remarkable(event: Event) -> str | None:
         case "intervention":
             done = "" if detail["acted"] else " (not done: shadow mode)"
             return f"step {event.step}  {detail['text']}{done}: {detail['evidence']}  {detail['changed']}".rstrip()
-        case "outcome" | "incident-closed" | "snapshots" | "folder-lost" | "folder-back":
+        case "outcome" | "incident-look" | "incident-closed" | "snapshots" | "folder-lost" | "folder-back":
             return str(detail["text"])
         case "probe":
             found = "bad too" if detail["is_condemned"] else "as it should be"
