@@ -51,11 +51,13 @@ ADVICE = {
     "bf16",
     Trigger.NONFINITE_OFTEN: "look for the first layer that is not finite (sealegs locate); compute softmax and loss "
     "in fp32; in fp16, train in bf16",
-    Trigger.DAMAGED: "lower the peak learning rate, warm up longer, use beta2 0.95 and clip at 1.0 or below; from 1B "
-    "parameters up add QK-norm or z-loss",
+    Trigger.DAMAGED: "if it came back at the same step, look for what writes into the weights there: code of the loop, "
+    "or the machine; else lower the peak learning rate and warm up longer, and where it is not so yet use beta2 0.95, "
+    "clip at 1.0 or below, and from 1B parameters up QK-norm or z-loss",
     Trigger.BAD_DATA: "look at the data of the skipped batches, and take their source out of the mixture",
     Trigger.SPOILT: "look at the data of these batches, and announce it if they are to be learned",
-    Trigger.NOT_RECOVERING: "lower the peak learning rate, use beta2 0.95; from 1B parameters up add QK-norm or z-loss",
+    Trigger.NOT_RECOVERING: "lower the peak learning rate; where it is not so yet, use beta2 0.95, and from 1B "
+    "parameters up QK-norm or z-loss",
     Trigger.BUDGET_SPENT: "look at the data of the skipped batches; if they are sound, lower the peak learning rate",
 }
 """By trigger, what may be wrong with the run's setup where interventions did not help."""
