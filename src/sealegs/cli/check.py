@@ -28,6 +28,7 @@ examples:
   sealegs check out/checkpoint-500                         Hugging Face
   sealegs check train.log --metric loss=lm_loss            say which column is the loss
   sealegs check train.log --pattern 'it (?P<step>\\d+) .* L=(?P<loss>\\S+)'
+  sealegs check grpo.jsonl --kind policy-gradient          where the columns do not say what is trained
   sealegs check metrics.csv --json | jq .verdict           for machines
   sealegs check metrics.csv --fail-on watch                strict, in a script
 """
@@ -49,6 +50,9 @@ class Options:
     """The verdict from which on the exit code is 1."""
     metric: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SIGNAL=NAME"), tyro.conf.UseAppendAction] = ()
     """Which column is which signal, where the names do not say: loss=objective; may be given several times."""
+    kind: Annotated[str | None, tyro.conf.arg(metavar="KIND")] = None
+    """What kind of run it is, where the log does not tell: pretraining, fine-tuning, preference, policy-gradient,
+    diffusion, gan, vision or supervised, with +moe or +low-precision."""
     pattern: Annotated[str | None, tyro.conf.arg(metavar="REGEX")] = None
     """For text that is like no other: a regular expression with a named group a signal."""
 
@@ -59,7 +63,9 @@ def main(arguments: Sequence[str]) -> int:
     from sealegs.report.commands.check import contract, page  # only now: --help must not wait for numpy
     from sealegs.report.commands.explain import explained
 
-    diagnosis = check(options.source, metrics=_pairs(options.metric), pattern=options.pattern, rules=options.rules)
+    diagnosis = check(
+        options.source, metrics=_pairs(options.metric), pattern=options.pattern, rules=options.rules, kind=options.kind
+    )
     if options.json:
         show_json(contract(diagnosis))
     else:
@@ -70,14 +76,16 @@ def main(arguments: Sequence[str]) -> int:
     return int(diagnosis.findings.verdict in fails)
 
 
-def check(source: str, *, metrics: dict[str, str], pattern: str | None, rules: str) -> "Diagnosis":
+def check(
+    source: str, *, metrics: dict[str, str], pattern: str | None, rules: str, kind: str | None = None
+) -> "Diagnosis":
     """The diagnosis of a log."""
     from sealegs.diagnosis.findings import look
     from sealegs.diagnosis.rank import diagnose
     from sealegs.readers.read import read
 
     log = read(place_of(source), metrics=metrics, pattern=pattern)
-    findings = look(log.run, rules=rules)
+    findings = look(log.run, rules=rules, kind=kind)
     return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)
 
 

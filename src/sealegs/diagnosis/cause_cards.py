@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from sealegs.diagnosis.kind import Kind, KindName, Trait
 from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.errors import ConfigError
 
@@ -51,6 +52,8 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: tuple[Test, ...]
     remedies: tuple[Remedy, ...]
     references: tuple[str, ...]
+    kinds: tuple[KindName | Trait, ...] = ()
+    """The kinds and traits of run that the card was written for; of any, if empty. It is not weighed for others."""
     decides: tuple[str, ...] = ()
     """Signs of which one is enough to establish the cause."""
     strong: tuple[str, ...] = ()
@@ -65,6 +68,10 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Signs of which one is enough to drop the cause."""
     spares_weights: bool = False
     """Whether the cause leaves the weights sound, so that nothing has to be reloaded."""
+
+    def is_for(self, kind: Kind) -> bool:
+        """Whether it was written for such a run; of a run whose kind is not known any card comes into question."""
+        return not self.kinds or kind.name == "unknown" or not {kind.name, *kind.traits}.isdisjoint(self.kinds)
 
     @property
     def signs(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from sealegs.diagnosis.kind import UNKNOWN, Kind
 from sealegs.incidents import Incident
 from sealegs.record.interventions import Done
 from sealegs.record.run import Run
@@ -33,6 +34,8 @@ class Standing:
     step: int
     text: str
     """The finding in one sentence, with the numbers."""
+    is_grave: bool = False
+    """Whether it calls for action by itself, as a policy that has collapsed does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Findings:
     """Rises that would call for action, had they not been announced, or if more than the loss had risen."""
     notices: tuple[str, ...] = ()
     """What is out of the ordinary and no incident: leaps of the gradient norm that leave the loss alone."""
+    kind: Kind = UNKNOWN
+    """The kind of run, which says by which signals it is judged first."""
     standing: tuple[Standing, ...] = ()
     """Findings beside the loss that hindsight neither clears nor explains."""
     unseen: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.incident_order import BENIGN, PRIORITY, WATCHED, gravity
+from sealegs.diagnosis.kind import kind_of
 from sealegs.diagnosis.live_findings import constant_scale, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
@@ -43,8 +44,17 @@ IN_A_ROW = 3
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # NaN in, NaN out: the code below looks for NaN
-def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statistic.MOST_FOLDED) -> Findings:
-    """Judge a run by what it shows by itself; by the whole fold if it has at most ``most_folded`` rows."""
+def look(
+    run: Run,
+    *,
+    rules: str = "calibrated",
+    most_folded: int = live_statistic.MOST_FOLDED,
+    kind: str | None = None,
+) -> Findings:
+    """Judge a run by what it shows by itself; by the whole fold if it has at most ``most_folded`` rows.
+
+    ``kind`` is what the user says about it, where its signals do not tell.
+    """
     if rules not in RULES:
         raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
     curve = curve_of(run)
@@ -63,14 +73,19 @@ def look(run: Run, *, rules: str = "calibrated", most_folded: int = live_statist
         standing=standing(run, incidents, lead=LEAD * curve.interval),
         unseen=_unseen(run, curve, rules),
         done=interventions.done_in(run),
+        kind=kind_of(run, curve, said=kind),
     )
     grave = _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
     findings = replace(findings, cleared=cleared)
     verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
-    if findings.standing and verdict != "act":
+    if any(one.is_grave for one in findings.standing) and verdict != "act":
+        verdict, because = "act", f"{_first_of(findings.standing)}; {because}"
+    elif findings.standing and verdict != "act":
         verdict, because = "watch", f"{_first_of(findings.standing)}; {because}"
+    if verdict == "healthy" and (lacking := findings.kind.lacks):
+        verdict, because = "unknown", f"nothing out of the ordinary in what was logged, but {lacking}"
     return replace(findings, verdict=verdict, because=because)
 
 
@@ -324,6 +339,7 @@ def _told(incidents: Sequence[Incident]) -> str:
 
 
 def _first_of(standing: Sequence[Standing]) -> str:
+    standing = sorted(standing, key=lambda one: not one.is_grave)
     more = f"; and {len(standing) - 1} more beside the loss" if len(standing) > 1 else ""
     return standing[0].text + more
 

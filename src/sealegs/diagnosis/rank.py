@@ -97,7 +97,9 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     """The causes that come into question, the likeliest first; those that are ruled out last."""
     said = registry.read(facts)
     shown = set(situations(facts, said))
-    weighed = [weigh(card, said) for card in causes().values() if shown & set(card.explains)]
+    kind = facts.findings.kind
+    cards = (card for card in causes().values() if shown & set(card.explains) and card.is_for(kind))
+    weighed = [weigh(card, said, is_known=kind.name != "unknown" or not card.kinds) for card in cards]
     listed = sorted(
         (item for item in weighed if item.grade),
         key=lambda item: (GRADES.index(item.grade or "ruled out"), -item.points),
@@ -139,8 +141,11 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "metric"
 
 
-def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
-    """Weigh one card: its points, its grade, and the sentences for and against it."""
+def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True) -> Weighed:
+    """Weigh one card: its points, its grade, and the sentences for and against it.
+
+    Unless the run is known to be of a kind that the card was written for, the cause is a hypothesis at the most.
+    """
 
     def holding(names: tuple[str, ...]) -> list[str]:
         return [said[name].text for name in names if said[name].holds]
@@ -155,6 +160,8 @@ def weigh(card: Cause, said: Mapping[str, Sign]) -> Weighed:
         grade = "established"
     if excluding:
         grade = "ruled out" if not deciding else "hypothesis"
+    if not is_known and grade in ("established", "supported"):
+        grade = "hypothesis"
     missing = [said[name].missing for name in card.signs if said[name].holds is None]
     hypothesis = Hypothesis(
         cause=card.name,

@@ -47,6 +47,48 @@ ALONE = {
 }
 """The same for names without a prefix only: they are too short to mean much elsewhere."""
 
+OF_A_KIND = {
+    "reward": "reward mean_reward reward_mean rewards_mean score_mean ep_rew_mean episode_reward episode_reward_mean "
+    "mean_episode_reward avg_reward average_reward episode_return episodic_return return_mean mean_return rewards",
+    "reward_std": "reward_std rewards_std std_reward reward_stddev",
+    "zero_spread_share": "frac_reward_zero_std zero_std_ratio zero_spread_share",
+    "policy_entropy": "policy_entropy entropy entropy_mean mean_entropy entropy_avg entropy_loss",
+    "kl": "kl mean_kl kl_mean kl_div kl_divergence kl_loss kl_penalty reward_kl non_score_kl",
+    "policy_kl": "policy_kl approx_kl ppo_kl approxkl approxkl_avg kl_approx",
+    "clip_share": "clip_share clip_fraction clipfrac pg_clipfrac clip_ratio clip_ratio_region_mean clip_frac "
+    "clipfrac_avg actor_clipfrac",
+    "importance_ratio": "importance_ratio importance_sampling_ratio_mean rollout_is_mean",
+    "importance_ratio_max": "importance_ratio_max importance_sampling_ratio_max rollout_is_max",
+    "logp_gap": "logp_gap sampling_logp_difference_mean rollout_probs_diff_mean rollout_log_ppl_diff mismatch_kl",
+    "logp_gap_max": "logp_gap_max sampling_logp_difference_max rollout_probs_diff_max",
+    "completion_length": "completion_length completions_mean_length mean_completion_length response_length_mean "
+    "response_length mean_response_length completion_lengths",
+    "cut_share": "cut_share completions_clipped_ratio response_length_clip_ratio clipped_ratio truncated_ratio",
+    "chosen_reward": "rewards_chosen chosen_reward",
+    "rejected_reward": "rewards_rejected rejected_reward",
+    "reward_margin": "rewards_margins rewards_margin reward_margin",
+    "preference_accuracy": "rewards_accuracies rewards_accuracy preference_accuracy",
+    "chosen_logp": "logps_chosen chosen_logp",
+    "rejected_logp": "logps_rejected rejected_logp",
+    "token_accuracy": "mean_token_accuracy token_accuracy",
+    "expert_violation": "expert_violation max_violation max_vio maxvio load_violation",
+    "dead_expert_share": "dead_expert_share dead_experts_ratio dead_expert_ratio dead_experts_share",
+    "router_entropy": "router_entropy gate_entropy gating_entropy routing_entropy",
+    "router_balance_loss": "router_balance_loss load_balancing_loss load_balance_loss lb_loss balance_loss aux_loss "
+    "moe_aux_loss moe_loss router_aux_loss",
+    "router_z_loss": "router_z_loss z_loss moe_z_loss zloss",
+    "saturated_share": "saturated_share saturation_ratio overflow_share fp8_saturated",
+    "zeroed_share": "zeroed_share fp8_zeroed",
+    "discriminator_loss": "discriminator_loss d_loss loss_d errd disc_loss loss_disc",
+    "generator_loss": "generator_loss g_loss loss_g errg gen_loss loss_gen",
+}
+"""Signals that only some kinds of run have, as ``TABLE``. Many of their names are common words, so only ``BEFORE`` may
+stand before them."""
+
+BEFORE = frozenset({"train", "training", "actor", "critic", "rollout", "policy", "objective", "metrics", "metric"}) | {
+    *("stats", "env", "model", "moe", "router", "sampling", "losses", "loss", "charts", "info")
+}
+
 _HELD_OUT = frozenset({"val", "valid", "validation", "eval", "test", "dev", "evaluation", "holdout", "heldout", "tel"})
 _NO_LOSS = re.compile(
     r"scaler?|weight(s|ing)?|coef|coefficient|every|lambda|best|min|max|ratio|final|initial|clip|limit|patience|alpha|"
@@ -73,17 +115,20 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.rsplit(" - ", 1)[-1].lower()).strip("_")
 
 
-def _ranks() -> tuple[dict[str, Role], dict[str, Role]]:
-    anywhere = {name: Role(rank, signal) for signal, names in TABLE.items() for rank, name in enumerate(names.split())}
+def _ranks() -> tuple[dict[str, Role], dict[str, Role], dict[str, Role]]:
+    anywhere, of_a_kind = (
+        {name: Role(rank, signal) for signal, names in table.items() for rank, name in enumerate(names.split())}
+        for table in (TABLE, OF_A_KIND)
+    )
     alone = {
         name: Role(_FALLBACK_RANK // 2 + rank, signal)
         for signal, names in ALONE.items()
         for rank, name in enumerate(names.split())
     }
-    return anywhere, alone
+    return anywhere, of_a_kind, alone
 
 
-_ANYWHERE, _ALONE = _ranks()
+_ANYWHERE, _OF_A_KIND, _ALONE = _ranks()
 
 
 @lru_cache(maxsize=50_000)
@@ -101,6 +146,9 @@ def role(name: str) -> Role | None:
         return Role(_FALLBACK_RANK, STEP)
     if key in _ALONE:
         return _ALONE[key]
+    for cut in range(len(words)):
+        if (found := _OF_A_KIND.get("_".join(words[cut:]))) is not None and BEFORE.issuperset(words[:cut]):
+            return Role(found.rank + 20 * cut, found.signal)
     held_out = not _HELD_OUT.isdisjoint(words)
     for cut in range(len(words)):
         found = _ANYWHERE.get("_".join(words[cut:]))
@@ -138,7 +186,7 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
         if name not in columns.values:
             raise SourceError(f"{source}: no column {name!r} to take {signal} from; it has {listed(columns.values)}")
     mapping = dict(said)
-    for signal in (signal for signal in TABLE if signal not in (STEP, EPOCH, *said)):
+    for signal in (signal for signal in (*OF_A_KIND, *TABLE) if signal not in (STEP, EPOCH, *said)):
         found = [name for name in candidates(columns, signal) if name not in mapping.values()]
         if not found:
             continue
@@ -148,7 +196,9 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
                 f"{source}: the losses of {len(rivals)} runs; choose: --metric loss={rivals[0]!r} or another"
             )
         mapping[signal] = found[0]
-    if "loss" not in mapping:
+    if "loss" not in mapping and "generator_loss" in mapping:
+        mapping["loss"] = mapping["generator_loss"]
+    if "loss" not in mapping and "reward" not in mapping:
         raise SourceError(
             f"{source}: no column looks like a training loss among {listed(columns.values)}; say which it is: "
             "--metric loss=NAME"

@@ -107,7 +107,7 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
         if table.format == delimited.FORMAT:
             columns, found = _with_nan(columns, [mapping[name] for name in ("loss", "grad_norm") if name in mapping])
             remarks += found
-        columns, used, handled = number_rows(columns, mapping["loss"], step)
+        columns, used, handled = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
         remarks += handled
     manifest = table.manifest or Manifest(run_id=place.path.name or place.source, settings=table.known)
     run = run_of(place.path, manifest, _renamed(columns, mapping), events=table.events)

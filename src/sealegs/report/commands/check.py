@@ -30,6 +30,7 @@ def page(diagnosis: Diagnosis) -> str:
     lines = [
         f"{diagnosis.source}: {diagnosis.format}, {len(steps):,} rows, {span}",
         *_wrapped(f"read {taken}" if taken else "", "  "),
+        *_wrapped(f"kind of run: {found.kind}", "  "),
         *(line for remark in diagnosis.remarks for line in _wrapped(remark, "  ")),
         "",
         *_wrapped(f"{VERDICTS[found.verdict]}: {found.because}", "", "         "),
@@ -53,6 +54,13 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
         "format": diagnosis.format,
         "steps": len(found.run.steps),
         "signals": list(found.run.signals),
+        "kind": {
+            "name": found.kind.name,
+            "traits": list(found.kind.traits),
+            "because": found.kind.because,
+            "first_signals": list(found.kind.first),
+            "missing": list(found.kind.missing),
+        },
         "verdict": found.verdict,
         "because": found.because,
         "skips": _skips(found.done),

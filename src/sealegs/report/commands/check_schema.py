@@ -83,6 +83,16 @@ class Interventions(TypedDict):
     outcomes: dict[str, int]
 
 
+class Kind(TypedDict):
+    """The kind of run, and the signals that it is judged by first."""
+
+    name: str
+    traits: list[str]
+    because: str
+    first_signals: list[str]
+    missing: list[str]
+
+
 class Checked(TypedDict):
     """Everything that is said about a log. What was done to the run is null where the log does not tell."""
 
@@ -90,6 +100,7 @@ class Checked(TypedDict):
     format: str
     steps: int
     signals: list[str]
+    kind: Kind
     verdict: Literal["healthy", "watch", "act", "unknown"]
     because: str
     skips: Skips | None
