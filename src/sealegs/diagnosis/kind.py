@@ -51,7 +51,7 @@ WORDS: Mapping[str, str] = {
     "pretraining": "language-model pretraining",
     "fine-tuning": "supervised fine-tuning",
     "preference": "preference tuning",
-    "policy-gradient": "policy-gradient reinforcement learning",
+    "policy-gradient": "reinforcement learning",
     "diffusion": "a diffusion model",
     "gan": "a GAN",
     "vision": "a vision model",
@@ -136,7 +136,7 @@ class Kind:
     """First signals of the kind that were not logged."""
 
     def __str__(self) -> str:
-        """``policy-gradient reinforcement learning, with a mixture of experts (reward and kl are logged)``"""
+        """``reinforcement learning, with a mixture of experts (reward and kl are logged)``"""
         words = ", ".join(WORDS[name] for name in (self.name, *self.traits))
         return f"{words} ({self.because})" if self.because else words
 

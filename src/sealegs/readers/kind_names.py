@@ -18,7 +18,7 @@ NAMES = {
     "episode_return_mean episode_reward mean_episode_reward episodic_return episode_return averagereturn averageepret "
     "mean_total_reward env_all_reward_total critic_score_mean critic_rewards_mean objective_verifiable_reward "
     "objective_scores objective_rlhf_reward ppo_mean_scores task_reward_avg raw_reward reward_all_mean rewards_mean "
-    "rewards final_reward_avg rewards_step avg_episode_reward",
+    "rewards final_reward_avg rewards_step avg_episode_reward ep_reward mean_100_episode_reward",
     "reward_std": "reward_std rewards_std std_reward group_reward_std reward_stddev critic_score_std ppo_std_scores",
     "zero_spread_share": "zero_spread_share frac_reward_zero_std zero_std_ratio by_group_frac_mixed "
     "baseline_reward_pct_mixed real_batch_size_ratio",
@@ -70,13 +70,18 @@ POLICY_COMPANY = (
     *("chosen_reward", "rejected_reward", "preference_accuracy"),
 )
 EXPERT_COMPANY = ("expert_load", "expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss")
+TOGETHER = frozenset({"policy_entropy", "kl", "clip_share"})
+"""Signals of a policy whose common names vouch for each other where all three are there."""
 IN_COMPANY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "reward_std": ("std_scores", POLICY_COMPANY),
     "policy_entropy": (
         "entropy entropy_mean mean_entropy avg_entropy entropy_avg loss_policy_entropy mean_entropy_loss entropy_loss",
         POLICY_COMPANY,
     ),
-    "kl": ("kl kl_mean mean_kl kl_avg avg_kl kl_div kl_divergence kl_loss kl_penalty reward_kl", POLICY_COMPANY),
+    "kl": (
+        "kl kl_mean mean_kl exact_kl kl_avg avg_kl kl_div kl_divergence kl_loss kl_penalty reward_kl",
+        POLICY_COMPANY,
+    ),
     "clip_share": ("clip_ratio clip_fraction clip_frac", POLICY_COMPANY),
     "importance_ratio": ("ratio ratio_mean mean_ratio", POLICY_COMPANY),
     "cut_share": ("clipped_ratio truncated", POLICY_COMPANY),
@@ -92,8 +97,8 @@ IN_COMPANY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "router_z_loss": ("z_loss zloss", EXPERT_COMPANY),
     "saturated_share": ("overflows overflow_share saturated", ("amax", "zeroed_share")),
     "zeroed_share": ("underflows zeroed", ("amax", "saturated_share")),
-    "discriminator_loss": ("discriminator_loss d_loss loss_d errd disc_loss loss_disc d_real", ("generator_loss",)),
-    "generator_loss": ("generator_loss g_loss loss_g errg gen_loss loss_gen g_gan", ("discriminator_loss",)),
+    "discriminator_loss": ("discriminator_loss d_loss loss_d errd disc_loss loss_disc d_real d_a", ("generator_loss",)),
+    "generator_loss": ("generator_loss g_loss loss_g errg gen_loss loss_gen g_gan g_a", ("discriminator_loss",)),
 }
 """Names that are common words, and the signals of which one must be logged for them to count."""
 
@@ -267,6 +272,8 @@ def kind_signals(counts: Mapping[str, int], taken: Collection[str]) -> Iterator[
     roles = {name: found for name in counts if name not in taken and (found := kind_role(name)) is not None}
     sure = {found.signal for found in roles.values() if not found.company or _keeps_company(found.signal)}
     sure |= {signal.partition("/")[0] for signal in sure}
+    if {found.signal for found in roles.values()} >= TOGETHER:
+        sure.add("policy_kl")
     most: dict[str, int] = {}
     for name, found in roles.items():
         most[found.signal] = max(most.get(found.signal, 0), counts[name])

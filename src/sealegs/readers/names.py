@@ -96,11 +96,12 @@ def role(name: str) -> Role | None:
             continue
         if found.signal in ("loss", "eval_loss"):
             if not any(map(_NO_LOSS.fullmatch, words[:cut])):
-                return Role(found.rank + 20 * cut, "eval_loss" if held_out else found.signal)
+                better = 10 * (not _POLICY.isdisjoint(words[:cut]))
+                return Role(found.rank + 20 * cut - better, "eval_loss" if held_out else found.signal)
         elif found.signal in (STEP, EPOCH):
             if not any(map(_NO_STEP.fullmatch, words[:cut])):
                 return Role(found.rank + cut, found.signal)  # train/global_step before _step
-        elif not held_out:
+        elif not held_out and "max" not in words[:cut]:  # max_grad_norm is what gradients are clipped to
             return Role(found.rank + 20 * cut, found.signal)
     if "loss" in words and not any(map(_NO_LOSS.fullmatch, words)):
         better = 100 * ("train" in words) + 50 * (not _POLICY.isdisjoint(words))

@@ -107,8 +107,10 @@ class _Scan:
 
     def see(self, line: str) -> None:
         """Read one line."""
-        for pattern, kind in self._kinds:
+        for place, (pattern, kind) in enumerate(self._kinds):
             if found := pattern.fullmatch(line):
+                if place:  # the one that was last of use goes last when there are too many
+                    self._kinds.insert(0, self._kinds.pop(place))
                 if kind is self._block_kind:
                     self._block.append(found.groups())
                     if len(self._block) == _BLOCK:
@@ -170,9 +172,12 @@ class _Scan:
         self._wordings[wording] += 1
         if len(self._wordings) > 1000:  # wordings that never come again would fill the memory
             self._wordings.clear()
-        if self._wordings[wording] == _SEEN_OFTEN:
+        if self._wordings[wording] % _SEEN_OFTEN == 0:
             texts = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in parts[::2]]
-            self._kinds.insert(0, (re.compile(f"({_VALUE})".join(texts)), kind))
+            pattern = re.compile(f"({_VALUE})".join(texts))
+            if any(pattern == known for known, _ in self._kinds):  # it is no pattern of its own lines
+                return
+            self._kinds.insert(0, (pattern, kind))
             del self._kinds[_MOST_KINDS:]
 
     def _take(self, kind: LineWording, numbers: Sequence[str]) -> None:

@@ -6,11 +6,12 @@ from typing import NamedTuple
 from sealegs.readers.kind_names import kind_role
 from sealegs.readers.names import EPOCH, STEP, role
 
-ROW = frozenset(("loss", "eval_loss", "grad_norm", "reward"))
+ROW = frozenset(("loss", "eval_loss", "grad_norm", "reward", "generator_loss"))
 """Signals of which a line must have one to be a row."""
 
 _KEY = re.compile(
-    r"([A-Za-z_][\w./@-]*(?: [A-Za-z_][\w./@-]*){0,4}(?: ?\((?:ms|s|sec)\))?)[\"']?\s*[:=]?\s*[\"'(\[]*(?:\w+\(\s*)?~?$"
+    r"([A-Za-z_][\w./@-]*(?: [A-Za-z_][\w./@-]*){0,4}(?: ?\((?:ms|s|sec)\))?)"
+    r"[\"']?\s*[:=]?\s*[\"'(\[]*(?:[\w.]+\(\s*)?~?$"
 )
 _RANK = re.compile(r"\s*\[?(?:rank)?\s?$", re.IGNORECASE)
 _UNIT = re.compile(r"(?:ms|us|s|[KMG]i?B|[KMB]|%|it/s|s/it)(?![\w/])")
@@ -96,8 +97,8 @@ def _before_number(text: str) -> tuple[str, str, bool]:
 def signal_of(name: str) -> str:
     """The signal of a number of this name, as far as a line by itself shows; empty if it has none."""
     what = kind_role(name)
-    if what is not None and what.signal == "reward":
-        return "reward"
+    if what is not None and what.signal in ROW and (what.signal == "reward" or "loss" not in name.lower()):
+        return what.signal
     what = role(name)
     return what.signal if what else ""
 
