@@ -148,3 +148,18 @@ def test_pieces_of_a_long_table_fit_together(tmp_path: Path) -> None:
     assert log.run.steps.tolist() == list(range(60_000))
     assert log.run.logged("other").sum() == 50_001
     assert "time" not in log.run.signals
+
+
+def test_a_monitor_of_episodes_has_rewards_and_no_loss(tmp_path: Path) -> None:
+    log = table(tmp_path, '#{"t_start": 1.5, "env_id": "CartPole-v1"}\nr,l,t\n20.0,20,0.5\n31.5,32,1.5\n')
+    assert log.run.column("reward").tolist() == [20.0, 31.5]
+    assert "loss" not in log.run.signals
+    assert log.remarks == ("steps are row numbers: no step column",)
+
+
+def test_progress_of_an_agent_without_a_loss(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i * 2048},{20 + i},{'' if i < 2 else -0.6}\n" for i in range(1, 31))
+    log = table(tmp_path, "time/iterations,time/total_timesteps,rollout/ep_rew_mean,train/entropy_loss\n" + rows)
+    assert log.run.steps.tolist() == list(range(1, 31))
+    assert log.run.series("policy_entropy")[1].tolist() == [0.6] * 29
+    assert log.remarks == ("policy_entropy is the negative of train/entropy_loss",)

@@ -7,6 +7,7 @@ import pytest
 
 from sealegs.errors import SourceError
 from sealegs.readers.read import Log, read
+from sealegs.readers.wording import LineWording, understood
 
 MEGATRON = """\
   eod_mask_loss ................................... False
@@ -197,3 +198,71 @@ def test_zeros_before_the_text_are_passed_over(tmp_path: Path) -> None:
         file.seek(65 << 20)
         file.write(b"step 1: loss 2.5\nstep 2: loss 2.4\n")
     assert read(str(tmp_path / "log")).run.steps.tolist() == [1, 2]
+
+
+VERL = "\x1b[36m(TaskRunner pid=12)\x1b[0m step:{0} - global_seqlen/min:900 - actor/entropy:0.{1} - actor/pg_loss:"
+VERL += "np.float64(-0.0{1}) - critic/score/mean:0.{0} - val-core/gsm8k/acc/mean@8:0.5 - timing_s/step:2.5\n"
+SB3 = """---------------------------------
+| rollout/           |          |
+|    ep_rew_mean     | 2{0}.5   |
+| time/              |          |
+|    iterations      | {0}      |
+|    total_timesteps | {0}000   |
+| train/             |          |
+|    entropy_loss    | -0.{1}   |
+|    loss            | 7.{0}    |
+---------------------------------
+"""
+RSL = """                       \x1b[1m Learning iteration {0}/1500 \x1b[0m
+          Mean value_function loss: 0.0307
+               Mean surrogate loss: 0.0{1}
+                 Mean entropy loss: -10.{1}
+                       Mean reward: {0}.25
+"""
+GAN = "(epoch: {0}, iters: 100, time: 2.4) D_A: 0.5 G_A: 0.{1} cycle_A: 2.2\n"
+NEMO = "====== Step {0}/100 ======\n  - Loss: -0.0{1}\n  - Avg Reward: 0.{0}\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "wanted"),
+    [
+        (VERL, {"reward": 0.3, "policy_entropy": 0.13, "loss": -0.013, "eval_reward": 0.5}),
+        (SB3, {"reward": 23.5, "policy_entropy": 0.13, "loss": 7.3}),
+        (RSL, {"reward": 3.25, "policy_entropy": -10.13, "loss": 0.013}),
+        (GAN, {"generator_loss": 0.13, "discriminator_loss": 0.5, "loss": 0.13}),
+        (NEMO, {"reward": 0.3, "loss": -0.013}),
+        ("INFO Step {0} | Time: 34.5s | Reward: 0.{1} | Seq. Length: 800.2\n", {"reward": 0.13}),
+    ],
+)
+def test_what_agents_and_gans_print(tmp_path: Path, printed: str, wanted: dict[str, float]) -> None:
+    path = tmp_path / "printed.log"
+    path.write_text("".join(printed.format(number, number + 10) for number in range(1, 9)))
+    run = read(str(path)).run
+    assert len(run.steps) == 8
+    assert {signal: run.column(signal)[2] for signal in wanted} == pytest.approx(wanted)
+
+
+def test_a_kind_of_line_is_known_again_after_many_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+
+    def counted(texts: list[str], numbers: list[str]) -> LineWording:
+        looked_at.append(texts[0])
+        return understood(texts, numbers)
+
+    monkeypatch.setattr("sealegs.readers.text.understood", counted)
+    lines = [
+        f"step {number} loss {3 + number / 9}\n" * 30 + "".join(f"note{o}: train loss {number}\n" for o in range(20))
+        for number in range(9)
+    ]
+    (tmp_path / "printed.log").write_text("".join(lines))
+    assert len(read(str(tmp_path / "printed.log")).run.steps) == 9
+    assert looked_at.count("step ") < 40  # of 270 lines: three each time that it was forgotten
+
+
+def test_steps_of_each_epoch_run_on_over_a_new_start(tmp_path: Path) -> None:
+    path = tmp_path / "loss_log.txt"
+    epochs = [*range(1, 21), 12, *range(13, 30)]
+    path.write_text("".join(f"(epoch: {e}, iters: {i}) loss: {1 + e / i}\n" for e in epochs for i in (100, 200)))
+    log = read(str(path))
+    assert log.run.segments[-1] == 1
+    assert log.run.steps[-1] == 28 * 200 + 200

@@ -5,6 +5,7 @@ and nothing of experts that get no tokens. So the kind is said before anything e
 only said where the first signals of that kind were logged.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ WORDS: Mapping[str, str] = {
     "pretraining": "language-model pretraining",
     "fine-tuning": "supervised fine-tuning",
     "preference": "preference tuning",
-    "policy-gradient": "policy-gradient reinforcement learning",
+    "policy-gradient": "reinforcement learning",
     "diffusion": "a diffusion model",
     "gan": "a GAN",
     "vision": "a vision model",
@@ -60,34 +61,67 @@ WORDS: Mapping[str, str] = {
     "low-precision": "in low precision",
 }
 
+TO_LOG: Mapping[str, str] = {
+    "reward": "TRL, verl and Stable-Baselines3 log it by themselves; elsewhere the mean reward of each step",
+    "policy_entropy": "TRL logs `entropy` and, with beta above 0, `kl`; verl `actor/entropy` and `actor/ppo_kl`; "
+    "Stable-Baselines3 `train/entropy_loss`",
+    "preference_accuracy": "TRL logs `rewards/accuracies` and `rewards/margins`",
+    "discriminator_loss": "the losses of both players, by name",
+    "generator_loss": "the losses of both players, by name",
+    "expert_load": "Megatron --moe-per-layer-logging and --log-moe-overload-factor; elsewhere the share of the tokens "
+    "that each expert gets, as `expert_load/<layer>.<expert>`",
+}
+"""How the first signal of a row of ``FIRST`` comes into a log."""
+
 PREFERENCE = ("chosen_reward", "rejected_reward", "reward_margin", "preference_accuracy")
 POLICY = (
     *("reward", "zero_spread_share", "policy_kl", "clip_share", "importance_ratio", "logp_gap", "completion_length"),
     *("policy_entropy", "kl", "cut_share"),
 )
-"""Signals of a policy. One alone may be of something else: a variational autoencoder has a ``kl``, too."""
-EXPERTS = ("expert_load", "expert_violation", "dead_expert_share", "router_entropy")
+"""Signals of a policy. One alone may be of something else."""
+ACTOR = re.compile(
+    r"(?:.*_)?(?:(value|policy|actor|critic|td|vf|pg|qf\d?|surrogate|policy_gradient|value_function|ent_coef)_loss"
+    r"|loss_(?:pi|vf?|qf?)|(explained_var(?:iance)?)|(ep(?:isode)?_len(?:gth)?)(?:_mean)?|(advantages?)(?:_mean)?)"
+)
+"""Names of columns that agents have: two of them are enough where there is no reward."""
+EXPERTS = ("expert_load", "expert_violation", "dead_expert_share", "router_entropy", "router_balance_loss")
 LOW_PRECISION = ("amax", "quant_scale", "saturated_share", "zeroed_share")
+BY_PART = (*EXPERTS, *LOW_PRECISION, "router_z_loss", "loss_at_position", "loss_at_timestep", "loss_of_source")
+"""Signals that may come by layer, tensor, bucket or source, with a slash."""
 
-TRAINERS: Mapping[str, KindName] = {
-    **dict.fromkeys(
-        ("grpotrainer", "ppotrainer", "rlootrainer", "onlinedpotrainer", "grpoconfig", "ppoconfig"), "policy-gradient"
-    ),
-    **dict.fromkeys(
-        ("dpotrainer", "ktotrainer", "orpotrainer", "cpotrainer", "dpoconfig", "ktoconfig", "orpoconfig"), "preference"
-    ),
-    **dict.fromkeys(("sfttrainer", "sftconfig"), "fine-tuning"),
-}
-"""What trainers and their settings are called, in lower case."""
+TRAINERS: tuple[tuple[re.Pattern[str], KindName], ...] = (
+    (re.compile(r"(.*(grpo|ppo|rloo|reinforce|onlinedpo|xpo|nashmd|gfpo|dapo|policy).*)"), "policy-gradient"),
+    (re.compile(r".*(dpo|kto|orpo|cpo|bco|simpo|reward).*"), "preference"),
+    (re.compile(r".*(sft|seq2seq|lora).*"), "fine-tuning"),
+)
+"""What trainers and their settings are called, in lower case; the first that fits."""
 FINE_TUNING = ("lora_r", "lora_alpha", "lora_rank", "lora", "peft", "adapter", "finetuning_type", "peft_config")
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts", "experts")
 VISION = ("num_classes", "image_size", "img_size", "imgsz")
 DIFFUSION = ("num_train_timesteps", "noise_scheduler", "snr_gamma", "prediction_type", "beta_schedule")
+NOISED = ("loss_simple", "loss_vlb", "vb_loss", "min_snr", "denoising_loss", "flow_matching_loss")
+"""Names of columns, or their ends, that only models of noise have."""
 LANGUAGE = ("vocabulary", "vocab_size", "padded_vocab_size", "n_vocab")
-PICTURES = ("top1", "top5", "acc1", "acc5", "map50", "iou", "box_loss", "cls_loss", "dfl_loss", "miou")
-"""Parts of the names of columns that only vision has."""
-LOADS = re.compile(r"expert.*(load|token|util|usage|count)|(load|token|util|usage|dead).*expert")
-"""Names of columns that say what experts get."""
+PICTURES = re.compile(
+    r"(?:.*_)?(?:top_?[15]|(?:acc|prec)_?[15]|m?ap_?50|m?iou|box_loss|cls_loss|dfl_loss|dice|psnr|ssim|lpips|loss_bbox)"
+    r"(?:_.*)?"
+)
+"""Names of columns that only vision has."""
+WRITTEN_BY = frozenset(("megatron text", "nanogpt text", "llm.c text", "modded-nanogpt text"))
+"""Formats of programs that train language models and nothing else."""
+OF_LANGUAGE = re.compile(
+    r"(?:.*_)?(?:lm_loss|trl|mfu|ppl|perplexity|bpb|bits_per_byte|hella|hellaswag|tokens_per_s|tok_s)"
+)
+"""Names of columns that language models have."""
+LEAST_GUESS, LARGEST_GUESS = 4.1, 14.0
+"""A little below ln 65 and above ln 256,000: losses of models that know nothing of the vocabularies in use."""
+AT_THE_END = 10
+KNOWS_NOTHING = 0.5
+"""Share of ln(vocabulary) from which on the first logged loss is that of a model from scratch."""
+LOADS = re.compile(
+    r"(?:.*_)?(?:moe|experts?_(?:load|util\w*|usage|tokens|balance)|tokens_per_expert|dead_experts?)(?:_.*)?"
+)
+"""Names of columns about experts, whatever they say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +136,7 @@ class Kind:
     """First signals of the kind that were not logged."""
 
     def __str__(self) -> str:
-        """``policy-gradient reinforcement learning, with a mixture of experts (reward and kl are logged)``"""
+        """``reinforcement learning, with a mixture of experts (reward and kl are logged)``"""
         words = ", ".join(WORDS[name] for name in (self.name, *self.traits))
         return f"{words} ({self.because})" if self.because else words
 
@@ -119,7 +153,11 @@ class Kind:
         if not self.missing:
             return ""
         words = ", ".join(WORDS[name] for name in (self.name, *self.traits))
-        return f"this is {words}, of which {' and '.join(self.missing)} would tell first, and is not logged"
+        how = list(
+            dict.fromkeys(TO_LOG[first] for first in (row.split(" or ")[0] for row in self.missing) if first in TO_LOG)
+        )
+        told = f" ({'; '.join(how)})" if how else ""
+        return f"this is {words}, of which {' and '.join(self.missing)} would tell first, and is not logged{told}"
 
 
 UNKNOWN = Kind(because="nothing has been looked at")
@@ -154,16 +192,21 @@ def _said(said: str) -> tuple[KindName | None, str, tuple[Trait, ...]]:
 
 
 def _has(run: Run, signal: str) -> bool:
-    return any(name == signal or name.startswith(f"{signal}/") for name in run.signals)
+    by_part = signal in BY_PART and any(name.startswith(f"{signal}/") for name in run.signals)
+    return signal in run.signals or by_part
 
 
 def _logged(run: Run, signals: tuple[str, ...]) -> list[str]:
     return [signal for signal in signals if _has(run, signal)]
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
 def _traits(run: Run, settings: Mapping[str, object]) -> Iterator[Trait]:
     has_experts = any(isinstance(count := settings.get(name), int | float) and count > 1 for name in EXPERT_COUNTS)
-    if has_experts or _logged(run, EXPERTS) or any(map(LOADS.search, map(str.lower, run.signals))):
+    if has_experts or _logged(run, EXPERTS) or any(LOADS.fullmatch(_plain(name)) for name in run.signals):
         yield "moe"
     precision = " ".join(str(settings.get(name, "")) for name in ("dtype", "precision", "mixed_precision", "fp8"))
     if _logged(run, LOW_PRECISION) or any(word in precision.lower() for word in ("fp8", "mxfp", "nvfp4", "float8")):
@@ -172,28 +215,84 @@ def _traits(run: Run, settings: Mapping[str, object]) -> Iterator[Trait]:
 
 def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[KindName, str]:
     """The kind, by what says most about it first."""
-    trainer = str(settings.get("trainer", "")).lower()
-    if trainer in TRAINERS:
-        return TRAINERS[trainer], f"its trainer is a {settings['trainer']}"
+    trainer = str(settings.get("trainer") or "").lower()
+    if told := next((kind for pattern, kind in TRAINERS if pattern.fullmatch(trainer)), None):
+        return told, f"its trainer is a {settings['trainer']}"
+    names = {_plain(name): name for name in (*run.signals, str(settings.get("loss") or ""))}
+    return (
+        _by_signals(run)
+        or _by_columns(names)
+        or _by_settings(settings)
+        or _of_language(curve, settings, names)
+        or _by_loss(run, curve)
+    )
+
+
+def _by_signals(run: Run) -> tuple[KindName, str] | None:
     if found := _logged(run, PREFERENCE):
         return "preference", _are_logged(found)
     found = _logged(run, POLICY)
-    if not _has(run, "token_accuracy") and (len(found) > 1 or found == ["reward"]):
+    if "reward" in found or (len(found) > 1 and not _has(run, "token_accuracy")):
         return "policy-gradient", _are_logged(found)
     if len(found := _logged(run, ("discriminator_loss", "generator_loss"))) > 1:
         return "gan", _are_logged(found)
     if _has(run, "loss_at_timestep"):
         return "diffusion", "its loss is logged by timestep"
-    for name, kind in ((DIFFUSION, "diffusion"), (FINE_TUNING, "fine-tuning"), (VISION, "vision")):
-        if told := [word for word in name if word in settings]:
-            return kind, f"its settings have {told[0]}"  # type: ignore[return-value]
-    if _has(run, "token_accuracy"):
-        return "fine-tuning", "the accuracy of target tokens is logged"
-    if told := [name for name in run.signals if any(word in name.lower() for word in PICTURES)]:
-        return "vision", f"{told[0]} is logged"
-    if told := [word for word in LANGUAGE if word in settings]:
-        return "pretraining", f"its settings have {told[0]}"
-    return _by_loss(run, curve)
+    return ("fine-tuning", "the accuracy of target tokens is logged") if _has(run, "token_accuracy") else None
+
+
+def _by_columns(names: Mapping[str, str]) -> tuple[KindName, str] | None:
+    """By columns that have no meaning to us but tell what is trained."""
+    agent = {
+        next(filter(None, found.groups()), found[0]): names[key] for key in names if (found := ACTOR.fullmatch(key))
+    }
+    if len(agent) > 1:
+        return "policy-gradient", _are_logged(list(agent.values()))
+    if told := [names[key] for key in names if key.endswith(NOISED)]:
+        return "diffusion", _are_logged(told)
+    if told := [names[key] for key in names if PICTURES.fullmatch(key)]:
+        return "vision", _are_logged(told[:1])
+    return None
+
+
+def _by_settings(settings: Mapping[str, object]) -> tuple[KindName, str] | None:
+    kinds: tuple[tuple[tuple[str, ...], KindName], ...]
+    kinds = ((DIFFUSION, "diffusion"), (FINE_TUNING, "fine-tuning"), (VISION, "vision"))
+    for names, kind in kinds:
+        if told := [name for name in names if settings.get(name) not in (None, "", 0, "None", "none", "full")]:
+            return kind, f"its settings have {told[0]}"
+    return None
+
+
+def _of_language(
+    curve: LossCurve, settings: Mapping[str, object], names: Mapping[str, str]
+) -> tuple[KindName, str] | None:
+    """A language model from scratch begins at about ln(vocabulary), one that was trained before far below.
+
+    A log that begins later does not show it.
+    """
+    rows = curve.finite
+    if not len(rows) or curve.steps[rows[0]] - curve.steps[0] > 0 or curve.steps[0] > 10 * curve.interval:
+        return None
+    first, last = float(curve.losses[rows[0]]), float(np.median(curve.losses[rows[-AT_THE_END:]]))
+    size = next((size for name in LANGUAGE if isinstance(size := settings.get(name), int | float) and size > 1), None)
+    if size is not None:
+        guess = math.log(size)
+        if KNOWS_NOTHING * guess <= first < 2 * guess:
+            return "pretraining", f"its loss begins at {first:.3g}, as of a model that knows nothing of {size:,} tokens"
+        if 0 < first < KNOWS_NOTHING * guess:
+            return (
+                "fine-tuning",
+                f"its loss begins at {first:.3g}, as of a model that knows its {size:,} tokens already",
+            )
+        return None
+    written_by = str(settings.get("format") or "")
+    column = next((name for key, name in names.items() if OF_LANGUAGE.fullmatch(key)), "")
+    if (written_by in WRITTEN_BY or column) and LEAST_GUESS <= first < LARGEST_GUESS and last < first:
+        program = written_by.removesuffix(" text")
+        why = f"its lines are those of {program}" if written_by in WRITTEN_BY else f"{column} is logged"
+        return "pretraining", f"{why}, and its loss begins at {first:.3g}, as of a model that knows nothing yet"
+    return None
 
 
 def _by_loss(run: Run, curve: LossCurve) -> tuple[KindName, str]:

@@ -16,6 +16,10 @@ from sealegs.record.columns import Column, Columns, Mask
 
 FORMAT = "csv"
 _DELIMITERS = ",\t;|"
+_ABOUT = re.compile(r"\A#\{.*\n")
+"""The first line of the tables that Stable-Baselines3's and Gym's monitors write: about the environment."""
+_EPISODES: dict[tuple[str, ...], list[str]] = {("r", "l", "t"): ["episode_reward", "episode_length", "time"]}
+"""The names in such a table, and what they mean."""
 _LOOKED_AT = 20
 """Lines in which a table is recognised."""
 _DENSE, _DENSE_ROWS = 0.95, 5
@@ -39,6 +43,7 @@ def read(place: Place) -> Table:
     ended = True
     for text in place.lines():
         ended = text.endswith("\n")
+        text = _ABOUT.sub("", text)
         if header and header in text:
             text, found = header_line.subn("", text)
             headers += found
@@ -147,7 +152,8 @@ class _Cells:
 
 def _shape(place: Place) -> tuple[str, str, list[str]] | None:
     """The delimiter, the line with the names (empty if there is none), and the names."""
-    lines = [line for line in place.head_text.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
+    head = _ABOUT.sub("", place.head_text)
+    lines = [line for line in head.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
     if len(lines) > 2 and not place.head_text.endswith("\n"):
         lines = lines[:-1]  # the last line may be torn
     if not lines or lines[0].lstrip()[:1] in "{[":
@@ -179,7 +185,7 @@ def _names(cells: Sequence[str]) -> list[str]:
         name = cell.lstrip("#").strip() or f"column {place}"
         names.append(f"{name} ({place})" if name in taken else name)
         taken.add(names[-1])
-    return names
+    return _EPISODES.get(tuple(names), names)
 
 
 def _split(text: str, delimiter: str, width: int) -> tuple[Sequence[Column | list[str]], int]:

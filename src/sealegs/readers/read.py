@@ -22,6 +22,7 @@ from sealegs.readers import (
     wandb,
 )
 from sealegs.readers.contract import Reader
+from sealegs.readers.kind_names import changed, plain
 from sealegs.readers.place import Place
 from sealegs.readers.steps import number_rows
 from sealegs.readers.table import Table
@@ -109,8 +110,11 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
             remarks += found
         columns, used, handled = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
         remarks += handled
-    manifest = table.manifest or Manifest(run_id=place.path.name or place.source, settings=table.known)
-    run = run_of(place.path, manifest, _renamed(columns, mapping), events=table.events)
+    about = {"log": {"format": table.format, "loss": mapping.get("loss", "")}}
+    manifest = table.manifest or Manifest(run_id=place.path.name or place.source, settings=table.known, recorded=about)
+    renamed, how = _renamed(columns, mapping)
+    remarks += how
+    run = run_of(place.path, manifest, renamed, events=table.events)
     mapping |= {names.STEP: used} if used else {}
     if run.segments.any():
         times = int(run.segments[-1])
@@ -131,17 +135,26 @@ def _with_nan(columns: Columns, wanted: list[str]) -> tuple[Columns, list[str]]:
     return columns, remarks
 
 
-def _renamed(columns: Columns, mapping: Mapping[str, str]) -> Columns:
-    """The columns under our names, times in seconds. Another column that has such a name already is renamed."""
+def _renamed(columns: Columns, mapping: Mapping[str, str]) -> tuple[Columns, list[str]]:
+    """The columns under our names, times in seconds, and notices about columns that say a signal in another way.
+
+    Another column that has such a name already is renamed.
+    """
+    remarks: dict[str, str] = {}
     taken = set(mapping.values())
     own = {name: f"{name} (column)" if name in mapping else name for name in columns.values if name not in taken}
     values = {new: columns.values[name] for name, new in own.items()}
     logged = {new: columns.logged[name] for name, new in own.items()}
     for signal, name in mapping.items():
-        in_ms = signal == "step_s" and names.plain(name).startswith("ms_") | names.plain(name).endswith("_ms")
+        in_ms = signal == "step_s" and plain(name).startswith("ms_") | plain(name).endswith("_ms")
         values[signal] = columns.values[name] / 1000 if in_ms else columns.values[name]
         logged[signal] = columns.logged[name]
-    return replace(columns, values=values, logged=logged)
+        if signal != name and (found := changed(signal, name, columns.values)):
+            words, change = found
+            values[signal] = change(columns.values[name])
+            family = signal.partition("/")[0]
+            remarks.setdefault(family, f"{family} is {words} {name}")
+    return replace(columns, values=values, logged=logged), list(remarks.values())
 
 
 def _place(source: str) -> Place:

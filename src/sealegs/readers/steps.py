@@ -14,6 +14,9 @@ _ENOUGH = 0.5
 _CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
 """Share of the steps that must change from row to row, for steps carried from another row."""
 
+_STARTED_AGAIN = 0.1
+"""Share of the steps back at which the epoch may not be a later one: the run was started again there."""
+
 Steps = NDArray[np.int64]
 
 
@@ -87,13 +90,17 @@ def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Colum
         return steps, []
     known = np.flatnonzero(np.isfinite(steps) & np.isfinite(columns.values[found[0]]))
     epochs, here = columns.values[found[0]][known], steps[known]
-    back = np.diff(here) < 0
-    if not back.any() or (np.diff(epochs)[back] <= 0).any():
+    back, length = np.diff(here) < 0, here.max() + (here.min() == 0)
+    begun = np.diff(epochs)[back]
+    if not back.any() or np.mean(begun <= 0) > _STARTED_AGAIN:
         return steps, []
     offset = np.zeros(len(here))
-    offset[1:][back] = here.max() + (here.min() == 0)
+    offset[1:][back] = length
     moved = steps.copy()
-    moved[known] = here + np.cumsum(offset)
+    if (begun <= 0).any():  # started again in between
+        moved[known] = here + (np.floor(epochs) - np.floor(epochs[0])) * length
+    else:
+        moved[known] = here + np.cumsum(offset)
     return moved, [f"{used} begins anew with each {found[0]}: made to run on"]
 
 

@@ -16,7 +16,7 @@ from sealegs.readers import delimited, json_file, json_lines, trainer_state
 from sealegs.readers.names import CARRIED
 from sealegs.readers.place import Place
 from sealegs.readers.table import Gathered, Table, some_rows
-from sealegs.readers.wording import ROW, LineWording, understood
+from sealegs.readers.wording import ROW, LineWording, boxed, signal_of, understood
 from sealegs.record.columns import Columns
 
 FORMATS = (
@@ -27,17 +27,22 @@ FORMATS = (
     ("modded-nanogpt text", {"s", "trl"}),
     ("fairseq text", {"gnorm"}),
     ("transformers text", {"loss", "learning_rate", "epoch"}),
+    ("verl text", {"actor/pg_loss", "step"}),
+    ("stable-baselines3 text", {"time/total_timesteps"}),
+    ("rsl_rl text", {"Learning iteration", "Mean reward"}),
 )
 """Names that tell the programs apart. The first entry whose names all occur names the format, and nothing else."""
 
 _VALUE = r"[+-]?(?>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|NaN|inf|Inf)"
 _NUMBER = re.compile(
-    r"(?<![\w.])([+-]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+    r"(?<![\w.@])([+-]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
     r"|(?:nan|NaN|NAN|[iI]nf(?:inity)?|INF)(?![A-Za-z_]| iterations)))"
 )
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST_LINE, _MOST_NUMBERS = 20_000, 500
 """Longest line, and most numbers in one: a longer line is data, not a row, and a pattern for it takes seconds."""
+_EDGES = ("|", "\u2502", "\u2503")
+"""What a line of a box begins with."""
 _MOST_KINDS, _SEEN_OFTEN, _MOST_BARS = 16, 3, 8
 """Patterns that are tried on a line, lines of a wording before it becomes a pattern, progress bars at a time."""
 _BLOCK = 8192
@@ -63,6 +68,7 @@ def read(place: Place) -> Table:
     scan = _Scan()
     for line in _lines(place):
         scan.see(line)
+    scan.close_box()
     if not scan.gathered.rows:
         raise SourceError(
             f"{place.source}: text in which no line names a loss; say how one looks: "
@@ -96,11 +102,15 @@ class _Scan:
         self._without_step = array("q")
         self._block: list[Sequence[str]] = []
         self._block_kind: LineWording | None = None
+        self._box: dict[str, float] = {}
+        self._title = ""
 
     def see(self, line: str) -> None:
         """Read one line."""
-        for pattern, kind in self._kinds:
+        for place, (pattern, kind) in enumerate(self._kinds):
             if found := pattern.fullmatch(line):
+                if place:  # the one that was last of use goes last when there are too many
+                    self._kinds.insert(0, self._kinds.pop(place))
                 if kind is self._block_kind:
                     self._block.append(found.groups())
                     if len(self._block) == _BLOCK:
@@ -112,6 +122,10 @@ class _Scan:
                     needs_epoch = bool(self._epoch) and kind.epoch is None
                     self._block_kind = kind if kind.stands_alone and not needs_epoch else None
                 return
+        if line[:1] in _EDGES and line and (cells := boxed(line)) is not None:
+            self._open(cells)
+            return
+        self.close_box()
         if not _is_worth_a_look(line):
             return
         parts = _NUMBER.split(line[:_LONGEST_LINE])
@@ -123,6 +137,22 @@ class _Scan:
         self._take(kind, numbers)
         if kind.signals or kind.bar:
             self._remember_wording(parts, kind)
+
+    def _open(self, cells: dict[str, str]) -> None:
+        """Read a line of a box, which is one row: ``| train/ |  |`` stands before the names below it."""
+        for name, value in cells.items():
+            if not value:
+                self._title = name if name.endswith("/") else ""
+            elif name:
+                self._box[self._title + name] = float(value)
+
+    def close_box(self) -> None:
+        """Take the box that ends here as a row, if it has something of one."""
+        box, self._box, self._title = self._box, {}, ""
+        if box and not ROW.isdisjoint(map(signal_of, box)):
+            self.close_block()
+            self.gathered.add(box)
+            self._losses += any(signal_of(name) == "loss" for name in box)
 
     def close_block(self) -> None:
         """Read a block of consecutive lines of one kind at once."""
@@ -142,9 +172,12 @@ class _Scan:
         self._wordings[wording] += 1
         if len(self._wordings) > 1000:  # wordings that never come again would fill the memory
             self._wordings.clear()
-        if self._wordings[wording] == _SEEN_OFTEN:
+        if self._wordings[wording] % _SEEN_OFTEN == 0:
             texts = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in parts[::2]]
-            self._kinds.insert(0, (re.compile(f"({_VALUE})".join(texts)), kind))
+            pattern = re.compile(f"({_VALUE})".join(texts))
+            if any(pattern == known for known, _ in self._kinds):  # it is no pattern of its own lines
+                return
+            self._kinds.insert(0, (pattern, kind))
             del self._kinds[_MOST_KINDS:]
 
     def _take(self, kind: LineWording, numbers: Sequence[str]) -> None:
@@ -183,6 +216,7 @@ class _Scan:
 
     def columns(self) -> Columns:
         """The columns so far, without the few losses that have no step where nearly all have one."""
+        self.close_box()
         self.close_block()
         columns = self.gathered.columns()
         if self._other_ranks:
@@ -199,4 +233,5 @@ def _is_worth_a_look(line: str) -> bool:
     return (
         "oss" in line or "norm" in line or "tep" in line or "iter" in line or "poch" in line or "/" in line
         or "trl" in line or "tel" in line or "val" in line or "train" in line or "nll" in line or "OSS" in line
+        or "eward" in line or "eturn" in line
     )  # fmt: skip

@@ -3,13 +3,15 @@
 import re
 from typing import NamedTuple
 
+from sealegs.readers.kind_names import kind_role
 from sealegs.readers.names import EPOCH, STEP, role
 
-ROW = frozenset(("loss", "eval_loss", "grad_norm"))
+ROW = frozenset(("loss", "eval_loss", "grad_norm", "reward", "generator_loss"))
 """Signals of which a line must have one to be a row."""
 
 _KEY = re.compile(
-    r"([A-Za-z_][\w./-]*(?: [A-Za-z_][\w./-]*){0,4}(?: ?\((?:ms|s|sec)\))?)[\"']?\s*[:=]?\s*[\"'(\[]*(?:\w+\(\s*)?~?$"
+    r"([A-Za-z_][\w./@-]*(?: [A-Za-z_][\w./@-]*){0,4}(?: ?\((?:ms|s|sec)\))?)"
+    r"[\"']?\s*[:=]?\s*[\"'(\[]*(?:[\w.]+\(\s*)?~?$"
 )
 _RANK = re.compile(r"\s*\[?(?:rank)?\s?$", re.IGNORECASE)
 _UNIT = re.compile(r"(?:ms|us|s|[KMG]i?B|[KMB]|%|it/s|s/it)(?![\w/])")
@@ -19,6 +21,9 @@ _HELD_OUT = re.compile(
 _NO_VALUE = (":", "-", "f}", "e}", "g}")
 """Text that follows a number in a date, or in the source of a format string: programs print their own source, too."""
 _LONGEST_TEXT = 200
+_EDGE = re.compile(r"[|\u2502\u2503]")
+_CELL_NAME = re.compile(r"[A-Za-z_][\w./@ %()-]*|")
+_CELL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|nan|inf)", re.IGNORECASE)
 
 
 class LineWording(NamedTuple):
@@ -84,10 +89,32 @@ def _before_number(text: str) -> tuple[str, str, bool]:
     text = text[-_LONGEST_TEXT:]
     found = _KEY.search(text)
     name = found[1].strip() if found else ""
-    what = role(name) if name else None
-    signal = what.signal if what else ""
+    signal = signal_of(name) if name else ""
     ends = found.start() if found and signal in ROW else len(text)
     return name, signal, _HELD_OUT.search(text, 0, ends) is not None
+
+
+def signal_of(name: str) -> str:
+    """The signal of a number of this name, as far as a line by itself shows; empty if it has none."""
+    what = kind_role(name)
+    if what is not None and what.signal in ROW and (what.signal == "reward" or "loss" not in name.lower()):
+        return what.signal
+    what = role(name)
+    return what.signal if what else ""
+
+
+def boxed(line: str) -> dict[str, str] | None:
+    """The cells of a line of a box, value by name; None if it is no such line. A title has an empty value.
+
+    >>> boxed("|    ep_rew_mean     | 21.5     |"), boxed("| rollout/           |          |"), boxed("| a 1 | b 2 |")
+    ({'ep_rew_mean': '21.5'}, {'rollout/': ''}, None)
+    """
+    cells = [cell.strip() for cell in _EDGE.split(line.strip())]
+    if len(cells) < 4 or cells[0] or cells[-1] or len(cells) % 2:
+        return None
+    pairs = dict(zip(cells[1:-1:2], cells[2:-1:2], strict=True))
+    is_box = all(_CELL_NAME.fullmatch(name) and (not value or _CELL.fullmatch(value)) for name, value in pairs.items())
+    return pairs if is_box else None
 
 
 def _is_bar(texts: list[str], numbers: list[str], at: int) -> bool:

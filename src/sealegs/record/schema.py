@@ -76,6 +76,7 @@ SIGNALS = {
     "attention_logit_max": "largest attention logit of a layer, of a sample of queries",
     "underflow_share": "share of the gradients that fp16 loses",
     "reward": "mean reward of the step's completions or episodes",
+    "eval_reward": "mean reward on held-out tasks or with another grader, same weights as `reward` of that step",
     "reward_std": "spread of the rewards",
     "zero_spread_share": "share of the groups whose rewards are all the same, from which nothing is learned",
     "policy_entropy": "mean entropy of the policy, per token or action, in nats",

@@ -11,8 +11,9 @@ from sealegs.report.dashboard import values
 from sealegs.report.dashboard.batches import cells_of, quantiles_of
 from sealegs.report.dashboard.columns import columns_of
 from sealegs.report.dashboard.marks import MOST, PanelMark, marks_of, thinned
+from sealegs.report.dashboard.subjects import SUBJECTS
 from sealegs.report.dashboard.summary import MOST_INCIDENTS, described, told, wanted
-from sealegs.report.dashboard.values import ALL_POINTS, MOST_SOURCES, SUBJECTS, Page, page_of, see
+from sealegs.report.dashboard.values import ALL_POINTS, MOST_SOURCES, Page, page_of, see
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def page(diagnosis: Diagnosis) -> str:
     found = diagnosis.findings
     steps = found.run.steps
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no steps"
-    taken = ", ".join(f"{ours} from {theirs!r}" for ours, theirs in diagnosis.mapping.items() if ours != theirs)
+    taken = _taken(diagnosis.mapping)
     lines = [
         f"{diagnosis.source}: {diagnosis.format}, {len(steps):,} rows, {span}",
         *_wrapped(f"read {taken}" if taken else "", "  "),
@@ -44,6 +44,18 @@ def page(diagnosis: Diagnosis) -> str:
         *_section("Log this next time", _wrapped(", ".join(diagnosis.log_next_time), "  ", "  ")),
     ]
     return "\n".join(lines)
+
+
+def _taken(mapping: Mapping[str, str]) -> str:
+    """The column that each signal was taken from; of experts, layers and buckets the first and how many there are."""
+    families: dict[str, list[str]] = {}
+    for ours, theirs in mapping.items():
+        if ours != theirs:
+            families.setdefault(ours if "/" not in ours else f"{ours.partition('/')[0]}/...", []).append(theirs)
+    return ", ".join(
+        f"{ours} from {theirs[0]!r}" + (f" and {len(theirs) - 1} more" if len(theirs) > 1 else "")
+        for ours, theirs in families.items()
+    )
 
 
 def contract(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""From runs to one HTML file of ten panels. Start at ``values.py``."""
+"""From runs to one HTML file of panels. Start at ``values.py``."""

@@ -10,6 +10,7 @@ from bokeh.palettes import Plasma256
 from sealegs.printable import printable
 from sealegs.report.dashboard.downsample import Floats
 from sealegs.report.dashboard.marks import KINDS, PanelMark
+from sealegs.report.dashboard.subjects import DASHED, OF_A_KIND
 from sealegs.report.dashboard.values import MOST_IN_FULL, Page, Panel, PanelLine
 
 RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
@@ -17,6 +18,8 @@ RUN_COLOURS = ("#0060a8", "#c04a00", "#447c61", "#b50fff", "#0a022f", "#05455d")
 who do not tell red from green can tell all of them apart."""
 RUN_DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
 """Dashes that tell apart the runs beyond the sixth, and the signals of one run among several."""
+FOURTH_DASH = [9, 3, 2, 3]
+"""Dashes of the fourth signal of a panel, where runs have no dashes of their own."""
 FEW_POINTS = 60
 """A line of at most this many points also shows each point as a dot."""
 MOST_DOTS = 5000
@@ -85,10 +88,15 @@ def by_axis(panel: Panel) -> dict[str, list[PanelLine]]:
 
 
 def _places(panel: Panel) -> dict[int, int]:
-    """The place of each line, by its identity, among those of its run that are layers as well, or are none."""
+    """The place of each line, by its identity, among those of its run that are layers as well, or are none; in the
+    panels of a kind of run that of its signal."""
     alike = Counter[tuple[int, bool]]()
     places = {}
+    signals = panel.subject.signals if panel.subject in OF_A_KIND else ()
     for each in panel.series:
+        if each.signal in signals:  # runs that log some of them have the same dashes for the same signal
+            places[id(each)] = signals.index(each.signal)
+            continue
         places[id(each)] = alike[each.run, each.depth is None]
         alike[each.run, each.depth is None] += 1
     return places
@@ -97,12 +105,14 @@ def _places(panel: Panel) -> dict[int, int]:
 def _style(series: PanelLine, place: int, runs: int) -> tuple[str, list[int], float]:
     """Colour, dashes and width of a line. A run has a colour, or in a page of one run a signal; depth gives shades."""
     width = 1.2 if series.depth is None else 1.0
-    is_logit = series.signal.startswith("attention_logit_max")
+    is_second = series.signal.partition("/")[0] in DASHED
     if runs > 1:
-        dash = series.run // len(RUN_COLOURS) + (place if series.depth is None else int(is_logit))
+        dash = series.run // len(RUN_COLOURS) + (place if series.depth is None else int(is_second))
+        if dash == len(RUN_DASHES) and runs <= len(RUN_COLOURS):
+            return RUN_COLOURS[series.run], FOURTH_DASH, width
         return RUN_COLOURS[series.run % len(RUN_COLOURS)], RUN_DASHES[dash % len(RUN_DASHES)], width
     if series.depth is not None:  # only the darker part: the rest has too little contrast on white
-        return Plasma256[int(series.depth * 150)], RUN_DASHES[int(is_logit)], width
+        return Plasma256[int(series.depth * 150)], RUN_DASHES[int(is_second)], width
     return RUN_COLOURS[place % len(RUN_COLOURS)], RUN_DASHES[1 if series.is_share else 0], width
 
 

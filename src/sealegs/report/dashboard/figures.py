@@ -51,6 +51,7 @@ from bokeh.plotting import figure
 from sealegs.printable import visible
 from sealegs.report.dashboard.columns import RUN_COLOURS, by_axis, columns_of, is_extreme, log_span, span_of
 from sealegs.report.dashboard.marks import KINDS
+from sealegs.report.dashboard.subjects import OF_A_KIND
 from sealegs.report.dashboard.values import Page, Panel, PanelLine
 
 MARK_COLOURS = {
@@ -83,7 +84,7 @@ class Drawing:
     """The parts of the page."""
 
     figures: dict[str, figure]
-    """``strip`` with everything that happened, and ``panel-1`` to ``panel-10``."""
+    """``strip`` with everything that happened, and ``panel-1`` and so on."""
     strip: GridPlot
     """The first figure, with the tools of all."""
     sources: Sources
@@ -215,14 +216,14 @@ def _drawn(panel: Panel, page: Page, sources: Sources, x_range: Range1d, log: Ra
     else:
         drawn.yaxis.visible = False
     if "right-axis" in axes:
-        shares = LinearAxis(y_range_name="share", axis_label="share of the batch")
+        shares = LinearAxis(y_range_name="share", axis_label=f"share of {panel.subject.of_what}")
         _dress(shares)
         drawn.add_layout(shares, "right")
     _on_the_floor(drawn, sources, name)
     if log:
         _log_axis(drawn, panel.unit, fitted, is_first=is_extreme(panel))
     _explain(drawn, marks)
-    _legend(drawn, axes, page)
+    _legend(drawn, axes, page, names_one=panel.subject in OF_A_KIND)
     return drawn
 
 
@@ -296,8 +297,11 @@ def _log_axis(drawn: figure, unit: str, curves: list[GlyphRenderer], *, is_first
             curve.y_range_name = "log"
 
 
-def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) -> None:
-    """One entry per signal, and one per run of several; of many layers the first, the last and some between."""
+def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page, *, names_one: bool) -> None:
+    """One entry per signal, and one per run of several; of many layers the first, the last and some between.
+
+    A line alone has none where the title of the panel says which it is.
+    """
     renderers = [each for each in drawn.renderers if each.name == "lines"]
     several = len(page.seen) > 1
     runs: dict[str, tuple[GlyphRenderer, int]] = {}
@@ -310,10 +314,11 @@ def _legend(drawn: figure, axes: Mapping[str, Sequence[PanelLine]], page: Page) 
             if not several or each.depth is None:  # with several runs the colour shows the run, the dashes the signal
                 signals.setdefault(each.label, (lines, place))
     runs = runs if len(runs) <= MOST_RUNS_IN_LEGEND else {}
-    signals = _samples(drawn, signals) if several and len(signals) > 1 else signals
-    shown = [*runs.items(), *(signals.items() if len(signals) > 1 else ())]
+    fewest = 1 if names_one else 2
+    signals = _samples(drawn, signals) if several and len(signals) >= fewest else signals
+    shown = [*runs.items(), *(signals.items() if len(signals) >= fewest else ())]
     items = [LegendItem(label=_short(name), renderers=[lines], index=place) for name, (lines, place) in shown]
-    if len(items) > 1:
+    if len(items) >= fewest:
         legend = Legend(items=items, orientation="horizontal", location="left", spacing=12)
         widths = [40 + 6 * len(_short(name)) for name, _ in shown]
         legend.ncols = len(items) if sum(widths) <= ROOM else max(1, ROOM // max(widths))

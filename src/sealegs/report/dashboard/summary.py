@@ -12,7 +12,8 @@ from sealegs.report.commands.check import page as checked
 from sealegs.report.commands.interventions import interventions
 from sealegs.report.dashboard.batches import Cells
 from sealegs.report.dashboard.marks import KINDS, PanelMark
-from sealegs.report.dashboard.values import MEANINGS, DiagnosedRun, Page, Panel, PanelLine
+from sealegs.report.dashboard.subjects import MEANINGS
+from sealegs.report.dashboard.values import DiagnosedRun, Page, Panel, PanelLine
 from sealegs.report.stability import told_of_tax
 
 MOST_LISTED = 200

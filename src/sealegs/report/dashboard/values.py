@@ -1,4 +1,4 @@
-"""Makes a Page of runs: the content of each of the ten panels, as plain values."""
+"""Makes a Page of runs: the content of each panel, as plain values."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,11 @@ from sealegs.diagnosis.rank import diagnose
 from sealegs.errors import SourceError
 from sealegs.readers.read import read
 from sealegs.record.run import Run, open_run
-from sealegs.record.schema import MANIFEST, SIGNALS
+from sealegs.record.schema import MANIFEST
 from sealegs.report.dashboard.batches import Cells, cells_of, quantiles_of, shares_of
 from sealegs.report.dashboard.downsample import Reduced, Steps, reduced
 from sealegs.report.dashboard.marks import PanelMark, marks_of, repeated, thinned, windows
+from sealegs.report.dashboard.subjects import BESIDE, LABELS, OF_A_KIND, SUBJECTS, PanelSubject
 
 POINTS = 1500
 """Points of a line: two for each dot across a panel."""
@@ -35,71 +36,6 @@ MOST_JUDGED = 6
 MOST_IN_FULL = 24
 """Runs that a page shows in full. Of more it has the verdicts and no causes, and neither smoothed lines nor what was
 left behind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PanelSubject:
-    """What a panel shows."""
-
-    number: int
-    title: str
-    unit: str
-    signals: tuple[str, ...]
-    groups: tuple[str, ...] = ()
-    """Signals that come by layer or by parameter group: ``param_norm/blocks.3``."""
-    otherwise: tuple[str, ...] = ()
-    """Signals to draw where none of these was logged, and their unit."""
-    has_log_scale: bool = True
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """The signals that would fill the panel."""
-        return (*self.signals, *(f"{name}/<...>" for name in self.groups))
-
-
-SUBJECTS = (
-    PanelSubject(number=1, title="Loss", unit="nats a token", signals=("loss", "eval_loss")),
-    PanelSubject(number=2, title="Learning rate", unit="", signals=("lr",)),
-    PanelSubject(number=3, title="Gradient norm before clipping", unit="", signals=("grad_norm",)),
-    PanelSubject(
-        number=4, title="Activations per layer", unit="", signals=(), groups=("activation_norm", "attention_logit_max")
-    ),
-    PanelSubject(number=5, title="Parameter norm", unit="", signals=("param_norm",), groups=("param_norm",)),
-    PanelSubject(number=6, title="Optimizer moments", unit="", signals=("moment1_norm", "moment2_norm")),
-    PanelSubject(
-        number=7,
-        title="Loss of single tokens",
-        unit="nats",
-        signals=("token_loss_histogram",),
-        has_log_scale=False,
-    ),
-    PanelSubject(
-        number=8,
-        title="Throughput",
-        unit="tokens a second",
-        signals=("tokens_per_s",),
-        otherwise=("step_s", "seconds a step"),
-    ),
-    PanelSubject(number=9, title="Loss scale", unit="", signals=("loss_scale",)),
-    PanelSubject(
-        number=10,
-        title="Batch composition",
-        unit="entropy, nats",
-        signals=("token_entropy", "sources", "batch_hash", "rare_token_share"),
-        has_log_scale=False,
-    ),
-)
-MEANINGS = SIGNALS | {
-    "rare_token_share": f"{SIGNALS['rare_token_share']}; `sealegs train` counts them, elsewhere log it yourself"
-}
-LABELS = {
-    "loss": "loss",
-    "eval_loss": "evaluation loss",
-    "moment1_norm": "first moment",
-    "moment2_norm": "second moment",
-    "param_norm": "all",
-    "attention_logit_max": "largest logit",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +129,8 @@ def page_of(seen: Sequence[DiagnosedRun]) -> Page:
     steps = [int(step) for each in seen if len(each.run.steps) for step in each.run.steps[[0, -1]]]
     happened = [step for each in marks for mark in each for step in (mark.first, mark.last)]
     first, last = (min(steps + happened), max(steps + happened)) if steps + happened else (0, 1)
-    signals = {subject.number: [list(_signals(each.run, subject)) for each in seen] for subject in SUBJECTS}
+    subjects = (*SUBJECTS, *(subject for subject in OF_A_KIND if any(_has_any(each.run, subject) for each in seen)))
+    signals = {subject.number: [list(_signals(each.run, subject)) for each in seen] for subject in subjects}
     share = _share_of_layers(signals)
     drawn = {number: [_some_layers(of_run, share) for of_run in of_all] for number, of_all in signals.items()}
     depths = [depth for of_all in drawn.values() for of_run in of_all for _, _, depth in of_run]
@@ -201,7 +138,7 @@ def page_of(seen: Sequence[DiagnosedRun]) -> Page:
     whole = [windows(each, ALL_POINTS // max(len(depths), 1)) for each in marks]
     return Page(
         seen=tuple(seen),
-        panels=tuple(_panel(subject, seen, signals, drawn, room, whole) for subject in SUBJECTS),
+        panels=tuple(_panel(subject, seen, signals, drawn, room, whole) for subject in subjects),
         marks=tuple(thinned(each, last - first + 1, len(seen)) for each in marks),
         all_marks=tuple(marks),
         first=first,
@@ -254,11 +191,11 @@ def _panel(
                     line=line,
                     left_behind=left,
                     depth=depth,
-                    is_share=signal == "rare_token_share",
+                    is_share=signal in BESIDE,
                 )
             )
     missing = tuple(name for name in subject.wanted if not any(_is_of(other, name) for other in logged))
-    missing = () if unit != subject.unit else missing
+    missing = () if unit != subject.unit or subject in OF_A_KIND else missing
     not_drawn = sum(map(len, signals[subject.number])) - len(series)
     panel = Panel(subject=subject, unit=unit, series=tuple(series), missing=missing, not_drawn=not_drawn)
     fill = {7: _with_tokens, 10: _with_batches}.get(subject.number)
@@ -315,8 +252,12 @@ def _signals(run: Run, subject: PanelSubject) -> Iterator[tuple[str, str, float 
         members.sort(key=_by_number)
         for place, name in enumerate(members):
             label = name.partition("/")[2]
-            label = f"{LABELS[group]}, {label}" if group == "attention_logit_max" else label
+            label = f"{LABELS[group]}, {label}" if group in LABELS and len(subject.groups) > 1 else label
             yield name, label, place / max(len(members) - 1, 1)
+
+
+def _has_any(run: Run, subject: PanelSubject) -> bool:
+    return next(_signals(run, subject), None) is not None
 
 
 def _by_number(name: str) -> list[tuple[str, int]]:
