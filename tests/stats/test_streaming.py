@@ -73,9 +73,9 @@ def test_the_loop_equals_the_fold(noise: str) -> None:
     values[[40, 700]] = math.nan
     values[900:1050] += 2.0
     values[300] += 5.0
-    for first, given in ((StreamState(), values), (SIGNED, 1e-6 * (values - 1.0))):
-        p_fold, state_fold = fold(given, first)
-        p_scan, state_scan = scan(given, limit=GATE, is_signed=first is SIGNED)
+    for first, given_values in ((StreamState(), values), (SIGNED, 1e-6 * (values - 1.0))):
+        p_fold, state_fold = fold(given_values, first)
+        p_scan, state_scan = scan(given_values, limit=GATE, is_signed=first is SIGNED)
         assert p_fold.tobytes() == p_scan.tobytes()
         assert state_fold == state_scan
         assert (state_scan.unit > 0) == (first is SIGNED)
@@ -166,7 +166,7 @@ SIGNED_NOISES = NOISES | {
 
 @pytest.mark.parametrize("noise", SIGNED_NOISES)
 def test_p_means_what_it_says_of_both_signs(noise: str) -> None:
-    """About zero, whatever the unit that it is measured in. ``bench/signed.py`` has the rates over two million values."""
+    """About zero, whatever it is measured in. ``bench/signed.py`` has the rates over two million values."""
     streams = [SIGNED_NOISES[noise](np.random.default_rng(seed), 20_000) for seed in range(2)]
     p_of = np.concatenate([scan(1e-7 * stream, limit=GATE, is_signed=True)[0][150:] for stream in streams])
     assert (p_of < 0.1).mean() == pytest.approx(0.1, rel=0.35)

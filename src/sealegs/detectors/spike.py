@@ -34,7 +34,8 @@ MANY, OF = 8, 16
 """Eight high values of sixteen, each among the highest 2 % and their median above what was usual before, are an alarm,
 even if none is one alone."""
 STRICTER = 10.0
-"""An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row."""
+"""An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row; so does
+an alarm of a signal of both signs, whose tails are heavier: 2.5 values of t3 noise in 100k are then one, not 6.5."""
 AGAIN = 3e-4
 """A p below this right after a suspicious value is an alarm, too, once calibrated. Where neighbours are independent
 that comes once in three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k steps of
@@ -104,7 +105,7 @@ class Spike:
 
     The first negative value begins the statistic anew, once and for good, on a scale that takes both signs. Such a
     signal need not stay down to be healthy, and has no size that others could be measured by: of what is said above
-    about many high values, two surprises in a row and gross values nothing holds. A value of exactly 0 is left out, as
+    about p < 3e-4 and gross values nothing holds, and an alarm needs a p ten times smaller. A value of exactly 0 is left out, as
     ever: it is that of a step without anything to learn from.
     """
 
@@ -171,7 +172,8 @@ class Spike:
         stream, correction = state.stream, state.audit.correction
         limit = streaming.limit(stream, self.gate / correction)
         limit = streaming.value_at(stream, max(limit, stream.level + stream.slope + math.log(self.smallest)))
-        severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
+        alarm = self.alarm / (STRICTER if state.is_signed else 1.0)
+        severity = Severity.ALARM if p < alarm / correction else Severity.GATE
         is_alone = state.seen < GROWN and stream.burst == 0 and p >= self.gate / correction / STRICTER
         if is_alone and not is_gross:
             severity = Severity.WATCH  # the judge knows whether it is alone

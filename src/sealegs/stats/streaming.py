@@ -312,7 +312,7 @@ def scan(
             p_of[i] = 0.0
             continue
         if is_signed:
-            x = math.asinh(x / unit)  # noqa: PLW2901
+            x = math.asinh(x / unit)
         e = x - (level + slope)
         r = e / scale
         if r <= 0:

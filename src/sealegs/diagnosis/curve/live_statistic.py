@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sealegs import judge
 from sealegs.detectors import drift
-from sealegs.detectors.spike import SUSPICIOUS, YOUNG
+from sealegs.detectors.spike import STRICTER, SUSPICIOUS, YOUNG
 from sealegs.detectors.textbook import MonotonicRise, ThreeSigma
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside
 from sealegs.diagnosis.curve.rises import median, stretches
@@ -85,7 +85,7 @@ def _surprising(losses: Floats, rows: Indices) -> Iterator[Stretch]:
             p, after = streaming.scan(values[begin:end], limit=SUSPICIOUS, is_signed=is_signed)
             p[:LONG] *= ALARM / judge.YOUNG_ALARM  # the tail is known only roughly until then, as in the live guard
             heights = np.arcsinh(values[begin:end] / after.unit) if is_signed else values[begin:end]
-            high = _alarms(heights, p, lasting=not is_signed)
+            high = _alarms(heights, p, is_signed=is_signed)
             high[: judged_from - begin] = False
             for a, b in closed_up(high, gap=10):
                 yield Stretch(int(part[begin + a]), int(part[begin + b]), "spike")
@@ -115,12 +115,14 @@ def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
         yield max(first - BEFORE, 0), last + 1, first
 
 
-def _alarms(heights: Floats, p: Floats, *, lasting: bool) -> NDArray[np.bool_]:
-    """Which values are alarms, after the calibration of the p-values has been audited and corrected; ``lasting``, also
-    by what follows each other."""
+def _alarms(heights: Floats, p: Floats, *, is_signed: bool) -> NDArray[np.bool_]:
+    """Which values are alarms, after the calibration of the p-values has been audited and corrected. A loss of both
+    signs needs a smaller p and may stay high, as in the live guard."""
     audit = CalibrationAudit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
-    alarms = p < ALARM / audit.correction
-    for first, last in stretches(p < EACH) if lasting else ():  # uncorrected: a burst by itself would make the p-values look uncalibrated
+    alarms = p < ALARM / (STRICTER if is_signed else 1.0) / audit.correction
+    for first, last in (
+        () if is_signed else stretches(p < EACH)
+    ):  # uncorrected: a burst by itself would make the p-values look uncalibrated
         alarms[first : last + 1] |= last - first + 1 >= IN_A_ROW
     for at in np.flatnonzero(alarms).tolist():
         alarms[at] = heights[at] - np.median(heights[max(at - 32, 0) : at + 1]) > np.log(SMALLEST)
