@@ -274,7 +274,7 @@ def test_a_state_survives_being_written() -> None:
     restored = thaw(begin(detectors), json.loads(json.dumps(state)))
     assert restored == state
     assert repr(restored) == repr(state)  # the types too
-    older = (state.detectors, state.tally[:-1])
+    older = (state.detectors, state.tally[:-2])
     assert thaw(begin(detectors), json.loads(json.dumps(older))).tally == state.tally._replace(
         disturbance=Disturbance()
     )
@@ -309,6 +309,22 @@ def test_a_leap_of_the_learning_rate_is_said_once_and_named_beside_all_that_is_g
     assert "88 steps before" in str(told[500])
     assert {300, 780}.isdisjoint(told)
     assert (told[500].findings[0].detector, told[500].findings[-1].detector) == ("spike/loss", "rate/lr")
+
+
+def test_no_update_is_held_for_a_loss_of_both_signs() -> None:
+    """Its spread may grow with the rate, in health; it is an alarm all the same."""
+    rows = leapt(healthy(800), at=412)
+    for row in rows:
+        row["loss"] -= 2.5
+    rows[500]["loss"] = 40.0
+    out = verdicts(rows)
+    assert (out[500].word, out[500].go, out[500].findings[0].detector) == ("ALARM", True, "spike/loss")
+
+
+def test_a_detector_of_one_s_own_gives_alarms_and_no_evidence() -> None:
+    """A reward may leap for good reasons; only loss and gradient norm speak of the weights."""
+    own, loss = (finding(Severity.ALARM, detector=f"spike/{signal}") for signal in ("reward", "loss"))
+    assert [judge.is_surprise(one) for one in (own, loss)] == [False, True]
 
 
 def test_a_halt_names_the_leap_of_the_learning_rate() -> None:

@@ -35,6 +35,8 @@ PROBE = "probe"
 """Stands for a detector in the finding that batches from before have become worse."""
 LOSS = "spike/loss"
 """The detector whose surprises count while the learning rate has leapt."""
+JUDGED = (LOSS, "spike/grad_norm")
+"""The detectors whose surprises are evidence. One of your own for another signal gives alarms, and nothing is done."""
 
 YOUNG_STEPS = 1000
 """Steps in which the statistic is uncalibrated: it knows its tail only roughly."""
@@ -159,6 +161,8 @@ class Tally(NamedTuple):
     skips the next update."""
     disturbance: Disturbance = Disturbance()
     """The last surprises and alarms."""
+    is_signed: bool = False
+    """Whether the loss has been negative: then no update is held for it."""
 
 
 class JudgeState(NamedTuple):
@@ -237,10 +241,13 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
     is_long = tally.skips_in_a_row >= LONG_ROW
     if not findings and not tally.skips_in_a_row and not float(now.get("gate_closed", 0.0)):  # most steps by far
         return _after_a_calm_step(tally), Verdict(step=step, skip_limit=budget.in_a_row)
-    findings = while_the_rate_is_up(now, sure_if_young(tally.steps, findings))
+    # the first negative loss is always a finding
+    is_signed = tally.is_signed or -math.inf < float(now.get("loss", math.nan)) < 0
+    findings = sure_if_young(tally.steps, findings)
+    findings = findings if is_signed else while_the_rate_is_up(now, findings)
     is_held = any(f.detector == LOSS and f.spoils_update for f in findings)
     if tally.is_restrained:
-        findings = tuple(replace(f, spoils_update=False) if is_surprise(f) else f for f in findings)
+        findings = tuple(replace(f, spoils_update=False) if f.detector.startswith("spike/") else f for f in findings)
     findings = as_the_gate_decided(now, findings)
     if is_repeated(tally, now):
         findings = tuple(replace(f, spoils_update=False, note=f"{f.note}, the same step again") for f in findings)
@@ -261,6 +268,7 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
             skipped=values_of(now) if spoilt else (),
             surprises_in_a_row=tally.surprises_in_a_row + 1 if is_surprising else 0,
             is_held=is_held,
+            is_signed=is_signed,
         ),
     )
     findings += in_a_row(tally, step, budget, counts=counts)
@@ -328,8 +336,8 @@ def while_the_rate_is_up(now: Row, findings: tuple[Finding, ...]) -> tuple[Findi
 
 
 def is_surprise(finding: Finding) -> bool:
-    """Whether it is a finite value that no healthy step is expected to have."""
-    return finding.detector.startswith("spike/") and finding.severity >= Severity.GATE
+    """Whether it is a finite loss or gradient norm that no healthy step is expected to have."""
+    return finding.detector in JUDGED and finding.severity >= Severity.GATE
 
 
 def is_another(tally: Tally, findings: Iterable[Finding]) -> bool:
@@ -372,10 +380,9 @@ def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Fin
 
 def _after_a_calm_step(tally: Tally) -> Tally:
     """The tally after a calm step, written out since nearly every step is one."""
-    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _, disturbance = tally
-    return Tally(
-        steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained, False, disturbance
-    )
+    steps, skips, _, _, incidents, last_alarm, remarks, _, _, lone_skips, is_restrained, _, disturbance, signed = tally
+    calm = (steps + 1, skips, 0, 0, incidents, last_alarm, remarks, (), 0, lone_skips, is_restrained, False)
+    return Tally(*calm, disturbance, signed)
 
 
 def as_the_gate_decided(now: Row, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -216,9 +216,25 @@ def test_a_value_counts_for_three_scales_at_most() -> None:
     assert winsorised(streaming.StreamState(), 9.0) == 9.0
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0.0, -math.inf, math.nan, math.inf])
 def test_what_has_no_logarithm_is_left_out(value: float) -> None:
     assert Drift().learn(DriftState(), {"step": 0, "loss": value}) == DriftState()
+
+
+def test_a_signal_of_both_signs_may_rise_and_is_only_watched() -> None:
+    """As the loss of a critic that is fooled less and less."""
+    noise = np.random.default_rng(0).standard_t(5, 4000)
+    assert run(-3.0 + 0.1 * noise) == []
+    risen = -3.0 + 0.1 * noise
+    risen[2500:] += 0.5
+    found = run(1e-6 * risen)
+    assert found
+    assert {one.severity for one in found} == {Severity.WATCH}
+    assert 2500 <= found[0].step <= 2540
+    assert -3e-6 < found[0].limit < found[0].value < -2e-6
+    falls = 2.0 - 4.0 * (1 - np.exp(-np.arange(4000) / 800)) + 0.02 * noise
+    falls[3500:] += 0.1
+    assert [one.step // 100 for one in run(falls)][:1] == [35], "positive first: it begins anew at zero"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sudden rises of one signal."""
 
+import json
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from sealegs.detectors.spike import GROWN, MANY, Spike, SpikeState
 from sealegs.errors import ConfigError
+from sealegs.judge import thaw
 from sealegs.stats import streaming
 from sealegs.stats.calibration import CalibrationAudit
 from sealegs.vocabulary import Finding, Severity
@@ -339,20 +341,79 @@ def test_tails_are_left_alone(tail: float) -> None:
         assert skipped(0.5 * np.exp(tail * np.random.default_rng(seed).standard_normal(1000))) == []
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [0.0, -0.0, math.nan, math.inf, -math.inf])
 def test_what_has_no_logarithm_is_left_to_others(value: float) -> None:
     values = [2.5] * 300
     expected = run(values)[1]
     findings, state = run([*values, value])
-    assert findings[-1] is None or "not judged" in findings[-1].note
-    assert state._replace(is_signed=False) == expected
+    assert findings[-1] is None
+    assert state == expected
 
 
-def test_a_signal_of_both_signs_is_not_judged_from_the_first_negative_value_on() -> None:
-    """As policy gradients have: 8.9e-08 after 6.7e-08 is no spike, nor is 5 after -3."""
-    findings, state = run([*steep(1500), 0.0, -3.0, -2.0, 400.0, 1e9])
-    assert [finding is not None for finding in findings[1500:]] == [False, True, False, False, False]
-    assert findings[1501] is not None
-    assert "loss takes both signs, so its spikes are not judged" in str(findings[1501])
-    assert findings[1501].severity == Severity.WATCH
+def hovering(steps: int, seed: int = 0, size: float = 1e-3) -> Any:
+    """A loss about zero, as that of a policy gradient."""
+    return size * np.random.default_rng(seed).standard_t(5, steps)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_a_signal_of_both_signs_is_judged_on_a_scale_for_both(size: float) -> None:
+    values = hovering(2000, size=size)
+    values[1500] = 50 * size
+    findings, state = run(values)
+    first = findings[int(np.argmax(values < 0))]
+    assert first is not None
+    assert (first.severity, first.spoils_update) == (Severity.WATCH, False)
+    assert "loss takes both signs: it is judged on a scale for both, after 150 steps" in str(first)
+    found = findings[1500]
+    assert found is not None
+    assert (found.severity, found.value, found.spoils_update) == (Severity.ALARM, 50 * size, False)
+    assert 3 * size < found.limit < 30 * size
+    assert sum(finding is not None for finding in findings) <= 4
     assert state.is_signed
+    detector, limit = Spike(), found.limit
+    before = run(values[:1500])[1]
+    assert detector.look(before, {"step": 1500, "loss": limit * 0.9999}) is None
+    assert detector.look(before, {"step": 1500, "loss": limit * 1.0001}) is not None
+
+
+def test_a_loss_that_falls_through_zero_begins_anew_there_and_no_zero_makes_it() -> None:
+    """As a log-density does. A zero among positive losses, of a batch without targets, changes nothing."""
+    values = 3.0 - 4.0 * (1 - np.exp(-np.arange(4000) / 800)) + 0.01 * np.random.default_rng(0).standard_normal(4000)
+    values[500] = 0.0
+    crossing = int(np.argmax(values < 0))
+    assert 1000 < crossing < 1200
+    values[3000] = values[2999] + 0.5
+    findings, state = run(values)
+    _, before = run(values[:crossing])
+    assert not before.is_signed
+    assert before.seen == crossing - 1
+    assert state.seen == 4000 - crossing
+    assert [at for at, found in enumerate(findings) if found and found.severity == Severity.ALARM] == [3000]
+
+
+def test_a_signal_of_both_signs_may_stay_high_and_is_never_gross() -> None:
+    """A policy changes, a critic is fooled less and less; and its largest value says nothing about its size."""
+    values = hovering(3000)
+    values[2000:] += 2.5e-3
+    eager = Spike(gross=2.0, growth=1.1)
+    values[2500] = 1.0
+    findings, _ = run(values, eager)
+    told = [found for found in findings if found is not None]
+    assert not any(found.spoils_update or "stays high" in found.note for found in told)
+    assert findings[2500] is not None
+
+
+def test_a_state_in_which_nothing_was_judged_any_more_goes_on_judging() -> None:
+    """As older checkpoints have them: a negative value had ended it all, with logarithms in the stream."""
+    _, positive = run(steep(1500))
+    saved = json.loads(json.dumps(positive._replace(is_signed=True)))
+    saved[0] = saved[0][:12]  # which had no unit
+    old = thaw(Spike().init(), saved)
+    assert old.stream.unit == 0.0
+    detector, state = Spike(), old
+    for step, value in enumerate(hovering(400)):
+        row = {"step": step, "loss": float(value)}
+        detector.look(state, row)
+        state = detector.learn(state, row)
+    assert detector.look(state, {"step": 400, "loss": 1.0}) is not None
+    assert state.seen == 400

@@ -52,6 +52,20 @@ def kinds(found: Findings) -> list[str]:
     return [incident.kind for incident in found.incidents]
 
 
+@pytest.mark.parametrize("size", [1e-7, 1.0])
+def test_a_loss_of_both_signs_is_judged_as_it_would_be_live(size: float) -> None:
+    """About zero, and falling through it: what is a spike is said by its own past, as in the live guard."""
+    about_zero = noise("t5", 2000, 0)
+    through_zero = 60 * np.exp(-np.arange(2000) / 400) - 30 + 0.5 * noise("Gaussian", 2000, 1)
+    for healthy, leap in ((about_zero, 50.0), (through_zero, 30.0)):
+        assert look(run(size * healthy)).incidents == ()
+        healthy = healthy.copy()
+        healthy[1000] = healthy[1700] = 0.0  # of steps without anything to learn from
+        healthy[1500:1503] += leap
+        (found,) = look(run(size * healthy)).incidents
+        assert (found.kind, found.start) == ("spike", 1500)
+
+
 @pytest.mark.parametrize("kind", ["Gaussian", "t5", "gamma", "AR"])
 @pytest.mark.parametrize(("rows", "every"), [(40, 1), (300, 10), (1500, 1), (5000, 1), (400, 100)])
 def test_healthy_curves_are_healthy(kind: str, rows: int, every: int) -> None:

@@ -34,9 +34,11 @@ def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gat
     return made
 
 
-@pytest.mark.parametrize("clip_norm", [float("inf"), 1.0])
-def test_it_decides_as_the_detectors_do(gate: Gate, clip_norm: float) -> None:
-    values, announced = host_side.troubled(2500, 0)
+@pytest.mark.parametrize(
+    ("run", "clip_norm"), [("troubled", float("inf")), ("troubled", 1.0), ("signed", float("inf"))]
+)
+def test_it_decides_as_the_detectors_do(gate: Gate, run: str, clip_norm: float) -> None:
+    values, announced = getattr(host_side, run)(2500, 0)
     expected, states = host_side.on_host(values, announced, clip_norm)
     rows = torch.empty(len(values), len(gates.ROW), dtype=torch.float64, device="cuda")
     on_device = torch.tensor(values, dtype=torch.float64, device="cuda")

@@ -159,6 +159,23 @@ def test_a_loss_that_has_grown_since_the_run_began_asks_for_nothing() -> None:
         assert asks(evidence) == asked
 
 
+def test_a_loss_of_both_signs_asks_for_nothing_also_in_a_resumed_run() -> None:
+    """Old batches of a policy, or a batch whose loss was -2, cannot be held against their loss then."""
+    for first, asked in ((0.1, True), (-0.1, False)):
+        evidence = watching()
+        seen(evidence, 100, loss=first)
+        resumed = AnomalyEvidence(Playbook.standard())
+        resumed.load_state_dict(json.loads(json.dumps(evidence.state_dict())))
+        for known in (evidence, resumed):
+            for step in range(101, 160):
+                seen(known, step)
+            seen(known, 160, "high", loss=9.0)
+            assert asks(known) == asked
+            assert known.is_signed != asked
+    nonfinite = [seen(evidence, 161 + more, "nan", loss=math.nan) for more in range(9)]
+    assert any(nonfinite), "what is not finite is no question of scale"
+
+
 def test_two_batches_dearer_than_any_before_ask_though_nothing_is_surprised() -> None:
     evidence = watching()
     for step in range(WINDOW):

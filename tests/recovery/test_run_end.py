@@ -158,3 +158,23 @@ def test_the_command_says_so_by_its_status(
     assert status == 1
     assert "the run ended badly" in capsys.readouterr().err
     assert ends(tmp_path / "a")[0]["reason"] == "ended-badly"
+
+
+def test_a_loss_of_both_signs_raises_an_alarm_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Where such a loss stands says nothing about the weights: a reward may be as good as ever. No batch is tried again
+    for it, nothing is rolled back, and the end is no bad one."""
+    model, optimizer = small()
+    options: dict[str, Any] = {"playbook": Playbook.standard(), "run": tmp_path / "a"}
+    with Guard(model, optimizer, **options) as guard:
+        for batch in guard.batches(data(290)):
+            loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean() - 30.0
+            loss.backward()
+            guard.step(loss + 60.0 * (guard.number >= 220))
+    assert guard.ended_badly == ""
+    events = sealegs.open_run(tmp_path / "a").events
+    (alarm,) = (event for event in events if event.kind == "alarm")
+    assert 220 <= alarm.step < 230
+    assert {"probe", "rollback"}.isdisjoint(event.kind for event in events)
+    excuses = [event.detail["reason"] for event in events if event.kind == "weights-excused"]
+    assert excuses
+    assert all("it takes both signs, so it is no measure of the weights" in reason for reason in excuses)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sealegs.detectors.nonfinite import NonFinite
-from sealegs.detectors.spike import WIDENED_STEPS, Spike, SpikeState, heeding
+from sealegs.detectors.spike import WIDENED_STEPS, Spike, SpikeState, heeding, usable
 from sealegs.judge import Budget, begin, fold, standard
 from sealegs.stats.streaming import LEVELS, PATIENCE, START
 from sealegs.step.gate import FIRST_STATE, ROW, SCALARS, Gate, HostFacts, flat
@@ -38,9 +38,25 @@ def troubled(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[
     for first in (300, 1050)[: 1 + (steps > 1100)]:
         norm[first : first + 5] = norm[first - 1] * np.array([4, 12, 80, 600, 5000])  # explodes
     loss[170] = math.nan  # announced at that very step
-    loss[steps - 50] = -1.0  # and is not judged from there on
+    loss[steps - 50] = -1.0  # and is judged on another scale from there on
     norm[1400 : 1400 + PATIENCE + 50] *= 1e9  # longer than patience: accepted
     return list(zip(loss.tolist(), norm.tolist(), strict=True)), {170, 1700}
+
+
+def signed(steps: int, seed: int = 0) -> tuple[list[tuple[float, float]], set[int]]:
+    """The same with a loss that falls through zero at step 150, and hovers about -3 from there on."""
+    values, announced = troubled(steps, seed)
+    random = np.random.default_rng(seed + 1000)
+    loss, norm = np.array(values).T
+    loss = 10 * np.exp(-np.arange(steps) / 110) - 3 + 0.2 * random.standard_t(5, steps)
+    loss[20] = 0.0  # and nothing begins anew
+    for at in random.integers(200, steps, 12):
+        loss[at] = random.choice([math.nan, math.inf, -math.inf, 0.0])
+    for at in random.integers(340, steps, 8):
+        loss[at] += random.uniform(2, 400)
+    loss[700 : 700 + PATIENCE + 30] += 9.0  # accepted
+    loss[820:830], norm[820:830] = -60.0, 40.0
+    return list(zip(loss.tolist(), norm.tolist(), strict=True)), announced & {1700} | {1000}
 
 
 def on_host(
@@ -55,7 +71,9 @@ def on_host(
             row["announced"] = "lr decay"
         before = [heeding(s, row) for s in state.detectors[1:]]
         ps = [
-            detector.p(s, row, value) if 0 < value < math.inf and not s.is_signed else 1.0
+            1.0
+            if usable(row, detector.signal, is_signed=s.is_signed) is None or (value < 0 and not s.is_signed)
+            else detector.p(s, row, value)
             for detector, s, value in zip(DETECTORS, before, (loss, norm), strict=True)
         ]
         state, verdict = fold(detectors, state, row, Budget(in_a_row=10_000, nonfinite_in_a_row=10_000, total=10_000))
@@ -91,9 +109,13 @@ def on_device(
     return out
 
 
-def test_it_decides_as_the_detectors_do() -> None:
-    values, announced = troubled(1500)
+@pytest.mark.parametrize("run", [troubled, signed])
+def test_it_decides_as_the_detectors_do(run: Callable[[int], tuple[list[tuple[float, float]], set[int]]]) -> None:
+    values, announced = run(1500)
     expected, states = on_host(values, announced)
+    if run is signed:
+        assert sum(row[1] < 1e-5 for row in expected[300:]) > 80, "and it is judged below zero"
+        assert states[-1][0].stream.unit > 0
     gate = Gate(CPU, DETECTORS)
     rows = on_device(gate, values, announced)
     assert 20 < sum(row[0] for row in expected) < 100, "something is skipped, and not everything"

@@ -7,6 +7,9 @@ last 200 values been rising, by the rank test of Mann and Kendall, which holds f
 Between blocks, the excess of values over the expected is summed up (Page's test): a rise within a few dozen values is
 found before two blocks are full. In the first thousand values none of that can be answered. There a coarse rule stands
 for all: a run that is well above its lowest does not learn.
+
+From its first negative value on a signal is followed anew on a scale of both signs (``stats/streaming.py``). It may rise
+in health, so that there are notices of it and no alarms, and the coarse rule says nothing.
 """
 
 import math
@@ -15,7 +18,7 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import NamedTuple
 
-from sealegs.detectors.spike import WIDENED_STEPS, usable
+from sealegs.detectors.spike import WIDENED_STEPS, is_negative, usable
 from sealegs.errors import ConfigError
 from sealegs.stats import streaming
 from sealegs.vocabulary import Finding, Row, Severity
@@ -72,9 +75,14 @@ class DriftState(NamedTuple):
     above_for: int = 0
     """Number of values in that sum."""
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether the signal has been negative."""
+        return self.fast.unit != streaming.POSITIVE
+
 
 class DriftChance(NamedTuple):
-    """The answer to one question; value and limit are logarithms."""
+    """The answer to one question; value and limit are heights, logarithms for a positive signal."""
 
     p: float
     value: float
@@ -86,15 +94,16 @@ class DriftChance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Detects a lasting rise of one positive signal. A surprising block gives a notice; a second in a row is an alarm,
-    once, and so is a surprising sum."""
+    """Detects a lasting rise of one signal. A surprising block gives a notice; a second in a row is an alarm, once, and
+    so is a surprising sum."""
 
     signal: str = "loss"
     chance: float = 1e-4
     """Chance of a false notice on a healthy block, both questions together, and of a false alarm each time that a sum
     begins."""
     gravest: Severity = Severity.ALARM
-    """Severity of a second block or a sum: ``Severity.WATCH`` for a signal that may rise in health."""
+    """Severity of a second block or a sum: ``Severity.WATCH`` for a signal that may rise in health, as one of both signs
+    may in any case."""
     young_factor: float = 1.15
     """Until the statistic can judge, a block this many times the lowest one is a surprise. Of 16 healthy curves none
     was more than 1.034 times above it for two blocks."""
@@ -119,14 +128,14 @@ class Drift:
     def look(self, state: DriftState, now: Row) -> Finding | None:
         """Judge the sum with this value, and the block if this value completes one."""
         state = heeding(state, now)
-        value = usable(now, self.signal)
+        value = usable(now, self.signal, is_signed=state.is_signed)
         if value is None or state.silence:
             return None
-        x = math.log(value)
-        found, severity = self._rise(state, *summed(state, x)), self.gravest
+        x, gravest = streaming.height(state.fast, value), Severity.WATCH if state.is_signed else self.gravest
+        found, severity = self._rise(state, *summed(state, x)), gravest
         if found is None and len(state.making) + 1 == BLOCK:
             found = self._surprise(_with(state, x))
-            severity = self.gravest if state.streak else Severity.WATCH
+            severity = gravest if state.streak else Severity.WATCH
         if found is None or not found.p < self.chance:
             return None
         return Finding(
@@ -134,8 +143,8 @@ class Drift:
             step=int(now["step"]),
             severity=severity,
             signal=self.signal,
-            value=math.exp(found.value),
-            limit=math.exp(found.limit),
+            value=streaming.value_at(state.fast, found.value),
+            limit=streaming.value_at(state.fast, found.limit),
             p=found.p or None,
             spoils_update=False,
             lasts=found.lasts,
@@ -145,10 +154,14 @@ class Drift:
     def learn(self, state: DriftState, now: Row) -> DriftState:
         """Learn the value, and the block if this value completes one."""
         state = heeding(state, now)
-        value = usable(now, self.signal)
+        if not state.is_signed and is_negative(now, self.signal):
+            state = DriftState(fast=streaming.SIGNED, silence=state.silence)
+        value = usable(now, self.signal, is_signed=state.is_signed)
         if value is None:
             return state
-        x = math.log(value)
+        x = streaming.height(state.fast, value)
+        if state.is_signed and not state.fast.has_started:  # values without a unit make no block
+            return state._replace(fast=streaming.learn(state.fast, x))
         above, above_for = summed(state, x)
         is_told = self._rise(state, above, above_for) is not None
         if not is_told and len(state.making) + 1 < BLOCK:  # most steps by far
@@ -200,7 +213,8 @@ class Drift:
     def _surprise(self, state: DriftState) -> DriftChance:
         """The answer for a full block. Two questions are asked, so the smaller p of the two counts double."""
         if not is_judged(state):
-            limit, middle = self._young_limit(state.blocks), median(state.making)
+            limit = math.inf if state.is_signed else self._young_limit(state.blocks)
+            middle = median(state.making)
             return DriftChance(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
         block = state.total / BLOCK
         before = median(state.blocks[-BEFORE:])

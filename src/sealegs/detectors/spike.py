@@ -11,7 +11,6 @@ whole curves, ``step/gate.py`` in torch, and ``step/gate_triton.py`` in a Triton
 """
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
@@ -35,12 +34,12 @@ MANY, OF = 8, 16
 """Eight high values of sixteen, each among the highest 2 % and their median above what was usual before, are an alarm,
 even if none is one alone."""
 STRICTER = 10.0
-"""An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row."""
+"""An uncalibrated statistic needs a p this many times smaller for one signal alone, or two surprises in a row; so does
+an alarm of a signal of both signs, whose tails are heavier: 2.5 values of t3 noise in 100k are then one, not 6.5."""
 AGAIN = 3e-4
 """A p below this right after a suspicious value is an alarm, too, once calibrated. Where neighbours are independent
 that comes once in three million steps; where they correlate by a half, less than once in 100k (0.65, of 768k steps of
 AR(0.5) noise of 4 %)."""
-LARGEST = math.log(sys.float_info.max)
 WIDENED_STEPS = 500
 """Steps after an announced change in which the statistic learns and does not judge."""
 CLIPPED = 10.0
@@ -70,7 +69,7 @@ class SpikeState(NamedTuple):
     """Largest gross value, as ``largest`` counts it, without fading: after one skip its size is known, however rare it
     is."""
     is_signed: bool = False
-    """Whether the signal has been negative: then it has no logarithm, and is not judged."""
+    """Whether the signal has been negative: then it is judged on a scale of both signs, and need not fall."""
     calm: tuple[float, ...] = ()
     """Logarithms of the last values that were not high, of a signal that must fall. A level that has followed a steep
     fall overshoots: values that are as they were before are then above it, and no rise."""
@@ -85,7 +84,8 @@ class SpikeState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """Detects a sudden rise of one positive signal, by the streaming statistic of its logarithm.
+    """Detects a sudden rise of one signal, by the streaming statistic of its logarithm; from its first negative value
+    on, of a scale for both signs.
 
     What the statistic does depends on the values that it has seen since the start or the last announced change:
 
@@ -101,7 +101,12 @@ class Spike:
 
     A judged value with p < 1e-3 is suspicious and begins a burst. The burst ends at the first p from 0.02 on, or with
     its 100th value, which is taken as the new level. A gross limit, where a signal has one, holds in every state from
-    the ninth value on. A negative value ends all judging for good.
+    the ninth value on.
+
+    The first negative value begins the statistic anew, once and for good, on a scale that takes both signs. Such a
+    signal need not stay down to be healthy, and has no size that others could be measured by: of what is said above
+    about p < 3e-4 and gross values nothing holds, and an alarm needs a p ten times smaller. A value of exactly 0 is left out, as
+    ever: it is that of a step without anything to learn from.
     """
 
     signal: str = "loss"
@@ -141,9 +146,9 @@ class Spike:
     def look(self, state: SpikeState, now: Row) -> Finding | None:
         """Judge the signal of this step; a value that is not finite is left to the non-finite detector."""
         if not state.is_signed and is_negative(now, self.signal):
-            return self._cannot_judge(now)
+            return self._changes_scale(now)
         state = heeding(state, now)
-        value = None if state.is_signed else usable(now, self.signal)
+        value = usable(now, self.signal, is_signed=state.is_signed)
         if value is None:
             return None
         p = self.p(state, now, value)
@@ -152,11 +157,11 @@ class Spike:
             return None
         is_surprising = self._rejects(state, p)
         spoils = self.spoils_update(state, value, p, clip=clip_of(now, self.signal))
-        after = self._with(state, p, math.log(value))
+        after = self._with(state, p, streaming.height(state.stream, value))
         if self._is_high(state, p) and not is_coarse(state) and self._are_many(after):
             return replace(self._stays_high(after, now, value), spoils_update=spoils)
         if self._comes_again(state, p):
-            limit = _exp(streaming.limit(state.stream, AGAIN / state.audit.correction))
+            limit = streaming.value_at(state.stream, streaming.limit(state.stream, AGAIN / state.audit.correction))
             found = self._finding(now, Severity.ALARM, value, limit, None, f"{self.signal} spike, the second in a row")
             return replace(found, spoils_update=spoils, lasts=2)
         if not is_surprising and not is_gross:
@@ -166,8 +171,9 @@ class Spike:
             return replace(found, spoils_update=spoils)
         stream, correction = state.stream, state.audit.correction
         limit = streaming.limit(stream, self.gate / correction)
-        limit = _exp(max(limit, stream.level + stream.slope + math.log(self.smallest)))
-        severity = Severity.ALARM if p < self.alarm / correction else Severity.GATE
+        limit = streaming.value_at(stream, max(limit, stream.level + stream.slope + math.log(self.smallest)))
+        alarm = self.alarm / (STRICTER if state.is_signed else 1.0)
+        severity = Severity.ALARM if p < alarm / correction else Severity.GATE
         is_alone = state.seen < GROWN and stream.burst == 0 and p >= self.gate / correction / STRICTER
         if is_alone and not is_gross:
             severity = Severity.WATCH  # the judge knows whether it is alone
@@ -178,21 +184,21 @@ class Spike:
     def learn(self, state: SpikeState, now: Row) -> SpikeState:
         """Learn from the value, with bounded influence."""
         state = heeding(state, now)
+        if not state.is_signed and is_negative(now, self.signal):
+            state = SpikeState(streaming.SIGNED, coarse_left=state.coarse_left, is_signed=True)
         judged_coarsely = is_coarse(state)
         state = state._replace(coarse_left=max(state.coarse_left - 1, 0)) if state.coarse_left else state
-        if is_negative(now, self.signal):
-            return state._replace(is_signed=True)
-        value = None if state.is_signed else usable(now, self.signal)
+        value = usable(now, self.signal, is_signed=state.is_signed)
         if value is None:
             return state
         p = self.p(state, now, value, coarse=judged_coarsely)
-        x, limit = math.log(value), self.gross_limit(state)
+        x, limit = streaming.height(state.stream, value), self.gross_limit(state)
         stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent = state
         largest = max(largest * FADING, min(value, limit))
         if not value <= limit:
             met = max(met, limit)
         if judged_coarsely:
-            stream, calm = streaming.learn(stream, x), self._calm_with(calm, x)
+            stream, calm = streaming.learn(stream, x), self._calm_with(calm, x) if self._must_fall(state) else ()
             return SpikeState(stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent)
         after = self._with(state, p, x)
         suspicious = p < streaming.LEVELS[-1] and streaming.is_suspicious(stream, p, SUSPICIOUS / audit.correction)
@@ -219,7 +225,7 @@ class Spike:
             return float(decided)
         if is_coarse(state) if coarse is None else coarse:
             return 1.0
-        x, stream = math.log(value), state.stream
+        x, stream = streaming.height(state.stream, value), state.stream
         if x - (stream.level + stream.slope) <= math.log(self.smallest):
             return 1.0
         return streaming.look(stream, x).p
@@ -231,6 +237,8 @@ class Spike:
         did, and teaches what is new: a class, a count, a stage. Only one beyond any of these, as from a flipped bit, is
         rejected all the same.
         """
+        if state.is_signed:
+            return False
         # compared with the recent largest, not the value before: a size that was well before is no explosion
         is_exploding = state.stream.burst > 0 and self._rejects(state, p) and value >= self.growth * state.largest
         limit = self.gross_limit(state)
@@ -238,7 +246,7 @@ class Spike:
 
     def gross_limit(self, state: SpikeState) -> float:
         """The limit beyond which a value is gross, whatever its p."""
-        if state.seen < FIRST_JUDGED or self.gross == math.inf:
+        if state.seen < FIRST_JUDGED or self.gross == math.inf or state.is_signed:
             return math.inf
         return self.gross * max(state.largest, state.met)
 
@@ -247,7 +255,7 @@ class Spike:
 
     def _are_many(self, state: SpikeState) -> bool:
         """Whether many of the last values are high, the newest of them too, and above what was usual before."""
-        if not self.must_fall or state.quiet or not state.high & 1 or state.high.bit_count() < MANY:
+        if not self._must_fall(state) or state.quiet or not state.high & 1 or state.high.bit_count() < MANY:
             return False
         highs = [x for back, x in enumerate(reversed(state.recent)) if state.high >> back & 1]
         return not (state.calm and highs) or median(highs) > median(state.calm) + math.log(self.smallest)
@@ -256,22 +264,27 @@ class Spike:
         return p < streaming.LEVELS[-1] and p < streaming.LEVELS[-1] / state.audit.correction  # which is 1 or more
 
     def _with(self, state: SpikeState, p: float, x: float) -> SpikeState:
-        """The state that knows whether the value is high, of which ``x`` is the logarithm."""
+        """The state that knows whether the value at height ``x`` is high."""
         stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent = state
         is_high = self._is_high(state, p)
         high = (high << 1 | is_high) & (1 << OF) - 1
-        if self.must_fall:
+        if self._must_fall(state):
             calm = calm if is_high else self._calm_with(calm, x)
             recent = (*recent, x)[-OF:]
         return SpikeState(stream, audit, coarse_left, high, quiet, largest, met, is_signed, calm, recent)
 
     def _calm_with(self, calm: tuple[float, ...], x: float) -> tuple[float, ...]:
-        return (*calm, x)[-streaming.START :] if self.must_fall else ()
+        return (*calm, x)[-streaming.START :]
+
+    def _must_fall(self, state: SpikeState) -> bool:
+        """Whether the signal does not stay up in health. One of both signs may: a policy changes, a critic is fooled
+        less and less."""
+        return self.must_fall and not state.is_signed
 
     def _comes_again(self, state: SpikeState, p: float) -> bool:
         """Whether a value that is no alarm alone is one because the value before was suspicious."""
         return (
-            self.must_fall
+            self._must_fall(state)
             and state.stream.burst == 1
             and state.seen >= GROWN
             and not is_coarse(state)
@@ -280,15 +293,16 @@ class Spike:
 
     def _stays_high(self, state: SpikeState, now: Row, value: float) -> Finding:
         """The finding that many values are high; it has no p, since nobody knows how many of them are independent."""
-        limit = _exp(streaming.limit(state.stream, streaming.LEVELS[-1] / state.audit.correction))
+        stream = state.stream
+        limit = streaming.value_at(stream, streaming.limit(stream, streaming.LEVELS[-1] / state.audit.correction))
         count, steps = state.high.bit_count(), state.high.bit_length()
         found = self._finding(
             now, Severity.ALARM, value, limit, None, f"{self.signal} stays high, {count} times in {steps} steps"
         )
         return replace(found, lasts=steps)
 
-    def _cannot_judge(self, now: Row) -> Finding:
-        note = f"{self.signal} takes both signs, so its spikes are not judged from here on; other signals are"
+    def _changes_scale(self, now: Row) -> Finding:
+        note = f"{self.signal} takes both signs: it is judged on a scale for both, after {YOUNG} steps to learn"
         return self._finding(now, Severity.WATCH, float(now[self.signal]), math.inf, None, note)
 
     def _finding(
@@ -307,16 +321,14 @@ class Spike:
         )
 
 
-def _exp(logarithm: float) -> float:
-    """The exponential; infinite beyond the largest float."""
-    return math.exp(logarithm) if logarithm < LARGEST else math.inf
-
-
 def heeding(state: SpikeState, now: Row) -> SpikeState:
     """Start the statistic over at an announced change; how large gradients have been is remembered."""
+    if state.is_signed and state.stream.unit == streaming.POSITIVE:  # saved when a negative value ended all judging
+        state = SpikeState(streaming.SIGNED, coarse_left=state.coarse_left, is_signed=True)
     if "announced" not in now:
         return state
-    return state._replace(stream=streaming.StreamState(), calm=(), recent=(), coarse_left=WIDENED_STEPS)
+    stream = streaming.SIGNED if state.is_signed else streaming.StreamState()
+    return state._replace(stream=stream, calm=(), recent=(), coarse_left=WIDENED_STEPS)
 
 
 def is_coarse(state: SpikeState) -> bool:
@@ -339,7 +351,7 @@ def clip_of(now: Row, signal: str) -> float:
     return norm if isinstance(norm, int | float) else math.inf  # in a stranger's log it may be a word
 
 
-def usable(now: Row, signal: str) -> float | None:
-    """The signal's value, if it has a logarithm."""
+def usable(now: Row, signal: str, *, is_signed: bool = False) -> float | None:
+    """The signal's value, if it has a logarithm; of one of both signs, if it is finite and not exactly 0."""
     value = float(now.get(signal, math.nan))
-    return value if 0 < value < math.inf else None
+    return value if 0 < value < math.inf or (is_signed and -math.inf < value < 0) else None

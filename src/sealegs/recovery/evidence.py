@@ -145,6 +145,9 @@ class AnomalyEvidence:
         """How far the loss rises and comes back with the data."""
         self._announced: int | None = None
         """The step of the last announced change."""
+        self.is_signed = False
+        """Whether the loss has been negative. A loss of both signs may be a means to a gradient, and rise while the
+        model becomes better: it is no measure of the weights, and asks for nothing."""
         self.forget()
 
     def forget(self) -> None:
@@ -196,7 +199,7 @@ class AnomalyEvidence:
     @property
     def wants_probe(self) -> bool:
         """Whether it is time for a probe: have the data changed, or the weights?"""
-        return self._doubt is None and self._has_cause and not self.has_grown
+        return self._doubt is None and self._has_cause and not self.is_signed and not self.has_grown
 
     @property
     def _has_cause(self) -> bool:
@@ -333,7 +336,8 @@ class AnomalyEvidence:
         """The findings of the last probe and the first losses, as JSON values; a resumed run starts the rest over."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
         wander = [self._of_losses, self._of_norms, self._of_data]
-        return found | {"first": self._first, "wander": wander, "announced": self._announced}
+        found |= {"first": self._first, "wander": wander, "announced": self._announced}
+        return found | {"is_signed": self.is_signed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -342,7 +346,7 @@ class AnomalyEvidence:
         if "first" in state:  # older states have none
             self._first = tuple(state["first"])
             self._of_losses, self._of_norms, self._of_data = (thaw(Excursions(), wander) for wander in state["wander"])
-        self._announced = state.get("announced")
+        self._announced, self.is_signed = state.get("announced"), state.get("is_signed", False)
 
     def is_left_worse_off(self, loss: float, least: float) -> bool | None:
         """Whether a stretch of other data has passed and left the weights worse off; None where none has passed.
@@ -464,6 +468,7 @@ class AnomalyEvidence:
         is_bad = not verdict.go and verdict.skips_in_a_row > 0  # a loss scaler in search of its scale skips by design
         is_bad |= any(map(is_surprise, verdict.findings))
         loss = _log(row["loss"])
+        self.is_signed |= -math.inf < float(row["loss"]) < 0
         if len(self._first) < FIRST and loss < math.inf:
             self._first = (*self._first, loss)
         self._compare_with_all_before(loss)

@@ -62,6 +62,8 @@ class RunEnd:
         self._last: deque[float] = deque(maxlen=LAST)
         self._skipped = 0
         """Skipped steps in a row, up to the last."""
+        self._is_signed = False
+        """Whether the loss has been negative: where one of both signs stands says nothing about a run."""
 
     def add_row(self, row: Row, verdict: Verdict) -> None:
         """Follow one judged row."""
@@ -72,6 +74,7 @@ class RunEnd:
             if item.kind == "closed" and item.incident.recovery_loss is None and item.incident.number != self._excused:
                 self._unrecovered = (*self._unrecovered, Level.of(item.incident))[-REMEMBERED:]
         loss = float(row["loss"])
+        self._is_signed |= -math.inf < loss < 0
         self._last.append(loss if math.isfinite(loss) else math.inf)
         self._skipped = 0 if verdict.go else self._skipped + 1
 
@@ -87,6 +90,8 @@ class RunEnd:
         loss, state = median(self._last), self._incidents
         if self._skipped >= FROZEN:
             return f"the last {self._skipped} steps were rejected, with a loss of {loss:.4g}: nothing was learned"
+        if self._is_signed and loss < math.inf:
+            return ""
         incident = None if state.course.number == self._excused else state.open
         levels = self._unrecovered if incident is None else (*self._unrecovered, Level.of(incident))
         for level in levels:
@@ -102,11 +107,12 @@ class RunEnd:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values."""
-        return {"incidents": self._incidents, "unrecovered": self._unrecovered, "excused": self._excused}
+        left = {"incidents": self._incidents, "unrecovered": self._unrecovered, "excused": self._excused}
+        return left | {"is_signed": self._is_signed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
         self._unrecovered = tuple(Level(*level) for level in state["unrecovered"])
-        self._excused = state["excused"]
+        self._excused, self._is_signed = state["excused"], state.get("is_signed", False)
         self.went_back()

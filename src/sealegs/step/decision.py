@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
 from sealegs.signals.meter import StepSignals
-from sealegs.step.gate import ROW, Gate, HostFacts
+from sealegs.step.gate import ROW, SCALARS, Gate, HostFacts
 from sealegs.step.update import Update
 from sealegs.watch import Watch
 
@@ -46,11 +46,13 @@ class UpdateDecision:
     def state_dict(self) -> dict[str, Any]:
         """What the next decisions on the device depend on, as JSON values."""
         gate = (self._gate.state.tolist(), self._gate.row.tolist()) if self._gate else self._saved_gate
-        return {"gate": gate, "coarse_left": self._coarse_left}
+        return {"gate": gate, "scalars": list(SCALARS), "coarse_left": self._coarse_left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self._gate, self._saved_gate = None, state["gate"]
+        """Continue from a saved state. A gate whose state is made of other numbers, as an older one's may be, begins
+        from the host's."""
+        is_known = state.get("scalars") == list(SCALARS)
+        self._gate, self._saved_gate = None, state["gate"] if is_known else None
         self._coarse_left = state["coarse_left"]
 
     def _can_be_decided_on_device(self, seen: StepSignals) -> bool:

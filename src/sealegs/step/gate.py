@@ -15,22 +15,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sealegs.detectors.spike import CLIPPED, FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, SpikeState
+from sealegs.detectors.spike import CLIPPED, FADING, FIRST_JUDGED, SUSPICIOUS, YOUNG, Spike, SpikeState, heeding
 from sealegs.judge import SAME
 from sealegs.stats import calibration, streaming
 
 SCALARS = (
     *("age", "early", "level", "slope", "scale", "q80", "q90", "q98", "excess", "excess_squared", "beyond", "burst"),
-    *("values", "hundredths", "thousandths", "largest", "met", "is_signed"),
+    *("unit", "values", "hundredths", "thousandths", "largest", "met"),
 )
 """The state of a signal besides its first values: ``StreamState``, ``CalibrationAudit``, and what else of
-``SpikeState`` an update is decided by."""
-STREAM = SCALARS.index("values")
-"""How many of the scalars an announced change resets: those of the stream."""
+``SpikeState`` an update is decided by. That a signal has been negative is said by its unit."""
+STREAM = SCALARS.index("unit")
+"""How many of the scalars an announced change resets: those of the stream. The first negative value resets the others,
+too."""
 FIRST_STATE = (
     *(0.0, 0.0, 0.0, 0.0, 1.0, *streaming.FIRST_QUANTILES, *streaming.FIRST_EXCESS, 0.0, 0.0),
     *(0.0,) * (len(SCALARS) - STREAM + streaming.START),
 )
+UNIT = SCALARS.index("unit")
 LIMITS = ("chance", "smallest", "gross", "growth")
 """What a signal is judged by, in this order: ``gate``, log ``smallest``, ``gross`` and ``growth`` of its ``Spike``."""
 ROW = ("loss", "grad_norm", "gate_closed", "loss_p", "grad_norm_p", "worst_tensor")
@@ -70,7 +72,7 @@ class Gate:
         limits = [(d.gate, math.log(d.smallest), d.gross, d.growth) for d in detectors]
         self.limits = torch.tensor(limits, **double)
         self.state = torch.tensor([FIRST_STATE] * len(limits), **double)
-        self.first = self.state[:, :STREAM].clone()
+        self.first = self.state[:, : len(SCALARS)].clone()
         self.told = torch.tensor(HostFacts(), **double)
         """The host's facts of the step, in the order of ``HostFacts``."""
         self.row = torch.zeros(len(ROW), **double)
@@ -121,7 +123,7 @@ class Gate:
         """Continue from the host's states; ``skipped`` holds loss and gradient norm of the step before, if it was
         skipped."""
         # gate_closed, no surprise in either signal, no worst tensor
-        self.load([flat(state) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
+        self.load([flat(heeding(state, {})) for state in states], [*skipped, 1.0, 1.0, 1.0, -1.0] if skipped else None)
 
     def load(self, state: Sequence[Sequence[float]], row: Sequence[float] | None = None) -> None:
         """Continue from ``state.tolist()`` and ``row.tolist()`` of another gate."""
@@ -133,8 +135,7 @@ class Gate:
 def flat(state: SpikeState) -> list[float]:
     """The part of a host state that the gate remembers, as numbers in the order of ``SCALARS``."""
     stream = state.stream
-    decides = (state.largest, state.met, state.is_signed)
-    scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, *decides)
+    scalars = (stream.age, len(stream.early), *stream[2:], *state.audit, state.largest, state.met)
     return [*map(float, scalars), *(0.0,) * (streaming.START - len(stream.early)), *stream.early]
 
 
@@ -191,23 +192,28 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     announced, widened, held, restrained = (gate.told[:CLIP_NORM] > 0).unbind()
     clip_norm = gate.told[CLIP_NORM]
     state, early_values = gate.state[:, : len(SCALARS)], gate.state[:, len(SCALARS) :]
-    state[:, :STREAM] = torch.where(announced, gate.first, state[:, :STREAM])
-    age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, *more = state.unbind(1)
-    values, hundredths, thousandths, largest, met, is_signed = more
     chance, smallest, gross, growth = gate.limits.unbind(1)
 
     value = torch.stack((loss.reshape(()).double(), grad_norm.reshape(()).double()))
     finite = torch.isfinite(value)
-    is_signed = is_signed.bool() | (finite & (value < 0))
-    usable = finite & (value > 0) & ~is_signed
+    was_signed = state[:, UNIT] != streaming.POSITIVE
+    is_signed = was_signed | (finite & (value < 0))
+    changes_scale = is_signed & ~was_signed
+    begins_anew = changes_scale | announced
+    state[:, :STREAM] = torch.where(begins_anew[:, None], gate.first[:, :STREAM], state[:, :STREAM])
+    state[:, STREAM:] = torch.where(changes_scale[:, None], gate.first[:, STREAM:], state[:, STREAM:])
+    state[:, UNIT] = torch.where(is_signed & begins_anew, streaming.NO_UNIT_YET, state[:, UNIT])
+    age, early, level, slope, scale, q80, q90, q98, excess, squared, _, burst, unit, *more = state.unbind(1)
+    values, hundredths, thousandths, largest, met = more
+    usable = finite & ((value > 0) | (is_signed & (value < 0)))
     value_or_one = torch.where(usable, value, 1.0)
     seen = age + early
     coarse = (seen < YOUNG) | widened
 
     limit = torch.where(seen >= FIRST_JUDGED, gross * torch.maximum(largest, met), math.inf)
-    limit = torch.where(torch.isinf(gross), math.inf, limit)
+    limit = torch.where(torch.isinf(gross) | is_signed, math.inf, limit)
     correction = _correction(values, hundredths, thousandths)
-    x = torch.log(value_or_one)
+    x = _height(value_or_one, unit)
     e = x - (level + slope)
     p = torch.where(coarse | (e <= smallest), 1.0, _probability(e / scale, q80, q90, q98, excess, squared))
     is_gross = ~(value_or_one <= limit)
@@ -225,9 +231,11 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
         torch.where(counted, thousandths * calibration.MEMORY + (p < calibration.CHECKED[1]), thousandths),
         torch.where(usable, torch.maximum(largest * FADING, taken), largest),
         torch.where(usable & is_gross, torch.maximum(met, taken), met),
-        is_signed.double(),
     )
-    next_stream = _learned(state, x, suspicious, in_burst, shifted)
+    begins = early == streaming.START - 1
+    unit = torch.where(begins & is_signed, _unit(shifted), unit)
+    shifted = torch.where((begins & is_signed)[:, None], torch.asinh(shifted / unit[:, None]), shifted)
+    next_stream = (*_learned(state, x, suspicious, in_burst, shifted), (unit, state[:, UNIT]))
     next_state = torch.stack((*(torch.where(usable, a, b) for a, b in next_stream), *next_more), 1)
     next_early = torch.where((usable & (early < streaming.START))[:, None], shifted, early_values)
 
@@ -235,13 +243,20 @@ def decide_in_torch(gate: Gate, loss: Tensor, grad_norm: Tensor, worst: Tensor) 
     is_same = (value - last).abs() <= SAME * torch.maximum(value.abs(), last.abs())
     is_repeated = (gate.row[GATE_CLOSED] > 0) & is_same.all()
     is_beyond = ~(value_or_one <= torch.where(clip_norm <= limit, limit * CLIPPED, limit))
-    spoilt = (usable & (is_beyond | is_exploding)).any() | held
+    spoilt = (usable & ~is_signed & (is_beyond | is_exploding)).any() | held
     closed = ((spoilt & ~restrained & ~is_repeated) | ~finite.all()).double()
     gate.row.copy_(torch.cat((value, closed[None], torch.where(usable, p, 1.0), worst.double().reshape(1))))
     gate.found_inf.copy_(closed)
     scale = torch.clamp((value[1] + 1e-6) / gate.clip, min=1.0)
     gate.grad_scale.copy_(torch.where(torch.isfinite(scale), scale, 1.0))
     gate.state.copy_(torch.cat((next_state, next_early), 1))
+
+
+def _height(value: Tensor, unit: Tensor) -> Tensor:
+    """``streaming.height``."""
+    is_positive, is_known = unit == streaming.POSITIVE, unit > 0
+    signed = torch.where(is_known, torch.asinh(value / torch.where(is_known, unit, 1.0)), value)
+    return torch.where(is_positive, torch.log(torch.where(is_positive, value, 1.0)), signed)
 
 
 def _learned(
@@ -328,7 +343,26 @@ def _correction(values: Tensor, hundredths: Tensor, thousandths: Tensor) -> Tens
 
 def _begun(early: Tensor) -> tuple[Tensor, Tensor]:
     """``streaming.begun``: level and scale of the first values."""
+    return early[:, -9:].median(1).values, torch.clamp(_spread(early), min=streaming.SMALLEST_SCALE)
+
+
+def _unit(early: Tensor) -> Tensor:
+    """The unit of ``streaming.begun_signed``."""
+    size, noise = _middle(early.abs()), streaming.NEARLY_LINEAR * _spread(early)
+    smallest, largest = streaming.UNITS
+    return torch.clamp(torch.where(noise > size, noise, size), smallest, largest)
+
+
+def _spread(early: Tensor) -> Tensor:
+    """``streaming.spread_of``."""
     differences = early[:, 1:] - early[:, :-1]
     drift = differences.median(1).values
     spread = (differences - drift[:, None]).abs().median(1).values / streaming.MEDIAN_OF_NORMAL
-    return early[:, -9:].median(1).values, torch.clamp(spread / math.sqrt(2), min=streaming.SMALLEST_SCALE)
+    return spread / math.sqrt(2)
+
+
+def _middle(values: Tensor) -> Tensor:
+    """The median of an even number of values, of which torch gives the lower middle."""
+    ordered = values.sort(1).values
+    half = values.shape[1] // 2
+    return (ordered[:, half - 1] + ordered[:, half]) / 2

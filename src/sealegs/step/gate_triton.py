@@ -8,6 +8,8 @@ The statistic is that of ``stats/streaming.py``, which ``detectors/spike.py`` us
 the detectors on the host.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -35,6 +37,10 @@ _SAME = tl.constexpr(judge.SAME)
 _HEAVIEST_TAIL = tl.constexpr(streaming.HEAVIEST_TAIL)
 _MEDIAN_OF_NORMAL = tl.constexpr(streaming.MEDIAN_OF_NORMAL)
 _QUANTILE_GAP = tl.constexpr(streaming.QUANTILE_GAP)
+_NEARLY_LINEAR = tl.constexpr(streaming.NEARLY_LINEAR)
+_SMALLEST_UNIT, _LARGEST_UNIT = (tl.constexpr(unit) for unit in streaming.UNITS)
+_POSITIVE = tl.constexpr(streaming.POSITIVE)
+_NO_UNIT_YET = tl.constexpr(streaming.NO_UNIT_YET)
 _P80, _P90, _P98 = (tl.constexpr(level) for level in streaming.LEVELS)
 _LOG80, _LOG90, _LOG98 = (tl.constexpr(level) for level in streaming.LOG_LEVELS)
 _FIRST_Q80, _FIRST_Q90, _FIRST_Q98 = (tl.constexpr(q) for q in streaming.FIRST_QUANTILES)
@@ -54,6 +60,7 @@ _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
 _CHUNK = tl.constexpr(512)
 _SQRT2 = tl.constexpr(2.0**0.5)
+_LOG2 = tl.constexpr(math.log(2.0))
 
 # Places in the state of a signal, in the row, in the limits of a signal and among the host's facts.
 _AT_AGE = tl.constexpr(SCALARS.index("age"))
@@ -68,12 +75,12 @@ _AT_EXCESS = tl.constexpr(SCALARS.index("excess"))
 _AT_SQUARED = tl.constexpr(SCALARS.index("excess_squared"))
 _AT_BEYOND = tl.constexpr(SCALARS.index("beyond"))
 _AT_BURST = tl.constexpr(SCALARS.index("burst"))
+_AT_UNIT = tl.constexpr(SCALARS.index("unit"))
 _AT_VALUES = tl.constexpr(SCALARS.index("values"))
 _AT_HUNDREDTHS = tl.constexpr(SCALARS.index("hundredths"))
 _AT_THOUSANDTHS = tl.constexpr(SCALARS.index("thousandths"))
 _AT_LARGEST = tl.constexpr(SCALARS.index("largest"))
 _AT_MET = tl.constexpr(SCALARS.index("met"))
-_AT_IS_SIGNED = tl.constexpr(SCALARS.index("is_signed"))
 _ROW_CLOSED = tl.constexpr(ROW.index("gate_closed"))
 _ROW_P = tl.constexpr(ROW.index("loss_p"))
 _ROW_WORST = tl.constexpr(ROW.index("worst_tensor"))
@@ -187,48 +194,53 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
     smallest = tl.load(limits_at + _LIMIT_SMALLEST)
     gross = tl.load(limits_at + _LIMIT_GROSS)
     growth = tl.load(limits_at + _LIMIT_GROWTH)
-    age = tl.where(announced, 0.0, tl.load(state_at + _AT_AGE))
-    early = tl.where(announced, 0.0, tl.load(state_at + _AT_EARLY))
-    level = tl.where(announced, 0.0, tl.load(state_at + _AT_LEVEL))
-    slope = tl.where(announced, 0.0, tl.load(state_at + _AT_SLOPE))
-    scale = tl.where(announced, 1.0, tl.load(state_at + _AT_SCALE))
-    q80 = tl.where(announced, _f64(_FIRST_Q80), tl.load(state_at + _AT_Q80))
-    q90 = tl.where(announced, _f64(_FIRST_Q90), tl.load(state_at + _AT_Q90))
-    q98 = tl.where(announced, _f64(_FIRST_Q98), tl.load(state_at + _AT_Q98))
-    excess = tl.where(announced, _f64(_FIRST_EXCESS), tl.load(state_at + _AT_EXCESS))
-    squared = tl.where(announced, _f64(_FIRST_SQUARED), tl.load(state_at + _AT_SQUARED))
-    beyond = tl.where(announced, 0.0, tl.load(state_at + _AT_BEYOND))
-    burst = tl.where(announced, 0.0, tl.load(state_at + _AT_BURST))
-    values = tl.load(state_at + _AT_VALUES)
-    hundredths = tl.load(state_at + _AT_HUNDREDTHS)
-    thousandths = tl.load(state_at + _AT_THOUSANDTHS)
-    largest = tl.load(state_at + _AT_LARGEST)
-    met = tl.load(state_at + _AT_MET)
+    unit = tl.load(state_at + _AT_UNIT)
+    was_signed = unit != _POSITIVE
+    is_signed = was_signed | ((value < 0) & (value > -_f64(_INF)))
+    changes_scale = is_signed & (was_signed == 0)
+    begins_anew = changes_scale | announced
+    unit = tl.where(is_signed & begins_anew, _f64(_NO_UNIT_YET), unit)
+    age = tl.where(begins_anew, 0.0, tl.load(state_at + _AT_AGE))
+    early = tl.where(begins_anew, 0.0, tl.load(state_at + _AT_EARLY))
+    level = tl.where(begins_anew, 0.0, tl.load(state_at + _AT_LEVEL))
+    slope = tl.where(begins_anew, 0.0, tl.load(state_at + _AT_SLOPE))
+    scale = tl.where(begins_anew, 1.0, tl.load(state_at + _AT_SCALE))
+    q80 = tl.where(begins_anew, _f64(_FIRST_Q80), tl.load(state_at + _AT_Q80))
+    q90 = tl.where(begins_anew, _f64(_FIRST_Q90), tl.load(state_at + _AT_Q90))
+    q98 = tl.where(begins_anew, _f64(_FIRST_Q98), tl.load(state_at + _AT_Q98))
+    excess = tl.where(begins_anew, _f64(_FIRST_EXCESS), tl.load(state_at + _AT_EXCESS))
+    squared = tl.where(begins_anew, _f64(_FIRST_SQUARED), tl.load(state_at + _AT_SQUARED))
+    beyond = tl.where(begins_anew, 0.0, tl.load(state_at + _AT_BEYOND))
+    burst = tl.where(begins_anew, 0.0, tl.load(state_at + _AT_BURST))
+    values = tl.where(changes_scale, 0.0, tl.load(state_at + _AT_VALUES))
+    hundredths = tl.where(changes_scale, 0.0, tl.load(state_at + _AT_HUNDREDTHS))
+    thousandths = tl.where(changes_scale, 0.0, tl.load(state_at + _AT_THOUSANDTHS))
+    largest = tl.where(changes_scale, 0.0, tl.load(state_at + _AT_LARGEST))
+    met = tl.where(changes_scale, 0.0, tl.load(state_at + _AT_MET))
     place = tl.arange(0, _START)
     after = tl.load(state_at + _SCALARS + place + 1, mask=place < _START - 1, other=0.0)
     after_next = tl.load(state_at + _SCALARS + place + 2, mask=place < _START - 2, other=0.0)
 
-    is_signed = (tl.load(state_at + _AT_IS_SIGNED) > 0) | ((value < 0) & (value > -_f64(_INF)))
-    usable = (value > 0) & (value < _INF) & (is_signed == 0)
+    usable = (tl.abs(value) < _INF) & ((value > 0) | (is_signed & (value < 0)))
     safe = tl.where(usable, value, 1.0)
     seen = age + early
     coarse = (seen < _YOUNG) | widened
-    limit = tl.where((seen >= _FIRST_JUDGED) & (gross < _INF), gross * tl.maximum(largest, met), _f64(_INF))
+    has_limit = (seen >= _FIRST_JUDGED) & (gross < _INF) & (is_signed == 0)
+    limit = tl.where(has_limit, gross * tl.maximum(largest, met), _f64(_INF))
     correction = tl.minimum(
         tl.maximum(_too_often(hundredths, _LOW * values), _too_often(thousandths, _LOWER * values)),
         _f64(_LARGEST_CORRECTION),
     )
-    x = tl.log(safe)
+    x = _height(safe, unit)
     rise = x - (level + slope)
     p = tl.where(coarse | (rise <= smallest), 1.0, _probability(rise / scale, q80, q90, q98, excess, squared))
     is_gross = (safe <= limit) == 0
     is_exploding = (burst > 0) & (p < chance / correction) & (safe >= growth * largest)
     is_beyond = (safe <= tl.where(clip_norm <= limit, limit * _f64(_CLIPPED), limit)) == 0
-    spoilt = usable & (is_beyond | is_exploding)
+    spoilt = usable & (is_signed == 0) & (is_beyond | is_exploding)
     joins = (burst > 0) & (p < _f64(_P98))
     suspicious = usable & ((p < _f64(_SUSPICIOUS) / correction) | joins) & (coarse == 0)
     in_burst = suspicious & (burst > 0)
-    tl.store(state_at + _AT_IS_SIGNED, tl.where(is_signed, _f64(1.0), 0.0))
 
     if usable:
         if early >= _START:
@@ -261,14 +273,18 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
             tl.store(state_at + _AT_SQUARED, tl.where(is_beyond, squared + speed * (y * y - squared), squared))
             tl.store(state_at + _AT_BEYOND, tl.where(is_beyond, beyond + 1, beyond))
         else:
-            logs = tl.where(place == _START - 1, x, after)
+            heights = tl.where(place == _START - 1, x, after)
             if early == _START - 1:
-                differences = tl.where(place == _START - 2, x, after_next) - logs
-                is_pair = place < _START - 1
-                drift = _median(differences, is_pair, _f64(_START - 1))
-                spread = _median(tl.abs(differences - drift), is_pair, _f64(_START - 1)) / _MEDIAN_OF_NORMAL
-                level = _median(logs, place >= _START - 9, _f64(9))
-                scale = tl.maximum(spread / _SQRT2, _f64(_SMALLEST_SCALE))
+                following = tl.where(place == _START - 2, x, after_next)
+                if is_signed:  # bare values, until now
+                    size = _median(tl.abs(heights), place >= 0, _f64(_START))
+                    noise = _f64(_NEARLY_LINEAR) * _spread(heights, following)
+                    unit = tl.where(noise > size, noise, size)
+                    unit = tl.minimum(tl.maximum(unit, _f64(_SMALLEST_UNIT)), _f64(_LARGEST_UNIT))
+                    heights = _asinh(heights / unit)
+                    following = _asinh(following / unit)
+                level = _median(heights, place >= _START - 9, _f64(9))
+                scale = tl.maximum(_spread(heights, following), _f64(_SMALLEST_SCALE))
             tl.store(state_at + _AT_AGE, age)
             tl.store(state_at + _AT_EARLY, early + 1)
             tl.store(state_at + _AT_LEVEL, level)
@@ -281,14 +297,18 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
             tl.store(state_at + _AT_SQUARED, squared)
             tl.store(state_at + _AT_BEYOND, beyond)
             tl.store(state_at + _AT_BURST, burst)
-            tl.store(state_at + _SCALARS + place, logs)
-        if (coarse == 0) & (in_burst == 0):
-            tl.store(state_at + _AT_VALUES, values * _MEMORY + 1.0)
-            tl.store(state_at + _AT_HUNDREDTHS, hundredths * _MEMORY + tl.where(p < _LOW, 1.0, 0.0))
-            tl.store(state_at + _AT_THOUSANDTHS, thousandths * _MEMORY + tl.where(p < _LOWER, 1.0, 0.0))
+            tl.store(state_at + _SCALARS + place, heights)
+        counted = (coarse == 0) & (in_burst == 0)
+        if counted | changes_scale:
+            more = tl.where(counted, _f64(1.0), 0.0)
+            memory = tl.where(counted, _f64(_MEMORY), 1.0)
+            tl.store(state_at + _AT_VALUES, values * memory + more)
+            tl.store(state_at + _AT_HUNDREDTHS, hundredths * memory + tl.where(p < _LOW, more, 0.0))
+            tl.store(state_at + _AT_THOUSANDTHS, thousandths * memory + tl.where(p < _LOWER, more, 0.0))
         taken = tl.minimum(safe, limit)
         tl.store(state_at + _AT_LARGEST, tl.maximum(largest * _f64(_FADING), taken))
         tl.store(state_at + _AT_MET, tl.where(is_gross, tl.maximum(met, taken), met))
+        tl.store(state_at + _AT_UNIT, unit)
     elif announced:  # the statistic begins anew, whatever this value is
         tl.store(state_at + _AT_AGE, age)
         tl.store(state_at + _AT_EARLY, early)
@@ -302,6 +322,7 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
         tl.store(state_at + _AT_SQUARED, squared)
         tl.store(state_at + _AT_BEYOND, beyond)
         tl.store(state_at + _AT_BURST, burst)
+        tl.store(state_at + _AT_UNIT, unit)
     return spoilt, tl.where(usable, p, 1.0)
 
 
@@ -309,6 +330,36 @@ def _judge(value, state_at, limits_at, announced, widened, clip_norm):  # type: 
 def _f64(number):  # type: ignore[no-untyped-def]
     """A constant in full precision: beside another tensor Triton would round it to float32 first."""
     return tl.full([], number, tl.float64)
+
+
+@triton.jit
+def _height(value, unit):  # type: ignore[no-untyped-def]
+    """``streaming.height``."""
+    is_positive = unit == _POSITIVE
+    signed = tl.where(unit > 0, _asinh(value / tl.where(unit > 0, unit, 1.0)), value)
+    return tl.where(is_positive, tl.log(tl.where(is_positive, value, 1.0)), signed)
+
+
+@triton.jit
+def _asinh(x):  # type: ignore[no-untyped-def]
+    """By the logarithm of one and a little, which loses nothing near zero; of large numbers by theirs and of two."""
+    size = tl.abs(x)
+    y = tl.minimum(size, _f64(1e8))
+    square = y * y
+    above = y + square / (1 + tl.sqrt(1 + square))  # exp(asinh) less 1
+    whole = 1 + above
+    small = tl.where(whole == 1, above, tl.log(whole) * (above / tl.where(whole == 1, 1.0, whole - 1)))
+    found = tl.where(size > y, tl.log(size) + _f64(_LOG2), small)
+    return tl.where(x < 0, -found, found)
+
+
+@triton.jit
+def _spread(heights, following):  # type: ignore[no-untyped-def]
+    """``streaming.spread_of``; ``following`` are the heights one place later."""
+    is_pair = tl.arange(0, _START) < _START - 1
+    differences = following - heights
+    drift = _median(differences, is_pair, _f64(_START - 1))
+    return _median(tl.abs(differences - drift), is_pair, _f64(_START - 1)) / _MEDIAN_OF_NORMAL / _SQRT2
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Applies the live statistic to a loss curve if it is calibrated for it; or the rules of the textbook.
 
-The statistic is calibrated for positive losses of every step, in runs of at least a thousand. Our own runs are judged
+The statistic is calibrated for losses of every step, in runs of at least a thousand; from the first negative loss on it
+begins anew, on a scale of both signs, as in the live guard. Our own runs are judged
 by the whole fold that judged them live, other logs by the statistic of the loss alone. A run too long for that is
 screened: the statistic judges only the surroundings of its highest points.
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from sealegs import judge
 from sealegs.detectors import drift
-from sealegs.detectors.spike import SUSPICIOUS, YOUNG
+from sealegs.detectors.spike import STRICTER, SUSPICIOUS, YOUNG
 from sealegs.detectors.textbook import MonotonicRise, ThreeSigma
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, beside
 from sealegs.diagnosis.curve.rises import median, stretches
@@ -58,7 +59,8 @@ that the others, of learning rate, throughput, weights and ranks, are not asked.
 def judges_from(curve: LossCurve) -> int:
     """The row from which on the live statistic judges short rises; beyond the last row if it is not calibrated."""
     losses = curve.losses[curve.finite]
-    is_calibrated = len(losses) >= LONG and curve.interval == 1 and bool((losses > 0).all())
+    are_known = bool((losses > 0).all()) or bool((losses < 0).any())  # zeros among positive ones may have been NaN
+    is_calibrated = len(losses) >= LONG and curve.interval == 1 and are_known
     return YOUNG if is_calibrated else len(curve.losses)
 
 
@@ -68,16 +70,25 @@ def surprising(run: Run, curve: LossCurve, most_folded: int = MOST_FOLDED) -> li
         return _as_live(run, curve)
     if judges_from(curve) == len(curve.losses):
         return []
-    found = []
-    for rows in curve.parts:
-        heights = np.log(curve.losses[rows])
-        for begin, end, judged_from in _windows(heights):
-            p, _ = streaming.scan(heights[begin:end], limit=SUSPICIOUS)
+    return sorted({one for rows in curve.parts for one in _surprising(curve.losses, rows)})
+
+
+def _surprising(losses: Floats, rows: Indices) -> Iterator[Stretch]:
+    """The same for the rows of one start: on the logarithm up to the first negative loss, then on a scale of both
+    signs. A loss of exactly 0 is on neither."""
+    first = next(iter(np.flatnonzero(losses[rows] < 0)), len(rows))
+    known = rows[losses[rows] != 0]
+    split = int(np.sum(losses[rows[:first]] != 0))
+    for part, is_signed in ((known[:split], False), (known[split:], True)):
+        values = losses[part] / np.median(np.abs(losses[part])) if is_signed and len(part) else np.log(losses[part])
+        for begin, end, judged_from in _windows(values):
+            p, after = streaming.scan(values[begin:end], limit=SUSPICIOUS, is_signed=is_signed)
             p[:LONG] *= ALARM / judge.YOUNG_ALARM  # the tail is known only roughly until then, as in the live guard
-            high = _alarms(heights[begin:end], p)
+            heights = np.arcsinh(values[begin:end] / after.unit) if is_signed else values[begin:end]
+            high = _alarms(heights, p, is_signed=is_signed)
             high[: judged_from - begin] = False
-            found += [Stretch(int(rows[begin + a]), int(rows[begin + b]), "spike") for a, b in closed_up(high, gap=10)]
-    return sorted(set(found))
+            for a, b in closed_up(high, gap=10):
+                yield Stretch(int(part[begin + a]), int(part[begin + b]), "spike")
 
 
 def is_screened(curve: LossCurve) -> bool:
@@ -104,11 +115,14 @@ def _windows(heights: Floats) -> Iterator[tuple[int, int, int]]:
         yield max(first - BEFORE, 0), last + 1, first
 
 
-def _alarms(heights: Floats, p: Floats) -> NDArray[np.bool_]:
-    """Which values are alarms, after the calibration of the p-values has been audited and corrected."""
+def _alarms(heights: Floats, p: Floats, *, is_signed: bool) -> NDArray[np.bool_]:
+    """Which values are alarms, after the calibration of the p-values has been audited and corrected. A loss of both
+    signs needs a smaller p and may stay high, as in the live guard."""
     audit = CalibrationAudit(float(len(p)), float(np.sum(p < 0.01)), float(np.sum(p < 0.001)))
-    alarms = p < ALARM / audit.correction
-    for first, last in stretches(p < EACH):  # uncorrected: a burst by itself would make the p-values look uncalibrated
+    alarms = p < ALARM / (STRICTER if is_signed else 1.0) / audit.correction
+    for first, last in (
+        () if is_signed else stretches(p < EACH)
+    ):  # uncorrected: a burst by itself would make the p-values look uncalibrated
         alarms[first : last + 1] |= last - first + 1 >= IN_A_ROW
     for at in np.flatnonzero(alarms).tolist():
         alarms[at] = heights[at] - np.median(heights[max(at - 32, 0) : at + 1]) > np.log(SMALLEST)
