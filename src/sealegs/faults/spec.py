@@ -41,6 +41,7 @@ from sealegs.faults.live import (
     WeightScale,
     WrongBetas,
 )
+from sealegs.faults.reward import ConstantReward, EntropyPenalty, HackedReward, NoisySampler
 from sealegs.record.reading import shown
 
 DIGITS = re.compile("[0-9]{1,18}")
@@ -74,6 +75,10 @@ KINDS: dict[str, type[Fault]] = {
         PermutedVocabulary,
         EncodingJunk,
         ReplayedBatches,
+        EntropyPenalty,
+        ConstantReward,
+        HackedReward,
+        NoisySampler,
     )
 }
 """Every kind of fault that can be written, by name."""
