@@ -30,7 +30,7 @@ from sealegs.guard import Guard
 from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.branches import fork
 from sealegs.lab.data import Batch
-from sealegs.lab.experts import Notes, router_signals
+from sealegs.lab.experts import Notes
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import Settings
 from sealegs.lab.sources import TokenSources, open_data
@@ -43,6 +43,7 @@ from sealegs.lab.train import (
     describe,
     evaluate,
     lr_share,
+    signals_of,
 )
 from sealegs.loop_port import LoopPort
 from sealegs.record.writer import RunWriter
@@ -194,7 +195,7 @@ def _do_steps(
         if (loads := beside.get("expert_load")) is not None:  # of all ranks, like the gradients
             dist.all_reduce(loads)
             model.loads = loads.div_(dist.get_world_size())
-        signals = router_signals(beside, detailed=guard.number % settings.cadence.detail_steps == 0)
+        signals = signals_of(beside, detailed=guard.number % settings.cadence.detail_steps == 0)
         guard.step(
             loss,
             tokens=batch.target_count,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from sealegs.lab.data import IGNORED
 from sealegs.lab.experts import Experts, Notes, stacked
+from sealegs.lab.float8 import Float8Linear, name_quantisers
 from sealegs.lab.settings import ModelSettings
 
 
@@ -44,6 +46,7 @@ class Transformer(nn.Module):
         cosine, sine = rotary_table(settings)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
+        name_quantisers(self)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -172,16 +175,21 @@ class Mlp(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.gated = settings.activation == "swiglu"
-        self.up = nn.Linear(settings.width, settings.hidden * (2 if self.gated else 1), bias=False)
-        self.down = nn.Linear(settings.hidden, settings.width, bias=False)
+        product = Float8Linear if settings.float8 else partial(nn.Linear, bias=False)
+        self.up = product(settings.width, settings.hidden * (2 if self.gated else 1))
+        self.down = product(settings.hidden, settings.width)
 
     def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
         """Each position by itself."""
-        hidden = self.up(x)
+        hidden = _product(self.up, x, notes)
         if self.gated:
             gate, value = hidden.chunk(2, dim=-1)
-            return self.down(F.silu(gate) * value)  # type: ignore[no-any-return]
-        return self.down(F.gelu(hidden))  # type: ignore[no-any-return]
+            return _product(self.down, F.silu(gate) * value, notes)
+        return _product(self.down, F.gelu(hidden), notes)
+
+
+def _product(matrix: nn.Module, x: Tensor, notes: Notes | None) -> Tensor:
+    return matrix(x, notes) if isinstance(matrix, Float8Linear) else matrix(x)  # type: ignore[no-any-return]
 
 
 def norm(settings: ModelSettings, width: int | None = None) -> nn.Module:

@@ -83,6 +83,8 @@ class ModelSettings:
     """How far `bias` moves in a step."""
     router_z_weight: float = 1e-3
     """Gives margin: factor on the squared log-partition of the router's logits, which keeps them small (ST-MoE)."""
+    float8: bool = False
+    """Takes some margin: what the MLPs' products read is rounded to eight bits (E4M3), with a scale for each tensor."""
 
     def __post_init__(self) -> None:
         _refuse_unknown_choices(self, "model.")
@@ -103,7 +105,7 @@ class ModelSettings:
         _refuse_unless(self.rotary_base > 1, "model.rotary_base", self.rotary_base, "must be above 1")
         _refuse_unless(self.experts >= 0, "model.experts", self.experts, "must not be negative; 0 is one MLP for all")
         _refuse_unless(
-            1 <= self.experts_per_token and (self.experts_per_token < self.experts or not self.experts),
+            self.experts_per_token >= 1 and (self.experts_per_token < self.experts or not self.experts),
             "model.experts_per_token",
             self.experts_per_token,
             f"at least 1, and fewer than model.experts={self.experts}",

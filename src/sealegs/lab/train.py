@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from sealegs.guard import Guard
 from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.data import Batch, Ints, Stream
 from sealegs.lab.experts import router_signals
+from sealegs.lab.float8 import float8_signals
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import ModelSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import TokenSources, changed_source
@@ -176,7 +177,7 @@ def run_steps(
             settings = replace(settings, dtype="bf16")
         loss, token_losses, beside = backward(scaler, losses, batch, settings)
         model.loads = beside.get("expert_load")
-        signals |= router_signals(beside, detailed=guard.number % cadence.detail_steps == 0)
+        signals |= signals_of(beside, detailed=guard.number % cadence.detail_steps == 0)
         guard.step(loss, tokens=batch.target_count, token_losses=token_losses, **signals)
 
         is_late = cadence.checkpoint_minutes and time.monotonic() - last_save > 60 * cadence.checkpoint_minutes
@@ -234,6 +235,11 @@ def backward(scaler: GradScaler, losses: LossFunction, batch: Batch, settings: S
     return BatchLosses(loss, torch.cat(of_tokens), beside)
 
 
+def signals_of(beside: Mapping[str, Tensor], *, detailed: bool) -> dict[str, Tensor]:
+    """What layers said beside a batch's losses, as signals of its step."""
+    return router_signals(beside, detailed=detailed) | float8_signals(beside, detailed=detailed)
+
+
 @torch.no_grad()
 def evaluate(losses: LossFunction, held_out: Stream, settings: Settings) -> Tensor:
     """Mean loss over the first held-out batches, which are the same every time."""
@@ -266,7 +272,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
     ]
     optimizer = AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
     if isinstance(model, Transformer) and shape.experts and shape.balance == "bias":
-        # with the update or not at all: a skip on the host does not call the optimizer, one on the device sets found_inf
+        # with the update or not at all: a skip on the host calls no optimizer, one on the device sets found_inf
         optimizer.register_step_post_hook(lambda done, *_: model.balance_experts(getattr(done, "found_inf", None)))
     return optimizer
 
@@ -361,6 +367,7 @@ MAY_CHANGE_IN_MODEL = {
     "model.balance_weight",
     "model.balance_rate",
     "model.router_z_weight",
+    "model.float8",
 }
 """Stability margins. A change of anything else would make another function of the same weights."""
 
