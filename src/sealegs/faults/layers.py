@@ -43,7 +43,8 @@ def routers(fault: RouterBias, model: nn.Module) -> dict[str, nn.Module]:
 
 def quantisers(fault: StuckScale, model: nn.Module) -> dict[str, nn.Module]:
     """The quantisers that a fault strikes, by name."""
-    known = {name: module for name, module in named_modules(model).items() if isinstance(module, ScaledRounding)}
+    modules = named_modules(model)
+    known: dict[str, nn.Module] = {name: each for name, each in modules.items() if isinstance(each, ScaledRounding)}
     found = {name: module for name, module in known.items() if is_within(name, fault.module)}
     if not found:
         cure = near(fault.module, known) if known else "it has none; in the lab, --model.float8 brings them"

@@ -61,13 +61,13 @@ class PolicyFaults:
         for fault in self._due(ConstantReward):
             self._report(fault, f"made every reward {fault.value:g}")
             rewards = _result(fault, rewards, torch.full_like(rewards, fault.value))
-        for fault in self._due(HackedReward):
-            self._report(fault, f"paid {fault.weight:g} for {fault.pays}")
-            if fault.pays == "length":
+        for hack in self._due(HackedReward):
+            self._report(hack, f"paid {hack.weight:g} for {hack.pays}")
+            if hack.pays == "length":
                 paid = counts.mean(1)
             else:
                 paid = ((answers[:, 1:] == answers[:, :-1]) * counts[:, 1:]).sum(1) / counts.sum(1)
-            rewards = _result(fault, rewards, rewards + fault.weight * paid)
+            rewards = _result(hack, rewards, rewards + hack.weight * paid)
         return rewards
 
     def entropy_weight(self, weight: float) -> float:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class PolicySettings:
     """Updates of the weights; two are made of each set of samples."""
     seed: int = 0
     """Chooses weights, questions and samples."""
+    samples_seed: int = 0
+    """Chooses other samples of the same weights and questions."""
     questions: int = 8
     """Questions an update."""
     group: int = 8
@@ -237,6 +239,7 @@ def train_policy(
     reference, sampler = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))
     optimizer = AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     held_out = questions(64, generator, held_out=True)
+    torch.manual_seed(settings.seed + 2**32 * settings.samples_seed)
     telemetry = Telemetry(settings={"policy": asdict(settings)}, sinks=sinks)
     with Guard(model, optimizer, run=run, clip=1.0, act=act, telemetry=telemetry) as guard:
 
@@ -267,11 +270,17 @@ def train_policy(
                         settings, model, mine, advantages[groups].flatten(), then[rows], entropy_weight
                     )
                     loss.backward()
-                    signals |= reward_signals(rewards[groups], mine) | gap_signals(mine, trainer[rows])
+                    known: dict[str, Any] = (
+                        signals | reward_signals(rewards[groups], mine) | gap_signals(mine, trainer[rows])
+                    )
                     if guard.number % settings.evaluate_steps == 0:
                         with guard.paused():
-                            signals["eval_reward"] = evaluated(model, held_out, settings)
-                    guard.step(loss, **signals)
+                            known["eval_reward"] = evaluated(model, held_out, settings)
+                    guard.step(loss, **known)
+        for fault in broken.pending():
+            report(f"{fault} has not struck: its steps did not come")
+        guard.loop.finish()
+        guard.watch.note("end", reason="finished")  # where it is broken on purpose, the reward says how well it ended
         return float(evaluated(model, held_out, settings))
 
 
