@@ -125,7 +125,7 @@ def damages(layers: int) -> Iterator[Damage]:
 def measured(model: Transformer, batch: Batch, settings: Settings) -> tuple[float, Tensor]:
     """The loss of a batch, and the norm of each gradient."""
     model.zero_grad()
-    loss, _ = backward(GradScaler(enabled=False), model.losses, batch, settings)
+    loss, *_ = backward(GradScaler(enabled=False), model.losses, batch, settings)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return float(loss), lengths(gradients, torch.device("cpu"))
 

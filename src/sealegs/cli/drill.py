@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import tyro
 
 from sealegs.cli import postmortem
+from sealegs.cli.check import check
 from sealegs.cli.output import show, show_json, tell
 from sealegs.cli.replay import builder, keep, told
 from sealegs.diagnosis.cause_cards import causes
@@ -24,12 +25,12 @@ from sealegs.drills.catalogue import DRILLS, Drill, chosen
 from sealegs.errors import ConfigError, MissingExtra, SealegsError
 from sealegs.record.schema import CAPSULE, INCIDENTS
 from sealegs.report.commands.contracts import contract
-from sealegs.report.commands.drill import GOOD, Drilled, DrillShown, OnRanks, listed, page
+from sealegs.report.commands.drill import GOOD, Drilled, DrillShown, OfPolicy, OnRanks, listed, page
 from sealegs.report.postmortem.causes import title_of
 from sealegs.report.postmortem.markdown import FILE
 
 if TYPE_CHECKING:
-    from sealegs.drills.loops import LabLoop, Loop
+    from sealegs.drills.loops import LabLoop, Loop, PolicyLoop
     from sealegs.drills.multi_rank import RankedLoop
     from sealegs.drills.score import Score
     from sealegs.replay.subject import Subject
@@ -54,6 +55,8 @@ examples:
 """
 T = TypeVar("T")
 R = TypeVar("R")
+APART = ("policy gradient", "ranks")
+"""What needs a loop of its own."""
 LEFT_OUT = (1, 5, 10, 20, 40, 80)
 """Healthy batches that the placebo twins leave out: they show what leaving out batches costs without any harm."""
 
@@ -73,9 +76,10 @@ class Options:
     seed: int = 0
     """Of weights and data."""
     at: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
-    """The step that faults strike: 230 in the lab, 200 in a loop of your own."""
+    """The step that faults strike: 230 in the lab, 80 in its policy-gradient loop, 200 in a loop of your own."""
     after: Annotated[int | None, tyro.conf.arg(metavar="STEPS")] = None
-    """So many steps later runs are compared: 200 in the lab, 100 in a loop of your own."""
+    """So many steps later runs are compared: 200 in the lab, 120 in its policy-gradient loop, 100 in a loop of your
+    own."""
     diagnose: bool = True
     """Replay the incident of each drill, and see whether the cause is found."""
     jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 0
@@ -142,6 +146,13 @@ def _lab(options: Options, place: Path, device: Literal["auto", "cpu"] = "auto")
     return LabLoop(place=place, size=options.size, at=at, last=last, seed=options.seed, device=device)
 
 
+def _policy(options: Options) -> "PolicyLoop":
+    from sealegs.drills.loops import PolicyLoop
+
+    at = options.at or 80
+    return PolicyLoop(at=at, last=at + (options.after or 120), seed=options.seed)
+
+
 def _span(options: Options) -> tuple[int, int]:
     """The step at which faults strike, and the one at which runs are compared."""
     at = options.at or (230 if options.build is None else 200)
@@ -166,9 +177,10 @@ def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
     from sealegs.drills.score import CLOSE
 
     began = time.monotonic()
-    alone = [drill for drill in wanted if drill.where != "ranks"]
-    together = [drill for drill in wanted if drill.where == "ranks"]
-    total = sum(1 + len(LEFT_OUT) + len(drills) for drills in (alone, together) if drills)
+    alone, of_policy, together = (
+        [drill for drill in wanted if (drill.where if drill.where in APART else "") == where] for where in ("", *APART)
+    )
+    total = sum(1 + len(LEFT_OUT) + len(drills) for drills in (alone, of_policy, together) if drills)
     number = 0
 
     def report(text: str) -> None:
@@ -176,16 +188,18 @@ def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
         number += 1
         tell(f"{number}/{total}  {time.monotonic() - began:4.0f} s  {text}")
 
-    found: list[Practised] = []
+    jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
+    found: dict[str, Practised] = {}
     if alone:
-        jobs = options.jobs or (len(os.sched_getaffinity(0)) if options.build is None else 1)
-        found.append(_practised(options, _loop(options, place), alone, place, jobs, report))
+        found["alone"] = _practised(options, _loop(options, place), alone, place, jobs, report)
+    if of_policy:
+        found["of policy"] = _practised(options, _policy(options), of_policy, place, jobs, report)
     if together:
         with Crew() as crew:  # it takes a core per rank, so only one run goes at a time
             loop = RankedLoop(lab=_lab(options, place, "cpu"), crew=crew)
-            found.append(_practised(options, loop, together, place, 1, report))
-    first, last = found[0], found[-1]
-    shown = {name: each for part in found for name, each in part.shown.items()}
+            found["together"] = _practised(options, loop, together, place, 1, report)
+    first = next(iter(found.values()))
+    shown = {name: each for part in found.values() for name, each in part.shown.items()}
     return Drilled(
         loop=str(first.loop),
         at=first.loop.at,
@@ -196,7 +210,12 @@ def _drilled(options: Options, wanted: Sequence[Drill], place: Path) -> Drilled:
         close=CLOSE,
         drills=[shown[drill.name] for drill in wanted],
         survived=all(each.verdict in GOOD for each in shown.values()),
-        on_ranks=OnRanks(ranks=crew.ranks, clean_loss=last.clean, spread=last.spread) if together else None,
+        on_ranks=None
+        if (part := found.get("together")) is None
+        else OnRanks(ranks=part.loop.ranks, clean_loss=part.clean, spread=part.spread),
+        of_policy=None
+        if (part := found.get("of policy")) is None
+        else OfPolicy(at=part.loop.at, last=part.loop.last, clean_loss=part.clean, spread=part.spread),
     )
 
 
@@ -254,7 +273,9 @@ def _done(
     if drill.settings and drill.faults:  # compared with a run of the same settings: the drill is about the fault
         clean = loop.ending(folder / "clean", replace(drill, faults=()), guarded=True)
     gaps = ((watched - clean) / spread, (guarded - clean) / spread)
-    explain = partial(_cause_of, options.build) if options.diagnose and not drill.is_benign else None
+    explain: Callable[[Path], tuple[str | None, str]] | None = None
+    if options.diagnose and not drill.is_benign:
+        explain = _cause_shown if drill.shown else partial(_cause_of, options.build)
     return score(drill, loop.at, folder / "unguarded", folder / "guarded", gaps, explain)
 
 
@@ -267,6 +288,13 @@ def _cause_of(build: str | None, run: Path) -> tuple[str | None, str]:
             return None, str(error)
         return cause, because
     return None, ""
+
+
+def _cause_shown(run: Path) -> tuple[str | None, str]:
+    """The first cause that `sealegs check` finds in a record and does more than guess at, and what it says."""
+    diagnosis = check(str(run), metrics={}, pattern=None, rules="calibrated")
+    named = next((each.cause for each in diagnosis.hypotheses if each.grade != "hypothesis"), None)
+    return named, diagnosis.first_action
 
 
 def explained(folder: Path, subject: "Subject") -> tuple[str | None, str, int]:

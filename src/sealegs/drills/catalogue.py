@@ -8,15 +8,27 @@ from typing import Literal, TypeAlias, get_args
 from sealegs.errors import ConfigError
 from sealegs.faults.contract import Fault
 from sealegs.faults.data import DataFault
+from sealegs.faults.reward import PolicyFault
 from sealegs.faults.spec import KINDS, parse
 
 Family: TypeAlias = Literal[
-    "data", "schedule", "optimizer", "precision", "hardware", "code", "natural", "benign", "your own"
+    "data",
+    "schedule",
+    "optimizer",
+    "precision",
+    "hardware",
+    "code",
+    "experts",
+    "policy",
+    "natural",
+    "benign",
+    "your own",
 ]
-Where: TypeAlias = Literal["any loop", "the lab", "text", "ranks"]
+Where: TypeAlias = Literal["any loop", "the lab", "text", "ranks", "policy gradient"]
 SCARCE: dict[Where, str] = {
     "the lab": "the lab's own model or data",
     "ranks": "several ranks, and a loop of your own is drilled in one process",
+    "policy gradient": "the lab's policy-gradient loop",
 }
 """What a loop of the user's own lacks."""
 
@@ -37,8 +49,11 @@ class Drill:
     """A harmless change of the lab's data: a name in ``controls``."""
     causes: tuple[str, ...] = ()
     """The causes that a tested diagnosis may name; empty if no diagnosis is expected."""
+    shown: tuple[str, ...] = ()
+    """The causes that `sealegs check` may name in the record, where no replay can test one. The guard only observes
+    these: it skips and rolls back for a loss or a gradient, not for a reward or a load."""
     where: Where = "any loop"
-    """``text``: batches must have tokens; ``ranks``: the lab, on two ranks."""
+    """``text``: batches must have tokens; ``ranks``: the lab, on two ranks; ``policy gradient``: its GRPO toy."""
 
     @property
     def is_benign(self) -> bool:
@@ -88,6 +103,14 @@ _DATA = _of(
         "bad-data-batch",
         "text read in the wrong encoding, 20 batches",
     ),
+)
+_MASKED = Drill(
+    name="masked-labels",
+    family="data",
+    what="every label of eight batches is masked",
+    faults=("masked-labels:batches=8",),
+    causes=("masked-labels", "bad-data-batch"),
+    where="text",
 )
 _POISONED = Drill(
     name="poisoned-source",
@@ -162,6 +185,59 @@ _PRECISION = (
         causes=("zero-variance-norm", "corrupt-weight"),
         where="the lab",
     ),
+)
+_SCALE = Drill(
+    name="saturated-scale",
+    family="precision",
+    what="products of eight bits whose scale is stuck 16 times too high",
+    faults=("stuck-scale:factor=16,steps=1000",),
+    settings=("model.float8=True",),
+    shown=("low-precision-saturation",),
+    where="the lab",
+)
+_EXPERTS = tuple(
+    Drill(
+        name=name,
+        family="experts",
+        what=what,
+        faults=(fault,),
+        settings=("model.experts=4", "model.balance='none'"),
+        shown=tuple(shown.split()),
+        where="the lab",
+    )
+    for name, fault, shown, what in (
+        (
+            "router-collapse",
+            "router-bias:experts=2,amount=6,steps=1000",
+            "router-collapse",
+            "every token goes to the same two experts of four",
+        ),
+        (
+            "dead-expert",
+            "router-bias:expert=3,amount=-30,steps=1000",
+            "dead-experts router-collapse",
+            "one expert of four gets no token any more",
+        ),
+    )
+)
+_POLICY = tuple(
+    Drill(name=name, family="policy", what=what, faults=(fault,), shown=tuple(shown.split()), where="policy gradient")
+    for name, fault, shown, what in (
+        ("entropy-collapse", "entropy-penalty:weight=2", "entropy-collapse", "an entropy bonus with the wrong sign"),
+        ("zero-spread", "constant-reward", "zero-reward-spread", "a reward function that gives every answer 0"),
+        (
+            "hacked-reward",
+            "hacked-reward:weight=2",
+            "reward-hacking length-collapse-or-cut",
+            "the reward pays for length, too",
+        ),
+        (
+            "perturbed-sampler",
+            "noisy-sampler:noise=0.2",
+            "sampler-trainer-mismatch",
+            "the sampler's weights are off by a fifth of their size",
+        ),
+    )
 )
 _HARDWARE = _of(
     "hardware",
@@ -268,15 +344,19 @@ DRILLS: dict[str, Drill] = {
     drill.name: drill
     for drill in (
         *_DATA,
+        _MASKED,
         _POISONED,
         *_SCHEDULE,
         _WARMUP,
         *_OPTIMIZER,
         *_PRECISION,
+        _SCALE,
         *_HARDWARE,
         *(drill for drill in _RANKS if drill.family == "hardware"),
         *_CODE,
         *(drill for drill in _RANKS if drill.family == "code"),
+        *_EXPERTS,
+        *_POLICY,
         *_NATURAL,
         *_BENIGN,
     )
@@ -311,4 +391,6 @@ def _own(text: str) -> Drill:
     [fault] = drill.struck(0)
     if fault.rank is not None:
         return replace(drill, where="ranks")
+    if isinstance(fault, PolicyFault):
+        return replace(drill, where="policy gradient")
     return replace(drill, where="text") if isinstance(fault, DataFault) else drill

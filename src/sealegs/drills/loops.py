@@ -19,6 +19,7 @@ from sealegs.faults.practice import disturbed
 from sealegs.guard import Guard
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.lab.branches import begin, branch, stop_after
+from sealegs.lab.policy_gradient import PolicySettings, train_policy
 from sealegs.lab.settings import SIZES, Settings
 from sealegs.lab.sources import open_data
 from sealegs.lab.train import SNAPSHOT_BYTES, resolved, train
@@ -204,5 +205,30 @@ class OwnLoop:
         return sum(float(subject.loss(batch)) for batch in probes) / len(probes)
 
 
-Loop: TypeAlias = LabLoop | OwnLoop
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoop:
+    """The lab's policy-gradient loop. Every run starts at step 0; twins differ in their samples."""
+
+    seed: int
+    at: int
+    last: int
+    ranks: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return f"the lab's policy-gradient loop, seed {self.seed}"
+
+    def prepare(self) -> None:
+        """Its runs share nothing."""
+
+    def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
+        """The share of held-out answers that is wrong at the end; NaN if the run was halted."""
+        settings = PolicySettings(steps=self.last, seed=self.seed, samples_seed=without)
+        faults = drill.struck(self.at) if drill else []
+        try:
+            return 1 - train_policy(settings, folder, faults=faults, act=guarded, sinks=[_Unseen()])
+        except RunHalted:
+            return math.nan
+
+
+Loop: TypeAlias = LabLoop | OwnLoop | PolicyLoop
 """Something that can be trained again and again in the same way."""

@@ -30,6 +30,7 @@ from sealegs.guard import Guard
 from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.branches import fork
 from sealegs.lab.data import Batch
+from sealegs.lab.experts import Notes
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import Settings
 from sealegs.lab.sources import TokenSources, open_data
@@ -42,6 +43,7 @@ from sealegs.lab.train import (
     describe,
     evaluate,
     lr_share,
+    signals_of,
 )
 from sealegs.loop_port import LoopPort
 from sealegs.record.writer import RunWriter
@@ -184,13 +186,23 @@ def _do_steps(
     model, scaler = replica.module, GradScaler(settings.device, enabled=False)
 
     def losses(tokens: Tensor, targets: Tensor) -> Losses:
-        found: Losses = model.losses_of(replica(tokens), targets)
+        notes: Notes = []
+        found: Losses = model.losses_of(replica(tokens, notes), targets, notes)
         return found
 
     for batch in guard.batches(batches):
-        loss, token_losses = backward(scaler, losses, batch, settings)
+        loss, token_losses, beside = backward(scaler, losses, batch, settings)
+        if (loads := beside.get("expert_load")) is not None:  # of all ranks, like the gradients
+            dist.all_reduce(loads)
+            model.loads = loads.div_(dist.get_world_size())
+        signals = signals_of(beside, detailed=guard.number % settings.cadence.detail_steps == 0)
         guard.step(
-            loss, tokens=batch.target_count, token_losses=token_losses, batch_hash=batch.hash, sources=batch.sources
+            loss,
+            tokens=batch.target_count,
+            token_losses=token_losses,
+            batch_hash=batch.hash,
+            sources=batch.sources,
+            **signals,
         )
         beat(guard.number)
         if guard.number >= until:

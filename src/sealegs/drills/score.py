@@ -49,9 +49,10 @@ class Score:
 
         None without an incident, or if no cause is expected.
         """
-        if not self.drill.causes or not self.why:
+        wanted = self.drill.causes or self.drill.shown
+        if not wanted or not self.why:
             return None
-        return self.cause in self.drill.causes and self.drill.rank in (None, self.rank)
+        return self.cause in wanted and self.drill.rank in (None, self.rank)
 
     @property
     def prevented(self) -> float | None:
@@ -78,7 +79,8 @@ class Score:
         if math.isnan(self.guarded):
             return "lost"
         if self.guarded > CLOSE:
-            return "damaged"
+            is_told = self.seen is not None or self.is_right is True
+            return "observed" if self.drill.shown and is_told else "damaged"
         if self._is_harm or self.seen is not None:
             return "survived"
         return "no effect" if abs(self.watched) <= CLOSE else "harmless"

@@ -22,6 +22,7 @@ from sealegs.faults.data import (
     DataFault,
     DuplicateBatch,
     EncodingJunk,
+    MaskedLabels,
     PermutedVocabulary,
     PoisonedSource,
     RandomShard,
@@ -34,6 +35,8 @@ from sealegs.faults.rewording import one_cycle, permuted, raw_numbers, repeated,
 from sealegs.faults.strikes import place, refuse_twice_or_nowhere
 from sealegs.faults.text import BatchText, Ints, number_of, sources_of, text_of, with_changes
 
+IGNORED = -100
+"""The label that losses of torch leave out."""
 RARE = 64
 """How many of the least frequent ids are rare."""
 HANDED_OUT = "spoilt_next_batch"
@@ -131,7 +134,7 @@ class Spoiler:
             return
         text = text_of(batch)
         for fault in self._faults:
-            if isinstance(fault, ShiftedLabels) and text.labels is None:
+            if isinstance(fault, ShiftedLabels | MaskedLabels) and text.labels is None:
                 raise ConfigError(f"{fault}: the batches have tokens and no labels; give labels as a part of their own")
             if isinstance(fault, PoisonedSource) and self._sources(batch) is None:
                 raise ConfigError(f"{fault}: the batches do not say their rows' sources; give Spoiler sources=")
@@ -154,6 +157,10 @@ class Spoiler:
             assert text.labels is not None
             self._report(fault, number, "shifted the labels")
             return text.put(text.tokens, np.roll(text.labels, -1, axis=-1))
+        if isinstance(fault, MaskedLabels):
+            assert text.labels is not None
+            self._report(fault, number, "masked every label")
+            return text.put(text.tokens, np.full_like(text.labels, IGNORED))
         rows = np.ones(text.tokens.shape[:-1], np.bool_)
         if isinstance(fault, RepeatedNgram):
             self._report(fault, number, f"repeated a span of {fault.length} tokens in {rows.size} of {rows.size} rows")

@@ -69,6 +69,13 @@ class ShiftedLabels(BatchesFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedLabels(BatchesFault):
+    """Every label is -100, which losses ignore: a wrong template, or a cut that leaves only the prompt."""
+
+    name: ClassVar[str] = "masked-labels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateBatch(BatchesFault):
     """The first of the batches takes the place of all of them: a loader that is stuck."""
 

@@ -29,6 +29,7 @@ from sealegs.errors import ConfigError
 from sealegs.faults.activation import strike_output, struck_module
 from sealegs.faults.code import OwnGradients, UnclearedGradients, refuse_unless_reduced
 from sealegs.faults.contract import Fault
+from sealegs.faults.layers import quantisers, routers, strike_quantisers, strike_routers
 from sealegs.faults.live import (
     Bf16Weights,
     ElementFault,
@@ -38,8 +39,10 @@ from sealegs.faults.live import (
     LrSpike,
     MissingZeroGrad,
     MomentsReset,
+    RouterBias,
     ScalerOff,
     SkippedAllReduce,
+    StuckScale,
     WarmupLost,
     WeightScale,
     WrongBetas,
@@ -124,6 +127,10 @@ class Injector:
                 self._handles += [attach(course, fault, model, optimizer, self._clock) for optimizer in optimizers]
             elif is_in_output(fault):
                 self._handles.append(strike_output(course, fault, model, self._clock))
+            elif isinstance(fault, RouterBias):
+                self._handles += strike_routers(course, fault, model, self._clock)
+            elif isinstance(fault, StuckScale):
+                self._handles += strike_quantisers(course, fault, model, self._clock)
             elif isinstance(fault, MomentsReset) or is_in_moment(fault):
                 moments.append((course, fault, targets))
             elif is_in_weight(fault):
@@ -228,7 +235,8 @@ def inject(
     for fault in (parse(each) if isinstance(each, str) else each for each in faults):
         if not isinstance(fault, LiveFault):
             raise ConfigError(
-                f"{fault}: strikes neither model nor optimizer; give faults of the data to batches.Spoiler"
+                f"{fault}: strikes neither model nor optimizer; give faults of the data to batches.Spoiler, those of a "
+                "policy-gradient loop to policy.PolicyFaults (examples/grpo_toy.py)"
             )
         # on every rank, so that all refuse or none
         refuse_unless_reduced(fault, model, ranks)
@@ -239,6 +247,10 @@ def inject(
         targets: list[FaultTarget] = []
         if is_in_output(fault):
             struck_module(fault, model)
+        elif isinstance(fault, RouterBias):
+            routers(fault, model)
+        elif isinstance(fault, StuckScale):
+            quantisers(fault, model)
         elif isinstance(fault, TensorFault):
             targets = select(model, fault, several)
         if isinstance(fault, WeightScale):

@@ -315,6 +315,57 @@ class ActivationScale(LiveFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterBias(LastingFault):
+    """The logits of some experts are off by an amount in every forward pass: tokens go to them, or never.
+
+    A router that has collapsed: ``router-bias:experts=2,amount=6@200``. An expert that has died:
+    ``router-bias:expert=3,amount=-30@200``.
+    """
+
+    name: ClassVar[str] = "router-bias"
+
+    amount: float
+    """Any finite number but 0."""
+    expert: int = 0
+    """The first of them, from 0."""
+    experts: int = 1
+    """How many."""
+    module: str | None = None
+    """The routers' name, with ``*`` as in ``ElementFault``. Without it, every module whose name ends in ``router`` or
+    ``gate``."""
+
+    def __post_init__(self) -> None:
+        LastingFault.__post_init__(self)
+        refuse_unless_module(self, self.module)
+        refuse_unless_count(self, "expert", 0)
+        refuse_unless_count(self, "experts", 1)
+        refuse_unless_number(self, "amount")
+        if self.amount == 0:
+            raise ConfigError(f"{self.name}: amount=0: changes nothing; give another amount")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckScale(LastingFault):
+    """The scale of tensors of few bits stays as it was at the first step, times a factor.
+
+    Above 1, large values are beyond the largest number; far below, small ones become zero. For modules that have
+    ``scale_of(x)`` and ``rounded(x, scale)``, as the lab's quantisers have.
+    """
+
+    name: ClassVar[str] = "stuck-scale"
+
+    factor: float = 16.0
+    """A number above 0."""
+    module: str | None = None
+    """The quantisers' name, with ``*`` as in ``ElementFault``; without it, all of them."""
+
+    def __post_init__(self) -> None:
+        LastingFault.__post_init__(self)
+        refuse_unless_module(self, self.module)
+        refuse_unless_positive(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingZeroGrad(LastingFault):
     """The gradients that an update leaves are added to those of the next step, again and again: a missing zero_grad.
 
@@ -345,7 +396,7 @@ def refuse_unless_factor(fault: GradientScale | WeightScale | LrSpike | Activati
         raise ConfigError(f"{fault.name}: factor=1: changes nothing; give another factor")
 
 
-def refuse_unless_positive(fault: LrSpike | Fp16Overflow) -> None:
+def refuse_unless_positive(fault: LrSpike | Fp16Overflow | StuckScale) -> None:
     """Refuse a factor that changes signs."""
     refuse_unless_number(fault, "factor")
     if not fault.factor > 0:

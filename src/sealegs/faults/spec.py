@@ -15,6 +15,7 @@ from sealegs.faults.contract import Fault, options
 from sealegs.faults.data import (
     DuplicateBatch,
     EncodingJunk,
+    MaskedLabels,
     PermutedVocabulary,
     PoisonedSource,
     RandomShard,
@@ -35,12 +36,15 @@ from sealegs.faults.live import (
     MissingZeroGrad,
     MomentsReset,
     NanGradient,
+    RouterBias,
     ScalerOff,
     SkippedAllReduce,
+    StuckScale,
     WarmupLost,
     WeightScale,
     WrongBetas,
 )
+from sealegs.faults.reward import ConstantReward, EntropyPenalty, HackedReward, NoisySampler
 from sealegs.record.reading import shown
 
 DIGITS = re.compile("[0-9]{1,18}")
@@ -63,17 +67,24 @@ KINDS: dict[str, type[Fault]] = {
         Bf16Weights,
         Fp16Overflow,
         ActivationScale,
+        RouterBias,
+        StuckScale,
         MissingZeroGrad,
         SkippedAllReduce,
         RandomShard,
         RareTokens,
         ShiftedLabels,
+        MaskedLabels,
         DuplicateBatch,
         PoisonedSource,
         RepeatedNgram,
         PermutedVocabulary,
         EncodingJunk,
         ReplayedBatches,
+        EntropyPenalty,
+        ConstantReward,
+        HackedReward,
+        NoisySampler,
     )
 }
 """Every kind of fault that can be written, by name."""

@@ -68,6 +68,23 @@ class ModelSettings:
     logits by the width of a head."""
     rotary_base: float = 10_000.0
     """The slowest pair of a head turns once in about 6 times this many tokens."""
+    experts: int = 0
+    """Experts in the place of each MLP; 0 is one MLP for all tokens."""
+    experts_per_token: int = 2
+    """Experts that a token uses: the router's best."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes scores of the router's logits. `sigmoid` (DeepSeek) lets experts compete less."""
+    balance: Literal["aux", "bias", "none"] = "aux"
+    """What keeps the experts' loads alike. `aux`: a loss (Switch). `bias`: a correction of the choice that no gradient
+    sees (DeepSeek). `none` takes a margin: experts that are used learn, and are used more."""
+    balance_weight: float = 0.01
+    """Factor on the balance loss of `aux`."""
+    balance_rate: float = 1e-3
+    """How far `bias` moves in a step."""
+    router_z_weight: float = 1e-3
+    """Gives margin: factor on the squared log-partition of the router's logits, which keeps them small (ST-MoE)."""
+    float8: bool = False
+    """Takes some margin: what the MLPs' products read is rounded to eight bits (E4M3), with a scale for each tensor."""
 
     def __post_init__(self) -> None:
         _refuse_unknown_choices(self, "model.")
@@ -86,6 +103,15 @@ class ModelSettings:
         _refuse_unless(self.norm_eps >= 0, "model.norm_eps", self.norm_eps, "must not be negative")
         _refuse_unless(self.z_loss >= 0, "model.z_loss", self.z_loss, "must not be negative; 0 is off")
         _refuse_unless(self.rotary_base > 1, "model.rotary_base", self.rotary_base, "must be above 1")
+        _refuse_unless(self.experts >= 0, "model.experts", self.experts, "must not be negative; 0 is one MLP for all")
+        _refuse_unless(
+            self.experts_per_token >= 1 and (self.experts_per_token < self.experts or not self.experts),
+            "model.experts_per_token",
+            self.experts_per_token,
+            f"at least 1, and fewer than model.experts={self.experts}",
+        )
+        for name in ("balance_weight", "balance_rate", "router_z_weight"):
+            _refuse_unless(getattr(self, name) >= 0, f"model.{name}", getattr(self, name), "must not be negative")
         is_sound = self.init_std == "from width" if isinstance(self.init_std, str) else 0 < self.init_std < 10
         _refuse_unless(is_sound, "model.init_std", self.init_std, 'between 0 and 10, or "from width"')
 

@@ -42,11 +42,13 @@ def subject_of(settings: Settings, tokenizer: Path | None = None) -> Subject:
 
     def gradients(batches: Sequence[Mapping[str, Any]]) -> Tensor:
         # the lab has one batch per step, and divides it itself; several are those of its ranks, which DDP averages
-        losses = [backward(scaler, model.losses, read(batch), now)[0] for batch in batches]
-        if len(losses) > 1:
+        done = [backward(scaler, model.losses, read(batch), now) for batch in batches]
+        if len(done) > 1:
             for gradient in (weight.grad for weight in model.parameters() if weight.grad is not None):
-                gradient /= len(losses)
-        return torch.stack(losses).mean()
+                gradient /= len(done)
+        if settings.model.experts:
+            model.loads = torch.stack([each.beside["expert_load"] for each in done]).mean(0)
+        return torch.stack([each.loss for each in done]).mean()
 
     def losses(batch: Mapping[str, Any]) -> Tensor:
         known = read(batch)

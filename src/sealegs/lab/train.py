@@ -7,12 +7,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from sealegs.errors import ConfigError, RunHalted, SourceError, StorageError
 from sealegs.guard import Guard
 from sealegs.guard_options import Checkpointing, GuardOptions, Telemetry, skip_ranges
 from sealegs.lab.data import Batch, Ints, Stream
+from sealegs.lab.experts import router_signals
+from sealegs.lab.float8 import float8_signals
 from sealegs.lab.model import Losses, Transformer
 from sealegs.lab.settings import ModelSettings, OptimizerSettings, Settings
 from sealegs.lab.sources import TokenSources, changed_source
@@ -173,7 +175,9 @@ def run_steps(
 
         if settings.dtype == "fp16" and guard.autocast_dtype(torch.float16) == torch.bfloat16:
             settings = replace(settings, dtype="bf16")
-        loss, token_losses = backward(scaler, losses, batch, settings)
+        loss, token_losses, beside = backward(scaler, losses, batch, settings)
+        model.loads = beside.get("expert_load")
+        signals |= signals_of(beside, detailed=guard.number % cadence.detail_steps == 0)
         guard.step(loss, tokens=batch.target_count, token_losses=token_losses, **signals)
 
         is_late = cadence.checkpoint_minutes and time.monotonic() - last_save > 60 * cadence.checkpoint_minutes
@@ -200,21 +204,40 @@ def run_steps(
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Losses]
 
 
-def backward(scaler: GradScaler, losses: LossFunction, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
-    """The gradients of one batch; gives its mean loss, and the loss of each of its tokens.
+class BatchLosses(NamedTuple):
+    """The losses of a batch whose gradients are there."""
+
+    loss: Tensor
+    """Their mean over the targets."""
+    tokens: Tensor
+    """That of each token."""
+    beside: dict[str, Tensor]
+    """What layers said beside: the mean over micro-batches."""
+
+
+def backward(scaler: GradScaler, losses: LossFunction, batch: Batch, settings: Settings) -> BatchLosses:
+    """The gradients of one batch.
 
     Micro-batches may hold different numbers of targets, so their losses are summed and divided by the targets of the
     whole batch: a mean of the micro-batches' means would weigh tokens differently.
     """
     loss = torch.zeros((), device=settings.device)
     of_tokens = []
+    beside: dict[str, Tensor] = {}
     for tokens, targets in batch.micro_batches(settings.data.accumulation):
         with precision(settings):
             micro = losses(on_device(tokens, settings), on_device(targets, settings))
         scaler.scale(micro.total / batch.target_count).backward()
         of_tokens.append(micro.tokens.detach())
         loss += of_tokens[-1].sum() / batch.target_count
-    return loss, torch.cat(of_tokens)
+        for name, each in micro.beside.items():
+            beside[name] = beside.get(name, 0.0) + each / settings.data.accumulation
+    return BatchLosses(loss, torch.cat(of_tokens), beside)
+
+
+def signals_of(beside: Mapping[str, Tensor], *, detailed: bool) -> dict[str, Tensor]:
+    """What layers said beside a batch's losses, as signals of its step."""
+    return router_signals(beside, detailed=detailed) | float8_signals(beside, detailed=detailed)
 
 
 @torch.no_grad()
@@ -247,7 +270,11 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> AdamW:
         {"params": parameters, "lr": rate, "weight_decay": decay}
         for parameters, (rate, decay) in zip(parts, rates_and_decays(settings, shape), strict=True)
     ]
-    return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    optimizer = AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    if isinstance(model, Transformer) and shape.experts and shape.balance == "bias":
+        # with the update or not at all: a skip on the host calls no optimizer, one on the device sets found_inf
+        optimizer.register_step_post_hook(lambda done, *_: model.balance_experts(getattr(done, "found_inf", None)))
+    return optimizer
 
 
 def rates_and_decays(settings: OptimizerSettings, shape: ModelSettings) -> list[tuple[float, float]]:
@@ -336,6 +363,11 @@ MAY_CHANGE_IN_MODEL = {
     "model.naive_softmax",
     "model.naive_log_loss",
     "model.init_std",
+    "model.balance",
+    "model.balance_weight",
+    "model.balance_rate",
+    "model.router_z_weight",
+    "model.float8",
 }
 """Stability margins. A change of anything else would make another function of the same weights."""
 

@@ -13,9 +13,18 @@ from sealegs.record.schema import unspell
 
 WIDTH = 110
 Verdict: TypeAlias = Literal[
-    "survived", "no effect", "harmless", "not struck", "left alone", "damaged", "stopped", "lost", "disturbed"
+    "survived",
+    "observed",
+    "no effect",
+    "harmless",
+    "not struck",
+    "left alone",
+    "damaged",
+    "stopped",
+    "lost",
+    "disturbed",
 ]
-GOOD: tuple[Verdict, ...] = ("survived", "no effect", "harmless", "left alone")
+GOOD: tuple[Verdict, ...] = ("survived", "observed", "no effect", "harmless", "left alone")
 
 
 class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +54,7 @@ class DrillShown(msgspec.Struct, frozen=True, kw_only=True):
     done: list[str]
     """The interventions."""
     cause: str | None
-    """The tested root cause in the post-mortem of the unguarded run."""
+    """The tested root cause in the post-mortem of the unguarded run; of what no replay can test, that of `check`."""
     is_right: bool | None
     """Whether the cause is right; null where there was no incident, or no cause to find."""
     because: str
@@ -60,6 +69,15 @@ class OnRanks(msgspec.Struct, frozen=True, kw_only=True):
     """The twins of drills that need several ranks, which train on the same batches in parts."""
 
     ranks: int
+    clean_loss: float | str
+    spread: float | str
+
+
+class OfPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The twins of the policy-gradient loop. Their loss is the share of held-out answers that is wrong."""
+
+    at: int
+    last: int
     clean_loss: float | str
     spread: float | str
 
@@ -85,6 +103,8 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing was lost, damaged, stopped or disturbed."""
     on_ranks: OnRanks | None
     """The twins of drills on several ranks; null where none was requested."""
+    of_policy: OfPolicy | None = None
+    """The twins of drills of the policy-gradient loop; null where none was requested."""
 
 
 def page(drilled: Drilled) -> str:
@@ -99,6 +119,7 @@ def page(drilled: Drilled) -> str:
     lines = [
         textwrap.fill(head, WIDTH),
         *_head_of_ranks(drilled),
+        *_head_of_policy(drilled),
         "",
         _row("drill", "unguarded", "seen after", "guarded", "steps", "tested cause", ""),
     ]
@@ -116,6 +137,19 @@ def _head_of_ranks(drilled: Drilled) -> Iterator[str]:
     yield textwrap.fill(
         f"On {apart.ranks} ranks ({names}) the clean twin ends at {_number(apart.clean_loss):.4f}, healthy ones "
         f"{_number(apart.spread):.2g} from it.",
+        WIDTH,
+    )
+
+
+def _head_of_policy(drilled: Drilled) -> Iterator[str]:
+    """A heading for the twin of the policy-gradient loop, where there are other drills as well."""
+    apart = drilled.of_policy
+    if apart is None or all(each.family == "policy" for each in drilled.drills):
+        return
+    yield textwrap.fill(
+        f"The policy-gradient loop is struck at step {apart.at} and compared at step {apart.last}. Its clean twin ends "
+        f"with {_number(apart.clean_loss):.4f} of its held-out answers wrong, healthy ones {_number(apart.spread):.2g} "
+        "from it.",
         WIDTH,
     )
 
