@@ -38,6 +38,8 @@ class Standing:
     """Whether it calls for action by itself, as a policy that has collapsed does."""
     shows: str = ""
     """What it shows of the first signals of a kind, in kebab case: ``entropy-vanishes``; empty of other findings."""
+    of: str = ""
+    """The kind or trait whose first signal it is of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     found = [Stretch(a, b, "nonfinite", b == rows - 1) for a, b in closed_up(bad, NEAR)]
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
-    broken[:SCALER_SEARCH] = False
+    broken[:SCALER_SEARCH] &= curve.losses[:SCALER_SEARCH] == 0  # no scaler is looking for its scale there
     if broken.any() and "loss_scale" not in run.signals:
         rule = NonFinite()
         often = broken.sum() > rule.share * np.isfinite(norms).sum()

@@ -122,7 +122,9 @@ def _violations(run: Run) -> Iterator[Standing]:
         lowest = _lowest(track)
         row = track.since(track.level >= max(VIOLATED * lowest, LEAST_VIOLATION))
         if row is not None and row > 0:
-            text = f"{track.signal} {lowest:.3g} at its lowest, {track.end:.3g} in the end, since step {track.steps[row]}"
+            text = (
+                f"{track.signal} {lowest:.3g} at its lowest, {track.end:.3g} in the end, since step {track.steps[row]}"
+            )
             is_grave = track.end >= FAR_VIOLATED * max(lowest, 0.5)
             yield _standing(track.signal, int(track.steps[row]), text, "router-collapses", is_grave=is_grave)
             return
@@ -168,7 +170,9 @@ def _balance(run: Run) -> Iterator[Standing]:
             continue
         row = track.since(track.level >= UNBALANCED * lowest)
         if row is not None and row > 0:
-            text = f"{track.signal} {lowest:.3g} at its lowest, {track.end:.3g} in the end, since step {track.steps[row]}"
+            text = (
+                f"{track.signal} {lowest:.3g} at its lowest, {track.end:.3g} in the end, since step {track.steps[row]}"
+            )
             is_grave = track.end >= FAR_UNBALANCED * lowest and lowest >= 0.9  # a form whose least is 1, or top-k
             yield _standing(track.signal, int(track.steps[row]), text, "balance-loss-grows", is_grave=is_grave)
             return

@@ -1,6 +1,7 @@
 """A run and its kind in, what stands in the first signals of that kind out: the module to start at."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.first_signals import experts, gan, low_precision, policy, preference
@@ -19,5 +20,6 @@ JUDGES: Mapping[str, Callable[[Run], Iterator[Standing]]] = {
 
 def of_kind(run: Run, kind: Kind) -> tuple[Standing, ...]:
     """What stands in the first signals of a run, those that call for action first."""
-    found = [one for name in (kind.name, *kind.traits) if name in JUDGES for one in JUDGES[name](run)]
+    names = (name for name in (kind.name, *kind.traits) if name in JUDGES)
+    found = [replace(one, of=name) for name in names for one in JUDGES[name](run)]
     return tuple(sorted(found, key=lambda one: not one.is_grave))

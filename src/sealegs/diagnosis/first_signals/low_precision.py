@@ -45,7 +45,9 @@ def _shares(run: Run) -> Iterator[Standing]:
     ):
         if found:
             end, track, row, lowest = max(found, key=lambda one: one[0])
-            text = f"{track.signal}: {end:.2%} of the values {words} since step {track.steps[row]}, {lowest:.2%} at best"
+            text = (
+                f"{track.signal}: {end:.2%} of the values {words} since step {track.steps[row]}, {lowest:.2%} at best"
+            )
             yield _standing(track, row, text, shows, is_grave=end >= far)
 
 
@@ -93,11 +95,7 @@ def _amax(run: Run) -> Iterator[Standing]:
 
 
 def _names(run: Run, signal: str) -> list[str]:
-    return [
-        name
-        for name in run.signals
-        if (name == signal or name.startswith(f"{signal}/")) and run.has_numbers(name)
-    ]
+    return [name for name in run.signals if (name == signal or name.startswith(f"{signal}/")) and run.has_numbers(name)]
 
 
 def _standing(track: Track, row: int, text: str, shows: str, *, is_grave: bool) -> Standing:

@@ -114,16 +114,13 @@ def judged(run: Run) -> Iterator[Standing]:
     reward, gradient = track_of(run, "reward"), track_of(run, "grad_norm")
     course = course_of(reward) if reward is not None else None
     found = [
-        one
-        for one in (
-            *(_reward_falls(reward, course) if reward is not None and course is not None else ()),
-            *_entropy(track_of(run, "policy_entropy"), course),
-            *_divergence(run),
-            *_nothing_to_learn(run, gradient, course),
-            *_completions(run),
-            *_updates(run),
-            *_held_out(run, course),
-        )
+        *(_reward_falls(reward, course) if reward is not None and course is not None else ()),
+        *_nothing_to_learn(run, gradient, course),
+        *_entropy(track_of(run, "policy_entropy"), course),
+        *_divergence(run),
+        *_completions(run),
+        *_updates(run),
+        *_held_out(run, course),
     ]
     yield from sorted(_together(found), key=lambda one: not one.is_grave)
 
@@ -167,8 +164,8 @@ def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]
     if (row := entropy.falls(VANISHED)) is not None:
         is_none = entropy.end <= min(NOTHING * high, SMALL_ENTROPY)
         text = (
-            f"policy entropy {high:.4g} at its highest, {entropy.end:.2g} in the end, {entropy.end / high:.1g} of it or "
-            f"less since step {_step(entropy, row)}: the policy tries nothing new"
+            f"policy entropy {high:.4g} at its highest, {entropy.end:.2g} in the end, down there since step "
+            f"{_step(entropy, row)}: the policy tries nothing new"
         )
         learned = course is not None and course.has_learned
         yield _standing(entropy, row, text, "entropy-vanishes", is_grave=is_none and not learned)
@@ -188,9 +185,7 @@ def _divergence(run: Run) -> Iterator[Standing]:
         if (row := track.runs_away(MANY_FOLD, floor)) is not None:
             before = max(float(np.median(track.values[:row])), 0.0)
             whose = "the reference" if name == "kl" else "the policy that the samples are of"
-            text = (
-                f"divergence from {whose} {before:.3g} before step {_step(track, row)}, {track.end:.3g} in the end"
-            )
+            text = f"divergence from {whose} {before:.3g} before step {_step(track, row)}, {track.end:.3g} in the end"
             yield _standing(track, row, text, "kl-leaps")
     gradient = track_of(run, "grad_norm")
     if gradient is not None and (row := gradient.runs_away(GRADIENT_GROWS, 0.0)) is not None:
@@ -214,13 +209,13 @@ def _nothing_to_learn(run: Run, gradient: Track | None, course: Course | None) -
             return
         track, row, text = gradient, dead_row, "the gradient is nothing"
     elif gradient is not None and dead_row is not None:
-        text += f", and the gradient is nothing since step {_step(gradient, dead_row)}"
+        text += ", and the gradient is nothing"
     what = "nothing is learned any more" if dead_row is not None else "hardly anything is left to learn from"
     is_long = gradient is not None and dead_row is not None and gradient.rows - dead_row > gradient.rows / 2
     is_lower = course is not None and course.is_lower
     is_grave = is_long or (dead_row is not None and not learned) or (is_lower and track is not gradient)
     solved = f"; the reward is at its best, {course.end:.4g}" if learned and course is not None else ""
-    text = f"{text}: {what} since step {_step(track, row)}{solved}"
+    text = f"{text}: {what}, since step {_step(track, row)}{solved}"
     yield _standing(track, row, text, "nothing-to-learn", is_grave=is_grave)
 
 
@@ -239,7 +234,9 @@ def _completions(run: Run) -> Iterator[Standing]:
     if length is not None and length.values.min() >= 0:
         if (row := length.falls(SHORT)) is not None:
             high = float(length.level[:row].max()) if row else length.end
-            text = f"completions of {high:.4g} tokens at their longest, {length.end:.3g} since step {_step(length, row)}"
+            text = (
+                f"completions of {high:.4g} tokens at their longest, {length.end:.3g} since step {_step(length, row)}"
+            )
             yield _standing(length, row, text, "length-collapses")
         elif (row := length.leap(LONG, 1.0)) is not None:
             before = float(np.median(length.values[:row]))
@@ -255,7 +252,9 @@ def _updates(run: Run) -> Iterator[Standing]:
     clip = track_of(run, "clip_share")
     if clip is not None and clip.early() < SOME_CLIPPED:
         if (row := clip.since(clip.level >= ALL_CLIPPED)) is not None:
-            text = f"{clip.end:.0%} of the ratios are clipped since step {_step(clip, row)}, {clip.early():.0%} at first"
+            text = (
+                f"{clip.end:.0%} of the ratios are clipped since step {_step(clip, row)}, {clip.early():.0%} at first"
+            )
             yield _standing(clip, row, text, "clip-saturates")
     for name, factor, floor, words in (
         ("logp_gap", APART, APART_FLOOR, "mean log-probability gap between sampler and trainer"),

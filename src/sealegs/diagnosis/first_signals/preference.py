@@ -80,6 +80,4 @@ def _displaced(run: Run) -> Iterator[Standing]:
         f"implicit reward of the preferred answers {chosen.end:.3g} in the end, below {-UNLIKELY:g} since step "
         f"{chosen.steps[row]}, of the others {rejected.end:.3g}: both become unlikely"
     )
-    yield Standing(
-        signal="chosen_reward", step=int(chosen.steps[row]), text=text, shows="preferred-becomes-unlikely"
-    )
+    yield Standing(signal="chosen_reward", step=int(chosen.steps[row]), text=text, shows="preferred-becomes-unlikely")

@@ -89,7 +89,10 @@ class Track:
             return None
         ratio = lowest[at + gap] / np.maximum(highest[at - 1], 1e-300)
         best = int(np.argmax(ratio))
-        return int(at[best]) if ratio[best] >= factor else None
+        if not ratio[best] >= factor:
+            return None
+        row = int(at[best])
+        return row + int(np.argmax(self.level[row : row + gap + 1] > 2 * highest[row - 1]))
 
     def grows(self, factor: float, floor: float) -> int | None:
         """The row from which on the signal is so many times as high as before the middle of the log, up to the end."""
@@ -123,6 +126,12 @@ def track_of(run: Run, signal: str, *, fewest: int = FEWEST) -> Track | None:
     whole = len(values) // size * size  # rows that fill no stretch are the first: the end tells more
     cut = values[len(values) - whole :].reshape(-1, size)
     return Track(signal, steps[len(steps) - whole :: size], np.median(cut, axis=1), cut.mean(axis=1))
+
+
+def in_words(run: Run, signal: str) -> str:
+    """``reward 0.21 at first, 0.68 in the end``; empty where it was logged too rarely to say, or not at all."""
+    track = track_of(run, signal)
+    return "" if track is None else f"{signal} {track.early(0.0, 0.1):.4g} at first, {track.end:.4g} in the end"
 
 
 def tracks_of(run: Run, signal: str) -> Iterator[Track]:
