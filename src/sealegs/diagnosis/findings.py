@@ -19,9 +19,9 @@ from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
-from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import in_words
+from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
 from sealegs.diagnosis.kind import Kind, kind_of
 from sealegs.diagnosis.live_findings import constant_scale, standing
 from sealegs.errors import ConfigError

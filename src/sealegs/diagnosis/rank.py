@@ -226,8 +226,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         parts.append(f"reload the last checkpoint {when}{at}" if is_late else "begin again")
     if asks and not parts and top.card.explains[0] in FIRST and not top.card.spares_weights:
         since = min(one.step for one in facts.shown.values())
-        at = facts.checkpoint_until(since)
-        saved = f" (step {at})" if at is not None else ""
+        checkpoint = facts.checkpoint_until(since)
+        saved = f" (step {checkpoint})" if checkpoint is not None else ""
         parts.append(f"stop, and go back to the last checkpoint before step {since}{saved}")
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []

@@ -12,7 +12,7 @@ import numpy as np
 
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices
-from sealegs.diagnosis.first_signals.track import FEWEST, MOST, Track, track_of, tracks_of
+from sealegs.diagnosis.first_signals.track import FEWEST, MOST, Track, tracks_of
 from sealegs.record.run import Run
 
 HARDLY = 0.05
@@ -27,7 +27,7 @@ VIOLATED, LEAST_VIOLATION = 3.0, 2.0
 """Growth of the largest violation from its lowest, and the least that is told."""
 FAR_VIOLATED = 6.0
 ENTROPY_LEFT, NO_ENTROPY = 0.1, 0.02
-"""Share of its highest level that is left of the router's entropy. A router becomes surer of its choice while it learns."""
+"""Share of its highest level that is left of the router's entropy, which falls in any case while a router learns."""
 UNBALANCED, FAR_UNBALANCED = 2.0, 4.0
 """Growth of the balance loss from its lowest."""
 LOGITS_GROW = 10.0
@@ -92,10 +92,10 @@ def _loads(run: Run) -> Iterator[Standing]:
     experts, late = loads.shares.shape[1], slice(row, None)
     crowd, dead = float(np.median(loads.crowd[late])), float(np.median(loads.dead[late]))
     count = max(experts // 8, 1)
-    few = "one expert" if count == 1 else f"{count} experts"
+    few = f"one expert of the {experts}{where} gets" if count == 1 else f"{count} experts of the {experts}{where} get"
     text = (
-        f"{few} of the {experts}{where} get {crowd:.0%} of the tokens since step {loads.steps[row]}, and {dead:.0%} of "
-        f"them hardly any{layers}"
+        f"{few} {crowd:.0%} of the tokens since step {loads.steps[row]}, and {dead:.0%} of the experts get hardly any"
+        f"{layers}"
     )
     is_grave = any(grave for *_, grave in found)
     yield _standing("expert_load", int(loads.steps[row]), text, "router-collapses", is_grave=is_grave)

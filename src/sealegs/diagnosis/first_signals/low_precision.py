@@ -80,7 +80,9 @@ def _amax(run: Run) -> Iterator[Standing]:
         living = np.flatnonzero(values != 0)
         if len(living) and len(values) - 1 - living[-1] >= 8:
             row = int(living[-1]) + 1
-            text = f"{name} is 0 since step {steps[row]}, {np.median(values[living]):.3g} before: a scale made of it is none"
+            text = (
+                f"{name} is 0 since step {steps[row]}, {np.median(values[living]):.3g} before: no scale is made of it"
+            )
             yield Standing(signal=name, step=int(steps[row]), text=text, shows="amax-of-zero")
             return
         changed = np.flatnonzero(np.diff(values)) + 1

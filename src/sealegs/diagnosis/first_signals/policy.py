@@ -1,9 +1,9 @@
 """The signals of a policy that is trained for reward in, what stands in them out.
 
 A loss of such a run measures nothing. What tells is the reward, against the best that this run has had; the entropy of
-the policy, whose ends are to try nothing more and to say anything; its divergence, which grows slowly while all is well;
-and whether there is anything to learn from at all. Reward alone wanders, and entropy falls where a task is solved: so
-most of these are to be watched, and two that go together, or a reward that is lost for good, call for action.
+the policy, whose ends are to try nothing more and to say anything; its divergence, which grows slowly while all is
+well; and whether there is anything to learn from at all. Reward alone wanders, and entropy falls where a task is solved:
+so most of these are to be watched, and two that go together, or a reward that is lost for good, call for action.
 """
 
 from collections.abc import Iterator
@@ -250,12 +250,10 @@ def _completions(run: Run) -> Iterator[Standing]:
 def _updates(run: Run) -> Iterator[Standing]:
     """Ratios that are clipped throughout, and a sampler whose probabilities are not the trainer's."""
     clip = track_of(run, "clip_share")
-    if clip is not None and clip.early() < SOME_CLIPPED:
-        if (row := clip.since(clip.level >= ALL_CLIPPED)) is not None:
-            text = (
-                f"{clip.end:.0%} of the ratios are clipped since step {_step(clip, row)}, {clip.early():.0%} at first"
-            )
-            yield _standing(clip, row, text, "clip-saturates")
+    row = None if clip is None else clip.since(clip.level >= ALL_CLIPPED)
+    if clip is not None and row is not None and clip.early() < SOME_CLIPPED:
+        text = f"{clip.end:.0%} of the ratios are clipped since step {_step(clip, row)}, {clip.early():.0%} at first"
+        yield _standing(clip, row, text, "clip-saturates")
     for name, factor, floor, words in (
         ("logp_gap", APART, APART_FLOOR, "mean log-probability gap between sampler and trainer"),
         ("logp_gap_max", RATIO, 0.5, "largest log-probability gap between sampler and trainer"),

@@ -32,14 +32,19 @@ def judged(run: Run) -> Iterator[Standing]:
     """What stands in the first signals of preference tuning."""
     yield from _accuracy(track_of(run, "preference_accuracy"))
     margin, loss = track_of(run, "reward_margin"), track_of(run, "loss")
-    if margin is not None and loss is not None and loss.values.min() >= 0 and margin.end >= WIDE:
-        if (row := loss.since(loss.level <= BY_HEART)) is not None:
-            text = (
-                f"loss {loss.end:.2g} since step {loss.steps[row]}, at a margin of {margin.end:.3g}: the pairs are known "
-                "by heart, and hardly any has a gradient"
-            )
-            yield Standing(signal="reward_margin", step=int(loss.steps[row]), text=text, shows="pairs-by-heart")
+    if margin is not None and loss is not None:
+        yield from _by_heart(margin, loss)
     yield from _displaced(run)
+
+
+def _by_heart(margin: Track, loss: Track) -> Iterator[Standing]:
+    """Pairs that are told apart by so much that hardly any has a gradient left."""
+    row = loss.since(loss.level <= BY_HEART)
+    if row is None or margin.end < WIDE or loss.values.min() < 0:
+        return
+    step = int(loss.steps[row])
+    text = f"loss {loss.end:.2g} since step {step}, at a margin of {margin.end:.3g}: the pairs are known by heart"
+    yield Standing(signal="reward_margin", step=step, text=text, shows="pairs-by-heart")
 
 
 def _accuracy(accuracy: Track | None) -> Iterator[Standing]:

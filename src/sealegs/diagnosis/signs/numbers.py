@@ -96,6 +96,8 @@ def gradient_first(facts: Facts) -> Sign:
         return NOT_ASKED
     if "grad_norm" not in facts.run.signals:
         return unlogged("grad_norm")
+    if zero_loss_without_gradient(facts).holds:
+        return so(False, "panels 1, 3: the loss is exactly 0 where the gradient is not finite: it stands for something")
     loss, norm = facts.first_bad("loss"), facts.first_bad("grad_norm")
     text = (
         f"panels 1, 3: grad norm not finite at step {norm}, loss {f'at step {loss}' if loss is not None else 'never'}"
