@@ -79,7 +79,7 @@ def told_events(stream: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def flat(signals: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {name.replace(".", "/"): told for name, told in signals.items()}
+    return {name if "/" in name else name.replace(".", "/"): told for name, told in signals.items()}
 
 
 def signal(told: Mapping[str, Any], steps: Any, shocks: Any) -> tuple[Any, Any]:

@@ -42,6 +42,8 @@ def test_case(path: Path, tmp_path: Path) -> None:
     )
     for words in expect.get("action", []):
         assert words in found.first_action
+    for words in expect.get("lacks", []):
+        assert words in found.findings.because
     for words in expect.get("says", []):
         assert words in " ".join(likely[0].evidence_for), told
 

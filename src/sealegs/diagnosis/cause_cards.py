@@ -12,9 +12,24 @@ from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.errors import ConfigError
 
 Situation: TypeAlias = Literal[
-    "nonfinite", "spike", "elevation", "drift", "overflow", "resume", "plateau", "stuck", "memory", "metric", "ranks"
+    "nonfinite",
+    "spike",
+    "elevation",
+    "drift",
+    "overflow",
+    "resume",
+    "plateau",
+    "stuck",
+    "memory",
+    "metric",
+    "ranks",
+    "policy-gradient",
+    "preference",
+    "gan",
+    "moe",
+    "low-precision",
 ]
-"""What a run can show that needs a cause."""
+"""What a run can show that needs a cause; of a kind or trait, what stands in its first signals."""
 Words: TypeAlias = Annotated[str, msgspec.Meta(min_length=2)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 

@@ -36,6 +36,10 @@ class Standing:
     """The finding in one sentence, with the numbers."""
     is_grave: bool = False
     """Whether it calls for action by itself, as a policy that has collapsed does."""
+    shows: str = ""
+    """What it shows of the first signals of a kind, in kebab case: ``entropy-vanishes``; empty of other findings."""
+    of: str = ""
+    """The kind or trait whose first signal it is of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The numbers that questions and signs need about a run. Time is counted in rows, since logs skip steps."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,11 +10,11 @@ import numpy as np
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import FEW
-from sealegs.diagnosis.contract import Findings
+from sealegs.diagnosis.contract import Findings, Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
-from sealegs.diagnosis.incident_order import gravity
+from sealegs.diagnosis.incident_order import NUMERIC, gravity
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.incidents import Incident
 from sealegs.judge import culprit_in
@@ -116,9 +116,20 @@ class Facts:
         return known_of(self.run.manifest)
 
     @cached_property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The incidents that need a cause: of a loss that measures nothing, what is not finite alone."""
+        measures = self.findings.kind.loss_measures
+        return tuple(it for it in self.findings.incidents if measures or it.kind in NUMERIC)
+
+    @cached_property
     def focus(self) -> Incident | None:
         """The incident to explain: the gravest, and of equals the first, since later ones may follow from it."""
-        return min(self.findings.incidents, key=gravity, default=None)
+        return min(self.incidents, key=gravity, default=None)
+
+    @cached_property
+    def shown(self) -> Mapping[str, Standing]:
+        """What stands in the first signals of its kind, by what it shows; of several the first."""
+        return {one.shows: one for one in reversed(self.findings.standing) if one.shows}
 
     @cached_property
     def curve(self) -> LossCurve:
@@ -147,7 +158,7 @@ class Facts:
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of all incidents."""
-        return frozenset(incident.kind for incident in self.findings.incidents)
+        return frozenset(incident.kind for incident in self.incidents)
 
     @cached_property
     def dtype(self) -> str | None:
@@ -234,7 +245,7 @@ class Facts:
             return self.onset
         under_way = (
             incident.start
-            for incident in self.findings.incidents
+            for incident in self.incidents
             if incident.kind in LEAPS and incident.start <= focus.start <= (incident.end or self.last) + self.stride
         )
         begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
@@ -357,6 +368,11 @@ class Facts:
         steps = [int(flags.steps[flags.values == 0][0])] if (flags.values == 0).any() else []
         norms = (self.first_bad(name) for name in self.family("param_norm"))
         return min([*steps, *(step for step in norms if step is not None)], default=None)
+
+    @cached_property
+    def starts_bad(self) -> bool:
+        """Whether the first logged loss is not finite."""
+        return len(self.loss.values) > 0 and not math.isfinite(self.loss.values[0])
 
     @cached_property
     def stays_bad(self) -> bool:
@@ -489,10 +505,12 @@ class Facts:
     @cached_property
     def checkpoint_before(self) -> int | None:
         """The last checkpoint before the onset that the log mentions."""
-        steps = [
-            event.step for event in self.run.events if event.kind == "checkpoint" and event.step < self.sound_before
-        ]
-        return max(steps, default=None)
+        return self.checkpoint_until(self.sound_before)
+
+    def checkpoint_until(self, step: int) -> int | None:
+        """The last checkpoint before a step that the log mentions."""
+        saved = (event.step for event in self.run.events if event.kind == "checkpoint" and event.step < step)
+        return max(saved, default=None)
 
 
 def _series(run: Run, signal: str) -> Series:

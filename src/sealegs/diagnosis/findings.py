@@ -19,8 +19,10 @@ from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
-from sealegs.diagnosis.incident_order import BENIGN, PRIORITY, WATCHED, gravity
-from sealegs.diagnosis.kind import kind_of
+from sealegs.diagnosis.first_signals.judged import of_kind
+from sealegs.diagnosis.first_signals.track import in_words
+from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
+from sealegs.diagnosis.kind import Kind, kind_of
 from sealegs.diagnosis.live_findings import constant_scale, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
@@ -37,6 +39,8 @@ CLEARED = "gradients, weights and updates show no damage: harder data, or a loss
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
 LEAD = 4
 """Rows by which a gradient norm may leap before the loss does."""
+MOST_TOLD = 3
+"""The most first signals whose course is told where nothing is wrong."""
 MOST_NOTICES = 3
 """The most leaps of the gradient norm that are told one by one."""
 IN_A_ROW = 3
@@ -58,7 +62,8 @@ def look(
     if rules not in RULES:
         raise ConfigError(f"rules={rules!r}: one of {', '.join(RULES)}")
     curve = curve_of(run)
-    problems = metrics.problems_of(run, curve)
+    known = kind_of(run, curve, said=kind)
+    problems = tuple(one for one in metrics.problems_of(run, curve) if not _is_of_its_kind(one, known))
     found = _stretches(run, curve, rules, most_folded) if len(curve.losses) else []
     norms = beside(run, curve, "grad_norm")
     breaks = np.array([one.first for one in found if one.kind == "nonfinite"], dtype=np.int64)
@@ -70,23 +75,35 @@ def look(
         verdict="unknown",
         because="",
         notices=_notices(run, curve, incidents),
-        standing=standing(run, incidents, lead=LEAD * curve.interval),
+        standing=(*of_kind(run, known), *standing(run, _counting(incidents, known), lead=LEAD * curve.interval)),
         unseen=_unseen(run, curve, rules),
         done=interventions.done_in(run),
-        kind=kind_of(run, curve, said=kind),
+        kind=known,
     )
     grave = _grave(findings, curve, found)
     cleared = tuple(incident for incident in grave if is_cleared(findings, incident))
     damage = [incident for incident in grave if incident not in cleared]
     findings = replace(findings, cleared=cleared)
     verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
+    if findings.standing and verdict == "healthy" and not known.loss_measures:
+        because = ""
     if any(one.is_grave for one in findings.standing) and verdict != "act":
-        verdict, because = "act", f"{_first_of(findings.standing)}; {because}"
+        verdict, because = "act", "; ".join(filter(None, (_first_of(findings.standing), because)))
     elif findings.standing and verdict != "act":
-        verdict, because = "watch", f"{_first_of(findings.standing)}; {because}"
+        verdict, because = "watch", "; ".join(filter(None, (_first_of(findings.standing), because)))
     if verdict == "healthy" and (lacking := findings.kind.lacks):
         verdict, because = "unknown", f"nothing out of the ordinary in what was logged, but {lacking}"
     return replace(findings, verdict=verdict, because=because)
+
+
+def _is_of_its_kind(problem: Problem, kind: Kind) -> bool:
+    """Whether a loss that says nothing is what such a run has, and its first signals say how it is."""
+    return problem.signal == "loss" and problem.kind in BLIND and not (kind.loss_measures or kind.missing)
+
+
+def _counting(incidents: Sequence[Incident], kind: Kind) -> tuple[Incident, ...]:
+    """The incidents that say something about the run: of a loss that measures nothing, what is not finite alone."""
+    return tuple(it for it in incidents if kind.loss_measures or it.kind in NUMERIC)
 
 
 def onsets(run: Run, whole: LossCurve, *, rules: str, rows: int) -> list[int]:
@@ -251,7 +268,7 @@ def _blind(findings: Findings) -> Problem | None:
 def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> list[Incident]:
     """Incidents that call for action as far as the loss shows."""
     _, last = _ends(curve) if len(curve.finite) else (math.nan, math.nan)
-    is_blind = _blind(findings) is not None
+    is_blind = _blind(findings) is not None or not findings.kind.loss_measures
     pairs = zip(found, findings.incidents, strict=True)
     asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
     return [it for one, it in asking if one.kind != "spike" or not _is_only_tail(curve, one)]
@@ -264,8 +281,13 @@ def _verdict(
     if damage:
         return "act", _told(damage)
     if blind is not None:
+        if not findings.kind.loss_measures:
+            broken = _counting(incidents, findings.kind)
+            return ("watch", f"{blind.text}; {_told(broken)}") if broken else ("unknown", _lacking(findings, blind))
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
+    if not findings.kind.loss_measures and not findings.kind.missing:
+        return _by_first_signals(findings)
     if len(curve.finite) < FEWEST_POINTS:
         return "unknown", f"{len(curve.finite)} losses are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
@@ -283,6 +305,26 @@ def _verdict(
         "healthy",
         f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{notice}{benign}",
     )
+
+
+def _lacking(findings: Findings, blind: Problem) -> str:
+    """Why nothing can be said of a run whose loss says nothing, and whose first signals are not all logged."""
+    told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
+    return "; ".join([*told, f"but {findings.kind.lacks}" if told else findings.kind.lacks, blind.text])
+
+
+def _by_first_signals(findings: Findings) -> tuple[Health, str]:
+    """The verdict on a run whose loss measures nothing, where nothing calls for action; what stands is told besides."""
+    told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
+    if not told:
+        return "unknown", f"too few values of {' and '.join(findings.kind.first)} to say"
+    doubtful = _counting(findings.incidents, findings.kind)
+    if doubtful:
+        return "watch", _told(doubtful)
+    rises = len(findings.incidents)
+    aside = f"; {rises} rises of the loss, which is no measure here" if rises else ""
+    notice = f"; but {findings.notices[0]}" if findings.notices else ""
+    return "healthy", f"{', '.join(told[:MOST_TOLD])}, and nothing out of the ordinary{aside}{notice}"
 
 
 def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:

@@ -33,6 +33,8 @@ KindName: TypeAlias = Literal[
 Trait: TypeAlias = Literal["moe", "low-precision"]
 """What a run of any kind can be besides: a mixture of experts; weights or activations in eight bits or fewer."""
 
+NO_MEASURE = ("policy-gradient", "gan")
+"""Kinds whose loss is a means to a gradient: how high it is says nothing."""
 LOSS_TELLS = ("pretraining", "fine-tuning", "diffusion", "vision", "supervised")
 """Kinds whose loss is their first signal."""
 
@@ -144,6 +146,11 @@ class Kind:
     def first(self) -> tuple[str, ...]:
         """The signals by which it is judged first."""
         return tuple(dict.fromkeys(name for part in (self.name, *self.traits) for row in FIRST[part] for name in row))
+
+    @property
+    def loss_measures(self) -> bool:
+        """Whether its loss says how good the model is."""
+        return self.name not in NO_MEASURE
 
     @property
     def lacks(self) -> str:

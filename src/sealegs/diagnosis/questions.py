@@ -29,13 +29,28 @@ def in_fp16(facts: Facts) -> bool:
 
 
 def while_finite(facts: Facts) -> bool:
-    """For a run that is not NaN for good."""
-    return not facts.stays_bad
+    """For a run that is not NaN for good, and whose loss measures something."""
+    return facts.findings.kind.loss_measures and not facts.stays_bad
 
 
 def after_a_leap(facts: Facts) -> bool:
-    """For a run that goes on, and for one whose loss leapt before it was NaN."""
-    return not facts.stays_bad or facts.leaps
+    """For a run that goes on, and for one whose loss leapt before it was NaN; where the loss measures something."""
+    return facts.findings.kind.loss_measures and (not facts.stays_bad or facts.leaps)
+
+
+def of_a_policy(facts: Facts) -> bool:
+    """For a policy that is trained for reward."""
+    return facts.findings.kind.name == "policy-gradient"
+
+
+def of_experts(facts: Facts) -> bool:
+    """For a mixture of experts."""
+    return "moe" in facts.findings.kind.traits
+
+
+def in_few_bits(facts: Facts) -> bool:
+    """For eight bits or fewer."""
+    return "low-precision" in facts.findings.kind.traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,64 @@ TREE = (
         "Q0",
         "Do the settings keep the margins of stability?",
         replies.margins,
+        {ANY: "Q5.1"},
+    ),
+    # 5. A policy that is trained for reward
+    Question(
+        "Q5.1",
+        "Is the reward surely below its best, and does it stay there?",
+        replies.reward_lost,
+        {ANY: "Q5.2"},
+        asked=of_a_policy,
+        otherwise="Q6.1",
+    ),
+    Question(
+        "Q5.2",
+        "Is there anything left to learn from: a spread of rewards within groups, and a gradient?",
+        replies.left_to_learn,
+        {ANY: "Q5.3"},
+    ),
+    Question(
+        "Q5.3",
+        "Is the entropy of the policy near nothing, or many times what it was?",
+        replies.entropy_at_an_end,
+        {ANY: "Q5.4"},
+    ),
+    Question(
+        "Q5.4",
+        "Does the policy leave the reference, or the sampler the trainer?",
+        replies.policy_away,
+        {ANY: "Q5.5"},
+    ),
+    Question(
+        "Q5.5",
+        "Do completions collapse, leap in length, or are they all cut?",
+        replies.completions,
+        {ANY: "Q6.1"},
+    ),
+    # 6. A mixture of experts
+    Question(
+        "Q6.1",
+        "Do few experts take the load, or do more and more get none?",
+        replies.load,
+        {ANY: "Q6.2"},
+        asked=of_experts,
+        otherwise="Q7.1",
+    ),
+    Question(
+        "Q6.2",
+        "Does the router show it: its entropy gone, its logits or its balance loss many times their lowest?",
+        replies.router,
+        {ANY: "Q7.1"},
+    ),
+    # 7. Few bits
+    Question(
+        "Q7.1",
+        "Are more and more values beyond the largest number or zero, or is a scale 0?",
+        replies.few_bits,
         {ANY: "Q1.1"},
+        asked=in_few_bits,
+        otherwise="Q1.1",
     ),
     # 1. Is the loss NaN or infinite?
     Question(
@@ -166,7 +238,7 @@ TREE = (
         {ANY: END},
     ),
 )
-"""All questions, in the order of the documentation."""
+"""All questions, in the order in which they are asked: what is first for its kind comes first."""
 
 
 QUESTIONS = {question.number: question for question in TREE}

@@ -37,6 +37,10 @@ COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
 ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
 """Situations that a run can show although nothing happened to it."""
+STUCK = ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
+"""Signs of a loss that has no right to be what it is."""
+FIRST: tuple[Situation, ...] = ("policy-gradient", "preference", "gan", "moe", "low-precision")
+"""Situations beside the loss, in the first signals of a kind."""
 TELLING = 5
 """The most missing signals that are named where the cause is unknown."""
 CHANGED = (
@@ -77,7 +81,7 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
-    told = findings.standing[findings.verdict != "act" :]  # the verdict names the first
+    told = [one for one in findings.standing if one.text not in findings.because]
     missing = (name for item in weighed[:3] for name in item.hypothesis.missing if item.grade != "ruled out")
     return Diagnosis(
         source=source,
@@ -86,7 +90,11 @@ def diagnose(
         path=path,
         hypotheses=tuple(item.hypothesis for item in weighed),
         first_action=first_action(facts, weighed, ending(facts, path)),
-        log_next_time=tuple(name for name in dict.fromkeys([*unanswered, *missing]) if name != registry.WENT_BACK),
+        log_next_time=tuple(
+            name
+            for name in dict.fromkeys([*findings.kind.missing, *unanswered, *missing])
+            if name != registry.WENT_BACK
+        ),
         rules=rules,
         mapping=dict(mapping or {}),
         remarks=(*remarks, *(one.text for one in told), *findings.notices, how_the_rules_differ(facts)),
@@ -123,22 +131,22 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "drift"
     if "overflow" in facts.kinds or said["scale-collapsed"].holds or said["gradients-underflow"].holds:
         yield "overflow"
-    unrestored = ("lower-after-resume", "lr-not-restored", "scale-begins-again")
+    measures = facts.findings.kind.loss_measures
+    unrestored = ("lr-not-restored", "scale-begins-again", *(("lower-after-resume",) if measures else ()))
     if facts.resumed_before is not None or any(said[name].holds for name in unrestored):
         yield "resume"
     if "plateau" in facts.kinds:
         yield "plateau"
-    if any(
-        said[name].holds for name in ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
-    ):
+    if (measures and any(said[name].holds for name in STUCK)) or said["zero-loss-without-gradient"].holds:
         yield "stuck"
     is_repeated = any(one.signal == "batch_hash" for one in facts.findings.standing)
-    if "epoch_step" in facts.kinds or said["eval-turns"].holds or is_repeated:
+    if "epoch_step" in facts.kinds or (measures and said["eval-turns"].holds) or is_repeated:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
     if facts.findings.problems:
         yield "metric"
+    yield from (situation for situation in FIRST if any(one.of == situation for one in facts.shown.values()))
 
 
 def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True) -> Weighed:
@@ -216,6 +224,11 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             else f"before step {facts.sound_before}"
         )
         parts.append(f"reload the last checkpoint {when}{at}" if is_late else "begin again")
+    if asks and not parts and top.card.explains[0] in FIRST and not top.card.spares_weights:
+        since = min(one.step for one in facts.shown.values())
+        checkpoint = facts.checkpoint_until(since)
+        saved = f" (step {checkpoint})" if checkpoint is not None else ""
+        parts.append(f"stop, and go back to the last checkpoint before step {since}{saved}")
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []
         test = top.hypothesis.next_test or f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
@@ -224,7 +237,7 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         )
         parts[-1] += f": {test}"
     elif orders := _orders(facts, top.card.remedies):
-        is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE
+        is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST)
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."

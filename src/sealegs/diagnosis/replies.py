@@ -8,9 +8,10 @@ import numpy as np
 from sealegs.diagnosis.facts import DRIFT_STEPS, LEAPS, SOON, USUAL, Facts
 from sealegs.diagnosis.settings import missing_margins
 from sealegs.diagnosis.signs import data, spikes, state
+from sealegs.diagnosis.signs import first_signals as signs_of_first
 from sealegs.diagnosis.signs import numbers as signs_of_numbers
 from sealegs.diagnosis.signs import settings as signs_of_settings
-from sealegs.diagnosis.signs.sign import Sign
+from sealegs.diagnosis.signs.sign import Ask, Sign
 from sealegs.incidents import FAST
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
@@ -54,6 +55,62 @@ def nonfinite(facts: Facts) -> Reply:
         stays = ", and the loss stays so" if facts.stays_bad else ", then finite again"
         return Reply(YES, f"first not finite: {', '.join(told)}{stays}")
     return Reply(NO, f"all {len(facts.loss.values)} logged losses are finite")
+
+
+def reward_lost(facts: Facts) -> Reply:
+    """Question 5.1: whether the reward is lost."""
+    return _first(facts, signs_of_first.reward_falls)
+
+
+def left_to_learn(facts: Facts) -> Reply:
+    """Question 5.2: whether anything is left to learn from."""
+    found = _first(facts, signs_of_first.nothing_to_learn)
+    return Reply({YES: NO, NO: YES}.get(found.answer, found.answer), found.evidence, found.missing)
+
+
+def entropy_at_an_end(facts: Facts) -> Reply:
+    """Question 5.3: whether the policy tries nothing new, or says anything."""
+    return _first(facts, signs_of_first.entropy_vanishes, signs_of_first.entropy_explodes)
+
+
+def policy_away(facts: Facts) -> Reply:
+    """Question 5.4: whether the policy, or the sampler, is far from where it should be."""
+    return _first(facts, signs_of_first.kl_leaps, signs_of_first.sampler_apart, signs_of_first.clip_saturates)
+
+
+def completions(facts: Facts) -> Reply:
+    """Question 5.5: whether completions have another shape than before."""
+    asked = (signs_of_first.length_collapses, signs_of_first.length_leaps, signs_of_first.completions_cut)
+    return _first(facts, *asked)
+
+
+def load(facts: Facts) -> Reply:
+    """Question 6.1: whether few experts take the load."""
+    return _first(facts, signs_of_first.router_collapses, signs_of_first.experts_die)
+
+
+def router(facts: Facts) -> Reply:
+    """Question 6.2: whether the router shows it."""
+    asked = (signs_of_first.router_entropy_vanishes, signs_of_first.router_logits_grow)
+    return _first(facts, *asked, signs_of_first.balance_loss_grows)
+
+
+def few_bits(facts: Facts) -> Reply:
+    """Question 7.1: whether numbers are lost in few bits."""
+    asked = (signs_of_first.scale_of_zero, signs_of_first.values_saturate, signs_of_first.values_vanish)
+    return _first(facts, *asked, signs_of_first.amax_broken)
+
+
+def _first(facts: Facts, *asked: Ask) -> Reply:
+    """Yes, by the first of several signs that holds; unknown where none was logged; no by those that were."""
+    signs = [ask(facts) for ask in asked]
+    if found := [sign.text for sign in signs if sign.holds]:
+        return Reply(YES, "; ".join(found))
+    missing = tuple(dict.fromkeys(sign.missing for sign in signs if sign.holds is None))
+    if all(sign.holds is None for sign in signs):
+        return Reply(UNKNOWN, f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not logged", missing)
+    told = [sign.text for sign in signs if sign.holds is False and sign.text]
+    return Reply(NO, "; ".join([*told, *([f"not logged: {', '.join(missing)}"] if missing else [])]), missing)
 
 
 def precision(facts: Facts) -> Reply:
@@ -114,7 +171,7 @@ def leap(facts: Facts) -> Reply:
     """Question 2.1: whether the loss leaps above what was usual."""
     if facts.rules == "textbook" and len(facts.loss.values) <= USUAL:
         return Reply(UNKNOWN, f"{len(facts.loss.values)} losses: the rule needs {USUAL} before the first")
-    found = [incident for incident in facts.findings.incidents if incident.kind in LEAPS]
+    found = [incident for incident in facts.incidents if incident.kind in LEAPS]
     if not found:
         return Reply(NO, f"no step is out of the ordinary by the {facts.rules} rule")
     chosen = facts.focus if facts.focus in found else found[0]
@@ -240,7 +297,7 @@ def rising(facts: Facts) -> Reply:
     text = f"loss {change.usual:.4g}, then {change.value:.4g} in steps {facts.slow_window[0]} to {facts.slow_window[1]}"
     if facts.rules == "textbook":
         return Reply(YES if bool((np.diff(window) > 0).all()) else NO, text)
-    drifts = any(incident.kind == "drift" and incident.end is None for incident in facts.findings.incidents)
+    drifts = any(incident.kind == "drift" and incident.end is None for incident in facts.incidents)
     drifts |= facts.focus is not None and (facts.focus.kind == "drift" or _is_climbing(facts))
     return Reply(YES if drifts else NO, text + ("" if drifts else ": no trend"))
 

@@ -13,6 +13,7 @@ NAMES = {
     "weight_decay": "weight_decay wd",
     "clip": "clip max_grad_norm grad_clip clip_grad gradient_clip_val clip_grad_norm gradient_clipping",
     "warmup_steps": "warmup_steps warmup_iters lr_warmup_steps lr_warmup_iters num_warmup_steps warmup",
+    "optimizer": "optimizer optim optimizer_name optimizer_type optim_type",
     "steps": "steps max_steps train_iters total_steps max_iters",
     "layers": "layers num_layers n_layer num_hidden_layers n_layers",
     "width": "width hidden_size n_embd d_model embedding_dim",

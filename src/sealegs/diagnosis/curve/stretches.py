@@ -48,7 +48,7 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
-    broken[:SCALER_SEARCH] = False
+    broken[:SCALER_SEARCH] &= curve.losses[:SCALER_SEARCH] == 0  # no scaler is looking for its scale there
     if "loss_scale" in run.signals:
         broken[:] = False
     for first, last in stretches(broken):  # right before a loss that is not finite, they are its beginning

@@ -165,7 +165,7 @@ def eval_plateau(facts: Facts) -> Sign:
 
 def falls_by_epochs(facts: Facts) -> Sign:
     """The training loss falls in steps, where the data begins again."""
-    found = [incident.start for incident in facts.findings.incidents if incident.kind == "epoch_step"]
+    found = [incident.start for incident in facts.incidents if incident.kind == "epoch_step"]
     return so(bool(found), f"panel 1: the loss steps down at {', '.join(map(str, found[:4]))}")
 
 

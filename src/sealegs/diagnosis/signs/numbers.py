@@ -28,8 +28,38 @@ def nonfinite_passes(facts: Facts) -> Sign:
     return so(facts.is_nonfinite and not facts.stays_bad, f"panel 1: {told} not finite, then finite again")
 
 
+def nonfinite_from_the_start(facts: Facts) -> Sign:
+    """The first loss of the log is not finite: no row shows that the run was ever sound."""
+    is_first = facts.starts_bad
+    return so(is_first, f"panel 1: the first loss of the log, of step {facts.first_bad('loss')}, is not finite")
+
+
+def nonfinite_before_any_update(facts: Facts) -> Sign:
+    """The loss of the first step is not finite: it was measured before any update."""
+    step = facts.first_bad("loss")
+    is_first = facts.starts_bad and step is not None and step <= 1 and not facts.resumes
+    return so(is_first, f"panel 1: the loss of step {step}, the first of the log, is not finite, before any update")
+
+
+def zero_loss_without_gradient(facts: Facts) -> Sign:
+    """The loss is exactly 0 where the gradient norm is not finite, at three rows at least, and was so from the start.
+
+    A 0 that comes after losses far above stands for a NaN, which an update has written.
+    """
+    norms = facts.series("grad_norm")
+    if norms.is_empty:
+        return unlogged("grad_norm") if (facts.loss.values == 0).any() else NOT_ASKED
+    broken = norms.steps[~np.isfinite(norms.values)]
+    zero = facts.loss.steps[facts.loss.values == 0]
+    both = np.intersect1d(broken, zero)
+    first = f", the first at step {both[0]}" if len(both) else ""
+    return so(len(both) >= 3, f"panels 1, 3: {len(both)} losses are exactly 0 at a grad norm of NaN or inf{first}")
+
+
 def weight_breaks_first(facts: Facts) -> Sign:
     """A weight is not finite, and no loss was so before it, unless a gradient broke both at once."""
+    if nonfinite_before_any_update(facts).holds:
+        return so(False, "panel 1: the first loss is not finite, and no update came before it")
     step, loss = facts.first_bad_weight, facts.first_bad("loss")
     if step is None:
         is_logged = "params_finite" in facts.run.signals or "param_norm" in facts.run.signals
@@ -66,6 +96,8 @@ def gradient_first(facts: Facts) -> Sign:
         return NOT_ASKED
     if "grad_norm" not in facts.run.signals:
         return unlogged("grad_norm")
+    if zero_loss_without_gradient(facts).holds:
+        return so(False, "panels 1, 3: the loss is exactly 0 where the gradient is not finite: it stands for something")
     loss, norm = facts.first_bad("loss"), facts.first_bad("grad_norm")
     text = (
         f"panels 1, 3: grad norm not finite at step {norm}, loss {f'at step {loss}' if loss is not None else 'never'}"

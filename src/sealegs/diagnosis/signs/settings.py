@@ -12,6 +12,8 @@ from sealegs.diagnosis.signs.sign import NOT_ASKED, Sign, opposite, so, unlogged
 UNEXPLAINED = 5.0
 """Largest growth of updates beyond that of the gradients. Adam usually moves a weight by a fifth to a half of the
 learning rate, and by all of it if gradients agree from step to step: an update may grow by this factor, hardly more."""
+CLIPS_MUON = 10.0
+"""A clip up to which an orthogonalised update is made smaller: its norm is the root of its rank, which is larger."""
 SAMPLES = 10
 """Samples of the updates before the onset that define what is usual."""
 
@@ -314,3 +316,12 @@ def _switch(facts: Facts, name: str) -> Sign:
     if name not in facts.known.values:
         return unlogged(f"model.{name} in the settings")
     return so(facts.known.says(name), f"{name.replace('_', ' ')}")
+
+
+def muon_is_clipped(facts: Facts) -> Sign:
+    """The optimizer orthogonalises its updates, and clips them by norm with the rest."""
+    name, clip = facts.known.values.get("optimizer"), facts.known.number("clip")
+    if name is None:
+        return unlogged("the optimizer in the settings")
+    text = f"optimizer {name}, clipped at {clip or 0:g}"
+    return so("muon" in str(name).lower() and clip is not None and 0 < clip <= CLIPS_MUON, text)

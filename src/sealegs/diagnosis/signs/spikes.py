@@ -130,7 +130,7 @@ def leaps_recur(facts: Facts) -> Sign:
     """Three or more leaps of the loss; by the textbook's rule every healthy run has as many."""
     if facts.rules == "textbook":
         return NOT_ASKED
-    starts = [incident.start for incident in facts.findings.incidents if incident.kind in LEAPS]
+    starts = [incident.start for incident in facts.incidents if incident.kind in LEAPS]
     steps = ", ".join(map(str, starts[:5]))
     return so(len(starts) >= 3, f"panel 1: {len(starts)} leaps of the loss, at {steps}")
 

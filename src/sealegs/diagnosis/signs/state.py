@@ -322,7 +322,7 @@ def level_shifts(facts: Facts) -> Sign:
 
 def is_flat(facts: Facts) -> Sign:
     """The loss has stopped falling."""
-    found = [incident for incident in facts.findings.incidents if incident.kind == "plateau"]
+    found = [incident for incident in facts.incidents if incident.kind == "plateau"]
     if not found:
         return so(False, "")
     losses = facts.loss.finite.within(found[0].start, math.inf).values

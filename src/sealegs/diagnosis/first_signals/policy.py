@@ -1,0 +1,298 @@
+"""The signals of a policy that is trained for reward in, what stands in them out.
+
+A loss of such a run measures nothing. What tells is the reward, against the best that this run has had; the entropy of
+the policy, whose ends are to try nothing more and to say anything; its divergence, which grows slowly while all is
+well; and whether there is anything to learn from at all. Reward alone wanders, and entropy falls where a task is solved:
+so most of these are to be watched, and two that go together, or a reward that is lost for good, call for action.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sealegs.diagnosis.contract import Standing
+from sealegs.diagnosis.curve.loss_curve import Floats
+from sealegs.diagnosis.first_signals.track import Track, track_of
+from sealegs.record.run import Run
+
+SURE = 6.0
+"""A reward has moved if it did so by this many times the wander of its means."""
+LOST = 0.8
+"""Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
+HALF = 0.5
+LARGE, NOTABLE = 0.3, 0.25
+"""Smallest fall, as a share of the reward's own size, that is a collapse, and one that is worth a look."""
+ON_THE_WAY_BACK = 0.3
+"""Share of the fall from which on a reward is coming back."""
+VANISHED, NOTHING = 0.05, 0.01
+"""Share of its highest level that is left of an entropy: little, and as good as nothing."""
+SMALL_ENTROPY = 0.05
+"""Nats below which a policy tries nothing."""
+EXPLODED, MORE_NATS = 3.0, 0.5
+"""Times its early level, and nats more, from which on an entropy has exploded."""
+MANY_FOLD = 10.0
+"""By which a divergence leaps, or grows from the first half of the log, where the policy runs away."""
+KL_FLOOR = {"kl": 0.02, "policy_kl": 0.005}
+"""What is below counts as this much: from nothing, everything is many-fold."""
+NO_SPREAD = 0.95
+"""Share of groups without a spread from which on hardly anything is left to learn from."""
+DEAD = 1e-3
+"""Share of its usual norm below which a gradient is none."""
+GRADIENT_GROWS = 5.0
+SHORT, LONG = 0.1, 4.0
+"""Share of its length that is left where completions collapse, and the factor by which they leap."""
+ALL_CUT, SOME_CUT = 0.9, 0.5
+ALL_CLIPPED, SOME_CLIPPED = 0.6, 0.3
+APART, APART_FLOOR = 5.0, 0.01
+"""Growth of the gap between sampler and trainer, in nats; it is told from 0.05 nats on."""
+RATIO = 10.0
+"""Growth of the largest importance ratio, and the least that is told."""
+
+CONFIRMS = ("entropy-vanishes", "entropy-explodes", "kl-leaps", "sampler-apart", "length-collapses", "completions-cut")
+"""What makes a fall of the reward a collapse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The course of a reward, by means of a twentieth of the log."""
+
+    start: float
+    best: float
+    end: float
+    best_row: int
+    fallen_row: int
+    """The first row from which on it is nearer to its end than to its best."""
+    wander: float
+    """What neighbouring means differ by where nothing happens."""
+    lowest: float
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether it rose by more than it wanders, and is still up."""
+        gain = self.best - self.start
+        is_gain = gain >= SURE * self.wander and gain >= NOTABLE * self.size and gain > 0
+        return is_gain and self.best - self.end < LARGE * gain
+
+    @property
+    def size(self) -> float:
+        """The reward's own size."""
+        return max(abs(self.best), abs(self.lowest))
+
+    @property
+    def is_lower(self) -> bool:
+        """Whether it is surely below its best, and by half of what was gained, if anything was."""
+        gain, fall = self.best - self.start, self.best - self.end
+        return fall > 0 and fall >= SURE * self.wander and (gain < SURE * self.wander or fall >= HALF * gain)
+
+
+def course_of(reward: Track) -> Course:
+    """How a reward went. Means are moving ones, so that no edge of a block decides."""
+    width = max(5, reward.rows // 20)
+    sums = np.concatenate([[0.0], np.cumsum(reward.means)])
+    means = (sums[width:] - sums[:-width]) / width
+    noise = float(np.std(np.diff(reward.means))) / np.sqrt(2 * width)
+    blocks = means[::width]
+    wander = 1.4826 / np.sqrt(2) * float(np.median(np.abs(np.diff(blocks)))) if len(blocks) > 2 else 0.0
+    best_row = int(np.argmax(means))
+    end = float(means[-width - 1 :].max())  # of the last two widths: a single good batch is no recovery
+    half = (means[best_row] + end) / 2
+    above = np.flatnonzero(means >= half)
+    return Course(
+        start=float(means[0]),
+        best=float(means[best_row]),
+        end=end,
+        best_row=best_row,
+        fallen_row=min(int(above[-1]) + width // 2 + 1, reward.rows - 1),
+        wander=max(noise, wander),
+        lowest=float(means[best_row:].min()),
+    )
+
+
+def judged(run: Run) -> Iterator[Standing]:
+    """What stands in the first signals of a policy, the gravest first."""
+    reward, gradient = track_of(run, "reward"), track_of(run, "grad_norm")
+    course = course_of(reward) if reward is not None else None
+    found = [
+        *(_reward_falls(reward, course) if reward is not None and course is not None else ()),
+        *_nothing_to_learn(run, gradient, course),
+        *_entropy(track_of(run, "policy_entropy"), course),
+        *_divergence(run),
+        *_completions(run),
+        *_updates(run),
+        *_held_out(run, course),
+    ]
+    yield from sorted(_together(found), key=lambda one: not one.is_grave)
+
+
+def _together(found: list[Standing]) -> Iterator[Standing]:
+    """What calls for action because two go together. Some count only where they confirm another."""
+    shown = {one.shows for one in found}
+    confirmed = not shown.isdisjoint((*CONFIRMS, "gradient-grows"))
+    is_away = "kl-leaps" in shown and not shown.isdisjoint(("entropy-explodes", "gradient-grows"))
+    for one in found:
+        is_told = one.shows not in ("gradient-grows", "reward-lower") or (one.shows == "reward-lower" and confirmed)
+        is_grave = one.is_grave or (one.shows.startswith("reward-") and confirmed)
+        is_grave |= one.shows in ("kl-leaps", "entropy-explodes") and is_away
+        if is_told:
+            yield replace(one, is_grave=is_grave, shows=one.shows.replace("reward-lower", "reward-falls"))
+
+
+def _reward_falls(reward: Track, course: Course) -> Iterator[Standing]:
+    """A reward that is lost: most of what was gained, or most of what there was. A smaller fall may be confirmed."""
+    if not course.is_lower:
+        return
+    gain, fall, size = course.best - course.start, course.best - course.end, course.size
+    has_gained = gain >= SURE * course.wander
+    is_lost = (has_gained and fall >= LOST * gain and fall >= LARGE * size) or fall >= HALF * size
+    is_back = course.end - course.lowest >= ON_THE_WAY_BACK * (course.best - course.lowest)
+    is_notable = is_lost or fall >= (NOTABLE if has_gained else LARGE) * size
+    gained = f" from {course.start:.4g}" if has_gained else ""
+    text = (
+        f"reward{gained} up to {course.best:.4g} at step {_step(reward, course.best_row)}, and {course.end:.4g} in the "
+        f"end, lower since step {_step(reward, course.fallen_row)}"
+    )
+    shows = "reward-falls" if is_notable else "reward-lower"
+    yield _standing(reward, course.fallen_row, text, shows, is_grave=is_lost and not is_back)
+
+
+def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]:
+    """An entropy that falls to near nothing, or explodes. One that can be negative, of a density, has no such ends."""
+    if entropy is None or entropy.values.min() < 0:
+        return
+    high = float(entropy.level[: entropy.rows - entropy.lasting].max())
+    if (row := entropy.falls(VANISHED)) is not None:
+        is_none = entropy.end <= min(NOTHING * high, SMALL_ENTROPY)
+        text = (
+            f"policy entropy {high:.4g} at its highest, {entropy.end:.2g} in the end, down there since step "
+            f"{_step(entropy, row)}: the policy tries nothing new"
+        )
+        learned = course is not None and course.has_learned
+        yield _standing(entropy, row, text, "entropy-vanishes", is_grave=is_none and not learned)
+    usual = entropy.early()
+    row = entropy.since(entropy.level >= max(EXPLODED * usual, usual + MORE_NATS))
+    if row is not None and row > 0:
+        text = f"policy entropy {usual:.4g} at first, {entropy.end:.4g} in the end, since step {_step(entropy, row)}"
+        yield _standing(entropy, row, text, "entropy-explodes")
+
+
+def _divergence(run: Run) -> Iterator[Standing]:
+    """A divergence that leaps many-fold and stays, or is many times what it was in the first half of the log."""
+    for name, floor in KL_FLOOR.items():
+        track = track_of(run, name)
+        if track is None:
+            continue
+        if (row := track.runs_away(MANY_FOLD, floor)) is not None:
+            before = max(float(np.median(track.values[:row])), 0.0)
+            whose = "the reference" if name == "kl" else "the policy that the samples are of"
+            text = f"divergence from {whose} {before:.3g} before step {_step(track, row)}, {track.end:.3g} in the end"
+            yield _standing(track, row, text, "kl-leaps")
+    gradient = track_of(run, "grad_norm")
+    if gradient is not None and (row := gradient.runs_away(GRADIENT_GROWS, 0.0)) is not None:
+        yield _standing(gradient, row, "", "gradient-grows")
+
+
+def _nothing_to_learn(run: Run, gradient: Track | None, course: Course | None) -> Iterator[Standing]:
+    """Groups whose rewards are all the same, or a gradient of nothing: no step from there on teaches anything."""
+    shares, spread = track_of(run, "zero_spread_share"), track_of(run, "reward_std")
+    dead_row = _dead_since(gradient)
+    learned = course is not None and course.has_learned
+    track, row, text = None, None, ""
+    if shares is not None:
+        track, row = shares, shares.since(shares.level >= NO_SPREAD, rows=max(10, shares.rows // 5))
+        text = f"{shares.end:.0%} of the groups have no spread of rewards"
+    elif spread is not None and spread.values.max() > 0:
+        track, row = spread, spread.since(spread.level <= 1e-6 * spread.values.max(), rows=max(10, spread.rows // 5))
+        text = "the rewards of a group are all the same"
+    if track is None or row is None:
+        if gradient is None or dead_row is None:
+            return
+        track, row, text = gradient, dead_row, "the gradient is nothing"
+    elif gradient is not None and dead_row is not None:
+        text += ", and the gradient is nothing"
+    what = "nothing is learned any more" if dead_row is not None else "hardly anything is left to learn from"
+    is_long = gradient is not None and dead_row is not None and gradient.rows - dead_row > gradient.rows / 2
+    is_lower = course is not None and course.is_lower
+    is_grave = is_long or (dead_row is not None and not learned) or (is_lower and track is not gradient)
+    solved = f"; the reward is at its best, {course.end:.4g}" if learned and course is not None else ""
+    text = f"{text}: {what}, since step {_step(track, row)}{solved}"
+    yield _standing(track, row, text, "nothing-to-learn", is_grave=is_grave)
+
+
+def _dead_since(gradient: Track | None) -> int | None:
+    """The row from which on a gradient is nothing, against what it is where it is something."""
+    if gradient is None:
+        return None
+    living = gradient.values[gradient.values > 0]
+    usual = float(np.median(living[: max(len(living) // 2, 1)])) if len(living) else 0.0
+    return gradient.since(gradient.level <= DEAD * usual, rows=max(10, gradient.rows // 5))
+
+
+def _completions(run: Run) -> Iterator[Standing]:
+    """Completions that become very short, leap in length, or are all cut."""
+    length, cut = track_of(run, "completion_length"), track_of(run, "cut_share")
+    if length is not None and length.values.min() >= 0:
+        if (row := length.falls(SHORT)) is not None:
+            high = float(length.level[:row].max()) if row else length.end
+            text = (
+                f"completions of {high:.4g} tokens at their longest, {length.end:.3g} since step {_step(length, row)}"
+            )
+            yield _standing(length, row, text, "length-collapses")
+        elif (row := length.leap(LONG, 1.0)) is not None:
+            before = float(np.median(length.values[:row]))
+            text = f"completions of {before:.4g} tokens before step {_step(length, row)}, {length.end:.4g} since"
+            yield _standing(length, row, text, "length-leaps")
+    if cut is not None and cut.early() < SOME_CUT and (row := cut.since(cut.level >= ALL_CUT)) is not None:
+        text = f"{cut.end:.0%} of the completions are cut since step {_step(cut, row)}, {cut.early():.0%} at first"
+        yield _standing(cut, row, text, "completions-cut")
+
+
+def _updates(run: Run) -> Iterator[Standing]:
+    """Ratios that are clipped throughout, and a sampler whose probabilities are not the trainer's."""
+    clip = track_of(run, "clip_share")
+    row = None if clip is None else clip.since(clip.level >= ALL_CLIPPED)
+    if clip is not None and row is not None and clip.early() < SOME_CLIPPED:
+        text = f"{clip.end:.0%} of the ratios are clipped since step {_step(clip, row)}, {clip.early():.0%} at first"
+        yield _standing(clip, row, text, "clip-saturates")
+    for name, factor, floor, words in (
+        ("logp_gap", APART, APART_FLOOR, "mean log-probability gap between sampler and trainer"),
+        ("logp_gap_max", RATIO, 0.5, "largest log-probability gap between sampler and trainer"),
+        ("importance_ratio_max", RATIO, 1.0, "largest importance ratio"),
+    ):
+        track = track_of(run, name)
+        if track is None:
+            continue
+        track = replace(track, values=np.abs(track.values))
+        if (row := track.runs_away(factor, floor)) is not None:
+            before = float(np.median(track.values[: max(row, 1)]))
+            text = f"{words} {before:.3g} before step {_step(track, row)}, {track.end:.3g} in the end"
+            yield _standing(track, row, text, "sampler-apart")
+            return
+
+
+def _held_out(run: Run, course: Course | None) -> Iterator[Standing]:
+    """A held-out reward that falls while the reward in training is up: what is learned is the scorer."""
+    held_out = track_of(run, "eval_reward", fewest=6)
+    if held_out is None or course is None or not course.has_learned:
+        return
+    values: Floats = held_out.values
+    best = int(np.argmax(values))
+    last = values[max(best + 1, len(values) - 3) :]
+    if len(last) < 2:
+        return
+    noise = float(np.median(np.abs(np.diff(values)))) * 1.4826 / np.sqrt(2)
+    fall = float(values[best] - last.max())
+    if fall >= 4 * noise and fall >= LARGE * abs(float(values[best])):
+        text = (
+            f"held-out reward {values[best]:.4g} at step {held_out.steps[best]}, {last[-1]:.4g} in the end, while the "
+            f"reward in training rose from {course.start:.4g} to {course.end:.4g}"
+        )
+        yield _standing(held_out, best, text, "held-out-reward-falls")
+
+
+def _step(track: Track, row: int) -> int:
+    return int(track.steps[row])
+
+
+def _standing(track: Track, row: int, text: str, shows: str, *, is_grave: bool = False) -> Standing:
+    return Standing(signal=track.signal, step=_step(track, row), text=text, shows=shows, is_grave=is_grave)

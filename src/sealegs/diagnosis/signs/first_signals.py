@@ -1,0 +1,171 @@
+"""Signs in the first signals of a kind: the same findings that stand in the verdict, asked one by one."""
+
+from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.first_signals.policy import course_of
+from sealegs.diagnosis.first_signals.track import track_of
+from sealegs.diagnosis.signs.sign import Sign, so, unlogged
+
+# Policies
+
+
+def reward_falls(facts: Facts) -> Sign:
+    """The reward fell from its best by more than it wanders, and stays down."""
+    return _shown(facts, "reward-falls", "reward")
+
+
+def reward_rises(facts: Facts) -> Sign:
+    """The reward rose by more than it wanders, and is still up."""
+    reward = track_of(facts.run, "reward")
+    if reward is None:
+        return unlogged("reward")
+    course = course_of(reward)
+    return so(course.has_learned, f"reward {course.start:.4g} at first, {course.end:.4g} in the end")
+
+
+def entropy_vanishes(facts: Facts) -> Sign:
+    """The entropy of the policy is near nothing, and stays there."""
+    return _shown(facts, "entropy-vanishes", "policy_entropy")
+
+
+def entropy_explodes(facts: Facts) -> Sign:
+    """The entropy of the policy is many times what it was."""
+    return _shown(facts, "entropy-explodes", "policy_entropy")
+
+
+def kl_leaps(facts: Facts) -> Sign:
+    """The divergence of the policy is many times what it was."""
+    return _shown(facts, "kl-leaps", "kl", "policy_kl")
+
+
+def nothing_to_learn(facts: Facts) -> Sign:
+    """No group has a spread of rewards, or the gradient is nothing, up to the end."""
+    return _shown(facts, "nothing-to-learn", "zero_spread_share", "reward_std", "grad_norm")
+
+
+def groups_without_spread(facts: Facts) -> Sign:
+    """The rewards of nearly every group are all the same, up to the end."""
+    found = facts.shown.get("nothing-to-learn")
+    if found is not None and found.signal in ("zero_spread_share", "reward_std"):
+        return so(True, f"{found.signal} since step {found.step}")
+    return _shown(facts, "groups-without-spread", "zero_spread_share", "reward_std")
+
+
+def sampler_apart(facts: Facts) -> Sign:
+    """The sampler's probabilities leave the trainer's, for the same weights."""
+    return _shown(facts, "sampler-apart", "logp_gap", "logp_gap_max", "importance_ratio_max")
+
+
+def clip_saturates(facts: Facts) -> Sign:
+    """Most importance ratios are clipped, up to the end."""
+    return _shown(facts, "clip-saturates", "clip_share")
+
+
+def length_collapses(facts: Facts) -> Sign:
+    """Completions become very short."""
+    return _shown(facts, "length-collapses", "completion_length")
+
+
+def length_leaps(facts: Facts) -> Sign:
+    """Completions become several times as long at once."""
+    return _shown(facts, "length-leaps", "completion_length")
+
+
+def completions_cut(facts: Facts) -> Sign:
+    """Nearly all completions are cut at the largest length, as they were not before."""
+    return _shown(facts, "completions-cut", "cut_share")
+
+
+def held_out_reward_falls(facts: Facts) -> Sign:
+    """The held-out reward falls while the reward in training is up."""
+    return _shown(facts, "held-out-reward-falls", "eval_reward")
+
+
+# Pairs
+
+
+def preference_lost(facts: Facts) -> Sign:
+    """Pairs that were told apart are not any more."""
+    return _shown(facts, "preference-lost", "preference_accuracy")
+
+
+def pairs_by_heart(facts: Facts) -> Sign:
+    """The loss of the pairs is nothing, at a wide margin."""
+    return _shown(facts, "pairs-by-heart", "reward_margin")
+
+
+def preferred_becomes_unlikely(facts: Facts) -> Sign:
+    """The preferred answers become far less likely, with the others."""
+    return _shown(facts, "preferred-becomes-unlikely", "chosen_reward")
+
+
+# Experts
+
+
+def router_collapses(facts: Facts) -> Sign:
+    """Few experts take the load, up to the end."""
+    return _shown(facts, "router-collapses", "expert_load", "expert_violation")
+
+
+def experts_die(facts: Facts) -> Sign:
+    """More and more experts get hardly any token."""
+    return _shown(facts, "experts-die", "dead_expert_share", "expert_load")
+
+
+def balance_loss_grows(facts: Facts) -> Sign:
+    """The loss that keeps loads alike is several times its lowest."""
+    return _shown(facts, "balance-loss-grows", "router_balance_loss")
+
+
+def router_entropy_vanishes(facts: Facts) -> Sign:
+    """The router's choice has no entropy left."""
+    return _shown(facts, "router-entropy-vanishes", "router_entropy")
+
+
+def router_logits_grow(facts: Facts) -> Sign:
+    """The loss that keeps the router's logits small is many times its lowest."""
+    return _shown(facts, "router-logits-grow", "router_z_loss")
+
+
+# Few bits
+
+
+def values_saturate(facts: Facts) -> Sign:
+    """More and more values of a tensor are beyond the largest number."""
+    return _shown(facts, "values-saturate", "saturated_share")
+
+
+def values_vanish(facts: Facts) -> Sign:
+    """More and more values of a tensor become zero."""
+    return _shown(facts, "values-vanish", "zeroed_share")
+
+
+def scale_of_zero(facts: Facts) -> Sign:
+    """The scale of a tensor is 0, or not finite."""
+    return _shown(facts, "scale-of-zero", "quant_scale")
+
+
+def amax_broken(facts: Facts) -> Sign:
+    """The largest magnitude of a tensor is 0 or not finite, up to the end."""
+    found = facts.shown.get("amax-not-finite") or facts.shown.get("amax-of-zero")
+    return so(True, found.text) if found is not None else _shown(facts, "amax-not-finite", "amax")
+
+
+def amax_stuck(facts: Facts) -> Sign:
+    """The largest magnitude of a tensor does not change any more, while others do."""
+    return _shown(facts, "amax-stuck", "amax")
+
+
+# Two networks
+
+
+def discriminator_wins(facts: Facts) -> Sign:
+    """The discriminator's loss is nothing, and the generator's grows."""
+    return _shown(facts, "discriminator-wins", "discriminator_loss")
+
+
+def _shown(facts: Facts, shows: str, *signals: str) -> Sign:
+    """Whether it stands; if none of the signals was logged that could show it, the first is what is missing."""
+    if (found := facts.shown.get(shows)) is not None:
+        return so(True, found.text)
+    logged = [name for name in facts.run.signals if name.partition("/")[0] in signals]
+    return so(False, f"nothing such in {logged[0]}") if logged else unlogged(signals[0])
