@@ -6,7 +6,17 @@ from sealegs.incidents import Incident
 
 BENIGN = ("epoch_step",)
 WATCHED = ("plateau",)
-PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
+PRIORITY = (
+    "nonfinite",
+    "overflow",
+    "resume_jump",
+    "level_shift",
+    "spike",
+    "drift",
+    "collapse",
+    "plateau",
+    "epoch_step",
+)
 """Kinds by priority: for a stretch that several finders found, and for incidents with the same trajectory."""
 GRAVEST = ("divergent", "lingering", None, "slow", "fast")
 """Trajectories, the gravest first; None is still open."""

@@ -230,6 +230,8 @@ class IncidentTracker:
     def _excuse(self, incident: Incident) -> str:
         """Why the weights are not the reason that a loss does not come down; empty where they may be, so that a
         rollback can help."""
+        if incident.kind == "collapse":
+            return "it is about other signals than the loss, which are no reason to go back"
         if self.evidence.is_sound:
             return "the last probe found that the data have changed, and not the weights"
         if self.evidence.had_grown(incident.usual):

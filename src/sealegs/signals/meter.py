@@ -6,9 +6,10 @@ ranks go through one collective, so that all ranks judge equal numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
 from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.weights import WeightSampler, local, replicas
-from sealegs.vocabulary import Row
+from sealegs.vocabulary import Number, Row
 
 CHECKSUM_STEPS = 100
 """How often, in steps, the ranks compare their weights."""
@@ -116,6 +117,8 @@ class Meter:
         self._unsampled: _UnsampledStep | None = None
         self._groups = Groups(())
         self._groups_of: tuple[str, ...] = ()
+        self._exchanged: tuple[str, ...] = ()
+        """Signals that a framework logs on every rank, and of which the mean is judged."""
         self._slots = self._sized_slots(model) if ranks.world > 1 else {}
         self._shares_of: dict[tuple[str, ...], Tensor] = {}
         self._last_change: Tensor | None = None
@@ -148,6 +151,18 @@ class Meter:
         samples = self._sizes(number, unsampled.gradients, unsampled.loss_scale)
         return tuple(sample.named(sample.numbers) for sample in samples)
 
+    def exchange(self, signals: tuple[str, ...]) -> None:
+        """Exchange also these signals, as each rank logs them: on every rank, before the first step."""
+        self._exchanged = signals
+        if self.ranks.world > 1:
+            self._slots = self._sized_slots(self._model)
+
+    def alone(self, logged: Mapping[str, Number]) -> Mapping[str, Number]:
+        """Of what was logged, what is not exchanged."""
+        if self.ranks.world == 1:
+            return logged
+        return {name: value for name, value in logged.items() if name not in self._exchanged}
+
     @property
     def autocast(self) -> tuple[torch.dtype | None] | None:
         """What was seen of autocast in a forward pass."""
@@ -176,11 +191,13 @@ class Meter:
         step_s: float | None = None,
         token_losses: Tensor | None,
         loss_scale: Tensor | None,
+        logged: Mapping[str, Number] = MappingProxyType({}),
     ) -> StepSignals:
         """Measure a step before its update: by ``gradients`` if they were read before, else by those of now."""
         if gradients is None and grad_norm is None:
             gradients = self.read()
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
+        samples += self._of_all_ranks(logged)
         self._unsampled = _UnsampledStep(number, gradients, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
@@ -294,6 +311,19 @@ class Meter:
             samples.append(_Sample("underflow", share, _mean, lambda n: (("underflow_share",), n)))
         return samples
 
+    def _of_all_ranks(self, logged: Mapping[str, Number]) -> list[_Sample]:
+        """What was logged on some ranks: values, and where there is one. All ranks send them at every step, since none
+        knows what another has."""
+        if not self._exchanged or self.ranks.world == 1:
+            return []
+        if logged:
+            values = [float(logged.get(name, 0.0)) for name in self._exchanged]
+            there = [float(name in logged) for name in self._exchanged]
+            numbers = sent(torch.tensor(values + there, dtype=torch.float64), self.device)
+        else:
+            numbers = torch.zeros(2 * len(self._exchanged), dtype=torch.float64, device=self.device)
+        return [_Sample("logged", numbers, _sum, partial(_block_of_means, self._exchanged))]
+
     def _activation_samples(
         self, names: tuple[str, ...], values: Tensor, *, of: ActivationSampler, slot: str
     ) -> list[_Sample]:
@@ -327,6 +357,7 @@ class Meter:
             "group_norms": groups,
             "underflow": 1,
             "histogram": 33,
+            "logged": 2 * len(self._exchanged),
         }
 
     def _padded(self, mine: Tensor, samples: Sequence[_Sample]) -> Tensor:
@@ -397,6 +428,16 @@ def _block(names: tuple[str, ...], numbers: Tensor) -> Block:
 def _present(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
     """Signals that some rank has seen; NaN counts as seen."""
     return {name: number for name, number in zip(names, numbers, strict=True) if number != ABSENT}
+
+
+def _block_of_means(names: tuple[str, ...], numbers: Tensor) -> Block:
+    return partial(_means, names), numbers
+
+
+def _means(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
+    """The means of what at least one rank has logged."""
+    sums, counts = numbers[: len(names)], numbers[len(names) :]
+    return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count > 0}
 
 
 def _sum(rows: Tensor) -> Tensor:
