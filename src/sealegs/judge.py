@@ -176,7 +176,8 @@ class JudgeState(NamedTuple):
 
 
 def standard(halt_on: Sequence[str] = ()) -> tuple[Detector[Any], ...]:
-    """The calibrated detectors, the run being halted by some of what ``Collapse`` finds. Two signals are judged, so each has half of the chance of a false alarm."""
+    """The calibrated detectors; some of what ``Collapse`` finds halts. Two signals are judged by a statistic, so each
+    has half of the chance of a false alarm."""
     return (
         NonFinite(),
         Overflow(),

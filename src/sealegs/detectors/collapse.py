@@ -238,9 +238,8 @@ class Collapse:
             _router(here, tracks),
             _grown(here, "saturation", "saturated_share", factor=5.0, least=0.01),
             _reward(here),
-            _entropy(here),
+            *((_entropy(here), _kl(here)) if "reward" in tracks else ()),
             _without_spread(here),
-            _kl(here),
             _gap(here),
             _length(here, tracks),
             _cut(here),
@@ -343,7 +342,8 @@ def _reward(here: Mapping[str, Track]) -> Excess | None:
 
 
 def _entropy(here: Mapping[str, Track]) -> Excess | None:
-    """A twentieth of what it began as: a policy that learns becomes surer, and keeps some choice."""
+    """A twentieth of what it began as: a policy that learns for reward becomes surer, and keeps some choice. A model
+    that learns a text by heart keeps none, and that is well, so without a reward nobody asks."""
     entropy = here.get("policy_entropy")
     if entropy is None or entropy.begin is None or entropy.begin <= 0:
         return None

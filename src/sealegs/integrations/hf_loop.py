@@ -49,10 +49,11 @@ from sealegs.readers.names import live_names
 
 STATE = "sealegs.json"
 """The file with the guard's state in a checkpoint of the Trainer."""
+PACE = ("runtime", "samples_per_second", "steps_per_second")
 MEASURED = frozenset(
-    ("loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "train_loss", "total_flos")
-    + tuple(
-        f"{mode}_{pace}" for mode in ("train", "eval") for pace in ("runtime", "samples_per_second", "steps_per_second")
+    (
+        *("loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "train_loss", "total_flos"),
+        *(f"{mode}_{pace}" for mode in ("train", "eval") for pace in PACE),
     )
 )
 """Names in a log of what the guard measures itself, and of summaries."""
