@@ -7,7 +7,7 @@ The same fold judges live, in replay and offline: same numbers in, same verdicts
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -197,6 +197,7 @@ def standard(halt_on: Sequence[str] = ()) -> tuple[Detector[Any], ...]:
 
 def rules(name: str, halt_on: Sequence[str] = ()) -> tuple[Detector[Any], ...]:
     """A set of detectors by its name."""
+    sets: dict[str, Callable[[], tuple[Detector[Any], ...]]]
     sets = {CALIBRATED: partial(standard, halt_on), "textbook": textbook}
     if name not in sets:
         raise ConfigError(f"Detection.rules={name!r}: one of {', '.join(sets)}")

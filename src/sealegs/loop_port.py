@@ -160,6 +160,7 @@ class LoopPort(Observer):
             sample_every=options.telemetry.sample_every,
             ranks=self._ranks,
             activations=options.telemetry.activations,
+            routers=options.telemetry.routers,
             spent=self._spent,
         )
         self._spent.follow(self._meter.device)
@@ -463,6 +464,8 @@ class LoopPort(Observer):
             return Verdict(step=self.number)  # a loop that prints what is skipped has printed it
         with torch.no_grad(), self._spent.of("signals"):
             self._meter.updated(self.number - 1)
+            if why := self._meter.unseen_routers:
+                self.watch.note("routers-unseen", step=self.number, reason=why)
             if self._unrecorded:
                 self._record_what_steps_show(updated.tokens, batches)
         went_back = False

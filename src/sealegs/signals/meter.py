@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
+from sealegs.signals import low_precision
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+from sealegs.signals.routers import MOST_LOADS, SUMMARIES, Finder, RouterSampler
 from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.weights import WeightSampler, local, replicas
 from sealegs.vocabulary import Number, Row
@@ -95,6 +97,7 @@ class Meter:
         sample_every: int,
         ranks: Ranks,
         activations: ActivationSampler | None = None,
+        routers: Finder | None = None,
         spent: TimeSpent | None = None,
     ) -> None:
         self.ranks = ranks
@@ -107,6 +110,12 @@ class Meter:
         self._embeddings = ActivationSampler(model, layers=find_embeddings)
         self._embeddings.spent = self._activations.spent
         self._sees_embeddings = False
+        self._routers = RouterSampler(model, routers)
+        self._routers.spent = self._activations.spent
+        self._scales = low_precision.ScaleSampler(model)
+        self._are_routers_armed = False
+        self._routers_unseen = 0
+        """Sampled steps in a row in which no router was seen, though there are some."""
         self._is_armed = False
         self._blind = 0
         """Sampled steps in a row without activations."""
@@ -236,12 +245,25 @@ class Meter:
         if number and self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
+        if number and self.is_sampled(number) and self._routers.sizes and self._routers_unseen < BLIND:
+            self._routers.arm()
+            self._are_routers_armed = True
+
+    @property
+    def unseen_routers(self) -> str:
+        """Why routers are not sampled any more, at the step at which that shows; else empty."""
+        if self._routers_unseen != BLIND or self._are_routers_armed:
+            return ""
+        self._routers_unseen += 1
+        reasons = sorted(set(self._routers.left_out.values())) or ["no forward pass was seen, as in compiled code"]
+        return f"{len(self._routers.sizes)} routers: {'; '.join(reasons)}"
 
     def close(self) -> None:
         """Leave the model as it was."""
         self._activations.disarm()
         self._embeddings.disarm()
-        self._is_armed = self._sees_embeddings = False
+        self._routers.disarm()
+        self._is_armed = self._sees_embeddings = self._are_routers_armed = False
         if self.norms_before is not None:
             self.norms_before.close()
 
@@ -293,8 +315,11 @@ class Meter:
             names, values = self._activations.collect()
             self._blind = 0 if names or self.ranks.world > 1 else self._blind + 1
             samples += self._activation_samples(names, values, of=self._activations, slot="activations")
+        if self._are_routers_armed:
+            samples += self._router_samples()
         if self.is_sampled(number):
             samples += self._sizes(number, gradients, loss_scale)
+            samples += self._scale_samples() if self._scales.has_any else []
         if token_losses is not None:
             counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
             samples.append(_Sample("histogram", counts, _sum, lambda n: (("token_loss_histogram",), n)))
@@ -340,6 +365,34 @@ class Meter:
         )
         return [_Sample(slot, part, together, partial(_block, some)) for slot, some, part, together in kinds if some]
 
+    def _scale_samples(self) -> list[_Sample]:
+        """The scales of what is in eight bits: of several ranks the summaries alone."""
+        found = self._scales.read()
+        if self.ranks.world == 1:
+            if found is None:
+                return []
+            tensors, numbers = found
+            return [_Sample("scales", numbers, _sum, partial(self._scales.named, tensors))]
+        absent = torch.full((len(low_precision.SUMMARIES),), ABSENT, device=self.device)
+        numbers = absent if found is None else found[1][: len(absent)]
+        return [_Sample("scales", numbers, low_precision.together, partial(self._scales.named, ()))]
+
+    def _router_samples(self) -> list[_Sample]:
+        """What the routers did: choices are added over ranks if a row holds them; else each rank's summaries averaged."""
+        self._routers.disarm()
+        self._are_routers_armed = False
+        routed = self._routers.collect()
+        self._routers_unseen = 0 if routed is not None or self.ranks.world > 1 else self._routers_unseen + 1
+        if self.ranks.world == 1:
+            return [] if routed is None else [_Sample("routers", routed.numbers, _sum, routed.named)]
+        whole = self._routers.nothing(self.device)
+        if routed is None or routed.sizes != whole.sizes:  # every rank sends as much
+            routed = whole
+        if routed.has_loads:
+            return [_Sample("routers", routed.numbers, _sum_of_sent, routed.named)]
+        summaries = routed.summaries(routed.numbers).nan_to_num(nan=ABSENT)
+        return [_Sample("routers", summaries, _mean, routed.named_summaries)]
+
     def _sized_slots(self, model: nn.Module) -> dict[str, int]:
         """Number of places for each kind of signal: every row has the same length on every rank and step.
 
@@ -347,6 +400,7 @@ class Meter:
         """
         groups = len(Groups((name for name, _ in model.named_parameters()), merged_groups(model)).names)
         norms = sum(name.startswith("activation_norm/") for name in self._activations.names)
+        experts = sum(size for _, size in self._routers.sizes)
         return {
             "step_s": 1,
             "changes": 1 + 2 * groups,
@@ -357,6 +411,8 @@ class Meter:
             "group_norms": groups,
             "underflow": 1,
             "histogram": 33,
+            "scales": len(low_precision.SUMMARIES) if self._scales.has_any else 0,
+            "routers": 3 + experts if experts <= MOST_LOADS else SUMMARIES if experts else 0,
             "logged": 2 * len(self._exchanged),
         }
 
@@ -442,6 +498,11 @@ def _means(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
 
 def _sum(rows: Tensor) -> Tensor:
     return rows.sum(0)
+
+
+def _sum_of_sent(rows: Tensor) -> Tensor:
+    """The sum over ranks, of those that have sent anything."""
+    return torch.where(rows != ABSENT, rows, 0.0).sum(0)
 
 
 def _mean(rows: Tensor) -> Tensor:
