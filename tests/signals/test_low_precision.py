@@ -83,7 +83,7 @@ def test_what_torchao_keeps_is_read_by_tensor() -> None:
 
 
 def test_a_dynamic_scale_is_that_of_the_weight_now() -> None:
-    model = nn.Sequential(Float8Linear(8, 8))
+    model: Any = nn.Sequential(Float8Linear(8, 8))
     model[0].weight.data.fill_(1.0)
     model[0].weight.data[0] = 1e-7  # below half of the smallest of 448 to 1
     model[0].weight.data[1, 0] = -2.0
@@ -93,7 +93,7 @@ def test_a_dynamic_scale_is_that_of_the_weight_now() -> None:
 
 
 def test_a_weight_beyond_its_old_scale_saturates() -> None:
-    model = nn.Sequential(DelayedFloat8())
+    model: Any = nn.Sequential(DelayedFloat8())
     model[0].weight.data.fill_(0.1)
     model[0].weight.data[:4] = 0.6
     assert read(model)["saturated_share"] == 0.5

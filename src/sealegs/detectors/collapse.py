@@ -48,7 +48,7 @@ BLOCK = 10
 KEPT = 60
 """Values that are kept: the last block, and five blocks before it."""
 AGAIN = 200
-"""Values after which a state that lasts is named again."""
+"""Values in which nothing is named twice; what lasts longer is named again."""
 ZEROS = 10
 """Steps in a row whose loss and gradient are exactly zero that are a notice."""
 SAMPLED = frozenset(("expert_violation", "dead_expert_share", "router_entropy", "saturated_share", "quant_scale"))
@@ -121,6 +121,12 @@ class Track(NamedTuple):
         return median(self.first[:few]) if self.seen >= few + self.size else None
 
     @property
+    def least(self) -> float | None:
+        """The lowest level that it has had, or that it began with: of what comes down as a run goes on."""
+        begin = self.begin
+        return None if begin is None else min((begin, *self.reached[2:]))
+
+    @property
     def size(self) -> int:
         """How many of the last values are judged."""
         return FEW if self.signal in SAMPLED else BLOCK
@@ -150,7 +156,7 @@ class CollapseState(NamedTuple):
     zeros: int = 0
     """Steps in a row with neither loss nor gradient."""
     told: tuple[tuple[str, int], ...] = ()
-    """What was found and still holds, and how many values ago it was named."""
+    """What was named, and how many values ago."""
 
 
 class Excess(NamedTuple):
@@ -209,10 +215,10 @@ class Collapse:
         named = dict(state.told)
         found = [each.mode for each in self._found(after, now)]
         fresh = next((mode for mode in found if named.get(mode, AGAIN) >= AGAIN), None)
-        judged = {mode for mode, signals in WATCHED.items() if not signals.isdisjoint(now)}
-        told = {mode: age + (mode in judged) for mode, age in named.items() if mode in found or mode not in judged}
+        judged = {mode for mode in named if not WATCHED[mode].isdisjoint(now)}
+        told = {mode: age + (mode in judged) for mode, age in named.items() if age < AGAIN}
         if fresh is not None:
-            told[fresh] = 0
+            told[fresh] = 1
         return after._replace(told=tuple(sorted(told.items())))
 
     def _severity(self, mode: str) -> Severity:
@@ -265,7 +271,7 @@ WATCHED: Mapping[str, frozenset[str]] = MappingProxyType(
         "no-gradient": frozenset(("grad_norm",)),
     }
 )
-"""The signals by which each is judged: it is over where one of them comes and it is not found."""
+"""The signals by which each is judged."""
 
 
 def tracks_of(state: CollapseState) -> dict[str, Track]:
@@ -299,14 +305,14 @@ def _zero_scale(now: Row) -> Excess | None:
 
 
 def _router(here: Mapping[str, Track], tracks: Mapping[str, Track]) -> Excess | None:
-    """The largest load three times what it began as, and twice the mean more: with experts that have died since, or a
+    """The largest load three times what it was, and twice the mean more: with experts that have died since, or a
     choice that is no longer one. Experts that specialise have neither."""
     load = here.get("expert_violation")
-    if load is None or load.begin is None:
+    if load is None or load.least is None:
         return None
-    limit = max(3 * load.begin, 2.0)
+    limit = max(3 * load.least, 2.0)
     dead, entropy = tracks.get("dead_expert_share"), tracks.get("router_entropy")
-    are_dead = dead is not None and dead.begin is not None and dead.now >= dead.begin + 0.25
+    are_dead = dead is not None and dead.least is not None and dead.now >= dead.least + 0.25
     has_no_choice = entropy is not None and entropy.begin is not None and entropy.now < entropy.begin / 2
     is_so = min(load.lately) > limit and (are_dead or has_no_choice)
     return Excess("router-collapse", load.signal, load.now, limit) if is_so else None
@@ -314,18 +320,18 @@ def _router(here: Mapping[str, Track], tracks: Mapping[str, Track]) -> Excess | 
 
 def _dead(here: Mapping[str, Track]) -> Excess | None:
     share = here.get("dead_expert_share")
-    if share is None or share.begin is None:
+    if share is None or share.least is None:
         return None
-    limit = share.begin + 0.25
+    limit = share.least + 0.25
     return Excess("dead-experts", share.signal, share.now, limit) if min(share.lately) >= limit else None
 
 
 def _grown(here: Mapping[str, Track], mode: str, signal: str, *, factor: float, least: float) -> Excess | None:
     """A share that is many times what it began as, and not small."""
     track = here.get(signal)
-    if track is None or track.begin is None:
+    if track is None or track.least is None:
         return None
-    limit = max(factor * track.begin, least)
+    limit = max(factor * track.least, least)
     return Excess(mode, signal, track.now, limit) if min(track.lately) > limit else None
 
 
@@ -364,13 +370,14 @@ def _without_spread(here: Mapping[str, Track]) -> Excess | None:
 
 
 def _kl(here: Mapping[str, Track]) -> Excess | None:
-    """Half a block far above all of the five blocks before. It grows from zero in health, but not by leaps."""
+    """A block far above all of the four that were before the last two. It grows from zero in health, but not by
+    leaps."""
     for signal, least in (("kl", 0.3), ("policy_kl", 0.1)):
         track = here.get(signal)
         if track is not None and len(track.recent) == KEPT:
-            limit = max(5 * max(track.recent[: -BLOCK // 2]), least)
-            if median(track.recent[-BLOCK // 2 :]) > limit:
-                return Excess("kl-blow-up", signal, median(track.recent[-BLOCK // 2 :]), limit)
+            limit = max(5 * max(track.recent[: -2 * BLOCK]), least)
+            if track.now > limit:
+                return Excess("kl-blow-up", signal, track.now, limit)
     return None
 
 

@@ -378,7 +378,7 @@ class Meter:
         return [_Sample("scales", numbers, low_precision.together, partial(self._scales.named, ()))]
 
     def _router_samples(self) -> list[_Sample]:
-        """What the routers did: choices are added over ranks if a row holds them; else each rank's summaries averaged."""
+        """What the routers did: choices are added over ranks if a row holds them, else summaries are averaged."""
         self._routers.disarm()
         self._are_routers_armed = False
         routed = self._routers.collect()
