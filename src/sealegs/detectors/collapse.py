@@ -45,8 +45,11 @@ FEW = 5
 """The same of a signal that is sampled every tenth step."""
 BLOCK = 10
 """Values whose mean or median is judged: no single one is."""
-KEPT = 60
-"""Values that are kept: the last block, and five blocks before it."""
+KEPT = 2 * BLOCK
+"""Values that are kept."""
+KEPT_LONG = 6 * BLOCK
+"""The same of a signal that is compared with five blocks before, rather than with where it began."""
+DIVERGENCES = ("kl", "policy_kl")
 AGAIN = 200
 """Values in which nothing is named twice; what lasts longer is named again."""
 ZEROS = 10
@@ -91,7 +94,7 @@ class Track(NamedTuple):
     signal: str
     seen: int = 0
     first: tuple[float, ...] = ()
-    """Where it began."""
+    """Its first values; once they are enough, their median alone."""
     recent: tuple[float, ...] = ()
     """The last values."""
     blocks: tuple[float, ...] = ()
@@ -101,8 +104,11 @@ class Track(NamedTuple):
 
     def after(self, value: float) -> "Track":
         """The past with one more value."""
-        seen, recent = self.seen + 1, (*self.recent, value)[-KEPT:]
-        first = self.first if len(self.first) >= FIRST else (*self.first, value)
+        kept = KEPT_LONG if self.signal in DIVERGENCES else KEPT
+        seen, recent = self.seen + 1, (*self.recent, value)[-kept:]
+        first = (*self.first, value) if seen <= self.few else self.first
+        if seen == self.few:
+            first = (median(first),)
         if seen % BLOCK:
             return Track(self.signal, seen, first, recent, self.blocks, self.reached)
         blocks, reached = self.blocks, self.reached
@@ -117,8 +123,12 @@ class Track(NamedTuple):
     @property
     def begin(self) -> float | None:
         """The level that it began with, once it has gone on for another block."""
-        few = FEW if self.signal in SAMPLED else FIRST
-        return median(self.first[:few]) if self.seen >= few + self.size else None
+        return self.first[0] if self.seen >= self.few + self.size else None
+
+    @property
+    def few(self) -> int:
+        """How many of the first values are enough."""
+        return FEW if self.signal in SAMPLED else FIRST
 
     @property
     def least(self) -> float | None:
@@ -372,9 +382,9 @@ def _without_spread(here: Mapping[str, Track]) -> Excess | None:
 def _kl(here: Mapping[str, Track]) -> Excess | None:
     """A block far above all of the four that were before the last two. It grows from zero in health, but not by
     leaps."""
-    for signal, least in (("kl", 0.3), ("policy_kl", 0.1)):
+    for signal, least in zip(DIVERGENCES, (0.3, 0.1), strict=True):
         track = here.get(signal)
-        if track is not None and len(track.recent) == KEPT:
+        if track is not None and len(track.recent) == KEPT_LONG:
             limit = max(5 * max(track.recent[: -2 * BLOCK]), least)
             if track.now > limit:
                 return Excess("kl-blow-up", signal, track.now, limit)
