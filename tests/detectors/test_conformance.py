@@ -63,7 +63,7 @@ def test_the_suite_runs_over_all_of_them() -> None:
         "Collapse CustomDetector Drift MonotonicRise NonFinite Overflow Proportion Rate RepeatedBatch Replicas Spike"
     )
     assert sorted(DETECTORS) == [*names.split(), "ThreeSigma", "Throughput"]
-    assert len(found()) == len(DETECTORS) == 12
+    assert len(found()) == len(DETECTORS) == 13
 
 
 def autoregressive(random: np.random.Generator, steps: int) -> Any:
