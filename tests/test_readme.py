@@ -119,7 +119,7 @@ def test_the_guards_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names: dict[str, Any] = {}
     exec(PREAMBLE + CONV_NET + OPTIMIZER + "\n".join(snippets), names)  # noqa: S102 - our own docs
     names["guard"].close()
-    assert len(snippets) == 4
+    assert len(snippets) == 5
     for run in ("watched", "guarded"):
         assert len(sealegs.open_run(f"experiments/{run}").steps) == 12
 

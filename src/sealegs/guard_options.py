@@ -21,6 +21,7 @@ from sealegs.recovery.recovery import Recovery
 from sealegs.signals.activations import ActivationSampler
 from sealegs.signals.collective import TIMEOUT_S, Collective
 from sealegs.signals.ranks import Ranks
+from sealegs.signals.routers import Finder
 from sealegs.sinks.notify import Where
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.extra_state import Stateful, refuse_stateless
@@ -99,6 +100,8 @@ class Telemetry:
     """Steps between measurements of weights, moments, updates and activations; 0 never measures them."""
     activations: ActivationSampler | None = None
     """A sampler of activations with options of its own."""
+    routers: Finder | None = None
+    """Gives the routers of a mixture of experts by name, for a model whose own are not found: see the guide."""
     sinks: Sequence[Sink] = ()
     """Who gets every row and event besides the folder: ``sealegs.tracker("wandb")``."""
     notify: Where | None = field(default=None, repr=False)
@@ -116,6 +119,7 @@ class Telemetry:
         for name, is_sound, cure in (
             ("sample_every", is_whole(self.sample_every, 0), EVERY),
             ("activations", isinstance(self.activations, ActivationSampler | None), "an ActivationSampler, or None"),
+            ("routers", self.routers is None or callable(self.routers), "a function of the model, or None"),
             ("ranks", isinstance(self.ranks, Ranks | None), "Ranks(timeout_s=...), or None"),
             ("settings", _is_json(self.settings), "a dict of what JSON can hold"),
             ("price_per_hour", self.price_per_hour is None or is_price(self.price_per_hour), PRICE),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from sealegs.detectors.collapse import ADVICE
 from sealegs.vocabulary import Row, Severity, Verdict
 
 AVERAGED = 10
@@ -46,6 +47,7 @@ KINDS = {
     "monotonic-rise": "drift",
     "proportion": "drift",
     "spike": "spike",
+    **dict.fromkeys(ADVICE, "collapse"),
 }
 """Kind of an incident, by the detector that found it; others are spikes."""
 LATEST = 224
@@ -69,7 +71,7 @@ class Incident:
     """The onset: the first of the skips that led to the alarm, or where the slow channel must have begun to see it,
     with the suspicious rows right before it."""
     kind: str
-    """``nonfinite``, ``spike``, ``level_shift``, ``drift`` or ``overflow``."""
+    """``nonfinite``, ``spike``, ``level_shift``, ``drift``, ``overflow`` or ``collapse``."""
     pre_loss: float
     """Mean of the 50 healthy steps before the onset; NaN if there are none."""
     usual: float

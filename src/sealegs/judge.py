@@ -7,11 +7,13 @@ The same fold judges live, in replay and offline: same numbers in, same verdicts
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+from sealegs.detectors.collapse import ADVICE, Collapse, Collapsed, refuse_unknown
 from sealegs.detectors.contract import Detector
 from sealegs.detectors.custom import Rule
 from sealegs.detectors.drift import Drift
@@ -101,11 +103,16 @@ class Detection:
     """Your own detectors on top: each a function of a row, or a detector."""
     budget: Budget = Budget()
     """How much may be skipped before the verdict is HALT."""
+    halt_on: Sequence[Collapsed] = ()
+    """What ends the run as soon as it is found, where it is only told otherwise: ``("entropy-collapse",)``."""
     stalled_after_s: float = 600.0
     """Seconds for which a loop may stand still; longer is an event, with the line that it waits in."""
 
     def __post_init__(self) -> None:
         rules(self.rules)
+        refuse_unknown(self.halt_on, "Detection.halt_on")
+        if self.halt_on and self.rules != CALIBRATED:
+            raise ConfigError(f"Detection.halt_on={self.halt_on!r}: only the calibrated rules find that")
         seconds = self.stalled_after_s
         is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
         for name, is_sound, cure in (
@@ -172,8 +179,9 @@ class JudgeState(NamedTuple):
     tally: Tally = Tally()
 
 
-def standard() -> tuple[Detector[Any], ...]:
-    """The calibrated detectors. Two signals are judged, so each has half of the chance of a false alarm."""
+def standard(halt_on: Sequence[str] = ()) -> tuple[Detector[Any], ...]:
+    """The calibrated detectors; some of what ``Collapse`` finds halts. Two signals are judged by a statistic, so each
+    has half of the chance of a false alarm."""
     return (
         NonFinite(),
         Overflow(),
@@ -187,15 +195,22 @@ def standard() -> tuple[Detector[Any], ...]:
         RepeatedBatch(),
         Replicas(),
         Rate(),
+        Collapse(halts=frozenset(halt_on)),
     )
 
 
-def rules(name: str) -> tuple[Detector[Any], ...]:
+def rules(name: str, halt_on: Sequence[str] = ()) -> tuple[Detector[Any], ...]:
     """A set of detectors by its name."""
-    sets = {CALIBRATED: standard, "textbook": textbook}
+    sets: dict[str, Callable[[], tuple[Detector[Any], ...]]]
+    sets = {CALIBRATED: partial(standard, halt_on), "textbook": textbook}
     if name not in sets:
         raise ConfigError(f"Detection.rules={name!r}: one of {', '.join(sets)}")
     return sets[name]()
+
+
+def is_wished(verdict: Verdict) -> bool:
+    """Whether it halts the run because the user wants it for this, whatever a playbook would do."""
+    return any(f.severity == Severity.HALT and f.detector in ADVICE for f in verdict.findings)
 
 
 def begin(detectors: Detectors) -> JudgeState:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.data.position import Batches
+from sealegs.detectors.collapse import JUDGED
 from sealegs.errors import (
     ConfigError,
     FolderIncomplete,
@@ -55,7 +56,7 @@ from sealegs.step.gate import ROW
 from sealegs.step.step_inputs import StepInputs
 from sealegs.step.timm_scheduler import TimmScheduler, counting
 from sealegs.step.update import Call, Update, not_undone
-from sealegs.vocabulary import Row, Verdict
+from sealegs.vocabulary import Number, Row, Verdict
 from sealegs.watch import Observer, Watch, level_of_the_loop, opened_on_all
 
 RESERVED = frozenset(("step", "worst_tensor", "announced", "damaged_since", "culprit", "saving", *ROW, *MERGED))
@@ -159,6 +160,7 @@ class LoopPort(Observer):
             sample_every=options.telemetry.sample_every,
             ranks=self._ranks,
             activations=options.telemetry.activations,
+            routers=options.telemetry.routers,
             spent=self._spent,
         )
         self._spent.follow(self._meter.device)
@@ -174,6 +176,8 @@ class LoopPort(Observer):
         self._inputs = StepInputs(self._meter, self._update, self._spent)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
+        self._logged: dict[str, Number] = {}
+        """What a framework has logged since the last step."""
         self._gradients: Gradients | None = None
         """As they were before the loop clipped them."""
         self._loop_clips_at: float | None = None
@@ -193,6 +197,8 @@ class LoopPort(Observer):
         self._first_batch: tuple[Any] | None = None
         self._turns = 0
         """Steps right after those of another guard."""
+        self._has_policy = False
+        """Whether a policy is trained for reward: then its loss is no measure of the weights."""
         self._is_paused = False
         self._was_saving = False
         """Whether a checkpoint has been written beside the loop since the last step was decided."""
@@ -289,6 +295,30 @@ class LoopPort(Observer):
         """Whether the playbook may bring the run back to an earlier state, and an earlier batch."""
         return self.recovery is not None and bool(self.recovery.playbook.rungs)
 
+    def expect_logs(self) -> None:
+        """The framework logs signals of its own, on every rank: ``take_logged`` will bring them. Before the first
+        step."""
+        self._meter.exchange(JUDGED)
+
+    def take_logged(self, signals: Mapping[str, Number]) -> None:
+        """What the framework has logged of the steps up to now: it stands in the row of the next step, as what an
+        evaluation finds does, or after the last step in a row of its own.
+
+        Of what is judged, several ranks take the mean over those that have it.
+        """
+        self._logged |= signals
+
+    def trains_policy(self, why: str) -> None:
+        """A policy is trained for reward, as ``why`` says. Its loss is about zero or of any sign, and may rise while
+        the policy improves: no batch is tried again and nothing is taken back because of it. What is not finite is
+        dealt with as ever."""
+        if self._has_policy:
+            return
+        self._has_policy = True
+        self.watch.note("loss-is-no-measure", step=self.number, reason=why)
+        if self.recovery is not None:
+            self.recovery.leave_the_loss()
+
     def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
         """Take the loss scale out of the gradients, if there is one and it is still in them.
 
@@ -372,6 +402,11 @@ class LoopPort(Observer):
             loop_clips = grad_norm is not None or before is not None
             clip = None if loop_clips else self._clip_now
             known = {**self._inputs.known_to_host(self.number, tokens), **self._batch, **self._beside(), **signals}
+            logged, self._logged = self._logged, {}
+            is_rewarded = "reward" in known or ("reward" in logged and self._ranks.world == 1)  # else ranks may differ
+            if is_rewarded and not self._has_policy:
+                self.trains_policy("a reward is logged")
+            known |= {name: value for name, value in self._meter.alone(logged).items() if name not in known}
             if (norm := bound if loop_clips else clip) is not None:
                 known["clip_norm"] = norm
             if self._update.normalises():
@@ -379,7 +414,7 @@ class LoopPort(Observer):
             if self._tokens is not None:
                 self._tokens.begin_step(self.number, self._micro_batches + 1)
             try:
-                seen = self._inputs.measured(self.number, loss, grad_norm, token_losses, known, before)
+                seen = self._inputs.measured(self.number, loss, grad_norm, token_losses, known, before, logged)
             except RankMissing:
                 self._has_failed = True  # at its end the run must not wait for that rank again
                 raise
@@ -429,6 +464,8 @@ class LoopPort(Observer):
             return Verdict(step=self.number)  # a loop that prints what is skipped has printed it
         with torch.no_grad(), self._spent.of("signals"):
             self._meter.updated(self.number - 1)
+            if why := self._meter.unseen_routers:
+                self.watch.note("routers-unseen", step=self.number, reason=why)
             if self._unrecorded:
                 self._record_what_steps_show(updated.tokens, batches)
         went_back = False
@@ -500,6 +537,7 @@ class LoopPort(Observer):
             "ending": self._run_end.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
             "spent": self._spent.state_dict(),
+            **({"logged": self._logged} if self._logged else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -526,6 +564,7 @@ class LoopPort(Observer):
         self._update_decision.load_state_dict(state)
         self._meter.load_state_dict(state["meter"])
         self._meter.get_ready(self.number)
+        self._logged = dict(state.get("logged", {}))
         if state.get("ending") is not None:  # older states have none
             self._run_end.load_state_dict(state["ending"])
         left_off_at = None if self.watch.record is None else self.watch.record.left_off_at
@@ -636,6 +675,9 @@ class LoopPort(Observer):
             if not self._has_failed:  # else the last step may have been left in the middle
                 self._between_steps()
                 self._save_what_was_put_off()
+                if self._logged:
+                    self.watch.submit(self.number, dict(self._logged))
+                    self._logged = {}
             is_one_left = self._meter.ranks.world == 1  # ranks that have failed cannot be asked
             if self._saving is not None and (is_one_left or not (self._has_failed or sys.exception())):
                 self._saving.wait_for_room()
@@ -734,7 +776,8 @@ class LoopPort(Observer):
         if self.number and not is_finite(self._model):
             return "a weight is not finite"
         is_of_the_data = self.recovery is not None and self.recovery.found_sound
-        return "" if is_of_the_data or self._turns > TURNS else self._run_end.what_is_wrong()
+        is_no_measure = self._has_policy or self._turns > TURNS
+        return "" if is_of_the_data or is_no_measure else self._run_end.what_is_wrong()
 
     def _between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
@@ -794,6 +837,7 @@ class LoopPort(Observer):
         if step is None:
             return False
         self._untouched = None  # all of it is that of the step now
+        self._logged = {}  # of steps that the run has given up
         self._spent.went_back(self.number - step)
         self._run_end.went_back()
         self.number = step

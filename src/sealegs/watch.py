@@ -173,7 +173,7 @@ class Watch:
         if price_per_hour is not None and not is_price(price_per_hour):
             raise ConfigError(f"price_per_hour={price_per_hour!r}: {PRICE}")
         notifier = () if notify is None else (Notifier(notify),)  # refused before there is a folder
-        standard = judge.rules(detection.rules)
+        standard = judge.rules(detection.rules, detection.halt_on)
         self._detectors = (*standard, *map(as_detector, detection.detectors))
         self._own_from = len(standard)
         self._state = judge.begin(self._detectors)
@@ -499,7 +499,7 @@ class Watch:
             row = self._readable({**row, **rest})
             state, verdict = self._folded(row)
         self._state = state
-        if verdict.severity == Severity.HALT:
+        if verdict.severity == Severity.HALT and not (judge.is_wished(verdict) and self._observer.acts):
             verdict = replace(verdict, instead=self._observer.instead_of_halt)
         self._recent.append(verdict)
         self._judged_rows += 1

@@ -59,9 +59,11 @@ everyone = those(set(DETECTORS))
 
 
 def test_the_suite_runs_over_all_of_them() -> None:
-    names = "CustomDetector Drift MonotonicRise NonFinite Overflow Proportion Rate RepeatedBatch Replicas Spike"
+    names = (
+        "Collapse CustomDetector Drift MonotonicRise NonFinite Overflow Proportion Rate RepeatedBatch Replicas Spike"
+    )
     assert sorted(DETECTORS) == [*names.split(), "ThreeSigma", "Throughput"]
-    assert len(found()) == len(DETECTORS) == 12
+    assert len(found()) == len(DETECTORS) == 13
 
 
 def autoregressive(random: np.random.Generator, steps: int) -> Any:
@@ -109,6 +111,17 @@ def columns(steps: int, seed: int, kind: str) -> tuple[dict[str, float], ...]:
         "underflow_share": 0.1 * noisy(0.1),
         "ranks_differ": np.zeros(steps),
         "differing_rank": np.zeros(steps),
+        "reward": np.tanh(t / 3000) - 0.4 + 0.1 * (noisy(1.0) > 1),
+        "zero_spread_share": np.full(steps, 0.3),
+        "policy_entropy": (0.4 + 0.6 * np.exp(-t / 1000)) * noisy(0.1),
+        "kl": 1e-4 * (1 + t) ** 0.5 * noisy(0.2),
+        "logp_gap": 0.004 * noisy(0.2),
+        "completion_length": (100 + t / 20) * noisy(0.1),
+        "expert_violation": (0.5 + np.exp(-t / 200)) * noisy(0.1),
+        "dead_expert_share": np.full(steps, 0.1),
+        "router_entropy": 1.5 * noisy(0.02),
+        "quant_scale": 2.0 ** (8 - t // 2000),
+        "saturated_share": 1e-3 * noisy(0.2),
     }
     return tuple(
         {
@@ -152,6 +165,7 @@ ODD = {
     "param_norm/a": 1e6,
     "update_ratio/a": 9.0,
     "attention_logit_max/0": 1e4,
+    "quant_scale": 0.0,
 }
 
 

@@ -30,6 +30,9 @@ def of_trainer(out: Path, name: str, *, guarded: bool, faults: tuple[str, ...] =
     """Weights and moments at the end, and which steps the Trainer was told are skipped."""
     trainer = small.trainer(out / name, per_device_train_batch_size=2, ddp_find_unused_parameters=False)
     attached = small.attached(trainer, out / f"{name}-run", **options) if guarded else None
+    log = trainer.log
+    # what trainers of preferences and policies add of their own, each rank of its own completions
+    trainer.log = lambda logs, *times: log({**logs, "reward": float(os.environ["RANK"]) - 2, "mine": 7}, *times)
     if attached is None or not faults:
         trainer.train()
     else:

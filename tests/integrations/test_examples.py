@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,26 @@ def test_an_example_skips_what_is_bad_and_goes_on(
     recorded = sealegs.open_run(tmp_path / run)
     assert recorded.steps.tolist() == list(range(steps))
     assert recorded.column("loss")[-5:].mean() < recorded.column("loss")[:5].mean()
+
+
+def test_the_example_of_trl_says_what_no_loss_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real GRPOTrainer: its policy learns the task and has nothing left to learn from."""
+    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
+    monkeypatch.setattr("sys.argv", ["trl_grpo.py", "--steps", "80", "--run", str(tmp_path / "grpo")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TRL's, and the pre-flight check's of so short a run
+        runpy.run_path(str(ROOT / "examples" / "trl_grpo.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "policy entropy has collapsed" in said
+    run = sealegs.open_run(tmp_path / "grpo" / "run")
+    assert run.manifest.settings["trainer"] == "GRPOTrainer"
+    assert run.logged("reward")[1:].all()
+    assert run.column("reward")[-10:].mean() > run.column("reward")[1:11].mean() + 0.5
+    kinds = {event.kind for event in run.events}
+    assert "loss-is-no-measure" in kinds
+    assert {"probe", "intervention", "skip", "alarm"}.isdisjoint(kinds)
 
 
 @pytest.mark.parametrize(

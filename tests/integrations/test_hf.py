@@ -637,6 +637,77 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return iter([{"input_ids": row, "labels": row} for row in small.rows()])
 
 
+def logging(trainer: Any, course: Callable[[int], dict[str, Any]]) -> Any:
+    """A trainer that logs more of its own, as TRL's do."""
+    log = trainer.log
+    trainer.log = lambda logs, *times: log({**logs, **course(trainer.state.global_step)}, *times)
+    return trainer
+
+
+def test_what_a_trainer_logs_is_in_the_row_of_the_next_step(tmp_path: Path) -> None:
+    def course(step: int) -> dict[str, Any]:
+        told = {
+            "kl": step / 100,
+            "rewards/accuracies": 0.5,
+            "mine/odd": 3,
+            "text": "said",
+            "none": None,
+            "grad_norm": 1e9,
+        }
+        return told | {"tensor": torch.ones(())}
+
+    trainer = logging(small.trainer(tmp_path / "out"), course)
+    small.attached(trainer, tmp_path / "run", playbook=sealegs.Playbook.standard())
+    trainer.train()
+    run = sealegs.open_run(tmp_path / "run")
+    there = run.logged("kl")
+    assert run.steps[there].tolist() == [5, 10, 15, 20, 25, 30], "the last log in a row of its own"
+    assert run.column("kl")[there].tolist() == [0.05, 0.1, 0.15, 0.2, 0.25, 0.3]
+    assert set(run.column("preference_accuracy")[there]) == {0.5}
+    assert set(run.column("mine/odd")[there]) == {3}
+    assert {"text", "none", "tensor", "learning_rate", "epoch", "train_loss"}.isdisjoint(run.signals)
+    assert run.column("grad_norm")[run.logged("grad_norm")].max() < 1e3, "the guard's own"
+    assert run.logged("loss").sum() == STEPS
+    assert not any(event.kind == "loss-is-no-measure" for event in run.events)
+    assert run.manifest.settings["trainer"] == "Trainer"
+
+
+def test_a_resume_has_what_was_logged_before_it(tmp_path: Path) -> None:
+    def trained(name: str, **more: Any) -> Any:
+        settings = {"save_strategy": "steps", "save_steps": 10, "logging_steps": 10}
+        trainer = logging(small.trainer(tmp_path / "out", **settings), lambda step: {"kl": float(step)})
+        small.attached(trainer, tmp_path / name)
+        trainer.train(**more)
+        return sealegs.open_run(tmp_path / name)
+
+    whole = trained("whole")
+    resumed = trained("resumed", resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
+    found = {int(step): float(value) for step, value in zip(resumed.steps, resumed.column("kl"), strict=True)}
+    assert found[20] == 20 == whole.column("kl")[whole.steps == 20][0]
+
+
+def test_a_policy_is_not_taken_back_for_its_loss_and_halts_where_that_is_wished(tmp_path: Path) -> None:
+    def course(step: int) -> dict[str, Any]:
+        return {"reward": 1.0 if step % 2 else 0.0, "frac_reward_zero_std": 1.0}
+
+    trainer = logging(small.trainer(tmp_path / "out", logging_steps=1), course)
+    detection = sealegs.Detection(halt_on=["zero-spread"])
+    small.attached(trainer, tmp_path / "run", playbook=sealegs.Playbook.standard(), detection=detection)
+    faults = (f"nan-gradient@{NAN}",)
+    sentence = "the run is halted: step 20  HALT  the rewards of nearly every group"
+    with (
+        small.broken(trainer.model, lambda: trainer.state.global_step, faults),
+        pytest.raises(RunHalted, match=sentence),
+    ):
+        trainer.train()
+    run = sealegs.open_run(tmp_path / "run")
+    kinds = {event.kind: event for event in run.events}
+    assert kinds["loss-is-no-measure"].detail["reason"] == "a reward is logged"
+    assert kinds["skip"].step == NAN, "what is not finite is skipped as ever"
+    assert {"probe", "intervention"}.isdisjoint(kinds)
+    assert kinds["end"].detail["reason"] == "halted"
+
+
 def test_a_stream_is_guarded_and_not_gone_back_in(tmp_path: Path) -> None:
     trainer = small.trainer(tmp_path / "out", data=Stream(), max_steps=20)
     small.attached(trainer, tmp_path / "run")

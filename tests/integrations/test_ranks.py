@@ -45,6 +45,14 @@ def test_the_rank_at_fault_is_named(loop: str, launched: tuple[Path, list[dict[s
     assert first["trainer faulted"]["steps"] == 30
 
 
+def test_what_each_rank_logs_is_averaged_where_it_is_judged(launched: tuple[Path, list[dict[str, Any]]]) -> None:
+    run = sealegs.open_run(launched[0] / "trainer-guarded-run")
+    logged = run.logged("reward")
+    assert run.steps[logged].tolist()[:3] == [5, 10, 15], "the step after each log"
+    assert run.column("reward")[logged][:5].tolist() == [-1.5] * 5
+    assert set(run.column("mine")[run.logged("mine")]) == {7}
+
+
 def test_ranks_go_back_together(launched: tuple[Path, list[dict[str, Any]]]) -> None:
     out, (first, _) = launched
     events = [event for event in sealegs.open_run(out / "loop-damaged-run").events if event.kind == "intervention"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sealegs.errors import SourceError
-from sealegs.readers.names import assign, candidates, role
+from sealegs.readers.names import assign, candidates, live_names, role
 from sealegs.record.columns import Columns
 
 
@@ -66,3 +66,25 @@ def test_the_user_has_the_last_word() -> None:
 def test_no_loss_lists_what_there_is() -> None:
     with pytest.raises(SourceError, match=r"no column looks like a training loss among val_loss, acc; .*loss=NAME"):
         assign("log", columns(val_loss=9, acc=9), {})
+
+
+def test_what_a_framework_logs_live_has_our_names_once_each_and_takes_none_that_is_measured() -> None:
+    logged = {
+        "rewards/chosen": "chosen_reward",
+        "completions/mean_length": "completion_length",
+        "sampling/sampling_logp_difference/mean": "logp_gap",
+        "clip_ratio/region_mean": "clip_share",
+        "clip_ratio/low_mean": "clip_ratio/low_mean",
+        "entropy": "policy_entropy",
+        "approx_kl": "policy_kl",
+        "eval_reward": "eval_reward",
+        "reward": "reward",
+        "mean_reward": "mean_reward",
+        "update_ratio/a": "trainer/update_ratio/a",
+        "step": "trainer/step",
+        "gate_closed": "trainer/gate_closed",
+        "odd": "trainer/odd",
+        'a"b': "a_b-7aa52f22",
+    }
+    assert live_names(logged, taken={"odd"}) == logged | {'a"b': live_names(['a"b'])['a"b']}
+    assert live_names(['a"b'])['a"b'].startswith("a_b-")

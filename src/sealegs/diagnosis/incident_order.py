@@ -8,7 +8,17 @@ BENIGN = ("epoch_step",)
 WATCHED = ("plateau",)
 NUMERIC = ("nonfinite", "overflow")
 """Kinds that are about numbers, whatever these measure."""
-PRIORITY = ("nonfinite", "overflow", "resume_jump", "level_shift", "spike", "drift", "plateau", "epoch_step")
+PRIORITY = (
+    "nonfinite",
+    "overflow",
+    "resume_jump",
+    "level_shift",
+    "spike",
+    "drift",
+    "collapse",
+    "plateau",
+    "epoch_step",
+)
 """Kinds by priority: for a stretch that several finders found, and for incidents with the same trajectory."""
 GRAVEST = ("divergent", "lingering", None, "slow", "fast")
 """Trajectories, the gravest first; None is still open."""

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from sealegs.diagnosis.kind import TRAINERS
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 
 try:
@@ -139,6 +140,9 @@ class Attached:
             goes_on=checkpoint is not None,
             settings=_settings(trainer),
         )
+        port.expect_logs()
+        if TRAINERS.get(_class_of(trainer).lower()) == "policy-gradient":
+            port.trains_policy(f"its trainer is a {_class_of(trainer)}")
         self.guard = guard = Guard.around(port)
         if not waits_for_metric:
             self._patches.put(trainer, "lr_scheduler", TrainerSchedule)
@@ -244,8 +248,14 @@ def _steps(trainer: Any) -> int | None:
 
 def _settings(trainer: Any) -> dict[str, Any]:
     """The settings of the run. The Trainer itself leaves out their secrets."""
-    settings = {"training_args": trainer.args.to_sanitized_dict()}
+    settings = {"trainer": _class_of(trainer), "training_args": trainer.args.to_sanitized_dict()}
     return json.loads(json.dumps(settings, default=str))  # type: ignore[no-any-return]
+
+
+def _class_of(trainer: Any) -> str:
+    """The trainer's class; of one that is derived from a known trainer, that one, since its name says what it does."""
+    classes = [each.__name__ for each in type(trainer).__mro__]
+    return next((name for name in classes if name.lower() in TRAINERS), classes[0])
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -44,9 +44,19 @@ from sealegs.guard import Guard
 from sealegs.integrations.accelerate import is_skipped, tell_skipped, unscale_once
 from sealegs.integrations.accelerate_loader import handed_out, has_places
 from sealegs.integrations.patches import Patches
+from sealegs.loop_port import RESERVED
+from sealegs.readers.names import live_names
 
 STATE = "sealegs.json"
 """The file with the guard's state in a checkpoint of the Trainer."""
+PACE = ("runtime", "samples_per_second", "steps_per_second")
+MEASURED = frozenset(
+    (
+        *("loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "train_loss", "total_flos"),
+        *(f"{mode}_{pace}" for mode in ("train", "eval") for pace in PACE),
+    )
+)
+"""Names in a log of what the guard measures itself, and of summaries."""
 KEPT = 512
 """Steps for which the Trainer's loss averages are kept, so that a rollback can restore them."""
 
@@ -430,6 +440,19 @@ class TrainerLoop(TrainerCallback):  # type: ignore[misc]  # it is not typed
         if metrics and "eval_loss" in metrics:
             self._guard.watch.see(self._guard.number, eval_loss=float(metrics["eval_loss"]))
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """What a trainer logs comes after its step, and is averaged over the steps since the log before."""
+        told = {
+            name: float(value) for name, value in (logs or {}).items() if name not in MEASURED and _is_number(value)
+        }
+        names = live_names(told, RESERVED)
+        self._guard.loop.take_logged({names[name]: value for name, value in told.items()})
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The Trainer has written a checkpoint."""
         self._save()
+
+
+def _is_number(value: Any) -> bool:
+    """A tensor is none: reading it may mean waiting for a device."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

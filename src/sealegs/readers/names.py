@@ -1,14 +1,16 @@
 """Maps the names that logs use to our signals: by one table, a few rules, and what the user says."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 
 import numpy as np
 
 from sealegs.errors import SourceError
-from sealegs.readers.kind_names import Role, kind_signals, plain
+from sealegs.readers.kind_names import Role, kind_role, kind_signals, plain
 from sealegs.record.columns import Columns
+from sealegs.record.rows import sound_name
+from sealegs.record.schema import SIGNALS
 
 STEP, EPOCH = "step", "epoch"
 CARRIED = ("step of the bar", "step of a line before")
@@ -147,6 +149,28 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
             "--metric loss=NAME"
         )
     return mapping
+
+
+def live_names(names: Iterable[str], taken: Set[str] = frozenset()) -> dict[str, str]:
+    """The names in a row for what a framework logs of one step: our signals where the name is one of theirs, else its
+    own. What is measured anyway, and what is ``taken``, keeps its meaning: the framework's is ``trainer/<name>``.
+
+    >>> live_names(["kl", "rewards/len/mean", "entropy", "lr"])
+    {'kl': 'kl', 'rewards/len/mean': 'rewards/len/mean', 'entropy': 'policy_entropy', 'lr': 'trainer/lr'}
+    """
+    names = tuple(names)
+    roles = {name: found for name in names if (found := kind_role(name)) is not None}
+    best: dict[str, str] = {}
+    for name in sorted(roles, key=lambda name: roles[name].rank):
+        best.setdefault(roles[name].signal, name)
+    named = {name: signal for signal, name in best.items()}
+    return {name: named.get(name) or _own_name(name, taken) for name in names}
+
+
+def _own_name(name: str, taken: Set[str]) -> str:
+    family = name.partition("/")[0]
+    is_free = family not in SIGNALS and name not in taken and name not in ("step", "time", "applied")
+    return sound_name(name if is_free else f"trainer/{name}")
 
 
 def listed(names: Sequence[str] | Mapping[str, object], most: int = 12) -> str:

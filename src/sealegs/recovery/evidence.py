@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealegs.detectors.spike import MANY, WIDENED_STEPS, YOUNG
-from sealegs.judge import PROBE, is_surprise, thaw
+from sealegs.judge import PROBE, is_surprise, is_wished, thaw
 from sealegs.record.unlearned_sources import shares_of
 from sealegs.recovery.excursions import Excursions
 from sealegs.recovery.playbook import Playbook
@@ -271,7 +271,7 @@ class AnomalyEvidence:
         if is_nonfinite and self._nonfinite_count > self._playbook.nonfinite_share * OFTEN_WITHIN:
             text = f"{self._nonfinite_count} of the last {len(self._nonfinite)} steps were not finite"
             return self._often_nonfinite(text, self._onset(WINDOW))
-        if verdict.severity == Severity.HALT:
+        if verdict.severity == Severity.HALT and not is_wished(verdict):
             return self._anomaly(Trigger.BUDGET_SPENT, str(verdict), self._onset(0))
         return self._resolved(row)
 

@@ -33,7 +33,7 @@ from sealegs.recovery.evidence import Anomaly
 from sealegs.recovery.incident_tracker import CostSoFar, IncidentTracker
 from sealegs.recovery.ledger import Ledger
 from sealegs.recovery.margin_evidence import Margin, Means
-from sealegs.recovery.playbook import HEALS, Playbook, choose
+from sealegs.recovery.playbook import HALTING, HEALS, Playbook, choose
 from sealegs.recovery.recurrence import PastIntervention, Trigger
 from sealegs.recovery.restore_points import RestorePoint, RestorePoints
 from sealegs.watch import Watch
@@ -158,6 +158,10 @@ def _leave_out(batches: Batches, first: int, count: int) -> str:
     return f"batches {first} to {first + count - 1} are left out"
 
 
+OF_NO_LOSS = HALTING | {Trigger.NONFINITE_OFTEN}
+"""Triggers that no loss tells of."""
+
+
 class PlaybookRunner:
     """Carries out the playbook's decisions and people's requests. In shadow mode it decides and writes, and changes
     nothing."""
@@ -186,6 +190,7 @@ class PlaybookRunner:
         self.asks_precision = False
         """Whether the loop asks for its precision, so that it can be changed."""
         self._playbook = playbook
+        self._leaves_the_loss = False
         self._ledger = ledger
         self._tracker = tracker
         self._restore_points = restore_points
@@ -198,6 +203,9 @@ class PlaybookRunner:
     def intervene(self, anomaly: Anomaly, number: int) -> int | None:
         """Go up the playbook's rungs until one can be carried out; a halt always can. Gives the step that the run went
         back to."""
+        if self._leaves_the_loss and anomaly.trigger not in OF_NO_LOSS:
+            self._tracker.evidence.forget()
+            return None
         if anomaly.trigger == Trigger.BUDGET_SPENT:
             anomaly = replace(anomaly, source=self._tracker.suspect())
         while True:
@@ -225,6 +233,10 @@ class PlaybookRunner:
     def stand_back(self) -> None:
         """Drop the playbook; people's requests are still carried out."""
         self._playbook = Playbook.observe()
+
+    def leave_the_loss(self) -> None:
+        """Act no more on what a loss shows."""
+        self._leaves_the_loss = True
 
     def ask(self, number: int, words: Sequence[str], *, by: str, request: str | None = None) -> int | None:
         """Carry out a person's request, or raise a ConfigError that says why not."""

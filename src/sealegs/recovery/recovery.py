@@ -227,6 +227,12 @@ class Recovery:
         self._goes_back = self._probes = False
         self._runner.stand_back()
 
+    def leave_the_loss(self) -> None:
+        """Probe no more, and act no more on a loss, which says nothing about the weights; on what is not finite as
+        before."""
+        self._probes = False
+        self._runner.leave_the_loss()
+
     def saved(self, step: int, *, was_waited_for: bool = False, is_proven: bool = False) -> None:
         """Note that a checkpoint is being written. One that the run waits for, as the last one, is judged by the steps
         before it."""

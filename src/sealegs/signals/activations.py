@@ -33,6 +33,50 @@ Reader: TypeAlias = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], QueryKey
 """Gives what an attention module multiplies, from the module and the arguments of a call."""
 
 
+class FirstRuns:
+    """Tells the runs of modules that a sampler counts: those of the forward pass of a step, each once."""
+
+    def __init__(self) -> None:
+        self.left_out: dict[str, str] = {}
+        """Modules that were not counted, and why."""
+        self._run_forward: set[nn.Module] = set()
+
+    def counts(self, module: nn.Module, layer: str) -> bool:
+        """Whether to sample this run of a module.
+
+        A checkpointed module runs twice: reentrant, first without gradients and then inside backward; not reentrant,
+        first with gradients and then inside backward once more.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        if torch._C._len_torch_dispatch_stack():
+            self.left_out[layer] = "under a dispatch mode (selective checkpointing, for one)"
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.left_out[layer] = "inside a function transform (vmap, grad)"  # its tensors must not leave it
+            return False
+        if torch._C._current_graph_task_id() >= 0:  # inside backward
+            return module not in self._run_forward
+        self._run_forward.add(module)
+        return True
+
+    def end_step(self) -> None:
+        """Begin with the next step."""
+        self._run_forward = set()
+
+
+def outside_compiled(
+    model: nn.Module, modules: Iterable[tuple[str, nn.Module]], left_out: dict[str, str]
+) -> Iterator[tuple[str, nn.Module]]:
+    """The modules, by their names in the model, on which a hook runs; the others are ``left_out``."""
+    has_compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    for name, module in modules:
+        if _is_inside_compiled(model, name, has_compiled=has_compiled):
+            left_out[plain_name(name)] = "compiled: only force_eager could look inside"
+        else:
+            yield name, module
+
+
 class ActivationSampler:
     """Sizes of activations, layer by layer, on the steps that ask for them; other steps pay nothing.
 
@@ -77,16 +121,19 @@ class ActivationSampler:
         self._norms: dict[str, list[Tensor]] = {}
         self._vectors: dict[str, int] = {}
         self._logits: dict[str, list[Tensor]] = {}
-        self._run_forward: set[nn.Module] = set()
+        self._runs = FirstRuns()
         self._merged: dict[str, str] = {}
         self._merged_of: tuple[str, ...] = ()
         """The layers of which ``_merged`` was made."""
-        self.left_out: dict[str, str] = {}
-        """Modules that were not sampled since the last ``arm``, and why."""
         self.autocast: tuple[torch.dtype | None] | None = None
         """The dtype of autocast in a forward pass that was seen, or None without it; nothing before there was one."""
         self.spent = TimeSpent()
         """Counts the time that hooks take; a guard puts that of its run here."""
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Modules that were not sampled since the last ``arm``, and why."""
+        return self._runs.left_out
 
     @property
     def names(self) -> list[str]:
@@ -106,7 +153,7 @@ class ActivationSampler:
         """Sample the forward passes from here on, and forget earlier values."""
         self.disarm()
         self.collect()
-        self.left_out = {}
+        self._runs = FirstRuns()
         layers = self._layers(self._model)
         if self._merged_of != tuple(layers):  # a model may grow
             self._merged_of, self._merged = tuple(layers), merged_groups(self._model)
@@ -143,7 +190,8 @@ class ActivationSampler:
     def collect(self) -> tuple[tuple[str, ...], Tensor]:
         """Names and float32 values of everything since ``arm``, and forget them; empty where there was nothing."""
         norms, vectors, logits = self._norms, self._vectors, self._logits
-        self._norms, self._vectors, self._logits, self._run_forward = {}, {}, {}, set()
+        self._norms, self._vectors, self._logits = {}, {}, {}
+        self._runs.end_step()
         if len(norms) == 1 and not logits:  # an embedding, at every step
             ((layer, of_layer),) = norms.items()
             if len(of_layer) == 1:
@@ -166,16 +214,11 @@ class ActivationSampler:
             yield reader, [(name, module) for name, module in self._model.named_modules() if isinstance(module, kind)]
 
     def _outside_compiled(self, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-        has_compiled = any(module._compiled_call_impl is not None for module in self._model.modules())
-        for name, module in modules:
-            if self._force_eager or not _is_inside_compiled(self._model, name, has_compiled=has_compiled):
-                yield name, module
-            else:
-                self.left_out[plain_name(name)] = "compiled: only force_eager could look inside"
+        return iter(modules) if self._force_eager else outside_compiled(self._model, modules, self.left_out)
 
     def _layer_hook(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.compiler.is_compiling() or not self._counts(module, layer):
+            if torch.compiler.is_compiling() or not self._runs.counts(module, layer):
                 return
             tensor = _first_tensor(output)
             if tensor is not None and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -193,31 +236,12 @@ class ActivationSampler:
 
     def _attention_hook(self, layer: str, reader: Reader) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if torch.compiler.is_compiling() or not self._counts(module, layer):
+            if torch.compiler.is_compiling() or not self._runs.counts(module, layer):
                 return
             with self.spent.of("signals"), torch.no_grad():
                 self._keep(self._logits, layer, largest_logit(reader(module, args, kwargs)))
 
         return hook
-
-    def _counts(self, module: nn.Module, layer: str) -> bool:
-        """Whether to sample this run of a module.
-
-        A checkpointed module runs twice: reentrant, first without gradients and then inside backward; not reentrant,
-        first with gradients and then inside backward once more.
-        """
-        if not torch.is_grad_enabled():
-            return False
-        if torch._C._len_torch_dispatch_stack():
-            self.left_out[layer] = "under a dispatch mode (selective checkpointing, for one)"
-            return False
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            self.left_out[layer] = "inside a function transform (vmap, grad)"  # its tensors must not leave it
-            return False
-        if torch._C._current_graph_task_id() >= 0:  # inside backward
-            return module not in self._run_forward
-        self._run_forward.add(module)
-        return True
 
     def _keep(self, seen: dict[str, list[Tensor]], layer: str, value: Tensor) -> bool:
         home = next(iter(seen.values()))[0].device if seen else value.device

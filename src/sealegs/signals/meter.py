@@ -6,9 +6,10 @@ ranks go through one collective, so that all ranks judge equal numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sealegs.errors import ConfigError
+from sealegs.signals import low_precision
 from sealegs.signals.activations import ActivationSampler, token_loss_histogram, underflow_share
 from sealegs.signals.collect import Block
 from sealegs.signals.groups import Groups, find_embeddings, merged_groups, sent
 from sealegs.signals.incident_window import IncidentWindow
 from sealegs.signals.norms import GradientReader, Gradients
 from sealegs.signals.ranks import FIELDS, MERGED, NormsBefore, Ranks, checksum_of, contribution, merge
+from sealegs.signals.routers import MOST_LOADS, SUMMARIES, Finder, RouterSampler
 from sealegs.signals.time_spent import TimeSpent
 from sealegs.signals.weights import WeightSampler, local, replicas
-from sealegs.vocabulary import Row
+from sealegs.vocabulary import Number, Row
 
 CHECKSUM_STEPS = 100
 """How often, in steps, the ranks compare their weights."""
@@ -94,6 +97,7 @@ class Meter:
         sample_every: int,
         ranks: Ranks,
         activations: ActivationSampler | None = None,
+        routers: Finder | None = None,
         spent: TimeSpent | None = None,
     ) -> None:
         self.ranks = ranks
@@ -106,6 +110,12 @@ class Meter:
         self._embeddings = ActivationSampler(model, layers=find_embeddings)
         self._embeddings.spent = self._activations.spent
         self._sees_embeddings = False
+        self._routers = RouterSampler(model, routers)
+        self._routers.spent = self._activations.spent
+        self._scales = low_precision.ScaleSampler(model)
+        self._are_routers_armed = False
+        self._routers_unseen = 0
+        """Sampled steps in a row in which no router was seen, though there are some."""
         self._is_armed = False
         self._blind = 0
         """Sampled steps in a row without activations."""
@@ -116,6 +126,8 @@ class Meter:
         self._unsampled: _UnsampledStep | None = None
         self._groups = Groups(())
         self._groups_of: tuple[str, ...] = ()
+        self._exchanged: tuple[str, ...] = ()
+        """Signals that a framework logs on every rank, and of which the mean is judged."""
         self._slots = self._sized_slots(model) if ranks.world > 1 else {}
         self._shares_of: dict[tuple[str, ...], Tensor] = {}
         self._last_change: Tensor | None = None
@@ -148,6 +160,18 @@ class Meter:
         samples = self._sizes(number, unsampled.gradients, unsampled.loss_scale)
         return tuple(sample.named(sample.numbers) for sample in samples)
 
+    def exchange(self, signals: tuple[str, ...]) -> None:
+        """Exchange also these signals, as each rank logs them: on every rank, before the first step."""
+        self._exchanged = signals
+        if self.ranks.world > 1:
+            self._slots = self._sized_slots(self._model)
+
+    def alone(self, logged: Mapping[str, Number]) -> Mapping[str, Number]:
+        """Of what was logged, what is not exchanged."""
+        if self.ranks.world == 1:
+            return logged
+        return {name: value for name, value in logged.items() if name not in self._exchanged}
+
     @property
     def autocast(self) -> tuple[torch.dtype | None] | None:
         """What was seen of autocast in a forward pass."""
@@ -176,11 +200,13 @@ class Meter:
         step_s: float | None = None,
         token_losses: Tensor | None,
         loss_scale: Tensor | None,
+        logged: Mapping[str, Number] = MappingProxyType({}),
     ) -> StepSignals:
         """Measure a step before its update: by ``gradients`` if they were read before, else by those of now."""
         if gradients is None and grad_norm is None:
             gradients = self.read()
         samples = self._samples(number, gradients, step_s, token_losses, loss_scale)
+        samples += self._of_all_ranks(logged)
         self._unsampled = _UnsampledStep(number, gradients, loss_scale)
         if self.ranks.world == 1:
             blocks = tuple(sample.named(sample.numbers) for sample in samples)
@@ -219,12 +245,25 @@ class Meter:
         if number and self.is_sampled(number) and self._blind < BLIND:
             self._activations.arm()
             self._is_armed = True
+        if number and self.is_sampled(number) and self._routers.sizes and self._routers_unseen < BLIND:
+            self._routers.arm()
+            self._are_routers_armed = True
+
+    @property
+    def unseen_routers(self) -> str:
+        """Why routers are not sampled any more, at the step at which that shows; else empty."""
+        if self._routers_unseen != BLIND or self._are_routers_armed:
+            return ""
+        self._routers_unseen += 1
+        reasons = sorted(set(self._routers.left_out.values())) or ["no forward pass was seen, as in compiled code"]
+        return f"{len(self._routers.sizes)} routers: {'; '.join(reasons)}"
 
     def close(self) -> None:
         """Leave the model as it was."""
         self._activations.disarm()
         self._embeddings.disarm()
-        self._is_armed = self._sees_embeddings = False
+        self._routers.disarm()
+        self._is_armed = self._sees_embeddings = self._are_routers_armed = False
         if self.norms_before is not None:
             self.norms_before.close()
 
@@ -276,8 +315,11 @@ class Meter:
             names, values = self._activations.collect()
             self._blind = 0 if names or self.ranks.world > 1 else self._blind + 1
             samples += self._activation_samples(names, values, of=self._activations, slot="activations")
+        if self._are_routers_armed:
+            samples += self._router_samples()
         if self.is_sampled(number):
             samples += self._sizes(number, gradients, loss_scale)
+            samples += self._scale_samples() if self._scales.has_any else []
         if token_losses is not None:
             counts = token_loss_histogram(token_losses, token_losses != 0)  # ignored targets have a loss of 0
             samples.append(_Sample("histogram", counts, _sum, lambda n: (("token_loss_histogram",), n)))
@@ -293,6 +335,19 @@ class Meter:
             share = underflow_share(gradients.tensors, loss_scale).reshape(1)
             samples.append(_Sample("underflow", share, _mean, lambda n: (("underflow_share",), n)))
         return samples
+
+    def _of_all_ranks(self, logged: Mapping[str, Number]) -> list[_Sample]:
+        """What was logged on some ranks: values, and where there is one. All ranks send them at every step, since none
+        knows what another has."""
+        if not self._exchanged or self.ranks.world == 1:
+            return []
+        if logged:
+            values = [float(logged.get(name, 0.0)) for name in self._exchanged]
+            there = [float(name in logged) for name in self._exchanged]
+            numbers = sent(torch.tensor(values + there, dtype=torch.float64), self.device)
+        else:
+            numbers = torch.zeros(2 * len(self._exchanged), dtype=torch.float64, device=self.device)
+        return [_Sample("logged", numbers, _sum, partial(_block_of_means, self._exchanged))]
 
     def _activation_samples(
         self, names: tuple[str, ...], values: Tensor, *, of: ActivationSampler, slot: str
@@ -310,6 +365,34 @@ class Meter:
         )
         return [_Sample(slot, part, together, partial(_block, some)) for slot, some, part, together in kinds if some]
 
+    def _scale_samples(self) -> list[_Sample]:
+        """The scales of what is in eight bits: of several ranks the summaries alone."""
+        found = self._scales.read()
+        if self.ranks.world == 1:
+            if found is None:
+                return []
+            tensors, numbers = found
+            return [_Sample("scales", numbers, _sum, partial(self._scales.named, tensors))]
+        absent = torch.full((len(low_precision.SUMMARIES),), ABSENT, device=self.device)
+        numbers = absent if found is None else found[1][: len(absent)]
+        return [_Sample("scales", numbers, low_precision.together, partial(self._scales.named, ()))]
+
+    def _router_samples(self) -> list[_Sample]:
+        """What the routers did: choices are added over ranks if a row holds them, else summaries are averaged."""
+        self._routers.disarm()
+        self._are_routers_armed = False
+        routed = self._routers.collect()
+        self._routers_unseen = 0 if routed is not None or self.ranks.world > 1 else self._routers_unseen + 1
+        if self.ranks.world == 1:
+            return [] if routed is None else [_Sample("routers", routed.numbers, _sum, routed.named)]
+        whole = self._routers.nothing(self.device)
+        if routed is None or routed.sizes != whole.sizes:  # every rank sends as much
+            routed = whole
+        if routed.has_loads:
+            return [_Sample("routers", routed.numbers, _sum_of_sent, routed.named)]
+        summaries = routed.summaries(routed.numbers).nan_to_num(nan=ABSENT)
+        return [_Sample("routers", summaries, _mean, routed.named_summaries)]
+
     def _sized_slots(self, model: nn.Module) -> dict[str, int]:
         """Number of places for each kind of signal: every row has the same length on every rank and step.
 
@@ -317,6 +400,7 @@ class Meter:
         """
         groups = len(Groups((name for name, _ in model.named_parameters()), merged_groups(model)).names)
         norms = sum(name.startswith("activation_norm/") for name in self._activations.names)
+        experts = sum(size for _, size in self._routers.sizes)
         return {
             "step_s": 1,
             "changes": 1 + 2 * groups,
@@ -327,6 +411,9 @@ class Meter:
             "group_norms": groups,
             "underflow": 1,
             "histogram": 33,
+            "scales": len(low_precision.SUMMARIES) if self._scales.has_any else 0,
+            "routers": 3 + experts if experts <= MOST_LOADS else SUMMARIES if experts else 0,
+            "logged": 2 * len(self._exchanged),
         }
 
     def _padded(self, mine: Tensor, samples: Sequence[_Sample]) -> Tensor:
@@ -399,8 +486,23 @@ def _present(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
     return {name: number for name, number in zip(names, numbers, strict=True) if number != ABSENT}
 
 
+def _block_of_means(names: tuple[str, ...], numbers: Tensor) -> Block:
+    return partial(_means, names), numbers
+
+
+def _means(names: tuple[str, ...], numbers: list[float]) -> dict[str, float]:
+    """The means of what at least one rank has logged."""
+    sums, counts = numbers[: len(names)], numbers[len(names) :]
+    return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count > 0}
+
+
 def _sum(rows: Tensor) -> Tensor:
     return rows.sum(0)
+
+
+def _sum_of_sent(rows: Tensor) -> Tensor:
+    """The sum over ranks, of those that have sent anything."""
+    return torch.where(rows != ABSENT, rows, 0.0).sum(0)
 
 
 def _mean(rows: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from torch.optim import lr_scheduler as schedulers
 from sealegs.signals.batch_hash import tensors_in
 from sealegs.signals.batch_tokens import token_ids
 from sealegs.signals.groups import find_layers
+from sealegs.signals.low_precision import format_of
+from sealegs.signals.routers import routers_of
 
 DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 LIBRARIES = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "trl", "torchtitan")
@@ -153,6 +155,9 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
         if owners > 1 or _has_head(model, table):  # else it may read tokens and predict something else
             known |= {"vocabulary": table.num_embeddings, "tied_head": owners > 1}
     heads = {each.num_heads for each in model.modules() if isinstance(each, nn.MultiheadAttention)}
+    routers = tuple(routers_of(model))
+    known["num_experts"] = max((router.experts for router in routers), default=None)
+    known["experts_per_token"] = max((router.chosen for router in routers), default=0) or None
     known["heads"] = heads.pop() if len(heads) == 1 else None
     norms = [each for each in model.modules() if type(each).__name__.lower().endswith(("norm", "norm1d", "norm2d"))]
     known["norms"] = dict(Counter(type(each).__name__ for each in norms)) or None
@@ -176,6 +181,7 @@ def precision_settings(model: nn.Module, scaler: Any = None) -> dict[str, Any]:
     """Formats of the weights; and the scaler, where one was given."""
     dtypes = {DTYPES.get(each.dtype) for each in model.parameters() if each.is_floating_point()}
     known: dict[str, Any] = {"weights_dtype": dtypes.pop() if len(dtypes) == 1 else sorted(map(str, dtypes))}
+    known["fp8"] = format_of(model)
     if scaler is not None:
         known["scaler"] = bool(scaler.is_enabled())
         known["growth_interval"] = scaler.get_growth_interval() if scaler.is_enabled() else None

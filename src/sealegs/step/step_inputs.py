@@ -1,6 +1,8 @@
 """Measures a step: the loop's loss and gradients in, its signals out, with learning rate and pace."""
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from sealegs.signals.meter import Meter, StepSignals
 from sealegs.signals.norms import Gradients
 from sealegs.signals.time_spent import TimeSpent
 from sealegs.step.update import Update
+from sealegs.vocabulary import Number
 
 NO_STEP = -1
 """The step number of a measurement between two steps."""
@@ -46,10 +49,12 @@ class StepInputs:
         token_losses: Tensor | None,
         known: dict[str, Signal],
         before: Gradients | None = None,
+        logged: Mapping[str, Number] = MappingProxyType({}),
     ) -> StepSignals:
         """The signals of a step; adds its duration to ``known``.
 
-        ``before`` holds the gradients as they were before the loop clipped them.
+        ``before`` holds the gradients as they were before the loop clipped them, ``logged`` what a framework has said
+        on this rank.
         """
         step_s = self.pace.step_s()
         if step_s is not None and self._meter.ranks.world == 1:  # with several ranks, that of the slowest one
@@ -68,6 +73,7 @@ class StepInputs:
             step_s=step_s,
             token_losses=token_losses,
             loss_scale=scale,
+            logged=logged,
         )
         if seen.gradients is not None and not seen.gradients.names:
             raise ConfigError("no parameter has a gradient: call loss.backward() before guard.step(loss)")

@@ -21,6 +21,8 @@ INCIDENTS = {
     "50 steps, slowly within 500, not quite (lingering), or not at all (divergent).",
     "level_shift": "The loss stepped up and stayed there. Spikes are over in a moment; this is another level.",
     "drift": "The loss rises slowly, by less from step to step than its noise, which is why nobody sees it in time.",
+    "collapse": "A policy, a router or a number format has collapsed. The loss need not show it: the finding names the "
+    "signal that does.",
     "overflow": "fp16 holds numbers up to 65504. The loss scaler should halve at each overflow and double after 2000 "
     "clean steps; here it did not, or it fell below 1.",
     "plateau": "The loss does not fall any more. That is what the end of training looks like; it may also be too low "
