@@ -251,7 +251,7 @@ class Facts:
         begun = min(self.onset, focus.start) if self.spoilt_update is None else self.spoilt_update + 1
         jump = self.lr_jump_at_onset()
         leapt = () if jump is None else (jump.step,)
-        return min([begun, *under_way, *leapt, *self._stuck_before])
+        return int(min([begun, *under_way, *leapt, *self._stuck_before]))
 
     @cached_property
     def spoilt_update(self) -> int | None:

@@ -92,7 +92,7 @@ BY_PART = (*EXPERTS, *LOW_PRECISION, "router_z_loss", "loss_at_position", "loss_
 """Signals that may come by layer, tensor, bucket or source, with a slash."""
 
 TRAINERS: tuple[tuple[re.Pattern[str], KindName], ...] = (
-    (re.compile(r"(.*(grpo|ppo|rloo|reinforce|onlinedpo|xpo|nashmd|gfpo|dapo|policy).*)"), "policy-gradient"),
+    (re.compile(r".*(grpo|ppo|rloo|reinforce|onlinedpo|xpo|nashmd|gfpo|dapo|policy).*"), "policy-gradient"),
     (re.compile(r".*(dpo|kto|orpo|cpo|bco|simpo|reward).*"), "preference"),
     (re.compile(r".*(sft|seq2seq|lora).*"), "fine-tuning"),
 )
@@ -222,8 +222,7 @@ def _traits(run: Run, settings: Mapping[str, object]) -> Iterator[Trait]:
 
 def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[KindName, str]:
     """The kind, by what says most about it first."""
-    trainer = str(settings.get("trainer") or "").lower()
-    if told := next((kind for pattern, kind in TRAINERS if pattern.fullmatch(trainer)), None):
+    if told := kind_of_trainer(str(settings.get("trainer") or "")):
         return told, f"its trainer is a {settings['trainer']}"
     names = {_plain(name): name for name in (*run.signals, str(settings.get("loss") or ""))}
     return (
@@ -233,6 +232,11 @@ def _name(run: Run, curve: LossCurve, settings: Mapping[str, object]) -> tuple[K
         or _of_language(curve, settings, names)
         or _by_loss(run, curve)
     )
+
+
+def kind_of_trainer(name: str) -> KindName | None:
+    """What a trainer of this name trains, where its name says so."""
+    return next((kind for pattern, kind in TRAINERS if pattern.fullmatch(name.lower())), None)
 
 
 def _by_signals(run: Run) -> tuple[KindName, str] | None:

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from sealegs.diagnosis.kind import TRAINERS
+from sealegs.diagnosis.kind import kind_of_trainer
 from sealegs.errors import ConfigError, MissingExtra, SourceError
 
 try:
@@ -141,7 +141,7 @@ class Attached:
             settings=_settings(trainer),
         )
         port.expect_logs()
-        if TRAINERS.get(_class_of(trainer).lower()) == "policy-gradient":
+        if kind_of_trainer(_class_of(trainer)) == "policy-gradient":
             port.trains_policy(f"its trainer is a {_class_of(trainer)}")
         self.guard = guard = Guard.around(port)
         if not waits_for_metric:
@@ -255,7 +255,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
 def _class_of(trainer: Any) -> str:
     """The trainer's class; of one that is derived from a known trainer, that one, since its name says what it does."""
     classes = [each.__name__ for each in type(trainer).__mro__]
-    return next((name for name in classes if name.lower() in TRAINERS), classes[0])
+    return next(filter(kind_of_trainer, classes), classes[0])
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -55,8 +55,8 @@ SMALLEST_SCALE = 1e-3
 SMALLEST_SPREAD = 1e-6
 NEARLY_LINEAR = 20.0
 """Spreads of the first values that make the unit of a signal of both signs. Its usual values are then on a linear
-scale, for which quantiles and tail are made, and heavy tails are drawn in: t3 noise has half of the false alarms of a wholly
-linear scale, and a leap of 10 spreads is found as often. With 5 it is hardly found at all."""
+scale, for which quantiles and tail are made, and heavy tails are drawn in: t3 noise has half of the false alarms of a
+wholly linear scale, and a leap of 10 spreads is found as often. With 5 it is hardly found at all."""
 UNITS = (1e-100, 1e100)
 """The smallest and the largest unit: a value divided by it is finite."""
 POSITIVE, NO_UNIT_YET = 0.0, -1.0

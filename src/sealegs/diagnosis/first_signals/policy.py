@@ -3,7 +3,8 @@
 A loss of such a run measures nothing. What tells is the reward, against the best that this run has had; the entropy of
 the policy, whose ends are to try nothing more and to say anything; its divergence, which grows slowly while all is
 well; and whether there is anything to learn from at all. Reward alone wanders, and entropy falls where a task is
-solved: so most of these are to be watched, and two that go together, or a reward that is lost for good, call for action.
+solved: so most of these are to be watched, and two that go together, or a reward that is lost for good, call for
+action.
 """
 
 from collections.abc import Iterator
