@@ -142,12 +142,11 @@ def main() -> None:
             for step, value in enumerate(values.tolist()):
                 state = spike.learn(state, {"step": step, "loss": value})  # type: ignore[arg-type]
             for trouble, leap in TROUBLE.items():
-                one = spike.look(state, {"step": 3000, "loss": leap * spread})  # type: ignore[arg-type]
-                hits[trouble] += one is not None
-                hits[f"{trouble} alarm"] += one is not None and one.severity == Severity.ALARM
+                leapt = spike.look(state, {"step": 3000, "loss": leap * spread})  # type: ignore[arg-type]
+                hits[trouble] += leapt is not None
+                hits[f"{trouble} alarm"] += leapt is not None and leapt.severity == Severity.ALARM
             broken = spike.learn(state, {"step": 3000, "loss": math.nan})  # type: ignore[arg-type]
-            one = spike.look(broken, {"step": 3001, "loss": 20 * spread})  # type: ignore[arg-type]
-            hits["NaN"] += one is not None
+            hits["NaN"] += spike.look(broken, {"step": 3001, "loss": 20 * spread}) is not None  # type: ignore[arg-type]
             more = 1e-3 * NOISES[name](np.random.default_rng(5000 + seed), 48)
             shifted = np.concatenate((values, more * spread / np.median(np.abs(more)) * 0.6745 + SHIFT * spread))
             hits["shift"] += any(at >= 3000 for at, _ in judged(shifted, (drift,)))

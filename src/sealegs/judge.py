@@ -38,7 +38,7 @@ PROBE = "probe"
 LOSS = "spike/loss"
 """The detector whose surprises count while the learning rate has leapt."""
 JUDGED = (LOSS, "spike/grad_norm")
-"""The detectors whose surprises are evidence. One of your own for another signal gives alarms, and nothing is done."""
+"""The detectors whose surprises are evidence. A reward, judged by a user's own, may leap for good reasons."""
 
 YOUNG_STEPS = 1000
 """Steps in which the statistic is uncalibrated: it knows its tail only roughly."""

@@ -394,7 +394,7 @@ def test_a_loss_that_falls_through_zero_begins_anew_there_and_no_zero_makes_it()
 def test_a_signal_of_both_signs_may_stay_high_and_is_never_gross() -> None:
     """A policy changes, a critic is fooled less and less; and its largest value says nothing about its size."""
     values = hovering(3000)
-    values[2000:] += 2.5e-3
+    values[2000:] += 8e-3
     eager = Spike(gross=2.0, growth=1.1)
     values[2500] = 1.0
     findings, _ = run(values, eager)

@@ -12,8 +12,11 @@ import torch
 from sealegs.detectors.nonfinite import NonFinite
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, SpikeState, heeding, usable
 from sealegs.judge import Budget, begin, fold, standard
-from sealegs.stats.streaming import LEVELS, PATIENCE, START
+from sealegs.stats.streaming import LEVELS, PATIENCE, SIGNED, START
+from sealegs.step.decision import UpdateDecision
 from sealegs.step.gate import FIRST_STATE, ROW, SCALARS, Gate, HostFacts, flat
+from sealegs.step.update import Update
+from sealegs.watch import Watch
 
 DETECTORS = [d for d in standard() if isinstance(d, Spike)]
 CPU = torch.device("cpu")
@@ -223,6 +226,26 @@ def test_its_state_goes_through_json_bit_for_bit() -> None:
     expected = on_device(whole, values[700:1000], set(), 700)
     np.testing.assert_array_equal(on_device(second, values[700:1000], set(), 700), expected)
     assert torch.equal(second.state, whole.state)
+
+
+def test_a_saved_gate_of_other_numbers_is_made_anew_from_the_host() -> None:
+    """An older one said that a loss has been negative in place of its unit."""
+    decision = UpdateDecision(Update([]), Watch(None), act=False, world=1)
+    gate = Gate(CPU, DETECTORS)
+    saved = {"gate": [gate.state.tolist(), gate.row.tolist()], "coarse_left": 7}
+    decision.load_state_dict(saved)
+    assert decision.state_dict() == {"gate": None, "scalars": list(SCALARS), "coarse_left": 7}
+    decision.load_state_dict(saved | {"scalars": list(SCALARS)})
+    assert decision.state_dict()["gate"] == saved["gate"]
+
+
+def test_a_state_that_judged_no_more_begins_anew_on_the_device_too() -> None:
+    gate = Gate(CPU, DETECTORS)
+    _, states = on_host([(2.0, 0.5)] * 40, set())
+    loss, norm = states[-1]
+    gate.begin_from([loss._replace(is_signed=True), norm])
+    assert gate.state[0].tolist() == flat(SpikeState(SIGNED))
+    assert gate.state[1].tolist() == flat(norm)
 
 
 def test_its_first_state_is_that_of_the_detectors() -> None:

@@ -8,8 +8,8 @@ Between blocks, the excess of values over the expected is summed up (Page's test
 found before two blocks are full. In the first thousand values none of that can be answered. There a coarse rule stands
 for all: a run that is well above its lowest does not learn.
 
-From its first negative value on a signal is followed anew on a scale of both signs (``stats/streaming.py``). It may
-rise in health, so that there are notices of it and no alarms, and the coarse rule says nothing.
+From its first negative value on a signal is followed anew, on a scale of both signs (``stats/streaming.py``). Such a
+signal may rise in health, so that there are notices of it and no alarms, and the coarse rule says nothing.
 """
 
 import math
@@ -102,8 +102,8 @@ class Drift:
     """Chance of a false notice on a healthy block, both questions together, and of a false alarm each time that a sum
     begins."""
     gravest: Severity = Severity.ALARM
-    """Severity of a second block or a sum: ``Severity.WATCH`` for a signal that may rise in health, as one of both
-    signs may in any case."""
+    """Severity of a second block or a sum: ``Severity.WATCH`` for a signal that may rise in health. One of both signs
+    may, whatever is said here."""
     young_factor: float = 1.15
     """Until the statistic can judge, a block this many times the lowest one is a surprise. Of 16 healthy curves none
     was more than 1.034 times above it for two blocks."""

@@ -105,8 +105,8 @@ class Spike:
 
     The first negative value begins the statistic anew, once and for good, on a scale that takes both signs. Such a
     signal need not stay down to be healthy, and has no size that others could be measured by: of what is said above
-    about p < 3e-4 and gross values nothing holds, and an alarm needs a p ten times smaller. A value of
-    exactly 0 is left out, as ever: it is that of a step without anything to learn from.
+    about p < 3e-4 and gross values nothing holds, and an alarm needs a p ten times smaller. A value of exactly 0 is
+    left out, as ever: it is that of a step without anything to learn from.
     """
 
     signal: str = "loss"

@@ -336,8 +336,8 @@ class AnomalyEvidence:
         """The findings of the last probe and the first losses, as JSON values; a resumed run starts the rest over."""
         found = {"usual": self._usual, "leap": self._leap, "sound_until": self._sound_until, "is_sound": self.is_sound}
         wander = [self._of_losses, self._of_norms, self._of_data]
-        found |= {"first": self._first, "wander": wander, "announced": self._announced}
-        return found | {"is_signed": self.is_signed}
+        known = {"first": self._first, "wander": wander, "announced": self._announced}
+        return found | known | {"is_signed": self.is_signed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""

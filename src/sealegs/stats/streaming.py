@@ -54,9 +54,9 @@ SMALLEST_SCALE = 1e-3
 """The least that counts as noise: a signal that hardly moves would make anything a surprise."""
 SMALLEST_SPREAD = 1e-6
 NEARLY_LINEAR = 20.0
-"""Spreads of the first values that make the unit of a signal of both signs. Its usual values are then on a linear
-scale, for which quantiles and tail are made, and heavy tails are drawn in: t3 noise has half of the false alarms of a
-wholly linear scale, and a leap of 10 spreads is found as often. With 5 it is hardly found at all."""
+"""Spreads of the first values that make the unit of a signal of both signs. Usual values are then on a linear scale,
+and what is far beyond on a logarithm, which draws heavy tails in. With 100 more of t3 noise has p < 5e-6 (6.7 in 100k,
+not 5.0); with 5 a leap of 10 spreads is found in a tenth of normal noise, not in nine tenths."""
 UNITS = (1e-100, 1e100)
 """The smallest and the largest unit: a value divided by it is finite."""
 POSITIVE, NO_UNIT_YET = 0.0, -1.0

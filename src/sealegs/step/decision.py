@@ -25,7 +25,7 @@ class UpdateDecision:
         self._watch = watch
         self._act = act
         self._world = world
-        self._are_rules_known = [spike.signal for spike, _ in watch.states_of(Spike)] == ["loss", "grad_norm"]
+        self._are_rules_known = [spike.signal for spike, _ in self._spikes()] == ["loss", "grad_norm"]
         self._gate: Gate | None = None
         self._saved_gate: Any = None
         self._coarse_left = 0
@@ -54,6 +54,10 @@ class UpdateDecision:
         is_known = state.get("scalars") == list(SCALARS)
         self._gate, self._saved_gate = None, state["gate"] if is_known else None
         self._coarse_left = state["coarse_left"]
+
+    def _spikes(self) -> list[tuple[Spike, Any]]:
+        """The detectors that the gate stands for, each with its state; the user's own come after them, and alarm."""
+        return self._watch.states_of(Spike)[:2]
 
     def _can_be_decided_on_device(self, seen: StepSignals) -> bool:
         """Whether the gate can decide. It knows the calibrated rules only; in shadow mode no optimizer has to read its
@@ -122,7 +126,7 @@ class UpdateDecision:
         return seen.gradients.are_used_once and not self._update.has_step_hooks()
 
     def _make_gate(self, device: torch.device, clip: float | None) -> Gate:
-        spikes = self._watch.states_of(Spike)
+        spikes = self._spikes()
         self._gate = Gate(device, [detector for detector, _ in spikes], clip)
         if self._gate.without_kernel:
             self._watch.note("gate-without-kernel", reason=self._gate.without_kernel)
