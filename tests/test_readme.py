@@ -267,7 +267,13 @@ def test_the_design_names_nothing_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+        *(f"docs/kinds/{p.name}" for p in (ROOT / "docs" / "kinds").glob("*.md")),
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     """To a file that is there, and to a heading that it has."""

@@ -1,5 +1,6 @@
 """What a person sees of the page, and what it does when it is used."""
 
+import json
 import os
 import re
 import signal
@@ -317,6 +318,24 @@ def test_a_live_page_grows_keeps_to_itself_and_ends_quietly(
     server.send_signal(signal.SIGINT)
     _, err = server.communicate(timeout=20)
     assert (server.returncode, err) == (0, "")
+
+
+def test_the_panels_of_a_kind_of_run_are_painted_below_the_ten(browser: Browser, tmp_path: Path) -> None:
+    signals = ("reward", "zero_spread_share", "policy_entropy", "expert_load/0.0", "expert_load/0.1", "amax/fc1")
+    rows = [{name: 1 + place + step % 7 for place, name in enumerate(signals)} for step in range(40)]
+    log = tmp_path / "agent.jsonl"
+    log.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)))
+    page = tmp_path / "agent.html"
+    assert main(["dashboard", str(log), "-o", str(page)]) == 0
+    with new_tab(browser) as tab:
+        tab.open(page)
+        for number in (11, 12, 19, 24):
+            assert tab.page.evaluate(INK, f"panel_{number}") > 100, number
+        described = tab.page.locator("#panel-19 [role=img]").get_attribute("aria-label")
+        assert described is not None
+        assert "0.1: 5 at step 0" in described
+        assert tab.page.locator("#panel-13").count() == 0
+        assert tab.errors == []
 
 
 def status(address: str, host: str | None = None) -> int:

@@ -139,7 +139,7 @@ def test_every_kind_has_its_first_signals_and_a_page() -> None:
     assert len(FIRST) == 11
     for part in FIRST.keys() - {"supervised", "unknown"}:
         page = (pages / f"{named.get(part, part)}.md").read_text()
-        assert [signal for row in FIRST[part] for signal in row if f"`{signal}`" not in page] == []
+        assert [signal for row in FIRST[part] for signal in row if f"`{signal}" not in page] == []
 
 
 def test_the_columns_of_grpo_are_known_through_its_file(tmp_path: Path) -> None:

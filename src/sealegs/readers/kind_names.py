@@ -18,7 +18,7 @@ NAMES = {
     "episode_return_mean episode_reward mean_episode_reward episodic_return episode_return averagereturn averageepret "
     "mean_total_reward env_all_reward_total critic_score_mean critic_rewards_mean objective_verifiable_reward "
     "objective_scores objective_rlhf_reward ppo_mean_scores task_reward_avg raw_reward reward_all_mean rewards_mean "
-    "rewards final_reward_avg rewards_step avg_episode_reward ep_reward mean_100_episode_reward",
+    "rewards final_reward_avg rewards_step avg_episode_reward ep_reward total_reward mean_100_episode_reward",
     "reward_std": "reward_std rewards_std std_reward group_reward_std reward_stddev critic_score_std ppo_std_scores",
     "zero_spread_share": "zero_spread_share frac_reward_zero_std zero_std_ratio by_group_frac_mixed "
     "baseline_reward_pct_mixed real_batch_size_ratio",

@@ -90,10 +90,11 @@ def _in_epochs(columns: Columns, steps: Column, used: str | None) -> tuple[Colum
         return steps, []
     known = np.flatnonzero(np.isfinite(steps) & np.isfinite(columns.values[found[0]]))
     epochs, here = columns.values[found[0]][known], steps[known]
-    back, length = np.diff(here) < 0, here.max() + (here.min() == 0)
+    back = np.diff(here) < 0
     begun = np.diff(epochs)[back]
     if not back.any() or np.mean(begun <= 0) > _STARTED_AGAIN:
         return steps, []
+    length = here.max() + (here.min() == 0)
     offset = np.zeros(len(here))
     offset[1:][back] = length
     moved = steps.copy()
