@@ -88,6 +88,8 @@ DIFFUSION = ("num_train_timesteps", "noise_scheduler", "snr_gamma", "prediction_
 LANGUAGE = ("vocabulary", "vocab_size", "padded_vocab_size", "n_vocab")
 PICTURES = ("top1", "top5", "acc1", "acc5", "map50", "iou", "box_loss", "cls_loss", "dfl_loss", "miou")
 """Parts of the names of columns that only vision has."""
+VALUES = re.compile(r"explor|epsilon|q_?val|td_?(loss|err)|ent_coef|critic_loss|actor_loss|qf\d?_|q_loss|alpha_loss")
+"""Names of columns of a policy that is read off learned values: it has neither an entropy nor a divergence to log."""
 LOADS = re.compile(r"expert.*(load|token|util|usage|count)|(load|token|util|usage|dead).*expert")
 """Names of columns that say what experts get."""
 
@@ -141,6 +143,8 @@ def kind_of(run: Run, curve: LossCurve, said: str | None = None) -> Kind:
         name, because = _name(run, curve, settings)
     traits = tuple(dict.fromkeys((*traits, *_traits(run, settings))))
     rows = [row for part in (name, *traits) for row in FIRST[part]]
+    if name == "policy-gradient" and any(map(VALUES.search, map(str.lower, run.signals))):
+        rows.remove(FIRST[name][1])
     missing = [" or ".join(row[:3]) for row in rows if not any(_has(run, signal) for signal in row)]
     return Kind(name=name, traits=traits, because=because, missing=tuple(dict.fromkeys(missing)))
 
