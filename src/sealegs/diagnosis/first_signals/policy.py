@@ -158,7 +158,7 @@ def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
     early, late = reward.means[: reward.rows // 5], reward.means[reward.rows // 2 :]
     error = float(np.std(reward.means)) * np.sqrt(1 / len(early) + 1 / len(late))
     is_level = abs(float(late.mean() - early.mean())) <= FLAT * error
-    is_small = course.best - course.start <= NOTABLE * course.size
+    is_small = course.best - course.start <= NOTABLE * course.size or course.start * course.best < 0  # zero is no size
     if is_whole and reward.rows >= 2 * ENOUGH and is_level and is_small and not course.has_gained:
         text = (
             f"reward {course.start:.4g} at first and {course.best:.4g} at its best in {reward.rows} rows, which is no "
