@@ -18,8 +18,9 @@ from sealegs.record.run import Run
 SEEDS = 40
 GRAVE, WATCHED = 0, 2
 """Of so many healthy runs of a family: those that call for action, and those that are to be watched, at the most."""
-FOUND = 0.9
-"""Share of the broken runs that must be seen to be broken, and in that way."""
+FOUND, LOWER = 0.9, 0.75
+"""Share of the broken runs that must call for action, and be seen to be broken in that way. A reward whose sign and scale
+are any does not show every collapse by itself."""
 
 
 def shown(run: Run) -> tuple[Standing, ...]:
@@ -47,11 +48,14 @@ def test_healthy_runs_stay_quiet(family: str) -> None:
 @pytest.mark.parametrize("name", SICK)
 def test_broken_runs_are_seen_to_be_broken(name: str) -> None:
     broken, wanted = SICK[name]
-    seen = 0
+    seen = graves = 0
     for seed in range(SEEDS // 2):
         random = np.random.default_rng([2, seed, *name.encode()])
-        seen += wanted in {one.shows for one in shown(run_with(broken(random, 40 + rows_of(random))))}
-    assert seen >= FOUND * (SEEDS // 2)
+        found = shown(run_with(broken(random, 40 + rows_of(random))))
+        seen += wanted in {one.shows for one in found}
+        graves += any(one.is_grave for one in found)
+    assert seen >= (FOUND if name != "policy-collapse" else LOWER) * (SEEDS // 2)
+    assert graves >= FOUND * (SEEDS // 2)
 
 
 def test_a_scale_and_a_sign_change_nothing() -> None:
