@@ -86,7 +86,7 @@ def look(
     findings = replace(findings, cleared=cleared)
     verdict, because = interventions.weighed(_verdict(findings, curve, found, damage), findings.done)
     if findings.standing and verdict == "healthy" and not known.loss_measures:
-        because = ""
+        because = ""  # how its first signals went is what stands
     if any(one.is_grave for one in findings.standing) and verdict != "act":
         verdict, because = "act", "; ".join(filter(None, (_first_of(findings.standing), because)))
     elif findings.standing and verdict != "act":
@@ -280,14 +280,11 @@ def _verdict(
     run, incidents, blind = findings.run, findings.incidents, _blind(findings)
     if damage:
         return "act", _told(damage)
+    if not findings.kind.loss_measures:
+        return _by_first_signals(findings)
     if blind is not None:
-        if not findings.kind.loss_measures:
-            broken = _counting(incidents, findings.kind)
-            return ("watch", f"{blind.text}; {_told(broken)}") if broken else ("unknown", _lacking(findings, blind))
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
-    if not findings.kind.loss_measures and not findings.kind.missing:
-        return _by_first_signals(findings)
     if len(curve.finite) < FEWEST_POINTS:
         return "unknown", f"{len(curve.finite)} losses are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
@@ -307,20 +304,17 @@ def _verdict(
     )
 
 
-def _lacking(findings: Findings, blind: Problem) -> str:
-    """Why nothing can be said of a run whose loss says nothing, and whose first signals are not all logged."""
-    told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
-    return "; ".join([*told, f"but {findings.kind.lacks}" if told else findings.kind.lacks, blind.text])
-
-
 def _by_first_signals(findings: Findings) -> tuple[Health, str]:
     """The verdict on a run whose loss measures nothing, where nothing calls for action; what stands is told besides."""
     told = [text for name in findings.kind.first if (text := in_words(findings.run, name))]
-    if not told:
-        return "unknown", f"too few values of {' and '.join(findings.kind.first)} to say"
     doubtful = _counting(findings.incidents, findings.kind)
     if doubtful:
         return "watch", _told(doubtful)
+    if not told:
+        return "unknown", findings.kind.lacks or f"too few values of {' and '.join(findings.kind.first)} to say"
+    if findings.kind.lacks:
+        blind = _blind(findings)
+        return "unknown", "; ".join([*told, f"but {findings.kind.lacks}", *([blind.text] if blind else [])])
     rises = len(findings.incidents)
     aside = f"; {rises} rises of the loss, which is no measure here" if rises else ""
     notice = f"; but {findings.notices[0]}" if findings.notices else ""

@@ -124,6 +124,8 @@ LOADS = re.compile(
     r"(?:.*_)?(?:moe|experts?_(?:load|util\w*|usage|tokens|balance)|tokens_per_expert|dead_experts?)(?:_.*)?"
 )
 """Names of columns about experts, whatever they say."""
+VALUES = re.compile(r"explor|epsilon|q_?val|td_?(loss|err)|ent_coef|critic_loss|actor_loss|qf\d?_|q_loss|alpha_loss")
+"""Names of columns of a policy that is read off learned values: it has neither an entropy nor a divergence to log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,8 @@ def kind_of(run: Run, curve: LossCurve, said: str | None = None) -> Kind:
         name, because = _name(run, curve, settings)
     traits = tuple(dict.fromkeys((*traits, *_traits(run, settings))))
     rows = [row for part in (name, *traits) for row in FIRST[part]]
+    if name == "policy-gradient" and any(map(VALUES.search, map(str.lower, run.signals))):
+        rows.remove(FIRST[name][1])
     missing = [" or ".join(row[:3]) for row in rows if not any(_has(run, signal) for signal in row)]
     return Kind(name=name, traits=traits, because=because, missing=tuple(dict.fromkeys(missing)))
 

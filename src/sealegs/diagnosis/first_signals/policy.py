@@ -3,8 +3,7 @@
 A loss of such a run measures nothing. What tells is the reward, against the best that this run has had; the entropy of
 the policy, whose ends are to try nothing more and to say anything; its divergence, which grows slowly while all is
 well; and whether there is anything to learn from at all. Reward alone wanders, and entropy falls where a task is
-solved: so most of these are to be watched, and two that go together, or a reward that is lost for good, call for
-action.
+solved: so most of these are to be watched. Two that go together, or a reward that is lost for good, call for action.
 """
 
 from collections.abc import Iterator
@@ -19,6 +18,12 @@ from sealegs.record.run import Run
 
 SURE = 6.0
 """A reward has moved if it did so by this many times the wander of its means."""
+NO_GAIN = 4.0
+"""The same for a gain that nobody would see."""
+FLAT = 1.5
+"""Standard errors by which the second half of a reward that has not risen differs from its beginning, at the most."""
+ENOUGH = 50
+"""Rows from which a reward that never rose says something; from twice as many of a whole run it is told by itself."""
 LOST = 0.8
 """Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
 HALF = 0.5
@@ -43,7 +48,7 @@ DEAD = 1e-3
 GRADIENT_GROWS = 5.0
 SHORT, LONG = 0.1, 4.0
 """Share of its length that is left where completions collapse, and the factor by which they leap."""
-ALL_CUT, SOME_CUT = 0.9, 0.5
+ALL_CUT, SOME_CUT = 0.85, 0.5
 ALL_CLIPPED, SOME_CLIPPED = 0.6, 0.3
 APART, APART_FLOOR = 5.0, 0.01
 """Growth of the gap between sampler and trainer, in nats; it is told from 0.05 nats on."""
@@ -81,6 +86,11 @@ class Course:
         return max(abs(self.best), abs(self.lowest))
 
     @property
+    def has_gained(self) -> bool:
+        """Whether it was ever higher than at first by more than it wanders: the best of many is high by chance."""
+        return self.best - self.start > NO_GAIN * self.wander
+
+    @property
     def is_lower(self) -> bool:
         """Whether it is surely below its best, and by half of what was gained, if anything was."""
         gain, fall = self.best - self.start, self.best - self.end
@@ -115,11 +125,11 @@ def judged(run: Run) -> Iterator[Standing]:
     reward, gradient = track_of(run, "reward"), track_of(run, "grad_norm")
     course = course_of(reward) if reward is not None else None
     found = [
-        *(_reward_falls(reward, course) if reward is not None and course is not None else ()),
-        *_nothing_to_learn(run, gradient, course),
+        *(_of_reward(reward, course) if reward is not None and course is not None else ()),
+        *_nothing_to_learn(run, reward, gradient, course),
         *_entropy(track_of(run, "policy_entropy"), course),
         *_divergence(run),
-        *_completions(run),
+        *_completions(run, course),
         *_updates(run),
         *_held_out(run, course),
     ]
@@ -133,16 +143,32 @@ def _together(found: list[Standing]) -> Iterator[Standing]:
     is_away = "kl-leaps" in shown and not shown.isdisjoint(("entropy-explodes", "gradient-grows"))
     for one in found:
         is_told = one.shows not in ("gradient-grows", "reward-lower") or (one.shows == "reward-lower" and confirmed)
-        is_grave = one.is_grave or (one.shows.startswith("reward-") and confirmed)
+        is_grave = one.is_grave or (one.shows in ("reward-falls", "reward-lower") and confirmed)
         is_grave |= one.shows in ("kl-leaps", "entropy-explodes") and is_away
         if is_told:
             yield replace(one, is_grave=is_grave, shows=one.shows.replace("reward-lower", "reward-falls"))
 
 
-def _reward_falls(reward: Track, course: Course) -> Iterator[Standing]:
-    """A reward that is lost: most of what was gained, or most of what there was. A smaller fall may be confirmed."""
-    if not course.is_lower:
+def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
+    """A reward that is lost, or has never risen in a log of the whole run that is long enough to say so."""
+    if course.is_lower:
+        yield _fall(reward, course)
         return
+    is_whole = reward.steps[0] <= 2 * int(np.median(np.diff(reward.steps)))
+    early, late = reward.means[: reward.rows // 5], reward.means[reward.rows // 2 :]
+    error = float(np.std(reward.means)) * np.sqrt(1 / len(early) + 1 / len(late))
+    is_level = abs(float(late.mean() - early.mean())) <= FLAT * error
+    is_small = course.best - course.start <= NOTABLE * course.size or course.start * course.best < 0  # zero is no size
+    if is_whole and reward.rows >= 2 * ENOUGH and is_level and is_small and not course.has_gained:
+        text = (
+            f"reward {course.start:.4g} at first and {course.best:.4g} at its best in {reward.rows} rows, which is no "
+            "more than it wanders: nothing is gained"
+        )
+        yield _standing(reward, 0, text, "reward-flat")
+
+
+def _fall(reward: Track, course: Course) -> Standing:
+    """Most of what was gained, or most of what there was; a smaller fall counts where another signal confirms it."""
     gain, fall, size = course.best - course.start, course.best - course.end, course.size
     has_gained = gain >= SURE * course.wander
     is_lost = (has_gained and fall >= LOST * gain and fall >= LARGE * size) or fall >= HALF * size
@@ -154,11 +180,16 @@ def _reward_falls(reward: Track, course: Course) -> Iterator[Standing]:
         f"end, lower since step {_step(reward, course.fallen_row)}"
     )
     shows = "reward-falls" if is_notable else "reward-lower"
-    yield _standing(reward, course.fallen_row, text, shows, is_grave=is_lost and not is_back)
+    return _standing(reward, course.fallen_row, text, shows, is_grave=is_lost and not is_back)
 
 
 def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]:
-    """An entropy that falls to near nothing, or explodes. One that can be negative, of a density, has no such ends."""
+    """An entropy that falls to near nothing, or explodes. One of both signs, of a density, has no such ends.
+
+    Where all of it is negative it is the loss of an entropy bonus, which some frameworks call by the same name.
+    """
+    if entropy is not None and entropy.values.max() <= 0:
+        entropy = replace(entropy, values=-entropy.values)
     if entropy is None or entropy.values.min() < 0:
         return
     high = float(entropy.level[: entropy.rows - entropy.lasting].max())
@@ -193,7 +224,9 @@ def _divergence(run: Run) -> Iterator[Standing]:
         yield _standing(gradient, row, "", "gradient-grows")
 
 
-def _nothing_to_learn(run: Run, gradient: Track | None, course: Course | None) -> Iterator[Standing]:
+def _nothing_to_learn(
+    run: Run, reward: Track | None, gradient: Track | None, course: Course | None
+) -> Iterator[Standing]:
     """Groups whose rewards are all the same, or a gradient of nothing: no step from there on teaches anything."""
     shares, spread = track_of(run, "zero_spread_share"), track_of(run, "reward_std")
     dead_row = _dead_since(gradient)
@@ -202,9 +235,12 @@ def _nothing_to_learn(run: Run, gradient: Track | None, course: Course | None) -
     if shares is not None:
         track, row = shares, shares.since(shares.level >= NO_SPREAD, rows=max(10, shares.rows // 5))
         text = f"{shares.end:.0%} of the groups have no spread of rewards"
-    elif spread is not None and spread.values.max() > 0:
+    elif spread is not None:
         track, row = spread, spread.since(spread.level <= 1e-6 * spread.values.max(), rows=max(10, spread.rows // 5))
         text = "the rewards of a group are all the same"
+    is_constant = reward is not None and reward.values.min() == reward.values.max()
+    if row is None and reward is not None and is_constant:
+        track, row, text = reward, 0, f"the reward is {reward.end:.4g} in every row"
     if track is None or row is None:
         if gradient is None or dead_row is None:
             return
@@ -215,6 +251,7 @@ def _nothing_to_learn(run: Run, gradient: Track | None, course: Course | None) -
     is_long = gradient is not None and dead_row is not None and gradient.rows - dead_row > gradient.rows / 2
     is_lower = course is not None and course.is_lower
     is_grave = is_long or (dead_row is not None and not learned) or (is_lower and track is not gradient)
+    is_grave |= is_constant and row == 0
     solved = f"; the reward is at its best, {course.end:.4g}" if learned and course is not None else ""
     text = f"{text}: {what}, since step {_step(track, row)}{solved}"
     yield _standing(track, row, text, "nothing-to-learn", is_grave=is_grave)
@@ -229,7 +266,7 @@ def _dead_since(gradient: Track | None) -> int | None:
     return gradient.since(gradient.level <= DEAD * usual, rows=max(10, gradient.rows // 5))
 
 
-def _completions(run: Run) -> Iterator[Standing]:
+def _completions(run: Run, course: Course | None) -> Iterator[Standing]:
     """Completions that become very short, leap in length, or are all cut."""
     length, cut = track_of(run, "completion_length"), track_of(run, "cut_share")
     if length is not None and length.values.min() >= 0:
@@ -243,9 +280,11 @@ def _completions(run: Run) -> Iterator[Standing]:
             before = float(np.median(length.values[:row]))
             text = f"completions of {before:.4g} tokens before step {_step(length, row)}, {length.end:.4g} since"
             yield _standing(length, row, text, "length-leaps")
-    if cut is not None and cut.early() < SOME_CUT and (row := cut.since(cut.level >= ALL_CUT)) is not None:
+    row = None if cut is None else cut.since(cut.level >= ALL_CUT)
+    if cut is not None and row is not None and (cut.early() < SOME_CUT or row <= cut.rows // 2):
         text = f"{cut.end:.0%} of the completions are cut since step {_step(cut, row)}, {cut.early():.0%} at first"
-        yield _standing(cut, row, text, "completions-cut")
+        is_grave = course is not None and not course.has_gained and cut.rows >= ENOUGH and row <= cut.rows // 2
+        yield _standing(cut, row, text, "completions-cut", is_grave=is_grave)
 
 
 def _updates(run: Run) -> Iterator[Standing]:

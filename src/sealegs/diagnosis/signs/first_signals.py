@@ -22,6 +22,11 @@ def reward_rises(facts: Facts) -> Sign:
     return so(course.has_learned, f"reward {course.start:.4g} at first, {course.end:.4g} in the end")
 
 
+def reward_flat(facts: Facts) -> Sign:
+    """The reward has never been higher than at first by more than it wanders, in the whole run."""
+    return _shown(facts, "reward-flat", "reward")
+
+
 def entropy_vanishes(facts: Facts) -> Sign:
     """The entropy of the policy is near nothing, and stays there."""
     return _shown(facts, "entropy-vanishes", "policy_entropy")

@@ -9,7 +9,7 @@ from sealegs.diagnosis.contract import Diagnosis
 PAGE = "docs/check.md"
 WIDTH = 100
 VERDICTS = {
-    "healthy": "The curve is what a training run looks like. There is nothing to do.",
+    "healthy": "What tells first of this kind of run is as it should be. There is nothing to do.",
     "watch": "Something happened that healed by itself, or that may become more. Look at it when you are at your desk.",
     "act": "The run is damaged, or is getting worse, and waiting does not help. Every step from here on costs money.",
     "unknown": "There is too little in this log to tell. That is no good news and no bad news.",
@@ -57,6 +57,7 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     yield from _paragraph(found.verdict, VERDICTS[found.verdict], "verdicts")
     for kind in dict.fromkeys(problem.kind for problem in found.problems):
         yield from _paragraph(kind, PROBLEMS[kind], "metrics-that-cannot-be-believed")
+    yield from _standing(diagnosis)
     for kind in dict.fromkeys(incident.kind for incident in found.incidents):
         yield from _paragraph(kind, INCIDENTS[kind], "incidents")
     for hypothesis in diagnosis.hypotheses:
@@ -64,6 +65,14 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
         remedies = "; ".join(f"{remedy.do} ({remedy.grade})" for remedy in card.remedies)
         references = f" See {'; '.join(card.references)}." if card.references else ""
         yield from _paragraph(card.title, f"{card.mechanism} Remedies: {remedies}.{references}", "causes")
+
+
+def _standing(diagnosis: Diagnosis) -> Iterator[str]:
+    """What stands in the first signals of the kind."""
+    for one in diagnosis.findings.standing:
+        if one.shows:
+            what = "calls for action" if one.is_grave else "is to be watched"
+            yield from _paragraph(one.shows.replace("-", " "), f"{one.text}. It {what}.", "first-signals")
 
 
 def _paragraph(name: str, text: str, anchor: str) -> list[str]:

@@ -1,0 +1,132 @@
+"""The first signals of a kind: that healthy runs of any shape stay quiet, and that broken ones do not."""
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.diagnosis.healthy_kinds import FAMILIES, noisy, rows_of, run_with
+from tests.diagnosis.sick_kinds import SICK
+
+from sealegs.diagnosis.contract import Standing
+from sealegs.diagnosis.curve.loss_curve import curve_of
+from sealegs.diagnosis.first_signals.judged import of_kind
+from sealegs.diagnosis.first_signals.track import Track, track_of
+from sealegs.diagnosis.kind import kind_of
+from sealegs.record.run import Run
+
+SEEDS = 40
+GRAVE, WATCHED = 0, 2
+"""Of so many healthy runs of a family: those that call for action, and those that are to be watched, at the most."""
+FOUND, LOWER = 0.9, 0.75
+"""Share of the broken runs that must call for action, and be seen to be broken in that way. A reward whose sign and scale
+are any does not show every collapse by itself."""
+
+
+def shown(run: Run) -> tuple[Standing, ...]:
+    return of_kind(run, kind_of(run, curve_of(run)))
+
+
+def rows(values: list[float]) -> Track:
+    column = np.asarray(values, float)
+    return Track("it", np.arange(len(column)), column, column)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_healthy_runs_stay_quiet(family: str) -> None:
+    """A reward that never rises is told of a plateau, and is no false alarm there."""
+    graves, told = 0, Counter[str]()
+    for seed in range(SEEDS):
+        random = np.random.default_rng([1, seed, *family.encode()])
+        found = shown(run_with(FAMILIES[family](random, rows_of(random))))
+        graves += any(one.is_grave for one in found)
+        told.update({one.shows for one in found if (family, one.shows) != ("plateau", "reward-flat")})
+    assert graves <= GRAVE, told
+    assert told.total() <= WATCHED, told
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_broken_runs_are_seen_to_be_broken(name: str) -> None:
+    broken, wanted = SICK[name]
+    seen = graves = 0
+    for seed in range(SEEDS // 2):
+        random = np.random.default_rng([2, seed, *name.encode()])
+        found = shown(run_with(broken(random, 40 + rows_of(random))))
+        seen += wanted in {one.shows for one in found}
+        graves += any(one.is_grave for one in found)
+    assert seen >= (FOUND if name != "policy-collapse" else LOWER) * (SEEDS // 2)
+    assert graves >= FOUND * (SEEDS // 2)
+
+
+def test_a_scale_and_a_sign_change_nothing() -> None:
+    """Rewards are of any unit: a fall is measured by what the reward itself does."""
+    random = np.random.default_rng(3)
+    reward = np.concatenate([np.linspace(0.2, 0.8, 150), np.full(150, 0.21)]) + 0.03 * random.standard_normal(300)
+    entropy = np.full(300, 0.5) + 0.02 * random.standard_normal(300)
+    for scale in (1e-6, 1.0, 1e6):
+        (fall,) = shown(run_with({"reward": scale * reward, "policy_entropy": entropy}))
+        assert (fall.shows, fall.is_grave) == ("reward-falls", True)
+        assert 130 < fall.step < 170
+    (fall,) = shown(run_with({"reward": reward - 1.0, "policy_entropy": entropy}))
+    assert fall.shows == "reward-falls"
+
+
+def test_a_reward_that_comes_back_is_no_collapse() -> None:
+    random = np.random.default_rng(4)
+    course = np.interp(np.arange(300), [0, 100, 150, 200, 299], [0.2, 0.8, 0.8, 0.2, 0.78])
+    reward = course + 0.03 * random.standard_normal(300)
+    assert not shown(run_with({"reward": reward, "policy_entropy": np.full(300, 0.5)}))
+
+
+def test_a_solved_task_is_watched_and_not_called_sick() -> None:
+    """The reward is at its best, and so nothing more is learned: stop, and no damage."""
+    random = np.random.default_rng(5)
+    learned = np.interp(np.arange(200), [0, 120, 199], [0.1, 1.0, 1.0])
+    alive = np.arange(200) < 150
+    found = shown(
+        run_with(
+            {
+                "reward": np.clip(learned + 0.05 * random.standard_normal(200) * alive, 0, 1),
+                "policy_entropy": np.interp(np.arange(200), [0, 120, 199], [1.0, 0.1, 0.004]),
+                "zero_spread_share": np.where(alive, 0.3, 1.0),
+                "grad_norm": np.where(alive, 0.3, 0.0),
+            }
+        )
+    )
+    assert "nothing-to-learn" in {one.shows for one in found}
+    assert not any(one.is_grave for one in found)
+
+
+def test_a_signal_every_tenth_row_is_judged_as_one_in_every_row() -> None:
+    reward = np.full(1000, np.nan)
+    reward[::10] = np.concatenate([np.linspace(0, 1, 50), np.zeros(50)])
+    (fall,) = shown(run_with({"loss": np.zeros(1000), "reward": reward, "policy_entropy": np.full(1000, 0.7)}))
+    assert fall.is_grave
+    assert fall.step % 10 == 0
+
+
+def test_too_few_values_show_nothing() -> None:
+    assert track_of(run_with({"reward": np.linspace(1, 0, 19)}), "reward") is None
+    assert not shown(run_with({"reward": np.linspace(1, 0, 19), "kl": np.geomspace(1e-3, 10, 19)}))
+
+
+def test_slow_growth_is_no_leap_however_far() -> None:
+    slow = np.geomspace(1, 50, 400).tolist()
+    assert rows(slow).leap(10.0, 0.0) is None
+    assert rows([*np.full(200, 1.0), *np.full(200, 50.0)]).leap(10.0, 0.0) in range(195, 205)
+    assert rows([*np.full(200, 1.0), *np.full(20, 50.0), *np.full(180, 1.0)]).leap(10.0, 0.0) is None, "it came back"
+
+
+def test_the_running_median_has_both_ends() -> None:
+    track = rows([5.0, 1.0, 2.0, 90.0, 3.0, 4.0, 0.0])
+    assert track.level.tolist() == [2.0, 3.5, 3.0, 3.0, 3.0, 3.5, 3.0]
+
+
+def test_a_million_rows_take_no_time() -> None:
+    random = np.random.default_rng(6)
+    count = 1_000_000
+    ones = np.ones(count)
+    run = run_with({name: noisy(random, ones, 0.1) for name in ("reward", "policy_entropy", "kl", "grad_norm")})
+    began = time.process_time()
+    shown(run)
+    assert time.process_time() - began < 1.5
