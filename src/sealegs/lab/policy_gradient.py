@@ -239,7 +239,7 @@ def train_policy(
     reference, sampler = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))
     optimizer = AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     held_out = questions(64, generator, held_out=True)
-    torch.manual_seed(settings.seed + 2**32 * settings.samples_seed)
+    torch.manual_seed(settings.seed + 1_000_003 * settings.samples_seed)
     telemetry = Telemetry(settings={"policy": asdict(settings)}, sinks=sinks)
     with Guard(model, optimizer, run=run, clip=1.0, act=act, telemetry=telemetry) as guard:
 
