@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from sealegs.cli.check import check
-from sealegs.faults.practice import disturbed
+from sealegs.faults.practice import disturbed, disturbed_policy
 from sealegs.faults.spec import parse
 from sealegs.lab.policy_gradient import PolicySettings, train_policy
 from sealegs.lab.settings import SIZES, CadenceSettings, Settings
@@ -152,7 +152,7 @@ def _policy(folder: Path, seed: int, fault: str, chance: random.Random) -> None:
         temperature=chance.choice((0.9, 1.0, 1.1)),
         kl_weight=chance.choice((0.0, 0.01, 0.05)),
     )
-    train_policy(settings, folder, faults=[parse(fault)] if fault else [], act=False)
+    train_policy(settings, folder, disturb=partial(disturbed_policy, [parse(fault)] if fault else []), act=False)
 
 
 def _lab(loop: str, folder: Path, seed: int, fault: str, chance: random.Random) -> None:

@@ -7,9 +7,11 @@ The loop is ``sealegs.lab.policy_gradient``, one file to read top to bottom. To 
 """
 
 import argparse
+from functools import partial
 
 import torch
 
+from sealegs.faults.practice import disturbed_policy
 from sealegs.faults.spec import parse
 from sealegs.lab.policy_gradient import PolicySettings, train_policy
 
@@ -24,8 +26,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are small
     settings = PolicySettings(steps=options.steps, seed=options.seed)
-    faults = [parse(text) for text in options.inject]
-    reward = train_policy(settings, options.run, faults=faults, say=print)
+    disturb = partial(disturbed_policy, [parse(text) for text in options.inject])
+    reward = train_policy(settings, options.run, disturb=disturb)
     print(f"reward on held-out questions: {reward:.2f}")
 
 
