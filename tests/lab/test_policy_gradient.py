@@ -29,7 +29,7 @@ from sealegs.lab.policy_gradient import (
 )
 from sealegs.record.run import Run, open_run
 
-QUICK = PolicySettings(steps=40, questions=6, lr=3e-3, evaluate_steps=39, warmup=60)
+QUICK = PolicySettings(steps=30, questions=6, lr=3e-3, evaluate_steps=29, warmup=60)
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +83,16 @@ def test_the_signals_are_those_of_the_definitions() -> None:
 
 def test_it_learns_and_says_how(learned: tuple[float, Run]) -> None:
     reward, run = learned
-    first, last = (float(run.column("reward")[part].mean()) for part in (slice(0, 6), slice(34, 40)))
+    first, last = (float(run.column("reward")[part].mean()) for part in (slice(0, 6), slice(24, 30)))
     assert first < 0.4
     assert last > first + 0.15
     assert reward > first + 0.15
-    assert run.column("policy_entropy")[39] < run.column("policy_entropy")[0]
+    assert run.column("policy_entropy")[29] < run.column("policy_entropy")[0]
     assert run.column("kl")[0] == 0.0
-    assert run.column("kl")[39] > 0.0
-    assert (run.column("logp_gap")[:40] < 0.02).all()  # bf16 weights
+    assert run.column("kl")[29] > 0.0
+    assert (run.column("logp_gap")[:30] < 0.02).all()  # bf16 weights
     ratios = run.column("importance_ratio_max")
-    assert max(ratios[0:40:2]) < min(1.2, max(ratios[1:40:2]))  # the second update of a set of samples is off-policy
+    assert max(ratios[0:30:2]) < min(1.2, max(ratios[1:30:2]))  # the second update of a set of samples is off-policy
     assert not any(event.kind in ("skip", "alarm") for event in run.events)
 
 
