@@ -53,6 +53,14 @@ def test_three_ways(example: Example, tmp_path: Path) -> None:
     assert 'href="guarded/incidents/1/postmortem.html"' in dashboard
 
 
+def test_grpo_toy(example: Example, tmp_path: Path) -> None:
+    words = ("--run", "grpo", "--steps", "3", "--inject", "constant-reward@1")
+    code, out, err = example("grpo_toy.py", *words)
+    assert code == 0, err
+    assert re.fullmatch(r"reward on held-out questions: 0\.\d\d\n", out)
+    assert '"reward":0.0,' in (tmp_path / "grpo" / "metrics.jsonl").read_text()
+
+
 def test_what_is_wrong_is_one_sentence(example: Example, tmp_path: Path) -> None:
     code, _, err = example("three_ways.py", "--fault", "fire@3")
     assert code != 0

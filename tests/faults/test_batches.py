@@ -59,6 +59,7 @@ def changed(one: Batch, other: Batch) -> bool:
         ("random-shard:batches=3@5", [5, 6, 7]),
         ("rare-tokens:batches=2@5", [5, 6]),
         ("shifted-labels:batches=2@5", [5, 6]),
+        ("masked-labels:batches=2@5", [5, 6]),
         ("duplicate-batch:batches=4@5", [6, 7, 8]),
         ("poisoned-source:source=low@9", [9, 10, 11]),
         ("repeated-ngram:batches=2@5", [5, 6]),
@@ -214,6 +215,13 @@ def test_ids_are_learned_where_the_vocabulary_is_not_given() -> None:
     assert set(first.unique().tolist()) <= set(range(15))
 
 
+def test_masked_labels_are_those_that_losses_leave_out() -> None:
+    clean = stream().batch(5)
+    bad = spoiler("masked-labels@5").apply(clean, 5)
+    assert np.array_equal(bad.tokens, clean.tokens)
+    assert (bad.targets == IGNORED).all()
+
+
 def test_shifted_labels_ask_for_the_token_after_the_next() -> None:
     clean = stream().batch(5)
     bad = spoiler("shifted-labels@5").apply(clean, 5)
@@ -366,6 +374,7 @@ PLACEBOS = [
     "random-shard:placebo=yes,batches=3@5",
     "rare-tokens:placebo=yes,batches=3@5",
     "shifted-labels:placebo=yes,batches=3@5",
+    "masked-labels:placebo=yes,batches=3@5",
     "duplicate-batch:placebo=yes,batches=3@5",
     "poisoned-source:placebo=yes,source=low@5",
     "repeated-ngram:placebo=yes,batches=3@5",
@@ -445,6 +454,7 @@ def test_what_cannot_be_is_refused(faults: list[str], options: dict[str, Any], s
     ("fault", "sentence"),
     [
         ("shifted-labels@99", "shifted-labels@99: the batches have tokens and no labels"),
+        ("masked-labels@99", "masked-labels@99: the batches have tokens and no labels"),
         ("poisoned-source:source=a@99", "the batches do not say their rows' sources; give Spoiler sources="),
         ("repeated-ngram:length=4@99", "repeated-ngram:length=4@99: length=4: the rows have 4 tokens; repeat fewer"),
     ],

@@ -34,6 +34,7 @@ FAULTS = [
     "bf16-weights:steps=2@4",
     "fp16-overflow:steps=2@4",
     "activation-scale:factor=10,module=0,steps=2@4",
+    "router-bias:amount=3,module=0,steps=2@4",
     "missing-zero-grad:steps=2@4",
 ]
 
@@ -48,7 +49,7 @@ def trained(*faults: str) -> Loop:
 
 def test_every_kind_is_here() -> None:
     live = {name for name, kind in KINDS.items() if issubclass(kind, LiveFault)}
-    assert {parse(fault).name for fault in FAULTS} | {"skipped-all-reduce"} == live
+    assert {parse(fault).name for fault in FAULTS} | {"skipped-all-reduce", "stuck-scale"} == live
 
 
 @pytest.mark.parametrize("fault", FAULTS)

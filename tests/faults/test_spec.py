@@ -16,6 +16,7 @@ from sealegs.faults.data import (
     DataFault,
     DuplicateBatch,
     EncodingJunk,
+    MaskedLabels,
     PermutedVocabulary,
     PoisonedSource,
     RandomShard,
@@ -38,12 +39,15 @@ from sealegs.faults.live import (
     MomentsReset,
     NanGradient,
     RecurringFault,
+    RouterBias,
     ScalerOff,
     SkippedAllReduce,
+    StuckScale,
     WarmupLost,
     WeightScale,
     WrongBetas,
 )
+from sealegs.faults.reward import ConstantReward, EntropyPenalty, HackedReward, NoisySampler
 from sealegs.faults.spec import KINDS, parse
 
 COUNTS = st.integers(0, 10**18 - 1)
@@ -75,16 +79,26 @@ FIELDS: dict[type[Fault], dict[str, st.SearchStrategy[Any]]] = {
     Bf16Weights: LIVE,
     Fp16Overflow: LIVE | {"module": TENSOR, "factor": POSITIVE},
     ActivationScale: LIVE | {"module": TENSOR.filter(lambda name: name is not None), "factor": FACTORS},
+    RouterBias: LIVE
+    | {"amount": NUMBERS.filter(lambda amount: amount != 0)}
+    | {"expert": COUNTS, "experts": FROM_1, "module": TENSOR},
+    StuckScale: LIVE | {"module": TENSOR, "factor": NUMBERS.filter(lambda factor: factor > 0)},
     MissingZeroGrad: LIVE,
     SkippedAllReduce: LIVE | {"rank": COUNTS},
     RandomShard: BATCHES | {"seed": COUNTS},
     RareTokens: BATCHES | {"seed": COUNTS},
     ShiftedLabels: BATCHES,
+    MaskedLabels: BATCHES,
     DuplicateBatch: DATA | {"batches": st.integers(2, 10**18 - 1)},
     PoisonedSource: DATA | {"seed": COUNTS, "source": TENSOR.filter(lambda name: name is not None)},
     RepeatedNgram: BATCHES | {"seed": COUNTS, "length": st.integers(1, 13)},
     PermutedVocabulary: BATCHES | {"seed": COUNTS},
     EncodingJunk: BATCHES | {"seed": COUNTS},
+    EntropyPenalty: LIVE | {"weight": NUMBERS.filter(lambda weight: weight > 0)},
+    ConstantReward: LIVE | {"value": NUMBERS},
+    HackedReward: LIVE
+    | {"weight": NUMBERS.filter(lambda weight: weight > 0), "pays": st.sampled_from(["length", "repetition"])},
+    NoisySampler: LIVE | {"noise": NUMBERS.filter(lambda noise: noise > 0), "seed": COUNTS},
     ReplayedBatches: BATCHES | {"step": st.integers(2**32, 10**18 - 1), "back": st.integers(1, 2**32)},
 }
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from sealegs.lab.data import IGNORED
-from sealegs.lab.model import Block, Transformer, naive_softmax, rotary_table, rotate
+from sealegs.lab.model import Block, Mlp, Transformer, naive_softmax, rotary_table, rotate
 from sealegs.lab.settings import SIZES, ModelSettings
 
 NANO = SIZES["nano"].model
@@ -24,6 +24,12 @@ def first_block(model: Transformer) -> Block:
     block = model.blocks[0]
     assert isinstance(block, Block)
     return block
+
+
+def first_mlp(model: Transformer) -> Mlp:
+    mlp = first_block(model).mlp
+    assert isinstance(mlp, Mlp)
+    return mlp
 
 
 def batch(rows: int = 3, length: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +51,8 @@ SWITCHES: list[dict[str, Any]] = [
     {"naive_log_loss": True},
     {"init_std": 0.02},
     {"mup_base_width": 12},
+    {"experts": 4},
+    {"float8": True},
 ]
 
 
@@ -154,8 +162,8 @@ def test_initial_weights_have_the_spread_that_was_asked_for() -> None:
     model = Transformer(wide)
     std = math.sqrt(1 / (3 * 192))
     assert model.embedding.weight.std().item() == pytest.approx(std, rel=0.02)
-    assert first_block(model).mlp.up.weight.std().item() == pytest.approx(std, rel=0.02)
-    assert first_block(model).mlp.down.weight.std().item() == pytest.approx(std / math.sqrt(4), rel=0.02)
+    assert first_mlp(model).up.weight.std().item() == pytest.approx(std, rel=0.02)
+    assert first_mlp(model).down.weight.std().item() == pytest.approx(std / math.sqrt(4), rel=0.02)
     assert Transformer(replace(wide, init_std=0.5)).embedding.weight.std().item() == pytest.approx(0.5, rel=0.02)
 
 
@@ -165,7 +173,7 @@ def test_under_mup_hidden_matrices_begin_narrower_and_logits_smaller() -> None:
     assert mup.embedding.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 48)), rel=0.05)
     assert mup.head is not None
     assert mup.head.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 48)), rel=0.05)
-    assert first_block(mup).mlp.up.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 192)), rel=0.05)
+    assert first_mlp(mup).up.weight.std().item() == pytest.approx(math.sqrt(1 / (3 * 192)), rel=0.05)
     assert built(**wide, mup_base_width=48, init_std=0.02).embedding.weight.std().item() == pytest.approx(
         0.02, rel=0.05
     )

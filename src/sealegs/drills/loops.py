@@ -15,7 +15,7 @@ import torch
 from sealegs.drills.catalogue import Drill
 from sealegs.drills.controls import altered
 from sealegs.errors import ConfigError, RunHalted
-from sealegs.faults.practice import disturbed
+from sealegs.faults.practice import disturbed, disturbed_policy
 from sealegs.guard import Guard
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.lab.branches import begin, branch, stop_after
@@ -223,9 +223,9 @@ class PolicyLoop:
     def ending(self, folder: Path, drill: Drill | None, *, guarded: bool, without: int = 0) -> float:
         """The share of held-out answers that is wrong at the end; NaN if the run was halted."""
         settings = PolicySettings(steps=self.last, seed=self.seed, samples_seed=without)
-        faults = drill.struck(self.at) if drill else []
+        disturb = partial(disturbed_policy, drill.struck(self.at) if drill else [])
         try:
-            return 1 - train_policy(settings, folder, faults=faults, act=guarded, sinks=[_Unseen()])
+            return 1 - train_policy(settings, folder, disturb=disturb, act=guarded, sinks=[_Unseen()])
         except RunHalted:
             return math.nan
 

@@ -11,6 +11,27 @@ from sealegs.faults.batches import Spoiler, Spoilt
 from sealegs.faults.contract import Fault
 from sealegs.faults.data import DataFault
 from sealegs.faults.injector import inject
+from sealegs.faults.policy import PolicyFaults
+from sealegs.faults.reward import PolicyFault
+
+NOT_STRUCK = "has not struck: its steps did not all come, or what it strikes was not there"
+
+
+@contextmanager
+def disturbed_policy(
+    faults: Sequence[Fault],
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    clock: Callable[[], int],
+    say: Callable[[str], None],
+) -> Iterator[PolicyFaults]:
+    """The same to a policy-gradient loop, which makes its data itself: give what it hands over through the faults."""
+    broken = PolicyFaults(faults, clock=clock, say=say)
+    others = [fault for fault in faults if not isinstance(fault, PolicyFault)]
+    with inject(others, model, optimizers=optimizer, clock=clock, say=say) as injector:
+        yield broken
+    for fault in (*injector.pending(), *broken.pending()):
+        say(f"{fault} {NOT_STRUCK}")
 
 
 @contextmanager
@@ -30,6 +51,6 @@ def disturbed(
     with inject(others, model, optimizers=optimizer, clock=clock, say=say) as injector:
         yield Spoilt(batches, spoiler) if of_data else batches
     for fault in injector.pending():
-        say(f"{fault} has not struck: its steps did not all come, or what it strikes was not there")
+        say(f"{fault} {NOT_STRUCK}")
     for fault in spoiler.pending():
         say(f"{fault} has not struck: its batches did not come, or had no row of the source")

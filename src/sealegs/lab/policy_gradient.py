@@ -8,19 +8,17 @@ off-policy, as in every real run.
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.optim import AdamW
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from sealegs.errors import ConfigError
-from sealegs.faults.contract import Fault
-from sealegs.faults.injector import inject
-from sealegs.faults.live import LiveFault
-from sealegs.faults.policy import PolicyFaults
 from sealegs.guard import Guard
 from sealegs.guard_options import Telemetry
 from sealegs.lab.model import Transformer
@@ -35,6 +33,46 @@ ANSWER, LIMIT = 5, 8
 """Tokens of a right answer, its end included; tokens at which an answer is cut."""
 QUESTION = ANSWER
 """Tokens of a question: the digits and ``ASKED``."""
+
+
+class LoopHooks(Protocol):
+    """What the loop hands over on its way, so that it can be broken on purpose (``faults/policy.py``)."""
+
+    def disturb_sampler(self, sampler: nn.Module) -> None:
+        """The sampler has the newest weights, and is about to answer."""
+
+    def rewards(self, rewards: Tensor, answers: Tensor, counts: Tensor) -> Tensor:
+        """The rewards to go on with."""
+
+    def entropy_weight(self, weight: float) -> float:
+        """The factor on the entropy to go on with."""
+
+
+class NoHooks:
+    """Everything as it was."""
+
+    def disturb_sampler(self, sampler: nn.Module) -> None:
+        """Nothing is done to it."""
+
+    def rewards(self, rewards: Tensor, answers: Tensor, counts: Tensor) -> Tensor:
+        """As they are."""
+        return rewards
+
+    def entropy_weight(self, weight: float) -> float:
+        """As it is."""
+        return weight
+
+
+Disturb: TypeAlias = Callable[
+    [nn.Module, Optimizer, Callable[[], int], Callable[[str], None]], AbstractContextManager[LoopHooks]
+]
+"""A context that disturbs a model, its optimizer and its loop. It gets a function for the number of the step, and one
+that takes a line of text."""
+
+
+def undisturbed(_: nn.Module, __: Optimizer, *___: object) -> AbstractContextManager[LoopHooks]:
+    """The loop unchanged."""
+    return nullcontext(NoHooks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,14 +261,13 @@ def train_policy(
     settings: PolicySettings,
     run: Path | str | None,
     *,
-    faults: Sequence[Fault] = (),
+    disturb: Disturb = undisturbed,
     act: bool = True,
     sinks: Sequence[Sink] = (),
-    say: Callable[[str], None] = lambda text: None,
 ) -> float:
     """Train, recording into the folder ``run``; gives the reward on held-out questions at the end.
 
-    ``faults`` break it on purpose: those of policies (``faults/policy.py``), of the model and of its optimizer.
+    ``disturb`` is for drills.
     """
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -239,23 +276,17 @@ def train_policy(
     reference, sampler = (copy.deepcopy(model).requires_grad_(False) for _ in range(2))
     optimizer = AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     held_out = questions(64, generator, held_out=True)
-    torch.manual_seed(settings.seed + 2**32 * settings.samples_seed)
+    torch.manual_seed(settings.seed + 1_000_003 * settings.samples_seed)
     telemetry = Telemetry(settings={"policy": asdict(settings)}, sinks=sinks)
     with Guard(model, optimizer, run=run, clip=1.0, act=act, telemetry=telemetry) as guard:
-
-        def report(text: str) -> None:
-            guard.watch.note("fault", text=text)
-            say(text)
-
-        broken = PolicyFaults(faults, clock=lambda: guard.number, say=report)
-        live = [fault for fault in faults if isinstance(fault, LiveFault)]
-        with inject(live, model, optimizers=optimizer, clock=lambda: guard.number, say=report):
+        note = partial(guard.watch.note, "fault")
+        with disturb(model, optimizer, lambda: guard.number, lambda text: note(text=text)) as hooks:
             while guard.number < settings.steps:
                 asked = questions(2 * settings.questions, generator).repeat_interleave(settings.group, 0)
                 give_weights(model, sampler)
-                broken.disturb_sampler(sampler)
+                hooks.disturb_sampler(sampler)
                 samples = sampled(sampler, asked, settings.temperature)
-                rewards = broken.rewards(share_right(samples.tokens, samples.counts), samples.answers, samples.counts)
+                rewards = hooks.rewards(share_right(samples.tokens, samples.counts), samples.answers, samples.counts)
                 rewards = rewards.view(-1, settings.group)
                 advantages = advantages_of(rewards, is_scaled=settings.scale_advantages)
                 with torch.no_grad():
@@ -265,7 +296,7 @@ def train_policy(
                     groups = slice(part * settings.questions, (part + 1) * settings.questions)
                     rows = slice(groups.start * settings.group, groups.stop * settings.group)
                     mine = Samples(*(each[rows] for each in samples))
-                    entropy_weight = broken.entropy_weight(settings.entropy_weight)
+                    entropy_weight = hooks.entropy_weight(settings.entropy_weight)
                     loss, signals = policy_loss(
                         settings, model, mine, advantages[groups].flatten(), then[rows], entropy_weight
                     )
@@ -277,8 +308,6 @@ def train_policy(
                         with guard.paused():
                             known["eval_reward"] = evaluated(model, held_out, settings)
                     guard.step(loss, **known)
-        for fault in broken.pending():
-            report(f"{fault} has not struck: its steps did not come")
         guard.loop.finish()
         guard.watch.note("end", reason="finished")  # where it is broken on purpose, the reward says how well it ended
         return float(evaluated(model, held_out, settings))

@@ -155,6 +155,8 @@ def of_lab(settings: Mapping[str, Any], **more: Any) -> Read:
 def _lab_parameters(flat: Mapping[str, Any]) -> int:
     width, hidden = flat["model.width"], flat["model.hidden"]
     mlp = width * hidden * (3 if flat["model.activation"] == "swiglu" else 2)
+    if experts := flat["model.experts"]:
+        mlp = experts * (mlp + width)
     heads = 1 if flat["model.tied_head"] else 2
     return int(flat["model.layers"] * (4 * width**2 + mlp) + heads * width * flat["model.vocabulary"])
 
