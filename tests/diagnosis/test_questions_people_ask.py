@@ -67,7 +67,7 @@ def _page(run: Run) -> str:
         (
             "7: my GRPO run collapsed",
             "grpo-collapse",
-            ["ACT: reward from", "policy-gradient reinforcement learning", "kl blow up (supported)", "halve the LR"],
+            ["ACT: reward from", "reinforcement learning", "kl blow up (supported)", "halve the LR"],
             ["HEALTHY", "Leave it"],
         ),
         (

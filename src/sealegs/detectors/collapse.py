@@ -50,6 +50,8 @@ KEPT = 2 * BLOCK
 KEPT_LONG = 6 * BLOCK
 """The same of a signal that is compared with five blocks before, rather than with where it began."""
 DIVERGENCES = ("kl", "policy_kl")
+BEYOND = 1e150
+"""Stands for any larger value: sums and squares of a block of larger ones would be infinite."""
 AGAIN = 200
 """Values in which nothing is named twice; what lasts longer is named again."""
 ZEROS = 10
@@ -242,7 +244,8 @@ class Collapse:
         for signal in JUDGED:
             value = now.get(signal)
             if value is not None and not isinstance(value, str) and math.isfinite(value):
-                tracks[signal] = tracks.get(signal, Track(signal)).after(float(value))
+                value = min(max(float(value), -BEYOND), BEYOND)
+                tracks[signal] = tracks.get(signal, Track(signal)).after(value)
         return CollapseState(tuple(tracks.values()), zeros, state.told)
 
     def _found(self, state: CollapseState, now: Row) -> list[Excess]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from sealegs.errors import SourceError
-from sealegs.readers.kind_names import Role, kind_role, kind_signals, plain
+from sealegs.readers.kind_names import Role, kind_signals, plain
 from sealegs.record.columns import Columns
 from sealegs.record.rows import sound_name
 from sealegs.record.schema import SIGNALS
@@ -155,15 +155,11 @@ def live_names(names: Iterable[str], taken: Set[str] = frozenset()) -> dict[str,
     """The names in a row for what a framework logs of one step: our signals where the name is one of theirs, else its
     own. What is measured anyway, and what is ``taken``, keeps its meaning: the framework's is ``trainer/<name>``.
 
-    >>> live_names(["kl", "rewards/len/mean", "entropy", "lr"])
-    {'kl': 'kl', 'rewards/len/mean': 'rewards/len/mean', 'entropy': 'policy_entropy', 'lr': 'trainer/lr'}
+    >>> live_names(["reward", "kl", "rewards/len/mean", "entropy", "lr"])
+    {'reward': 'reward', 'kl': 'kl', 'rewards/len/mean': 'rewards/len/mean', 'entropy': 'policy_entropy', 'lr': 'trainer/lr'}
     """
     names = tuple(names)
-    roles = {name: found for name in names if (found := kind_role(name)) is not None}
-    best: dict[str, str] = {}
-    for name in sorted(roles, key=lambda name: roles[name].rank):
-        best.setdefault(roles[name].signal, name)
-    named = {name: signal for signal, name in best.items()}
+    named = {name: signal for signal, name in kind_signals(dict.fromkeys(names, 1), ()).items()}
     return {name: named.get(name) or _own_name(name, taken) for name in names}
 
 
