@@ -172,3 +172,19 @@ def test_underflow_under_a_high_loss_scale_is_not_cured_by_a_lower_one(
         underflow_share=lambda step: None if step % 10 else 0.75,
     )
     assert found.first_action.startswith(action)
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        (["lr of group 0 was 0.0003 and is 0.00031"], "healthy"),  # a longer schedule
+        (["lr of group 0 was 0.0003 and is 0.003", "moments of optimizer 0 was 4 and is 0"], "watch"),
+    ],
+)
+def test_what_the_audit_of_a_resume_found_lost_is_a_reason_to_look(
+    changed: list[str], verdict: str, tmp_path: Path
+) -> None:
+    audit = {"kind": "resume-audit", "step": 800, "not_as_saved": {}, "changed": changed}
+    found = diagnosed(tmp_path, audit)
+    assert found.findings.verdict == verdict
+    assert ("moments of optimizer 0 was 4 and is 0" in found.findings.because) == (verdict == "watch")

@@ -49,7 +49,7 @@ def _page(run: Run) -> str:
         (
             "4: it diverged, why, and what now",
             "lr-jump",
-            ["ACT", "Reload the last checkpoint before step 701", "lr discontinuity (established)", "LR from 0.0022"],
+            ["ACT", "Reload the last checkpoint before step 700", "lr discontinuity (established)", "LR from 0.0022"],
             [],
         ),
         (

@@ -28,10 +28,22 @@ def standing(run: Run, incidents: Sequence[Incident], *, lead: int) -> tuple[Sta
     """What stands, the first of each signal; what begins at most ``lead`` steps before an incident is part of it."""
     changes = [Standing(signal=change.signal, step=change.step, text=str(change)) for change in norm_changes(run)]
     found: dict[str, Standing] = {}
-    for one in (*changes, *_told_live(run), *_repeated(run), *_underflows(run)):
+    for one in (*changes, *_told_live(run), *_repeated(run), *_underflows(run), *_not_restored(run)):
         if not any(it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents):
             found.setdefault(one.signal, one)
     return tuple(found.values())
+
+
+def _not_restored(run: Run) -> Iterator[Standing]:
+    """What the audit of a resume found not as it was saved. A learning rate alone may be meant: a longer schedule has
+    others."""
+    for event in run.events:
+        if event.kind == "resume-audit":
+            lost = [f"{name}: {how}" for name, how in dict(event.detail["not_as_saved"]).items()]
+            lost += [str(how) for how in event.detail["changed"] if not str(how).startswith("lr ")]
+            if lost:
+                text = f"not as it was before the resume at step {event.step}: {'; '.join(lost[:4])}"
+                yield Standing(signal="resume", step=event.step, text=text)
 
 
 def _repeated(run: Run) -> Iterator[Standing]:

@@ -50,6 +50,8 @@ CHANGED = (
 """The action where the loss rose and nothing else did."""
 LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
+LOST = ("misaligned-restart", "optimizer-reset")
+"""Causes that are a part of the state that a resume did not bring back, and that every update needs."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
 
@@ -81,6 +83,8 @@ def diagnose(
     facts = Facts(findings, rules)
     path, unanswered = walk(facts)
     weighed = rank(facts)
+    if findings.verdict == "healthy" and (lost := _lost_at_a_resume(weighed)):
+        findings = replace(findings, verdict="watch", because=f"{lost}; the loss does not show it")
     told = [one for one in findings.standing if one.text not in findings.because]
     missing = (name for item in weighed[:3] for name in item.hypothesis.missing if item.grade != "ruled out")
     return Diagnosis(
@@ -99,6 +103,12 @@ def diagnose(
         mapping=dict(mapping or {}),
         remarks=(*remarks, *(one.text for one in told), *findings.notices, how_the_rules_differ(facts)),
     )
+
+
+def _lost_at_a_resume(weighed: Sequence[Weighed]) -> str:
+    """What is established to have been lost at a resume, though the loss is as before: the next will lose it again."""
+    lost = (item.hypothesis for item in weighed if item.grade == "established" and item.card.name in LOST)
+    return next((f"{each.cause.replace('-', ' ')}: {each.evidence_for[0]}" for each in lost), "")
 
 
 def rank(facts: Facts) -> tuple[Weighed, ...]:

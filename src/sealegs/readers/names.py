@@ -155,11 +155,11 @@ def live_names(names: Iterable[str], taken: Set[str] = frozenset()) -> dict[str,
     """The names in a row for what a framework logs of one step: our signals where the name is one of theirs, else its
     own. What is measured anyway, and what is ``taken``, keeps its meaning: the framework's is ``trainer/<name>``.
 
-    >>> live_names(["reward", "kl", "rewards/len/mean", "entropy", "lr"])
-    {'reward': 'reward', 'kl': 'kl', 'rewards/len/mean': 'rewards/len/mean', 'entropy': 'policy_entropy', 'lr': 'trainer/lr'}
+    >>> live_names(["reward", "rewards/len/mean", "entropy", "lr"])
+    {'reward': 'reward', 'rewards/len/mean': 'rewards/len/mean', 'entropy': 'policy_entropy', 'lr': 'trainer/lr'}
     """
     names = tuple(names)
-    named = {name: signal for signal, name in kind_signals(dict.fromkeys(names, 1), ()).items()}
+    named = {name: signal for signal, name in kind_signals(dict.fromkeys(names, 1), ())}
     return {name: named.get(name) or _own_name(name, taken) for name in names}
 
 
