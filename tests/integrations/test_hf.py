@@ -686,7 +686,27 @@ def test_a_resume_has_what_was_logged_before_it(tmp_path: Path) -> None:
     assert found[20] == 20 == whole.column("kl")[whole.steps == 20][0]
 
 
-def test_a_policy_is_not_taken_back_for_its_loss_and_halts_where_that_is_wished(tmp_path: Path) -> None:
+def test_the_loss_of_a_policy_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    """The damage that is gone back behind elsewhere: here a reward is logged."""
+    settings: dict[str, Any] = {"max_steps": 90, "learning_rate": 3e-3}
+    trainer = logging(small.trainer(tmp_path / "out", **settings), lambda step: {"reward": 0.5})
+    small.attached(trainer, tmp_path / "run", playbook=PLAYBOOKS["standard"], checkpoint_every=40)
+
+    def damage(step: int) -> None:
+        if step == 70:
+            with torch.no_grad():
+                for parameter in trainer.model.parameters():
+                    parameter.data.mul_(8.0)
+
+    watching(trainer, [], damage)
+    trainer.train()
+    run = sealegs.open_run(tmp_path / "run")
+    losses = run.column("loss")[run.logged("loss")]
+    assert losses[-5:].min() > 3 * losses[:70].max()
+    assert not any(event.kind in ("probe", "intervention") for event in run.events)
+
+
+def test_a_policy_skips_what_is_not_finite_and_halts_where_that_is_wished(tmp_path: Path) -> None:
     def course(step: int) -> dict[str, Any]:
         return {"reward": 1.0 if step % 2 else 0.0, "frac_reward_zero_std": 1.0}
 

@@ -48,14 +48,15 @@ class Told(nn.Module):
 
     expert_counts: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *counts: float) -> None:
         super().__init__()
+        self.counts = counts or (6.0, 2.0, 0.0, 0.0)
         self.mix = nn.Linear(WIDTH, EXPERTS)
         self.register_buffer("expert_counts", torch.zeros(EXPERTS), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         weights = self.mix(tokens).softmax(-1)
-        self.expert_counts.copy_(torch.tensor([6.0, 2.0, 0.0, 0.0]))
+        self.expert_counts.copy_(torch.tensor(self.counts))
         return torch.sum(weights, -1, keepdim=True)
 
 
@@ -147,6 +148,11 @@ def test_linear_gates_and_inner_ones_are_each_found_once(tokens: Tensor) -> None
     assert [found[f"expert_load/1.{e}"] for e in range(4)] == pytest.approx((counted / counted.sum()).tolist())
     assert [found[f"expert_load/2.{e}"] for e in range(4)] == [0.75, 0.25, 0.0, 0.0]
     assert "dead_expert_share" not in found, "eight choices say nothing of four experts"
+
+
+def test_less_than_a_tenth_of_the_mean_is_dead(tokens: Tensor) -> None:
+    found = signals(stack(Block(Told(600, 200, 176, 24)), Block(Told(600, 200, 174, 26))), tokens)
+    assert found["dead_expert_share"] == 1 / 8
 
 
 def test_a_model_without_experts_has_no_router() -> None:
