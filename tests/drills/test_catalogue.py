@@ -39,6 +39,16 @@ def test_what_strikes_one_rank_is_done_on_several() -> None:
     assert DRILLS["nan-gradient"].rank is None
 
 
+def test_what_a_guard_can_only_observe_is_practised_where_it_can_be() -> None:
+    observed = [drill for drill in DRILLS.values() if drill.shown]
+    assert {drill.where for drill in observed} == {"the lab", "policy gradient"}
+    assert not any(drill.causes for drill in observed)
+    [own] = chosen(["constant-reward:value=1"], is_lab=True)
+    assert own.where == "policy gradient"
+    with pytest.raises(ConfigError, match="zero-spread: needs the lab's policy-gradient loop; leave out --build"):
+        chosen(["zero-spread"], is_lab=False)
+
+
 def test_in_a_loop_of_ones_own_only_what_needs_no_lab_is_done() -> None:
     assert all(drill.where in ("any loop", "text") for drill in chosen([], is_lab=False))
     assert [drill.name for drill in chosen(["benign"], is_lab=False)] == ["lr-decay"]

@@ -37,6 +37,22 @@ def test_a_fault(watched: float, guarded: float, known: dict[str, Any], verdict:
     assert scored(watched=watched, guarded=guarded, **known).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("known", "verdict"),
+    [
+        ({}, "damaged"),
+        (SEEN, "observed"),
+        ({"cause": "zero-reward-spread", "why": "so"}, "observed"),
+        ({"cause": "entropy-collapse", "why": "so"}, "damaged"),
+        ({"cause": None, "why": "nothing is called for"}, "damaged"),
+        (SEEN | {"halted": True}, "stopped"),
+    ],
+)
+def test_what_can_only_be_observed_counts_where_somebody_was_told(known: dict[str, Any], verdict: str) -> None:
+    assert scored("zero-spread", watched=50.0, guarded=50.0, **known).verdict == verdict
+    assert scored("zero-spread", watched=0.5, guarded=0.5).verdict == "no effect"
+
+
 def test_what_is_benign_is_to_be_left_alone() -> None:
     assert scored("domain-switch", watched=80.0, guarded=80.0, skipped=3).verdict == "left alone"
     assert scored("domain-switch", watched=80.0, guarded=80.0, done=("went back",)).verdict == "disturbed"

@@ -97,6 +97,7 @@ HIDDEN_RATE = "lr-spike:factor=30,steps=10@230"
 CAUSES = {
     "random-shard:batches=40@230": "bad-data-batch",
     "shifted-labels:batches=10@230": "bad-data-batch",
+    "masked-labels:batches=8@230": "masked-labels",
     "rare-tokens:batches=10@230": "long-tail-token",
     "encoding-junk:batches=4@230": "bad-data-batch",
     "duplicate-batch:batches=36@200": "duplicate-batch",

@@ -109,7 +109,7 @@ _MASKED = Drill(
     family="data",
     what="every label of eight batches is masked",
     faults=("masked-labels:batches=8",),
-    causes=("masked-labels", "bad-data-batch"),
+    causes=("masked-labels",),
     where="text",
 )
 _POISONED = Drill(

@@ -419,4 +419,7 @@ def settings_changed(before: Manifest, settings: Settings) -> dict[str, list[obj
     """Old and new value of each setting that differs from the manifest, by dotted name."""
     old = dict(manifests.dotted(before.settings))
     new = dict(manifests.dotted(json.loads(json.dumps(asdict(settings)))))
+    # a setting that an older Sealegs did not know was at its default; sources are names of the user's
+    known = dict(manifests.dotted(json.loads(json.dumps(asdict(Settings())))))
+    old = {name: value for name, value in known.items() if not name.startswith("data.sources.")} | old
     return {name: [old.get(name), new.get(name)] for name in old | new if old.get(name) != new.get(name)}

@@ -99,6 +99,12 @@ def spotlight(experiment: Experiment, step: int) -> Spotlight | None:
     )
 
 
+def has_no_target(experiment: Experiment, step: int) -> bool:
+    """Whether every target of a step's batches is left out of the loss."""
+    text = experiment.loop.subject.text
+    return text is not None and not any(bool((text.targets(each) >= 0).any()) for each in experiment.batches_of(step))
+
+
 def _losses(text: Text, batch: Any) -> Tensor:
     return text.losses(batch).detach().float().cpu()[text.targets(batch).cpu() >= 0]
 

@@ -17,7 +17,7 @@ from sealegs.replay.arms import (
     shaken,
     surprise,
 )
-from sealegs.replay.batch_tokens import Spotlight, spotlight
+from sealegs.replay.batch_tokens import Spotlight, has_no_target, spotlight
 from sealegs.replay.experiment import Experiment, Outcome
 from sealegs.replay.fidelity import Departure, departure, explained, ranks_apart
 from sealegs.replay.learnability import RIGHT, WRONG, taught
@@ -265,6 +265,9 @@ def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, S
     """The cause where the batch is necessary: what is special about it."""
     if standings["bad-data-batch"] == "necessary":
         return "batch-and-state", "other batches take it away, but an older state stands these ones"
+    if has_no_target(experiment, experiment.peak):
+        nothing = "every target is left out, and a mean over nothing is no number"
+        return "masked-labels", f"it is these batches, with any state: {nothing}"
     if rare := is_of_rare_tokens(experiment):
         if are_in_the_order_of_text(experiment):
             other = "and follow each other as in a text, as if it had been read in another encoding"
