@@ -97,6 +97,19 @@ def test_a_solved_task_is_watched_and_not_called_sick() -> None:
     assert not any(one.is_grave for one in found)
 
 
+@pytest.mark.parametrize(("dies_at", "gained", "is_grave"), [(150, 0.0, True), (150, 0.6, False), (60, 0.6, True)])
+def test_a_dead_gradient_calls_for_action_unless_the_task_was_learned(
+    dies_at: int, gained: float, is_grave: bool
+) -> None:
+    """And also where it was, if more of the log is dead than it has learned in."""
+    random, at = np.random.default_rng(7), np.arange(200)
+    reward = 0.3 + gained * np.minimum(at / dies_at, 1) + 0.02 * random.standard_normal(200) * (at < dies_at)
+    gradient = np.where(at < dies_at, 0.3, 0.0)
+    found = shown(run_with({"reward": reward, "kl": np.full(200, 0.01), "grad_norm": gradient}))
+    (dead,) = [one for one in found if one.shows == "nothing-to-learn"]
+    assert (dead.is_grave, dead.step) == (is_grave, dies_at)
+
+
 def test_a_signal_every_tenth_row_is_judged_as_one_in_every_row() -> None:
     reward = np.full(1000, np.nan)
     reward[::10] = np.concatenate([np.linspace(0, 1, 50), np.zeros(50)])
