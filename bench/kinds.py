@@ -78,7 +78,7 @@ def _hacked(chance: random.Random) -> str:
 
 
 CASES = {
-    "entropy collapse": Case("policy", ("entropy-collapse",), _fault("entropy-penalty:weight={}@{at}", 1, 5)),
+    "entropy collapse": Case("policy", ("entropy-collapse",), _fault("entropy-penalty:weight={}@{at}", 5, 20)),
     "hacked reward": Case("policy", ("reward-hacking", "length-collapse-or-cut"), _hacked),
     "zero spread": Case("policy", ("zero-reward-spread",), _fault("constant-reward:value={}@{at}", 0.1, 1)),
     "perturbed sampler": Case("policy", ("sampler-trainer-mismatch",), _fault("noisy-sampler:noise={}@{at}", 0.1, 0.6)),

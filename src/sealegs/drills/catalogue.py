@@ -223,7 +223,7 @@ _EXPERTS = tuple(
 _POLICY = tuple(
     Drill(name=name, family="policy", what=what, faults=(fault,), shown=tuple(shown.split()), where="policy gradient")
     for name, fault, shown, what in (
-        ("entropy-collapse", "entropy-penalty:weight=2", "entropy-collapse", "an entropy bonus with the wrong sign"),
+        ("entropy-collapse", "entropy-penalty:weight=8", "entropy-collapse", "an entropy bonus with the wrong sign"),
         ("zero-spread", "constant-reward", "zero-reward-spread", "a reward function that gives every answer 0"),
         (
             "hacked-reward",

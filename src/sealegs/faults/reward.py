@@ -29,8 +29,8 @@ class EntropyPenalty(PolicyFault):
 
     name: ClassVar[str] = "entropy-penalty"
 
-    weight: float = 0.1
-    """Its factor, above 0."""
+    weight: float = 8.0
+    """Its factor, above 0. Rewards that are learned from pull the other way, so a small one only hurries."""
 
     def __post_init__(self) -> None:
         PolicyFault.__post_init__(self)
