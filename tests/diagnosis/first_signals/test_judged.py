@@ -19,8 +19,8 @@ SEEDS = 40
 GRAVE, WATCHED = 0, 2
 """Of so many healthy runs of a family: those that call for action, and those that are to be watched, at the most."""
 FOUND, LOWER = 0.9, 0.75
-"""Share of the broken runs that must call for action, and be seen to be broken in that way. A reward whose sign and scale
-are any does not show every collapse by itself."""
+"""Share of the broken runs that must call for action, and be seen to be broken in that way. A reward of any sign and
+scale does not show every collapse by itself."""
 
 
 def shown(run: Run) -> tuple[Standing, ...]:
