@@ -143,3 +143,13 @@ def test_a_million_rows_take_no_time() -> None:
     began = time.process_time()
     shown(run)
     assert time.process_time() - began < 1.5
+
+
+def test_a_first_signal_that_is_not_finite_in_some_rows_is_told_where_the_loss_is_finite() -> None:
+    random = np.random.default_rng(3)
+    columns = FAMILIES["dpo" if "dpo" in FAMILIES else "preference"](random, 100)
+    name = next(name for name in columns if name in ("reward_margin", "preference_accuracy", "chosen_reward"))
+    columns[name] = np.where(np.arange(len(columns[name])) == 40, np.nan, columns[name])
+    (one,) = (one for one in shown(run_with(columns)) if "not finite" in one.text)
+    assert one.text.startswith(f"{name} is not finite in 1 of ")
+    assert not one.is_grave
