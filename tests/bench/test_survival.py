@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import sys
 from dataclasses import replace
 from functools import cache
@@ -152,9 +153,12 @@ def test_a_placebo_passes_healthy_batches_over() -> None:
     assert feed.batch(80).index == 80
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # no other thread computes
 def test_an_interrupted_run_goes_on_from_its_beginning_and_ends_as_if_nothing_had_been(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # to import torch in a new process would take longer than both runs
+    monkeypatch.setattr("bench.survival.get_context", lambda method: multiprocessing.get_context("fork"))
     cells = [Cell(501, CLEAN.name, PLAIN), Cell(501, NAN_GRADIENT, SEALEGS)]
     uninterrupted = {cell: done(place, cell.case, cell.rule) for cell in cells}
     states = (place / PLAN.beginning(501) / "states.pt").stat()
