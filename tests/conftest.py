@@ -29,8 +29,9 @@ LONGEST = ("test_examples.py", "test_readme.py")
 
 TRAINS = (
     *("bench", "browser", "drills", "integrations", "ranks", "replay", "capsule", "fuzz"),
-    *("recovery/test_coming_back", "recovery/test_grown", "recovery/test_recovery", "recovery/test_resuming"),
+    *("recovery/test_coming_back", "recovery/test_grown", "recovery/test_kills", "recovery/test_recovery"),
     *(
+        "recovery/test_resuming",
         "recovery/test_run_end",
         "recovery/test_runs",
         "recovery/test_saving",

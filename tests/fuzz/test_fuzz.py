@@ -22,8 +22,6 @@ from tests.forked import start
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
-pytestmark = pytest.mark.xdist_group("fuzz")
-
 
 def fuzz(*words: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, whose memory and time are bounded."""
@@ -136,6 +134,7 @@ def thrown(folder: Path, name: str, told: Connection) -> None:
     told.send(outcome.finding.site if outcome.finding else "None")
 
 
+@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("name", BREAKS)
 def test_what_breaks_a_rule_is_found(name: str, tmp_path: Path) -> None:
     """Else a campaign without a finding would say nothing."""

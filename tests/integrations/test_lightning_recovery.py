@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.integrations import lightning_small as small
 from tests.integrations.lightning_small import PER_EPOCH, fitted
-from tests.ranks.launch import launch
 from torch.utils.data import DataLoader, IterableDataset
 
 import sealegs
@@ -448,29 +447,6 @@ def test_several_loaders_at_once_are_only_not_gone_back_in(tmp_path: Path) -> No
     guarded = Guarded(run=tmp_path / "b", playbook=sealegs.Playbook.standard())
     with pytest.raises(ConfigError, match="2 train loaders at once"):
         fitted(Paired(), guarded, home=HOME, loaders=both)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One launch of two ranks, which train, go back and resume."""
-    out = tmp_path_factory.mktemp("ranks")
-    launch(Path(__file__).with_name("lightning_ranks.py"), 2, str(out), framework="lightning.pytorch")
-    return out
-
-
-def test_two_ranks_decide_alike_go_back_together_and_resume(ranks: Path) -> None:
-    one, other = (json.loads((ranks / f"{rank}.json").read_text()) for rank in range(2))
-    assert one["unchanged"] == other["unchanged"] == [small.NAN, small.SPIKE]
-    assert one["weights"] == other["weights"] == one["resumed"] == other["resumed"]
-    assert one["losses"] != other["losses"], "each has data of its own"
-    rows = rows_of(ranks / "run")
-    assert [row["step"] for row in rows] == list(range(small.STEPS))
-    (spike,) = (event for event in events_of(ranks / "run", "skip") if event.step == small.SPIKE)
-    assert "on rank 1" in spike.detail["culprit"]
-    assert one["went back"] == other["went back"]
-    (done,) = events_of(ranks / "back", "intervention")
-    assert done.detail["to_step"] < DAMAGED
-    assert one["steps"] == other["steps"] == LAST
 
 
 def test_optimizers_with_losses_of_their_own_are_refused(tmp_path: Path) -> None:

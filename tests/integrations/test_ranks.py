@@ -11,7 +11,7 @@ from tests.ranks.launch import launch
 
 import sealegs
 
-pytestmark = pytest.mark.xdist_group("transformers")
+pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,14 @@
 """Real training, real faults: a run with a playbook ends where it would have ended, and without one it does not."""
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.forked import start
 
 from sealegs.errors import RunHalted
 from sealegs.faults.checkpoint import corrupt_checkpoint
@@ -276,36 +272,3 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     (resume,) = events(open_run(tmp_path / "a"), "resume")
     assert resume.detail["checkpoint"] < 18
     assert "18" in resume.detail["passed_over"]
-
-
-def train_and_be_killed(folder: Path, inside: str) -> None:
-    """In a process of its own, which ends inside of a function as long as ``armed`` is there."""
-    module_name, _, name = inside.rpartition(".")
-    module = import_module(module_name)
-    before = getattr(module, name)
-
-    def killed(*args: Any, **how: Any) -> Any:
-        if (folder / "armed").exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return before(*args, **how)
-
-    setattr(module, name, killed)
-    cadence = replace(AS_IT_IS.settings.cadence, checkpoint_steps=20, snapshot_steps=20)
-    settings = settings_of(ONE_LAYER, 60, cadence=cadence)
-    trained(settings, folder / "a", ["bit-flip:in=weight@30"], resume=(folder / "a").exists())
-
-
-@pytest.mark.parametrize("inside", ["sealegs.state.memory.copy_all", "sealegs.state.checkpoint_files.write_tensors"])
-def test_a_kill_in_the_middle_loses_nothing(inside: str, tmp_path: Path) -> None:
-    """SIGKILL while a snapshot is restored, and while a checkpoint is written: the resumed run ends well."""
-    (tmp_path / "armed").touch()
-
-    def run() -> int | None:
-        process = start(train_and_be_killed, tmp_path, inside)
-        process.join()
-        return process.exitcode
-
-    assert run() == -9
-    (tmp_path / "armed").unlink()
-    assert run() == 0
-    assert open_run(tmp_path / "a").steps.tolist()[-1] == 60
