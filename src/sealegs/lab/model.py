@@ -114,6 +114,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(settings.width, settings.width, bias=False)
         head_width = settings.width // settings.heads
         self.scale = 1 / math.sqrt(head_width) if settings.mup_base_width is None else 1 / head_width
+        self.has_norms = settings.qk_norm
         self.query_norm = norm(settings, head_width) if settings.qk_norm else nn.Identity()
         self.key_norm = norm(settings, head_width) if settings.qk_norm else nn.Identity()
 
@@ -121,9 +122,10 @@ class Attention(nn.Module):
         """Mix along the sequence."""
         rows, length, width = x.shape
         split = self.query_key_value(x).view(rows, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        query = rotate(self.query_norm(query), rotation)
-        key = rotate(self.key_norm(key), rotation)
+        both, (value,) = split.permute(2, 0, 3, 1, 4).split((2, 1))
+        if self.has_norms:
+            both = torch.stack((self.query_norm(both[0]), self.key_norm(both[1])))
+        query, key = rotate(both, rotation)
         if self.naive:
             mixed = naive_attention(query, key, value, self.scale)
         else:
