@@ -169,10 +169,16 @@ def _of_signal(run: Run, signal: str) -> Iterator[Problem]:
         return
     low, high = float(values.min()), float(values.max())
     if low == high and family in MEASURED:
+        is_norm = family == "grad_norm" and low > 0
+        why = (
+            "it was logged after clipping, or the metric is broken"
+            if is_norm
+            else "the metric is broken, or nothing is trained"
+        )
         yield Problem(
             signal=signal,
             kind="constant",
-            text=f"{signal} is {low:.4g} on all of its {len(values)} rows: the metric is broken, or nothing is trained",
+            text=f"{signal} is {low:.4g} on all of its {len(values)} rows: {why}",
             hides=f"everything that {signal} could tell",
         )
     elif family == "grad_norm" and high > 0:

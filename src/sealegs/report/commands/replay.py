@@ -138,9 +138,20 @@ def page(replayed: Replayed) -> str:
                 f"row {row.row} ({row.origin or 'origin not recorded'}): {what}: {row.text!r}", "  ", "    "
             )
     if replayed.causes:
-        lines += ["", "Causes"]
-        lines += [f"  {cause.replace('-', ' '):<24} {standing}" for cause, standing in replayed.causes.items()]
+        lines += ["", "What the incident takes"]
+        lines += [f"  {_changed(cause):<24} {standing}" for cause, standing in replayed.causes.items()]
+        if replayed.cause not in (None, *replayed.causes):
+            lines += _wrapped(f"{str(replayed.cause).replace('-', ' ')}: what is said at the top of them", "  ", "    ")
     return "\n".join([*lines, "", f"{replayed.steps} steps were run."])
+
+
+def _changed(cause: str) -> str:
+    """What the arms of a cause change: those of bad data show that it is these batches, and not what is wrong in them.
+
+    >>> _changed("bad-data-batch"), _changed("lr-too-high")
+    ('these batches', 'lr too high')
+    """
+    return "these batches" if cause == "bad-data-batch" else cause.replace("-", " ")
 
 
 def _again(replayed: Replayed) -> str:
