@@ -195,7 +195,8 @@ def _summary(drilled: Drilled) -> Iterator[str]:
         yield f"Tested causes: {right} of {len(asked)} right, {wrong} wrong, {len(asked) - right - wrong} not known."
     for each in drilled.drills:
         if each.verdict not in GOOD:
-            done = "; ".join(each.done) or "nothing"
+            skipped = [f"{each.skipped} step{'s' * (each.skipped != 1)} skipped"] if each.skipped else []
+            done = "; ".join([*skipped, *each.done]) or "nothing"
             told = f"{each.name}, {each.verdict}: {each.what}. Done: {done}."
             yield textwrap.fill(told, WIDTH, subsequent_indent="  ")
 
