@@ -179,6 +179,7 @@ def _symptoms(seen: Symptoms) -> list[str]:
     for after in seen.after:
         loss = f"the record ends at step {after.ends_at}" if after.loss is None else shown(after.loss)
         loss = f"did not recover ({loss})" if after.is_back is False else loss
+        loss += ", done again after the run had gone back" if after.has_gone_back else ""
         lines.append(f"loss {after.steps} steps after the peak (mean of up to 10 rows): {loss}")
     return [
         *lines,

@@ -226,6 +226,8 @@ def _with_what_was(promise: Promise, met: Met) -> Promise:
 
 def classification(met: Met) -> tuple[str, ...]:
     """The trajectory and the kind of the incident."""
+    if met.trajectory is None and met.end is not None and met.is_left_behind:
+        return "trajectory: not known: the run went back before it could show", f"kind: {met.kind.replace('_', ' ')}"
     course = TYPES.get(met.trajectory or "", "not known: it was still open, or there were too few steps before it")
     return f"trajectory: {met.trajectory or 'open'}, {course}", f"kind: {met.kind.replace('_', ' ')}"
 
@@ -267,7 +269,7 @@ def _after(met: Met, steps: int) -> After:
     loss = math.fsum(float(row["loss"]) for row in rows) / len(rows)
     has_recovered = met.recovery_loss is not None and met.end is not None and met.end <= target
     is_back = math.isfinite(loss) and (has_recovered or met.limit is None or loss <= met.limit)
-    return After(steps=steps, loss=loss, is_back=is_back)
+    return After(steps=steps, loss=loss, is_back=is_back, has_gone_back=met.is_left_behind)
 
 
 def _usual_norm(met: Met) -> float | None:

@@ -18,6 +18,8 @@ class After:
     """Whether the loss recovered; None where the run does not go that far."""
     ends_at: int | None = None
     """The last step, where the run does not go that far."""
+    has_gone_back: bool = False
+    """Whether these are steps that were done again, after the run had gone back to before the incident."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
