@@ -675,15 +675,15 @@ def test_what_a_trainer_logs_is_in_the_row_of_the_next_step(tmp_path: Path) -> N
 def test_a_resume_has_what_was_logged_before_it(tmp_path: Path) -> None:
     def trained(name: str, **more: Any) -> Any:
         settings = {"save_strategy": "steps", "save_steps": 10, "logging_steps": 10}
-        trainer = logging(small.trainer(tmp_path / "out", **settings), lambda step: {"kl": float(step)})
+        trainer = logging(small.trainer(tmp_path / "out", **settings), lambda step: {"reward": float(step)})
         small.attached(trainer, tmp_path / name)
         trainer.train(**more)
         return sealegs.open_run(tmp_path / name)
 
     whole = trained("whole")
     resumed = trained("resumed", resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
-    found = {int(step): float(value) for step, value in zip(resumed.steps, resumed.column("kl"), strict=True)}
-    assert found[20] == 20 == whole.column("kl")[whole.steps == 20][0]
+    found = {int(step): float(value) for step, value in zip(resumed.steps, resumed.column("reward"), strict=True)}
+    assert found[20] == 20 == whole.column("reward")[whole.steps == 20][0]
 
 
 def test_the_loss_of_a_policy_is_no_reason_to_go_back(tmp_path: Path) -> None:

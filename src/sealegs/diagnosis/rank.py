@@ -234,7 +234,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
             else f"before step {facts.sound_before}"
         )
         parts.append(f"reload the last checkpoint {when}{at}" if is_late else "begin again")
-    if asks and not parts and top.card.explains[0] in FIRST and not top.card.spares_weights:
+    is_of_a_kind = bool(facts.shown) and not set(FIRST).isdisjoint(top.card.explains[:1])
+    if asks and not parts and is_of_a_kind and not top.card.spares_weights:
         since = min(one.step for one in facts.shown.values())
         checkpoint = facts.checkpoint_until(since)
         saved = f" (step {checkpoint})" if checkpoint is not None else ""

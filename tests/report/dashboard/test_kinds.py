@@ -86,7 +86,9 @@ def test_a_run_without_a_loss_is_shown(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = log(tmp_path, "agent", {"ep_rew_mean": 21.5, "train/approx_kl": 0.01})
+    source = str(tmp_path / "agent.jsonl")
+    rows = ({"step": step, "ep_rew_mean": 21.5 + step % 3, "train/approx_kl": 0.01} for step in range(STEPS))
+    Path(source).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     words = command.split()
     assert main([*words[:1], source, *([source] if command == "diff" else []), *words[1:]]) == 0
     out = capsys.readouterr().out
@@ -94,6 +96,6 @@ def test_a_run_without_a_loss_is_shown(
     assert wanted.get(command, "") in out
     if command == "dashboard":
         html = next(tmp_path.glob("*.html")).read_text()
-        assert "CANNOT TELL" in html
+        assert "HEALTHY" in html
         assert 'id="panel-11"' in html
         assert 'id="panel-14"' not in html
