@@ -202,5 +202,5 @@ hardware
 
 2 survived, 1 damaged, of 3.
 Tested causes: 2 of 3 right, 1 wrong, 0 not known.
-lr-x30, damaged: learning rate x30 for 10 steps. Done: went back to step 200."""
+lr-x30, damaged: learning rate x30 for 10 steps. Done: 1 step skipped; went back to step 200."""
     )
