@@ -1,6 +1,7 @@
 """Samples the scales of tensors that are kept in eight bits, where modules or tensors carry them.
 
-Nothing is imported for it: what counts is which attributes there are.
+Nothing is imported for it: what counts is which attributes there are. The names and releases below are from excerpts of
+public sources; neither library has been run with it.
 
 | library | attributes |
 |---|---|
