@@ -151,3 +151,14 @@ def test_a_first_signal_that_is_not_finite_in_some_rows_is_told_where_the_loss_i
     (one,) = (one for one in shown(run_with(columns)) if "not finite" in one.text)
     assert one.text == "reward_margin is not finite in 1 of 100 rows, first at step 40"
     assert not one.is_grave
+
+
+def test_a_reward_that_never_changes_is_no_proof_that_nothing_is_learned() -> None:
+    """An episode that is always at its best looks so: it is told, and no reason to act, nor an established cause."""
+    random = np.random.default_rng(4)
+    solved = {"loss": random.standard_normal(60), "reward": np.full(60, 500.0), "policy_kl": np.full(60, 0.01)}
+    solved |= {"policy_entropy": 0.3 + 0.01 * random.random(60)}
+    (one,) = shown(run_with(solved))
+    assert (one.shows, one.is_grave) == ("reward-flat", False)
+    broken = of_kind(run := run_with(solved | {"reward_std": np.zeros(60)}), kind_of(run, curve_of(run)))
+    assert [(one.shows, one.is_grave) for one in broken] == [("nothing-to-learn", True)]

@@ -239,6 +239,11 @@ def _nothing_to_learn(
         track, row = spread, spread.since(spread.level <= 1e-6 * spread.values.max(), rows=max(10, spread.rows // 5))
         text = "the rewards of a group are all the same"
     is_constant = reward is not None and reward.values.min() == reward.values.max()
+    if row is None and reward is not None and is_constant and dead_row is None:
+        # that of an episode at its best is constant, too: without a spread or a gradient nobody knows
+        text = f"the reward is {reward.end:.4g} in every row: the task is solved, or the reward says nothing"
+        yield _standing(reward, 0, text, "reward-flat")
+        return
     if row is None and reward is not None and is_constant:
         track, row, text = reward, 0, f"the reward is {reward.end:.4g} in every row"
     if track is None or row is None:
