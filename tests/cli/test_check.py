@@ -17,7 +17,7 @@ from sealegs.cli.main import main
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.incidents import Incident
 from sealegs.report.commands import explain
-from sealegs.report.commands.check import _incident
+from sealegs.report.commands.check import MOST_LINES, _incident
 from sealegs.report.commands.check_schema import Checked
 
 pytestmark = pytest.mark.xdist_group("check")  # some share a run
@@ -69,7 +69,7 @@ def spiked() -> np.ndarray[Any, Any]:
 def test_a_healthy_curve(check: Check, tmp_path: Path) -> None:
     code, out, err = check(str(csv(tmp_path / "a.csv", curve())))
     assert (code, err) == (0, "")
-    assert "\nHEALTHY: " in out
+    assert out.startswith("HEALTHY: ")
     assert "loss from 'train/loss'" in out
     assert "Incidents" not in out
 
@@ -79,7 +79,7 @@ def test_a_curve_that_never_fell(check: Check, tmp_path: Path) -> None:
     losses = 2.0 + 0.1 * np.random.default_rng(0).random(3000)
     _, out, _ = check(str(csv(tmp_path / "a.csv", losses)))
     assert "WATCH: plateau at step 0" in out
-    assert re.search(r"panel 1: flat at 2\.0[45]\d* from step 0 on", out)
+    assert re.search(r"loss \(panel 1\): flat at 2\.0[45]\d* from step 0 on", out)
     assert " nan " not in out
 
 
@@ -87,13 +87,17 @@ def test_a_curve_that_is_not(check: Check, tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", spiked()).name
     code, out, _ = check(path)
     assert code == 1
-    assert "\nACT: " in out
+    assert out.startswith("ACT: ")
     assert re.search(r"steps 900 to .*lingering", out)
-    for title in ("First action", "Causes, the likeliest first", "The way through the decision tree", "Log this next"):
-        assert title in out
+    for title in ("First action: ", "Why: ", "Causes, the likeliest first", "Log this next"):
+        assert f"\n{title}" in out
     assert max(map(len, out.splitlines())) <= 100
+    assert len(out.splitlines()) <= MOST_LINES
     assert check(path, "--fail-on", "never")[0] == 0
-    assert "What this means" in check(path, "--explain")[1]
+    told = check(path, "--explain")[1]
+    assert "The way through the decision tree" in told
+    assert "What this means" in told
+    assert not re.search(r"(?<!\()panels? \d", told), "a panel is named"
 
 
 def test_the_object_keeps_its_contract(check: Check, tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
     words = " ".join(out.split())
     assert code == 0
     assert "CANNOT TELL: the loss goes to and fro about zero" in words
-    assert "First action Go by the reward, not by this loss" in words
+    assert "First action: Go by the reward, not by this loss" in words
     assert "Log this next time the settings, reward, entropy, kl" in words
     assert "hovers: A loss of both signs" in words
 

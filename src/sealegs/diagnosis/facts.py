@@ -15,6 +15,7 @@ from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
+from sealegs.diagnosis.lines import KnownLine, known_lines
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.incidents import Incident
 from sealegs.judge import culprit_in
@@ -114,6 +115,11 @@ class Facts:
     def known(self) -> Known:
         """The settings of the run."""
         return known_of(self.run.manifest)
+
+    @cached_property
+    def lines(self) -> tuple[KnownLine, ...]:
+        """The lines of the log that are no numbers and whose meaning is known."""
+        return known_lines(self.run)
 
     @cached_property
     def incidents(self) -> tuple[Incident, ...]:

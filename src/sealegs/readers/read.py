@@ -15,6 +15,7 @@ from sealegs.readers import (
     names,
     regex,
     run_folder,
+    settings_files,
     tensorboard,
     text,
     trackio,
@@ -87,7 +88,15 @@ def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str 
     table = _read(place) if pattern is None else regex.read(place, pattern)
     if not table.columns.rows:
         raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
+    if table.manifest is None:
+        table = _with_settings(place, table)
     return _log(place, table, dict(metrics or {}))
+
+
+def _with_settings(place: Place, table: Table) -> Table:
+    """The table with the settings that lie beside the log."""
+    found, remarks = settings_files.beside(place, is_trainer=table.format == trainer_state.FORMAT)
+    return replace(table, known={**table.known, **found}, remarks=(*table.remarks, *remarks))
 
 
 def open_run(source: str | Path) -> Run:

@@ -93,6 +93,21 @@ class Kind(TypedDict):
     missing: list[str]
 
 
+class Setting(TypedDict):
+    """What a pre-flight rule says of the settings of the run."""
+
+    code: str
+    grade: Literal["error", "warning", "note"]
+    text: str
+
+
+class Tried(TypedDict):
+    """What a person has tried against the trouble, and what came of it."""
+
+    action: str
+    outcome: Literal["helped", "no help", "worse", "unclear"]
+
+
 class Checked(TypedDict):
     """Everything that is said about a log. What was done to the run is null where the log does not tell."""
 
@@ -114,3 +129,6 @@ class Checked(TypedDict):
     rules: str
     mapping: dict[str, str]
     remarks: list[str]
+    lines: list[str]
+    settings: list[Setting]
+    tried: list[Tried]

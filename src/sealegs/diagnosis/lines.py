@@ -1,0 +1,124 @@
+"""Lines of a log that are no numbers in, what the known ones among them mean out.
+
+The table is ``lines.toml``. A phrase is a chain of substrings, looked for one after the other, so that a line costs its
+length times the number of phrases, whoever wrote it.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from sealegs.record.log_lines import LogLine
+from sealegs.record.run import Run
+
+LONGEST = 500
+"""Characters of a line that are looked at: a longer one is data."""
+SHOWN = 120
+"""Characters of a line that are shown."""
+GAP = "..."
+"""Stands in a phrase for anything between two of its words."""
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"speaks_for": "for"}):
+    """A kind of line whose meaning is known."""
+
+    name: str
+    says: tuple[str, ...]
+    means: str
+    at: Literal["onset", "before", "end", "any"]
+    unless: tuple[str, ...] = ()
+    speaks_for: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    weight: Literal["decides", "strong", "fits"] = "fits"
+    is_end: bool = False
+
+    def is_in(self, line: str) -> bool:
+        """Whether a line in small letters is of this kind."""
+        return any(_holds(line, phrase) for phrase in self.says) and not any(word in line for word in self.unless)
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    line: tuple[Known, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLine:
+    """All lines of one kind in a log."""
+
+    known: Known
+    steps: tuple[int, ...]
+    """The steps at which they stand, that of the last row before each; -1 before the first row. Of lines of one wording
+    the first is known."""
+    count: int
+    text: str
+    """The first of them."""
+    is_last: bool
+    """Whether one of them stands after the last row."""
+
+    @property
+    def is_the_end(self) -> bool:
+        """Whether the log ends in such a line, and a run dies of it."""
+        return self.is_last and self.known.is_end
+
+    def told(self, last: int) -> str:
+        """The lines in one sentence; ``last`` is the last step of the log."""
+        first = self.steps[0]
+        where = "before the first row" if first < 0 else f"step {first}"
+        if self.is_last and len(self.steps) == 1:
+            where = f"after the last row, step {last}"
+        often = f", the first of {self.count:,}" if self.count > 1 else ""
+        return f'{where}{often}: "{self.text}": {self.known.means}'
+
+
+@cache
+def known_kinds() -> tuple[Known, ...]:
+    """Every kind of line that is known."""
+    text = (resources.files("sealegs.diagnosis") / "lines.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _Table).line
+
+
+def known_lines(run: Run) -> tuple[KnownLine, ...]:
+    """The known lines of a run, by their kind, in the order of the first of each."""
+    return kinds_of(run.lines, int(run.steps[-1]) if len(run.steps) else 0)
+
+
+def kinds_of(lines: Iterable[LogLine], last: int) -> tuple[KnownLine, ...]:
+    """The same of lines; ``last`` is the last step of the log."""
+    found: dict[str, tuple[Known, list[LogLine]]] = {}
+    for line in lines:
+        lowered = line.text[:LONGEST].lower()
+        known = next((known for known in known_kinds() if known.is_in(lowered)), None)
+        if known is not None:
+            found.setdefault(known.name, (known, []))[1].append(line)
+    return tuple(
+        KnownLine(
+            known=known,
+            steps=tuple(-1 if one.step is None else one.step for one in alike),
+            count=sum(one.count for one in alike),
+            text=shortened(alike[0].text),
+            is_last=any(one.step is not None and one.step >= last for one in alike),
+        )
+        for known, alike in found.values()
+    )
+
+
+def shortened(text: str) -> str:
+    """A line as it is shown."""
+    text = text.strip()
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def _holds(line: str, phrase: str) -> bool:
+    at = 0
+    for part in phrase.split(GAP):
+        word = part.strip()
+        place = line.find(word, at)
+        if place < 0:
+            return False
+        at = place + len(word)
+    return True
