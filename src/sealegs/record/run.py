@@ -14,6 +14,7 @@ from sealegs.record import manifest as manifests
 from sealegs.record.attempts import attempts_of, last_so_far
 from sealegs.record.columns import Column, Columns, Mask, read_columns
 from sealegs.record.events import load_events
+from sealegs.record.log_lines import LogLine
 from sealegs.record.manifest import Manifest
 from sealegs.record.reading import reading
 from sealegs.record.schema import EVENTS, METRICS
@@ -51,6 +52,8 @@ class Run:
     _rows: NDArray[np.int64]
     _first_rows: NDArray[np.int64]
     _events: Path | None = None
+    lines: tuple[LogLine, ...] = ()
+    """A bounded choice of the lines of a text log that are no rows, in their order: warnings, errors, the like."""
 
     @cached_property
     def signals(self) -> tuple[str, ...]:
@@ -204,7 +207,9 @@ def open_run(folder: str | Path) -> Run:
     return run_of(folder, manifest, columns, events=folder / EVENTS)
 
 
-def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path | None = None) -> Run:
+def run_of(
+    folder: Path, manifest: Manifest, columns: Columns, *, events: Path | None = None, lines: tuple[LogLine, ...] = ()
+) -> Run:
     """A run made of columns from anywhere. ``step`` must be among them if there are rows."""
     written = _steps_of(columns)
     found = attempts_of(written, columns.logged)
@@ -215,6 +220,7 @@ def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path |
         _columns=columns,
         _attempts=found.of_rows,
         _events=events,
+        lines=lines,
         **_counted(written, found.of_rows, found.standing, found.begins),
     )
 
