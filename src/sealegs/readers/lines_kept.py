@@ -7,9 +7,6 @@ digits, the first of each wording is kept, and lines that tell of trouble have r
 import re
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 LONGEST = 400
 """Characters of a line that are kept."""
 MOST_ORDINARY, MOST_TELLING, LAST = 100, 300, 20
@@ -82,8 +79,3 @@ class LinesKept:
         """The lines that were kept, in their order."""
         kept = [*(one for one in self._kept.values() if one is not None), *self._last[-LAST:]]
         return tuple(KeptLine(one.row, one.text, one.count) for one in sorted(kept, key=lambda one: one.at))
-
-
-def rows_kept(rows: int, kept: NDArray[np.bool_]) -> int:
-    """How many of the first ``rows`` rows were kept, where some were left out."""
-    return int(np.count_nonzero(kept[:rows]))

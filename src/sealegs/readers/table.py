@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sealegs.readers.lines_kept import KeptLine
 from sealegs.readers.setting_lines import Header
-from sealegs.record.attempts import attempts_of
+from sealegs.record.attempts import Launch, attempts_of
 from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.manifest import Manifest
 
@@ -46,6 +46,8 @@ class Table:
     """A choice of the lines that are no rows."""
     headers: tuple[Header, ...] = ()
     """Settings that were printed, each where it stands among the rows; of the same names the last is in force."""
+    launches: tuple[Launch, ...] = ()
+    """Lines and places that may tell of a launch."""
 
 
 def number(text: str) -> float | None:

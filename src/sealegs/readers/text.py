@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from sealegs.errors import SourceError
 from sealegs.readers import delimited, json_file, json_lines, trainer_state
-from sealegs.readers.lines_kept import KeptLine, LinesKept, rows_kept
+from sealegs.readers.launches import LaunchLines
+from sealegs.readers.lines_kept import LinesKept
 from sealegs.readers.names import CARRIED
 from sealegs.readers.place import Place
-from sealegs.readers.setting_lines import Header, SettingLines
+from sealegs.readers.setting_lines import SettingLines
 from sealegs.readers.table import Gathered, Table, some_rows
 from sealegs.readers.wording import ROW, LineWording, boxed, signal_of, understood
 from sealegs.record.columns import Columns
@@ -80,8 +81,7 @@ def read(place: Place) -> Table:
         )
     columns = scan.columns()
     printed_by = next((name for name, keys in FORMATS if keys <= set(columns.values)), "text")
-    lines, headers = scan.beside_rows()
-    return Table(printed_by, columns, tuple(place.remarks + scan.remarks), lines=lines, headers=headers)
+    return replace(scan.beside_rows(), format=printed_by, columns=columns, remarks=(*place.remarks, *scan.remarks))
 
 
 def _lines(place: Place) -> Iterator[str]:
@@ -111,6 +111,7 @@ class _Scan:
         self._title = ""
         self._others = LinesKept()
         self._settings = SettingLines()
+        self._launches = LaunchLines()
         self._kept: NDArray[np.bool_] | None = None
 
     def see(self, line: str) -> None:
@@ -128,6 +129,7 @@ class _Scan:
                     self.close_block()
                     if not self._take(kind, found.groups()):
                         self._others.see(line, self.gathered.rows)
+                        self._launches.see(line, self.gathered.rows)
                     needs_epoch = bool(self._epoch) and kind.epoch is None
                     self._block_kind = kind if kind.stands_alone and not needs_epoch else None
                 return
@@ -138,6 +140,7 @@ class _Scan:
         self.close_box()
         if not (_is_worth_a_look(line) and self._is_understood(line)) and line:
             rows = self._rows_so_far
+            self._launches.see(line, rows)
             if not self._settings.see(line, rows):
                 self._others.see(line, rows)
 
@@ -253,15 +256,17 @@ class _Scan:
         self._kept = kept
         return some_rows(columns, kept)
 
-    def beside_rows(self) -> tuple[tuple[KeptLine, ...], tuple[Header, ...]]:
-        """The lines that are no rows, and the settings among them; after ``columns``, which may leave out rows."""
+    def beside_rows(self) -> Table:
+        """What the log holds besides its rows; after ``columns``, which may leave out rows."""
         self._settings.close(self.gathered.rows)
-        lines, headers, kept = self._others.lines(), tuple(self._settings.headers), self._kept
-        if kept is None:
-            return lines, headers
-        return (
-            tuple(replace(line, row=rows_kept(line.row, kept)) for line in lines),
-            tuple(header._replace(row=rows_kept(header.row, kept)) for header in headers),
+        kept = np.ones(self.gathered.rows, np.bool_) if self._kept is None else self._kept
+        so_far = np.append(0, np.cumsum(kept)).tolist()
+        return Table(
+            "text",
+            Columns({}, {}),
+            lines=tuple(replace(line, row=so_far[line.row]) for line in self._others.lines()),
+            headers=tuple(header._replace(row=so_far[header.row]) for header in self._settings.headers),
+            launches=tuple(replace(launch, row=so_far[launch.row]) for launch in self._launches.found),
         )
 
 
