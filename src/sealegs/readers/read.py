@@ -1,10 +1,15 @@
 """Reads any training log into a ``Log``: a ``Run`` with our signal names, and notices about what had to be done."""
 
+import functools
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from sealegs.errors import SourceError
 from sealegs.readers import (
@@ -24,11 +29,15 @@ from sealegs.readers import (
 )
 from sealegs.readers.contract import Reader
 from sealegs.readers.kind_names import changed, plain
+from sealegs.readers.launches import launches_of
 from sealegs.readers.place import Place
-from sealegs.readers.steps import number_rows
+from sealegs.readers.setting_lines import merged
+from sealegs.readers.steps import Steps, number_rows
 from sealegs.readers.table import Table
 from sealegs.record import run as runs
+from sealegs.record.attempts import Launch
 from sealegs.record.columns import Columns
+from sealegs.record.log_lines import LogLine
 from sealegs.record.manifest import Manifest
 from sealegs.record.reading import is_inside
 from sealegs.record.run import Run, run_of
@@ -113,22 +122,50 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
         said = {name: name for name in columns.values} | said
     mapping = names.assign(place.source, columns, said)
     step = used = mapping.pop(names.STEP, None)
+    steps = None
     if table.manifest is None:
         if table.format == delimited.FORMAT:
             columns, found = _with_nan(columns, [mapping[name] for name in ("loss", "grad_norm") if name in mapping])
             remarks += found
-        columns, used, handled = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
+        columns, used, handled, steps = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
         remarks += handled
     about = {"log": {"format": table.format, "loss": mapping.get("loss", "")}}
-    manifest = table.manifest or Manifest(run_id=place.path.name or place.source, settings=table.known, recorded=about)
+    manifest = table.manifest or Manifest(
+        run_id=place.path.name or place.source, settings=_settings(table), recorded=about
+    )
     renamed, how = _renamed(columns, mapping)
     remarks += how
-    run = run_of(place.path, manifest, renamed, events=table.events)
+    launches = _launches(table, steps)
+    run = run_of(place.path, manifest, renamed, events=table.events, launches=launches, lines=_lines(table, steps))
     mapping |= {names.STEP: used} if used else {}
-    if run.segments.any():
-        times = int(run.segments[-1])
+    if times := sum(one.first <= before.last for before, one in pairwise(run.attempts)):
         remarks.append(f"steps go back {times} times: {run.superseded_rows} rows were gone through again")
     return Log(place.source, table.format, run, mapping, tuple(remarks))
+
+
+def _settings(table: Table) -> Mapping[str, Any]:
+    """The settings in force at the end: what the log holds besides, and what the program printed."""
+    return functools.reduce(merged, (header.settings for header in table.headers), table.known)
+
+
+def _launches(table: Table, steps: Steps | None) -> tuple[Launch, ...]:
+    """The launches, by rows of the columns in which the rows of a step are one."""
+    if steps is None or not len(steps):
+        return ()
+    begins = np.append(True, np.diff(steps) != 0)
+    row = np.append(np.cumsum(begins) - 1, int(begins.sum()))
+    found = [replace(one, row=int(row[one.row])) for one in table.launches]
+    headers = [one._replace(row=int(row[one.row])) for one in table.headers]
+    return launches_of(found, headers, table.known, steps[begins])
+
+
+def _lines(table: Table, steps: Steps | None) -> tuple[LogLine, ...]:
+    """The lines that are no rows, with the step that they stand at."""
+    known = [] if steps is None else steps.tolist()
+    return tuple(
+        LogLine(known[min(line.row, len(known)) - 1] if line.row and known else None, line.text, line.count)
+        for line in table.lines
+    )
 
 
 def _with_nan(columns: Columns, wanted: list[str]) -> tuple[Columns, list[str]]:

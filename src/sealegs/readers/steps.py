@@ -1,6 +1,7 @@
 """Gives the rows of a log integer steps: finds the column that counts them, or counts rows where there is none."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,19 @@ _STARTED_AGAIN = 0.1
 Steps = NDArray[np.int64]
 
 
-def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns, str | None, list[str]]:
-    """The columns with integer steps and one row per step, the column the steps are from, and notices."""
+class NumberedRows(NamedTuple):
+    """Columns with integer steps and one row per step."""
+
+    columns: Columns
+    used: str | None
+    """The column that the steps are from."""
+    remarks: list[str]
+    steps: Steps
+    """The step of each of the rows as they were before those of one step were merged."""
+
+
+def number_rows(columns: Columns, loss: str, said: str | None) -> NumberedRows:
+    """Find the column that counts steps, or count rows where there is none."""
     measured = columns.logged[loss]
     counted, used, remarks = _counted(columns, measured, said)
     steps, more = _in_epochs(columns, counted, used)
@@ -35,7 +47,7 @@ def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns,
     values = {names.STEP: _at_ends(steps).astype(np.float64), **merged.values}
     logged = {names.STEP: np.ones(merged.rows, np.bool_), **merged.logged}
     again = [f"{repeated} rows repeat a step: the last of each is taken"] if repeated else []
-    return replace(merged, values=values, logged=logged), used, [*remarks, *more, *again]
+    return NumberedRows(replace(merged, values=values, logged=logged), used, [*remarks, *more, *again], steps)
 
 
 def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column, str | None, list[str]]:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.record.attempts import attempts_of
+from sealegs.readers.lines_kept import KeptLine
+from sealegs.readers.setting_lines import Header
+from sealegs.record.attempts import Launch, attempts_of
 from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.manifest import Manifest
 
@@ -40,6 +42,12 @@ class Table:
     manifest: Manifest | None = None
     events: Path | None = None
     """The events file. Only our own run folders have a manifest and events."""
+    lines: tuple[KeptLine, ...] = ()
+    """A choice of the lines that are no rows."""
+    headers: tuple[Header, ...] = ()
+    """Settings that were printed, each where it stands among the rows; of the same names the last is in force."""
+    launches: tuple[Launch, ...] = ()
+    """Lines and places that may tell of a launch."""
 
 
 def number(text: str) -> float | None:

@@ -1,9 +1,10 @@
 """A line of a log that is no row: a warning, an error, a word about a checkpoint, with the step it stands at."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class LogLine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LogLine:
     """A line that is no row, as the log has it. Lines that differ in their digits alone are one."""
 
     step: int | None
