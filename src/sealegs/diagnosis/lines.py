@@ -18,8 +18,8 @@ from sealegs.record.run import Run
 
 LONGEST = 500
 """Characters of a line that are looked at: a longer one is data."""
-SHOWN = 120
-"""Characters of a line that are shown."""
+SHOWN, BEFORE = 90, 20
+"""Characters of a line that are shown, and how many of them before what it is known by."""
 GAP = "..."
 """Stands in a phrase for anything between two of its words."""
 
@@ -37,9 +37,10 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"sp
     weight: Literal["decides", "strong", "fits"] = "fits"
     is_end: bool = False
 
-    def is_in(self, line: str) -> bool:
-        """Whether a line in small letters is of this kind."""
-        return any(_holds(line, phrase) for phrase in self.says) and not any(word in line for word in self.unless)
+    def place_in(self, line: str) -> int | None:
+        """Where a line in small letters begins to be of this kind; None if it is not."""
+        place = next((at for phrase in self.says if (at := _place(line, phrase)) is not None), None)
+        return None if place is None or any(word in line for word in self.unless) else place
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +57,7 @@ class KnownLine:
     the first is known."""
     count: int
     text: str
-    """The first of them."""
+    """The first of them, as far as it is shown."""
     is_last: bool
     """Whether one of them stands after the last row."""
 
@@ -68,11 +69,11 @@ class KnownLine:
     def told(self, last: int) -> str:
         """The lines in one sentence; ``last`` is the last step of the log."""
         first = self.steps[0]
-        where = "before the first row" if first < 0 else f"step {first}"
+        where = "before the first row" if first < 0 else f"at step {first}"
         if self.is_last and len(self.steps) == 1:
             where = f"after the last row, step {last}"
         often = f", the first of {self.count:,}" if self.count > 1 else ""
-        return f'{where}{often}: "{self.text}": {self.known.means}'
+        return f'{self.known.means} ({where}{often}: "{self.text}")'
 
 
 @cache
@@ -89,36 +90,38 @@ def known_lines(run: Run) -> tuple[KnownLine, ...]:
 
 def kinds_of(lines: Iterable[LogLine], last: int) -> tuple[KnownLine, ...]:
     """The same of lines; ``last`` is the last step of the log."""
-    found: dict[str, tuple[Known, list[LogLine]]] = {}
+    found: dict[str, tuple[Known, str, list[LogLine]]] = {}
     for line in lines:
         lowered = line.text[:LONGEST].lower()
-        known = next((known for known in known_kinds() if known.is_in(lowered)), None)
-        if known is not None:
-            found.setdefault(known.name, (known, []))[1].append(line)
+        for known in known_kinds():
+            if (place := known.place_in(lowered)) is not None:
+                found.setdefault(known.name, (known, _excerpt(line.text, place), []))[2].append(line)
+                break
     return tuple(
         KnownLine(
             known=known,
             steps=tuple(-1 if one.step is None else one.step for one in alike),
             count=sum(one.count for one in alike),
-            text=shortened(alike[0].text),
+            text=text,
             is_last=any(one.step is not None and one.step >= last for one in alike),
         )
-        for known, alike in found.values()
+        for known, text, alike in found.values()
     )
 
 
-def shortened(text: str) -> str:
-    """A line as it is shown."""
-    text = text.strip()
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+def _excerpt(text: str, place: int) -> str:
+    """The part of a line that it is known by."""
+    begin = 0 if len(text) <= SHOWN or place <= BEFORE else text.rfind(" ", 0, place - BEFORE // 2) + 1
+    part = text[begin : begin + SHOWN].strip()
+    return f"{'...' if begin else ''}{part}{'...' if begin + SHOWN < len(text) else ''}"
 
 
-def _holds(line: str, phrase: str) -> bool:
-    at = 0
+def _place(line: str, phrase: str) -> int | None:
+    first, at = -1, 0
     for part in phrase.split(GAP):
         word = part.strip()
         place = line.find(word, at)
         if place < 0:
-            return False
-        at = place + len(word)
-    return True
+            return None
+        first, at = place if first < 0 else first, place + len(word)
+    return first

@@ -24,7 +24,7 @@ def statements(facts: Facts, rules: Mapping[str, tuple[str, ...]]) -> Iterator[S
             yield from (Statement(cause=cause, weight=weight, text=f"settings: {advised.text}") for cause in causes)
     for line in facts.lines:
         if stands(facts, line):
-            text = f"line of the log, {line.told(facts.last)}"
+            text = f"the log says: {line.told(facts.last)}"
             yield from (Statement(cause=name, weight=line.known.weight, text=text) for name in line.known.speaks_for)
             yield from (Statement(cause=name, weight="against", text=text) for name in line.known.against)
     for one in facts.findings.tried:

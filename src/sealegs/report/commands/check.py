@@ -99,6 +99,8 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
     incidents = sorted(found.incidents[:MOST_INCIDENTS], key=gravity)
     chosen = sorted(incidents[:SHOWN_INCIDENTS], key=lambda incident: incident.start)
     likely = [each for each in diagnosis.hypotheses if each.grade != "ruled out"]
+    if found.verdict == "healthy" and found.problems:  # they are told above, and nothing else needs a cause
+        likely = [each for each in likely if each.cause not in ("metric-wrong", "unknown")]
     return [
         Block("Beside the numbers", 6, _cut([line for text in remarks for line in _wrapped(text, "  ")], 4)),
         Block(
@@ -309,7 +311,7 @@ def _problems(problems: Sequence[Problem]) -> list[str]:
     return [
         line
         for problem in problems
-        for line in _wrapped(problem.text + (f" Hides: {problem.hides}" if problem.hides else ""), "  ")
+        for line in _wrapped(problem.text + (f". Hides: {problem.hides}" if problem.hides else ""), "  ")
     ]
 
 
