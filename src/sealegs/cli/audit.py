@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from sealegs.cli.audit_comparison import compare
 from sealegs.cli.output import show, show_json
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.record.reading import is_number
@@ -29,6 +30,9 @@ examples:
   sealegs audit experiments/night/checkpoints/200
   sealegs audit out/checkpoint-500                      Hugging Face
   sealegs audit ckpt.pt --json | jq '.holds[] | select(.problem)'
+  sealegs audit before.pt after.pt                      which tensors differ, and by how much
+  sealegs audit iter_100/mp_rank_00/model.pt iter_100/mp_rank_01/model.pt
+                                                        the copies that ranks must share
 """
 
 
@@ -38,6 +42,10 @@ class Options:
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """The checkpoint, or a run."""
+    other: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="OTHER")] = None
+    """Another checkpoint, or the file of another rank: says which tensors differ, and by how much."""
+    ranks: bool = False
+    """They are two ranks of one checkpoint: only what each has a copy of must be equal."""
     json: bool = False
     """Print one JSON object, and nothing else."""
 
@@ -45,6 +53,8 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Read the checkpoint, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs audit", description=DESCRIPTION)
+    if options.other is not None:
+        return compare(options.checkpoint, options.other, json=options.json, ranks=options.ranks)
     path = _place(options.checkpoint)
     try:
         from sealegs.state.checkpoint_audit import holdings, open_checkpoint
