@@ -39,7 +39,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"sp
 
     def place_in(self, line: str) -> int | None:
         """Where a line in small letters begins to be of this kind; None if it is not."""
-        place = next((at for phrase in self.says if (at := _place(line, phrase)) is not None), None)
+        place = min((at for phrase in self.says if (at := _place(line, phrase)) is not None), default=None)
         return None if place is None or any(word in line for word in self.unless) else place
 
 

@@ -53,6 +53,11 @@ LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
 LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
+SPLITS = (
+    "run those steps again, first with the same batches, then with others: if it rises with both, it is the step size "
+    "or the weights; with the same batches alone, the data; with neither, the machine"
+)
+"""The test that splits the causes of a leap of which nothing is known."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
 
@@ -144,7 +149,7 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     )
     likely = [item for item in listed if item.grade != "ruled out"][:MOST]
     if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
-        likely.append(_unknown(likely, weighed))
+        likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps else ""))
     likely = [_with_test(item, likely) for item in likely]
     return (*likely, *(item for item in listed if item.grade == "ruled out"))
 
@@ -271,7 +276,10 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         parts.append(f"stop, and go back to the last checkpoint before step {since}{saved}")
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []
-        test = top.hypothesis.next_test or f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
+        signals = f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
+        if facts.is_over and not parts and top.card.name == "unknown":  # nobody runs it again to find out
+            return f"Leave it, the loss is back; to know more the next time, {signals}."
+        test = top.hypothesis.next_test or signals
         parts.append(
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
         )
@@ -328,10 +336,10 @@ def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
     return replace(item, hypothesis=replace(item.hypothesis, next_test=tests[0].do))
 
 
-def _unknown(likely: list[Weighed], weighed: list[Weighed]) -> Weighed:
-    """The card for an unknown cause. It names the signals that most of the other causes miss."""
+def _unknown(likely: list[Weighed], weighed: list[Weighed], test: str) -> Weighed:
+    """The card for an unknown cause, with a test. It names the signals that most of the other causes miss."""
     missed = Counter(name for item in weighed for name in item.hypothesis.missing)
     missing = tuple(name for name, _ in missed.most_common(TELLING))
     text = "no sign decides between the causes above" if likely else "no sign speaks for any known cause"
-    hypothesis = Hypothesis(cause="unknown", grade="hypothesis", evidence_for=(text,), missing=missing)
+    hypothesis = Hypothesis(cause="unknown", grade="hypothesis", evidence_for=(text,), missing=missing, next_test=test)
     return Weighed(causes()["unknown"], "hypothesis", 0, hypothesis)

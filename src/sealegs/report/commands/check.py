@@ -88,13 +88,13 @@ def _origin(diagnosis: Diagnosis) -> list[str]:
     taken = _taken(diagnosis.mapping)
     lines = _cut(_wrapped(f"{diagnosis.source}: {diagnosis.format}, {len(steps):,} rows, {span}", ""), 2)
     lines += _cut(_wrapped(f"read {taken}" if taken else "", "  "), 2)
-    return lines + _cut(_wrapped(f"kind of run: {found.kind}", "  "), 1)
+    return lines + _wrapped(f"kind of run: {found.kind.words}", "  ")
 
 
 def _blocks(diagnosis: Diagnosis) -> list[Block]:
     """What can stand on the page, in the order in which it stands there."""
     found = diagnosis.findings
-    remarks = [text for text in diagnosis.remarks if text != diagnosis.compared]
+    remarks = [text for text in diagnosis.remarks if text != diagnosis.compared and text not in found.because]
     grave = [text for text in diagnosis.settings if not text.startswith("note")]
     incidents = sorted(found.incidents[:MOST_INCIDENTS], key=gravity)
     chosen = sorted(incidents[:SHOWN_INCIDENTS], key=lambda incident: incident.start)
@@ -102,7 +102,7 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
     if found.verdict == "healthy" and found.problems:  # they are told above, and nothing else needs a cause
         likely = [each for each in likely if each.cause not in ("metric-wrong", "unknown")]
     return [
-        Block("Beside the numbers", 6, _cut([line for text in remarks for line in _wrapped(text, "  ")], 4)),
+        Block("Notices", 6, _cut([line for text in remarks for line in _wrapped(text, "  ")], 4)),
         Block(
             "What was done to the run",
             3,
@@ -130,7 +130,12 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
 def _cause(diagnosis: Diagnosis, number: int, each: Hypothesis) -> list[str]:
     """A cause with the most telling of what speaks for and against it."""
     if each.cause == "unknown":
-        return _wrapped(f"{number}. none of them: {'; '.join(each.evidence_for)}", "  ")
+        which = "none of them" if number > 1 else "not known"
+        test = (
+            [f"next test {each.next_test}"] if each.next_test and each.next_test not in diagnosis.first_action else []
+        )
+        lines = _wrapped(f"{number}. {which}: {'; '.join(each.evidence_for)}", "  ")
+        return lines + [line for text in test for line in _cut(_wrapped(text, " " * 5, " " * 15), 2)]
     lines = _wrapped(f"{number}. {_name(each)} ({each.grade})", "  ")
     texts = [("for", text) for text in each.evidence_for[:2]] + [
         ("against", text) for text in each.evidence_against[:2]
