@@ -291,7 +291,7 @@ def of_log(manifest: Manifest) -> Read:
 
     Tables that are Hugging Face's arguments or a model's config are read as such, everything else by its usual name.
     """
-    known: dict[str, Any] = {}
+    known = _recorded(manifest)
     names: dict[str, str] = {}
     parts = [manifest.settings, *(each for each in manifest.settings.values() if isinstance(each, Mapping))]
     for values in parts:
@@ -315,7 +315,8 @@ def _recorded(manifest: Manifest) -> dict[str, Any]:
         for name, value in table.items() if isinstance(table, Mapping) else ():
             with suppress(ConfigError):
                 known |= plan_from({name: value}).known()
-    betas = manifest.recorded.get("optimizer", {}).get("betas")
+    optimizer = manifest.recorded.get("optimizer")
+    betas = optimizer.get("betas") if isinstance(optimizer, Mapping) else None
     if isinstance(betas, list) and len(betas) > 1:
         known |= {"beta1": betas[0]}
     return known
