@@ -101,3 +101,28 @@ def test_too_few_steps_are_said_to_be_too_few() -> None:
     assert "too few" in concluded(a, b)["none"].text
     c = run(loss=losses()[:20], steps=np.arange(5000.0, 5020.0))
     assert "no step in common" in concluded(a, c)["unknown"].text
+
+
+ODD = {
+    "zero": np.zeros(200),
+    "nan": np.full(200, np.nan),
+    "inf": np.full(200, np.inf),
+    "largest": np.full(200, 1e308),
+    "smallest": np.full(200, 1e-320),
+    "negative": -np.ones(200),
+    "both": np.random.default_rng(0).standard_normal(200),
+    "tiny": np.random.default_rng(0).random(200) * 1e-300,
+    "ends": np.append(np.ones(100), np.full(100, np.nan)),
+    "one": np.ones(1),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_numbers_lead_to_a_conclusion(name: str) -> None:
+    settings = {"batch_size": 0, "world_size": 10**400, "lr": [1]}
+    for other in ODD.values():
+        pair = [
+            run(settings if place else {}, np.arange(len(v)) * 1.0, loss=v)
+            for place, v in enumerate((ODD[name], other))
+        ]
+        assert conclude(*pair, differ(*pair))

@@ -67,6 +67,7 @@ class Conclusion:
     """What would settle it."""
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore")  # a stranger's numbers may be any
 def conclude(a: Run, b: Run, difference: Difference, names: tuple[str, str] = ("A", "B")) -> tuple[Conclusion, ...]:
     """What follows, the most telling first; never empty."""
     found: list[Conclusion] = []
@@ -102,7 +103,7 @@ def _of_signal(a: Run, b: Run, signal: str, names: tuple[str, str], limits: list
     if ratio is not None:
         yield _of_ratio(a, b, word, ratio, names)
         return
-    apart = np.log(other / one) if positive else other - one
+    apart = np.log(other) - np.log(one) if positive else other - one
     means = np.array([apart[part].mean() for part in parts])
     settled = means[BLOCKS // 4 :]  # what is only at the beginning is no lasting offset
     error = float(settled.std(ddof=1)) / math.sqrt(len(settled))
@@ -134,7 +135,7 @@ def _of_noise(
     if (noises <= 0).any():
         return
     grown = noises[1] / noises[0]
-    factor = float(np.median(grown))
+    factor = min(max(float(np.median(grown)), 1 / MOST_FACTOR), float(MOST_FACTOR))
     which, ratio = (names[1], factor) if factor > 1 else (names[0], 1 / factor)
     agree = float(((grown > 1) == (factor > 1)).mean())
     if ratio < NOISIER or agree < OF_ONE_SIGN:
@@ -154,7 +155,7 @@ def _whole_ratio(one: Floats, other: Floats, parts: Sequence[Any]) -> float | No
     ratio = float(np.median(ratios))
     if not math.isfinite(ratio) or ratio <= 0 or float(np.abs(ratios / ratio - 1).max()) > STEADY:
         return None
-    factor = max(ratio, 1 / ratio)
+    factor = min(max(ratio, 1 / ratio), 2.0 * MOST_FACTOR)
     whole = round(factor)
     return ratio if 2 <= whole <= MOST_FACTOR and abs(factor / whole - 1) < WHOLE else None
 

@@ -148,8 +148,9 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
         key=lambda item: (GRADES.index(item.grade or "ruled out"), -item.points),
     )
     likely = [item for item in listed if item.grade != "ruled out"][:MOST]
+    asks = facts.findings.verdict == "act"
     if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
-        likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps else ""))
+        likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps and asks else ""))
     likely = [_with_test(item, likely) for item in likely]
     return (*likely, *(item for item in listed if item.grade == "ruled out"))
 
@@ -277,8 +278,9 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []
         signals = f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
-        if facts.is_over and not parts and top.card.name == "unknown":  # nobody runs it again to find out
-            return f"Leave it, the loss is back; to know more the next time, {signals}."
+        if not asks and top.card.name == "unknown":  # nobody runs it again to find out
+            so_far = "Leave it, the loss is back" if facts.is_over else "Leave it for now, and look again in 200 steps"
+            return f"{so_far}; to know more the next time, {signals}."
         test = top.hypothesis.next_test or signals
         parts.append(
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
