@@ -123,7 +123,7 @@ class UpdateDecision:
         """
         if seen.gradients is None:
             return False
-        return seen.gradients.are_used_once and not self._update.has_step_hooks()
+        return seen.gradients.are_used_once and not (self._update.has_step_hooks() or self._update.is_taken_back())
 
     def _make_gate(self, device: torch.device, clip: float | None) -> Gate:
         spikes = self._spikes()

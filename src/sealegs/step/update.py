@@ -1,9 +1,10 @@
 """Applies the update of a step or skips it, and then leaves the weights exactly as they were.
 
-There are two ways to skip. Decided on the device, fused optimizers get ``found_inf``, a tensor that their kernels read:
-at 1 they leave weights, moments and step counters alone, and the host need not know. Decided on the host,
-``optimizer.step()`` is not called at all, which is exact for any optimizer. Either way the schedule counts the attempt:
-a skip on the device cannot hold it back without the host waiting for it.
+There are three ways to skip. Decided on the device, fused optimizers get ``found_inf``, a tensor that their kernels
+read: at 1 they leave weights, moments and step counters alone, and the host need not know. Others make their step, and it
+is taken back on the device (``step/undo.py``). Decided on the host, ``optimizer.step()`` is not called at all, which is
+exact for any optimizer. Whichever way, the schedule counts the attempt: a skip on the device cannot hold it back without
+the host waiting for it.
 """
 
 import warnings
@@ -18,6 +19,7 @@ from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAda
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
+from sealegs.step.undo import Undo
 
 READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
 """Optimizers whose fused kernels read ``found_inf``. Not their subclasses, which may do anything; not RMSprop, NAdam or
@@ -52,6 +54,8 @@ class Update:
         """Factor on each optimizer setting during an update, by name: ``lr``, ``weight_decay``."""
         self.call: Call | None = None
         """A framework's way to call an optimizer, with its hooks and its clipping; it zeroes the gradients itself."""
+        self._undo: dict[int, Undo] = {}
+        """What takes back the steps of each optimizer that does not read ``found_inf``."""
         self._has_updated = False
 
     def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
@@ -76,9 +80,32 @@ class Update:
         return bool(getattr(stage, "name", "") == "UNSCALED")
 
     def can_be_decided_on_the_device(self) -> bool:
-        """Whether every optimizer can skip on the device. Checked at every step: loading a checkpoint can turn
-        ``fused`` off."""
-        return all(reads_found_inf(optimizer) for optimizer in self.optimizers)
+        """Whether every optimizer can skip on the device, or be taken back. Checked at every step: loading a checkpoint
+        can turn ``fused`` off."""
+        return all(
+            reads_found_inf(each) or (not is_fused(each) and self._undo_of(each).is_possible())
+            for each in self.optimizers
+        )
+
+    def is_taken_back(self) -> bool:
+        """Whether a skip on the device takes a step back, of one optimizer at least."""
+        return not all(map(is_fused, self.optimizers))
+
+    def why_not_on_the_device(self) -> str:
+        """Why the host has to decide, as far as it is known; empty where it need not."""
+        undos = ((each, self._undo_of(each)) for each in self.optimizers if not is_fused(each))
+        return next((f"{type(each).__name__}: {undo.why_not}" for each, undo in undos if undo.why_not), "")
+
+    def copied_bytes(self) -> int:
+        """Memory that taking steps back takes."""
+        return sum(undo.copied_bytes for undo in self._undo.values())
+
+    def keep_no_copies(self) -> None:
+        """Give back the memory that taking steps back takes: the host decides from here on."""
+        self._undo.clear()
+
+    def _undo_of(self, optimizer: Optimizer) -> Undo:
+        return self._undo.setdefault(id(optimizer), Undo(optimizer))
 
     def apply(self, go: bool) -> None:
         """Apply the update, or not, as the host decided."""
@@ -105,10 +132,13 @@ class Update:
     def apply_unless(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
         """Apply the update unless the tensor is 1 when the device comes to it.
 
-        Gradients are divided by ``grad_scale`` on the way, which needs each gradient to be read once.
+        Gradients are divided by ``grad_scale`` on the way, which needs each gradient to be read once, by a fused kernel.
         """
         for optimizer in self.optimizers:
-            self._call(optimizer, partial(_step_unless, optimizer, found_inf, grad_scale))
+            if is_fused(optimizer):
+                self._call(optimizer, partial(_step_unless, optimizer, found_inf, grad_scale))
+            else:
+                self._call(optimizer, partial(self._undo_of(optimizer).step, found_inf))
         self._finish(updated=True)
 
     def apply_as_ever(self) -> None:
@@ -168,11 +198,14 @@ def _step_unless(optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | N
         del readable.found_inf, readable.grad_scale  # a step of the user's own must not read them
 
 
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's kernels read ``found_inf``."""
+    return type(optimizer) in READ_FOUND_INF and all(group.get("fused") for group in optimizer.param_groups)
+
+
 def reads_found_inf(optimizer: Optimizer) -> bool:
-    """Whether the next step of an optimizer can be skipped on the device."""
-    if type(optimizer) not in READ_FOUND_INF or not all(group.get("fused") for group in optimizer.param_groups):
-        return False
-    return not (isinstance(optimizer, SGD) and _begins_momentum(optimizer))
+    """Whether the next step of an optimizer can be skipped by its own kernels."""
+    return is_fused(optimizer) and not (isinstance(optimizer, SGD) and _begins_momentum(optimizer))
 
 
 def not_undone(model: nn.Module) -> list[str]:
