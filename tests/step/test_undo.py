@@ -145,7 +145,7 @@ def test_a_run_with_steps_taken_back_is_the_run_without_them(remember: str) -> N
                     assert p.grad is not None
                     p.grad.fill_(float("nan"))
             before = everything(model, optimizer)
-            ways.append(update.can_be_decided_on_the_device())
+            ways.append(update.can_be_taken_back())
             if ways[-1]:
                 update.apply_unless(NAN if is_bad else FINE)
             else:
@@ -154,7 +154,7 @@ def test_a_run_with_steps_taken_back_is_the_run_without_them(remember: str) -> N
                 assert everything(model, optimizer) == before
         found.append(everything(model, optimizer))
         if takes_back:
-            assert ways[-1] is (remember not in NEED_THE_HOST), update.why_not_on_the_device()
+            assert ways[-1] is (remember not in NEED_THE_HOST), update.why_not_taken_back()
     assert found[0] == found[1]
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_looked_into_is_refused_and_named() -> None:
 
 
 def test_without_room_the_host_decides_and_says_what_was_lacking() -> None:
-    model, optimizer = made("lion")
+    _, optimizer = made("lion")
     undo = Undo(optimizer, most=1e-12)
     assert not undo.is_possible()
     assert undo.why_not.startswith("a copy of what it changes takes ")

@@ -1,9 +1,9 @@
 """Takes an optimizer's step back where a tensor on its device says so, and the host need not know.
 
 It is for optimizers that cannot be told to skip, and whose memory lies on the device, such as Muon. What the step may
-change, weights and every tensor that the optimizer remembers, is copied aside just before it. Then the step is made, and
-one kernel puts everything back if the flag is 1. The copy is made as late as that so that it is what the step begins
-from, whoever wrote to the weights before: torch does not count every write.
+change, weights and every tensor that the optimizer remembers, is copied aside just before it. Then the step is made,
+and one kernel puts everything back if the flag is 1. The copy is made as late as that so that it is what the step
+begins from, whoever wrote to the weights before: torch does not count every write.
 
 Three things need the host. A step that makes new memory is waited for, and the memory is removed again if the flag was
 1: zeros are not the same as nothing. A step that changes a number on the host is waited for as well; from then on the
@@ -26,7 +26,7 @@ from sealegs.state.memory import Buffer, copy_all, free_bytes, in_words, local, 
 MOST_OF_WHAT_IS_FREE = 0.5
 """Share of the device's free memory that the copies may take."""
 MOST_WAITS, FORGOTTEN = 8, 0.1
-"""How often the host may wait for new memory before it decides every step; a step without forgets a part of one wait."""
+"""How often the host may wait for new memory before it decides every step; one without forgets a part of a wait."""
 TORCH_OWN = frozenset(("defaults", "found_inf", "grad_scale", "_opt_called", "_step_count"))
 """Attributes of an optimizer that torch counts and calls by."""
 OPAQUE = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, type)
@@ -123,6 +123,9 @@ class Undo:
         if memory.strange:
             return f"it keeps {memory.strange}, into which nobody can look"
         tensors = [local(tensor) for tensor in self._changeable(memory)]
+        is_cuda = any(tensor.is_cuda for tensor in tensors)
+        if is_cuda and any(group.get("capturable", True) is False for group in _groups(self.optimizer)):
+            return "it counts its steps on the host (fused and capturable are off)"
         if len(devices := {tensor.device for tensor in tensors}) > 1:
             return f"what it remembers lies on {' and '.join(sorted(map(str, devices)))}"
         wanted = sum(sizes_of(_numbered(tensors)).values()) - self.copied_bytes
@@ -226,6 +229,11 @@ def _refill(container: Container, kept: Container) -> None:
         container.update(_items(kept))
     else:
         container[:] = kept
+
+
+def _groups(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
+    """Those whose steps torch does not count on the device."""
+    return (group for group in optimizer.param_groups if not group.get("fused"))
 
 
 def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
