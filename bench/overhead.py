@@ -31,10 +31,10 @@ from torch.optim import AdamW, Muon, Optimizer
 
 import sealegs
 from sealegs.guard_options import Telemetry
-from sealegs.step.skip_way import BEGIN, BLOCK, BLOCKS
 from sealegs.lab.model import Transformer
 from sealegs.lab.settings import SIZES, ModelSettings
 from sealegs.lab.train import build_optimizer
+from sealegs.step.skip_way import BEGIN, BLOCK, BLOCKS
 
 X1 = SIZES["x1"].model
 WARM_UP = BEGIN + BLOCKS * BLOCK + 5
