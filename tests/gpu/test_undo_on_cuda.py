@@ -1,6 +1,7 @@
 """Steps that a device takes back: nothing is left of them, and the host waits for none."""
 
 import importlib.util
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def _on_cuda(remember: str, own: Any, p: Tensor, state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [AdamW, Adafactor])
-def test_what_counts_on_the_host_is_left_to_it(make: type[Optimizer]) -> None:
+def test_what_counts_on_the_host_is_left_to_it(make: Callable[[Iterator[nn.Parameter]], Optimizer]) -> None:
     model = nn.Linear(4, 4).cuda()
     undo = Undo(make(model.parameters()))
     ways = []

@@ -16,6 +16,11 @@ from sealegs.step.update import Update
 NAN, FINE = torch.tensor(1.0), torch.tensor(0.0)
 
 
+def gradient(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
 class Own(Optimizer):
     """As a public repository would write one: plain SGD, and what ``remember`` keeps."""
 
@@ -35,35 +40,35 @@ class Own(Optimizer):
 
 
 def lion(own: Own, p: Tensor, state: dict[str, Any]) -> None:
-    state.setdefault("exp_avg", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+    state.setdefault("exp_avg", torch.zeros_like(p)).lerp_(gradient(p), 0.1)
 
 
 def replaces(own: Own, p: Tensor, state: dict[str, Any]) -> None:
-    state["exp_avg"] = 0.9 * state.get("exp_avg", torch.zeros_like(p)) + p.grad
+    state["exp_avg"] = 0.9 * state.get("exp_avg", torch.zeros_like(p)) + gradient(p)
 
 
 def in_a_list(own: Own, p: Tensor, state: dict[str, Any]) -> None:
     for factor in state.setdefault("preconditioners", [torch.eye(n) for n in p.shape]):
-        factor.mul_(0.9).add_(p.grad.square().sum())
+        factor.mul_(0.9).add_(gradient(p).square().sum())
 
 
 def eight_bits(own: Own, p: Tensor, state: dict[str, Any]) -> None:
-    state.setdefault("quantised", torch.zeros(p.shape, dtype=torch.int8)).add_((100 * p.grad).to(torch.int8))
+    state.setdefault("quantised", torch.zeros(p.shape, dtype=torch.int8)).add_((100 * gradient(p)).to(torch.int8))
     state.setdefault("is_set", torch.zeros((), dtype=torch.bool)).logical_not_()
 
 
 def on_itself(own: Own, p: Tensor, state: dict[str, Any]) -> None:
     if not hasattr(own, "average"):
         own.average = torch.zeros(())  # type: ignore[attr-defined]
-    own.average += p.grad.sum()  # type: ignore[attr-defined]
+    own.average += gradient(p).sum()  # type: ignore[attr-defined]
 
 
 def transposed(own: Own, p: Tensor, state: dict[str, Any]) -> None:
     if "columns" not in state:
         state["columns"] = torch.zeros(p.shape[::-1]).t()
         state["every_other"] = torch.zeros(2 * p.numel())[::2]
-    state["columns"].add_(p.grad)
-    state["every_other"].add_(p.grad.reshape(-1))
+    state["columns"].add_(gradient(p))
+    state["every_other"].add_(gradient(p).reshape(-1))
 
 
 def late(own: Own, p: Tensor, state: dict[str, Any]) -> None:

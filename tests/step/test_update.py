@@ -265,7 +265,7 @@ def test_fused_by_the_guard_it_goes_on_as_a_fused_one(name: str, first: bool) ->
             take_step(update, model, "host", seed=seed, poison=False)
         assert update.reads_found_inf() == is_fused_later
         found.append(nn.utils.parameters_to_vector(model.parameters()))
-    assert torch.allclose(*found, rtol=1e-5)
+    assert torch.allclose(found[0], found[1], rtol=1e-5)
     before = bits(model, optimizers)
     update.unscale()
     backward(model, None, seed=7, poison=True)

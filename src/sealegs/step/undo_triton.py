@@ -46,7 +46,12 @@ class Copies:
 
 
 @triton.jit(do_not_specialize=["count"])
-def _put_back(flag, table, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _put_back(  # type: ignore[no-untyped-def]
+    flag,
+    table,
+    count,
+    BLOCK: tl.constexpr,  # noqa: N803 -- as Triton writes its constants
+):
     if tl.load(flag) > 0:
         place = tl.arange(0, BLOCK)
         for line in range(count):
