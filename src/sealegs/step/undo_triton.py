@@ -45,7 +45,7 @@ class Copies:
         _put_back[(self._programs,)](flag, self._table, len(lines), BLOCK=BLOCK)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def _put_back(  # type: ignore[no-untyped-def]
     flag,
     table,
