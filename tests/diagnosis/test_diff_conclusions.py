@@ -99,6 +99,7 @@ def test_of_several_the_one_that_acts_on_the_numbers_comes_first() -> None:
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     a, b = (run(loss=losses(seed)[:20], steps=np.arange(20.0)) for seed in (0, 1))
     assert "too few" in concluded(a, b)["none"].text
+    assert "the same at all 1,600 steps" in concluded(run(loss=losses()), run(loss=losses()))["none"].text
     c = run(loss=losses()[:20], steps=np.arange(5000.0, 5020.0))
     assert "no step in common" in concluded(a, c)["unknown"].text
 

@@ -84,6 +84,9 @@ def conclude(a: Run, b: Run, difference: Difference, names: tuple[str, str] = ("
         return (*found, *_suspects(difference, starts_alike=start is not None and "same" in start.text))
     if not difference.shared_steps:
         return (Conclusion(about="unknown", text="the runs have no step in common: nothing can be compared"),)
+    if not difference.partings and difference.equal:
+        text = f"every signal that both have is the same at all {difference.shared_steps:,} steps that both have"
+        return (Conclusion(about="none", text=text), *_suspects(difference, starts_alike=False, is_idle=True))
     if not limits:
         few = f"{difference.shared_steps} steps in common are too few for a small offset (it takes {FEWEST_ROWS})"
         return (Conclusion(about="none", text=f"no difference beyond noise; {few}"),)
