@@ -117,7 +117,9 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     shown = set(situations(facts, said))
     kind = facts.findings.kind
     cards = (card for card in causes().values() if shown & set(card.explains) and card.is_for(kind))
-    weighed = [weigh(card, said, is_known=kind.name != "unknown" or not card.kinds) for card in cards]
+    weighed = [
+        weigh(card, said, is_known=kind.name != "unknown" or not card.kinds, tried=facts.tried) for card in cards
+    ]
     listed = sorted(
         (item for item in weighed if item.grade),
         key=lambda item: (GRADES.index(item.grade or "ruled out"), -item.points),
@@ -159,10 +161,13 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
     yield from (situation for situation in FIRST if any(one.of == situation for one in facts.shown.values()))
 
 
-def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True) -> Weighed:
+def weigh(
+    card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, tried: Mapping[str, str] | None = None
+) -> Weighed:
     """Weigh one card: its points, its grade, and the sentences for and against it.
 
-    Unless the run is known to be of a kind that the card was written for, the cause is a hypothesis at the most.
+    Unless the run is known to be of a kind that the card was written for, the cause is a hypothesis at the most. What
+    was ``tried`` without help, by the setting that was changed, speaks against the causes whose first remedy it is.
     """
 
     def holding(names: tuple[str, ...]) -> list[str]:
@@ -170,6 +175,8 @@ def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True) -> We
 
     deciding, strong, fitting = holding(card.decides), holding(card.strong), holding(card.opens + card.fits)
     against, excluding = holding(card.against), holding(card.rules_out)
+    if card.remedies and (failed := (tried or {}).get(card.remedies[0].knob)):
+        against.append(failed)
     points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(fitting) + AGAINST * len(against)
     grade: Grade | None = None
     if deciding or strong or holding(card.opens):

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sealegs.diagnosis import attempts
 from sealegs.diagnosis.contract import Diagnosis, Hypothesis, Problem
 from sealegs.incidents import Incident
 from sealegs.record.interventions import Done
@@ -24,7 +25,7 @@ VERDICTS = {
 def page(diagnosis: Diagnosis) -> str:
     """The verdict, the causes and the first action: the most important first, so that one can stop reading."""
     found = diagnosis.findings
-    steps = found.run.steps
+    steps, made = found.run.steps, attempts.attempts_in(found.run)
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "no steps"
     taken = _taken(diagnosis.mapping)
     lines = [
@@ -37,6 +38,7 @@ def page(diagnosis: Diagnosis) -> str:
         *_section("First action", _wrapped(diagnosis.first_action, "  ")),
         *_section("What was done to the run", [line for text in deeds(found.done) for line in _wrapped(text, "  ")]),
         *_section("Metrics that cannot be believed", _problems(found.problems)),
+        *_section("Attempts", [line for text in attempts.lines(made) for line in _wrapped(text, "  ")]),
         *_section("Incidents", _incidents(found.incidents)),
         *_section("Causes, the likeliest first", _hypotheses(diagnosis.hypotheses)),
         *_section(f"The way through the decision tree ({diagnosis.rules} rules)", _path(diagnosis)),
@@ -91,6 +93,7 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for incident in found.incidents
         ],
+        "attempts": attempts.contract(attempts.attempts_in(found.run)),
         "path": [
             {name: getattr(answer, name) for name in ("question", "text", "answer", "evidence", "next")}
             for answer in diagnosis.path
