@@ -28,8 +28,8 @@ COMPARED = 8
 """The fewest rows of an attempt, or steps that two attempts share, by which a changed rate is told from a schedule."""
 ALIKE = 0.02
 """Share by which the ratio of two rates may vary where the one is the other, scaled."""
-TROUBLES = (("nonfinite",), ("overflow",), ("spike", "level_shift", "drift", "resume_jump"))
-"""Kinds of incidents that are the same trouble coming again."""
+TROUBLES = (("nonfinite",), ("overflow",), ("spike", "level_shift", "drift"))
+"""Kinds of incidents that are the same trouble coming again. A jump at a resume is of the resume's own making."""
 
 
 class Treatment(NamedTuple):

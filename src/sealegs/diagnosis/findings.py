@@ -17,7 +17,7 @@ from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
-from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
+from sealegs.diagnosis.curve.stretches import Stretch, flat, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import in_words
@@ -117,7 +117,10 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     broken = nonfinite(run, curve) + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
-    grown, surprising = risen(run, curve), live_statistic.surprising(run, curve, most_folded)
+    grown = risen(run, curve)
+    surprising = [
+        one for one in live_statistic.surprising(run, curve, most_folded) if not is_as_before(curve, one.first)
+    ]
     judged_from = live_statistic.judges_from(curve)
     sudden = [
         one
