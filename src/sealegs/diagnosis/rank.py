@@ -139,6 +139,9 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     beside: dict[str, list[Statement]] = {}
     for one in statements.statements(facts, {name: card.rules for name, card in causes().items()}):
         beside.setdefault(one.cause, []).append(one)
+    for card in causes().values():  # what was changed from attempt to attempt, and the trouble came again
+        if card.remedies and (failed := facts.tried.get(card.remedies[0].knob)):
+            beside.setdefault(card.name, []).append(Statement(cause=card.name, weight="against", text=failed))
     weighed = [
         weigh(card, said, is_known=kind.name != "unknown" or not card.kinds, beside=beside.get(card.name, ()))
         for card in cards

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sealegs.diagnosis import attempts
 from sealegs.diagnosis.contract import Diagnosis, Hypothesis, Problem
 from sealegs.diagnosis.incident_order import gravity
 from sealegs.incidents import Incident
@@ -18,8 +19,9 @@ from sealegs.report.panel_names import with_panel_names
 WIDTH = 100
 MOST_LINES = 35
 """Lines of the page. All of it is behind ``--explain``."""
+SHOWN_ATTEMPTS = 3
 SHOWN_INCIDENTS = 3
-"""Incidents on the page: the gravest."""
+"""Attempts and incidents on the page: the last, and the gravest."""
 MOST_INCIDENTS = 100
 """Incidents that the whole text lists; JSON has all of them."""
 VERDICTS = {
@@ -95,6 +97,7 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
     """What can stand on the page, in the order in which it stands there."""
     found = diagnosis.findings
     remarks = [text for text in diagnosis.remarks if text != diagnosis.compared and text not in found.because]
+    made = attempts.attempts_in(found.run)
     grave = [text for text in diagnosis.settings if not text.startswith("note")]
     incidents = sorted(found.incidents[:MOST_INCIDENTS], key=gravity)
     chosen = sorted(incidents[:SHOWN_INCIDENTS], key=lambda incident: incident.start)
@@ -110,6 +113,7 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
         ),
         Block("What was tried", 2, _cut([line for text in diagnosis.tried for line in _wrapped(text, "  ")], 5)),
         Block("Metrics that cannot be believed", 3, _cut(_problems(found.problems), 4)),
+        Block("Attempts", 2, _attempts(attempts.lines(made))),
         *(
             Block("Incidents", 1 if incident == incidents[0] else 5, _cut(_incident(incident), 2))
             for incident in chosen
@@ -125,6 +129,13 @@ def _blocks(diagnosis: Diagnosis) -> list[Block]:
         ),
         Block("Log this next time", 6, _cut(_wrapped(", ".join(diagnosis.log_next_time), "  ", "  "), 2)),
     ]
+
+
+def _attempts(told: Sequence[str]) -> list[str]:
+    """The last attempts: the verdict is of the last."""
+    left_out = max(len(told) - SHOWN_ATTEMPTS, 0)
+    lines = [f"  {left_out} earlier: --explain"] if left_out else []
+    return lines + [line for text in told[left_out:] for line in _cut(_wrapped(text, "  "), 2)]
 
 
 def _cause(diagnosis: Diagnosis, number: int, each: Hypothesis) -> list[str]:
@@ -167,6 +178,7 @@ def _cut(lines: list[str], most: int) -> list[str]:
 def whole(diagnosis: Diagnosis) -> str:
     """All of it: the most important first, so that one can stop reading."""
     found = diagnosis.findings
+    made = attempts.attempts_in(found.run)
     lines = [
         *headline(diagnosis),
         "",
@@ -175,6 +187,7 @@ def whole(diagnosis: Diagnosis) -> str:
         *_section("What was done to the run", [line for text in deeds(found.done) for line in _wrapped(text, "  ")]),
         *_section("What was tried", [line for text in diagnosis.tried for line in _wrapped(text, "  ")]),
         *_section("Metrics that cannot be believed", _problems(found.problems)),
+        *_section("Attempts", [line for text in attempts.lines(made) for line in _wrapped(text, "  ")]),
         *_section("Incidents", _incidents(found.incidents)),
         *_section("Lines of the log", [line for text in diagnosis.lines for line in _wrapped(text, "  ")]),
         *_section("Settings", [line for text in diagnosis.settings for line in _wrapped(text, "  ")]),
@@ -231,6 +244,7 @@ def contract(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for incident in found.incidents
         ],
+        "attempts": attempts.contract(attempts.attempts_in(found.run)),
         "path": [
             {name: getattr(answer, name) for name in ("question", "text", "answer", "evidence", "next")}
             for answer in diagnosis.path
