@@ -515,6 +515,8 @@ def test_the_same_as_one_page_with_the_curve(check: Check, tmp_path: Path) -> No
     assert code == 1
     assert verdict.split(": ")[0] in page
     assert action in page
+    assert "<p>Why: " in page
+    assert "--explain" not in page
     assert page.count("<polyline") >= 3, "the loss breaks where it is not finite, and the gradient norm is below it"
     assert page.count('fill-opacity="0.16"') >= 2
     assert "The way through the decision tree" in page

@@ -96,6 +96,15 @@ def test_of_several_the_one_that_acts_on_the_numbers_comes_first() -> None:
     assert concluded(a, b)["suspect"].text.startswith("warmup_steps (10 -> 90) is the first suspect of 2")
 
 
+def test_where_they_part_is_told_if_nothing_more_is_known() -> None:
+    a, b = losses(), losses()
+    b[0] *= 1.0001
+    b[700:] *= np.exp(np.cumsum(np.random.default_rng(5).standard_normal(900)) * 0.05)  # to and fro, and no offset
+    found = concluded(run(loss=a), run(loss=b))
+    assert re.search(r"loss of A and B parts by more than noise from step 7\d\d on", found["parting"].text)
+    assert "as good as the same" in found["start"].text
+
+
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     a, b = (run(loss=losses(seed)[:20], steps=np.arange(20.0)) for seed in (0, 1))
     assert "too few" in concluded(a, b)["none"].text

@@ -18,7 +18,7 @@ from sealegs.record.manifest import dotted
 from sealegs.record.run import Run
 
 Floats: TypeAlias = NDArray[np.float64]
-About: TypeAlias = Literal["offset", "noise", "ratio", "resume", "start", "suspect", "none", "unknown"]
+About: TypeAlias = Literal["offset", "noise", "parting", "ratio", "resume", "start", "suspect", "none", "unknown"]
 
 BLOCKS, FEWEST_ROWS = 16, 64
 """Blocks in which runs are compared, and the fewest rows that both must have."""
@@ -29,6 +29,8 @@ OF_ONE_SIGN, NOISIER = 0.9, 1.2
 WHOLE, STEADY = 0.04, 0.06
 """How far a ratio may be off a whole number, and how much it may vary from block to block."""
 MOST_FACTOR = 4096
+ROUNDING = 1e-3
+"""Share by which first losses may differ on the same weights and batch, as of bf16 and other kernels."""
 NEAR = 3
 """Rows after a resume within which a parting is put down to it."""
 COMPARED = ("loss", "eval_loss", "grad_norm", "reward", "lr")
@@ -80,6 +82,7 @@ def conclude(a: Run, b: Run, difference: Difference, names: tuple[str, str] = ("
     start = _of_the_start(a, b, difference)
     parts = bool(found) or at_resume is not None or any(each.beyond_noise is not None for each in difference.partings)
     if parts:
+        found += [] if found else _of_partings(difference.partings, names)
         found = [each for each in (at_resume, *found, start) if each is not None]
         return (*found, *_suspects(difference, starts_alike=start is not None and "same" in start.text))
     if not difference.shared_steps:
@@ -129,6 +132,16 @@ def _of_signal(a: Run, b: Run, signal: str, names: tuple[str, str], limits: list
     elif error > 0:
         limits.append(f"{word} apart for good by {_spelt(SURE * error, positive)}")
     yield from _of_noise(a, b, word, (one, other), parts, names)
+
+
+def _of_partings(partings: Sequence[Parting], names: tuple[str, str]) -> list[Conclusion]:
+    """The first signal that parts by more than noise, where nothing more can be said of how."""
+    clear = [each for each in partings if each.signal in COMPARED and each.beyond_noise is not None]
+    if not clear:
+        return []
+    first = min(clear, key=lambda each: each.beyond_noise or 0)
+    text = f"{first.signal.replace('_', ' ')} of {names[0]} and {names[1]} parts by more than noise from step"
+    return [Conclusion(about="parting", text=f"{text} {first.beyond_noise} on, before the others")]
 
 
 def _of_noise(
@@ -234,6 +247,9 @@ def _of_the_start(a: Run, b: Run, difference: Difference) -> Conclusion | None:
         )
         return Conclusion(about="start", text=text, test="compare gradient norm and learning rate of the first update")
     losses = f"{one[0]:.6g}, {other[0]:.6g}"
+    if apart <= ROUNDING * abs(one[0]):
+        text = f"the first losses are as good as the same ({losses}): other kernels or rounding differ so much"
+        return Conclusion(about="start", text=text)
     text = f"the first loss differs already ({losses}), before any update: weights, batch or loss differ"
     return Conclusion(about="start", text=text, test="run one batch of A on the weights of both")
 

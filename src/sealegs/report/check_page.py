@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sealegs.diagnosis.contract import Diagnosis
 from sealegs.incidents import Incident
 from sealegs.printable import printable, visible
-from sealegs.report.commands.check import VERDICTS, headline, page, whole
+from sealegs.report.commands.check import VERDICTS, headline, page, whole, why
 from sealegs.report.commands.explain import explained
 from sealegs.report.panel_names import TITLES
 
@@ -61,11 +61,12 @@ def html_page(diagnosis: Diagnosis) -> str:
     shown: Diagnosis = printable(diagnosis)
     found = shown.findings
     verdict = f"{VERDICTS[found.verdict]}: {found.because}"
-    text = page(shown).split("\n")[len(headline(shown)) :]
+    text = page(shown).split("\n")[len(headline(shown)) : -2]  # the last line names a flag of the command
     everything = [*whole(shown).split("\n"), *explained(shown).split("\n")]
     parts = [
         f"<h1>{_escaped(verdict)}</h1>",
         f"<p><strong>First action:</strong> {_escaped(shown.first_action)}</p>",
+        f"<p>{_escaped(why(shown))}</p>",
         _curves(diagnosis),
         f"<pre>{_escaped_lines(text)}</pre>",
         "<details><summary>All of it, in plain words</summary>",
