@@ -39,6 +39,7 @@ def falling(lines: Sequence[LogLine], leap: int | None = None) -> Run:
         ("Detected call of `lr_scheduler.step()` before `optimizer.step()`.", "scheduler-order"),
         ("size mismatch for lm_head.weight: copying a param with shape [32000]", "shape-mismatch"),
         ("Missing keys: []", None),
+        ('raise RuntimeError("CUDA out of memory")', None),  # a program that prints its own source
         ("loss scale is fine, nothing overflowed", None),
         ("Some weights of B were not initialized: ['classifier.weight']", None),  # a new head is meant
     ],

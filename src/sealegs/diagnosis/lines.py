@@ -20,6 +20,22 @@ LONGEST = 500
 """Characters of a line that are looked at: a longer one is data."""
 SHOWN, BEFORE = 90, 20
 """Characters of a line that are shown, and how many of them before what it is known by."""
+CODE = (
+    "raise ",
+    "print(",
+    "#",
+    "def ",
+    "assert ",
+    "warnings.warn",
+    "logger.",
+    "logging.",
+    "log.",
+    "if ",
+    "elif ",
+    'f"',
+    '"',
+)
+"""What a line of code begins with: some programs print their own source, and it says nothing of the run."""
 GAP = "..."
 """Stands in a phrase for anything between two of its words."""
 
@@ -93,6 +109,8 @@ def kinds_of(lines: Iterable[LogLine], last: int) -> tuple[KnownLine, ...]:
     found: dict[str, tuple[Known, str, list[LogLine]]] = {}
     for line in lines:
         lowered = line.text[:LONGEST].lower()
+        if lowered.lstrip().startswith(CODE):
+            continue
         for known in known_kinds():
             if (place := known.place_in(lowered)) is not None:
                 found.setdefault(known.name, (known, _excerpt(line.text, place), []))[2].append(line)
