@@ -459,8 +459,7 @@ def test_what_was_tried_and_the_settings_are_on_the_page(check: Check, tmp_path:
     (tmp_path / "tried.toml").write_text('[[tried]]\naction = "halve the LR"\noutcome = "no help"\n')
     words = (path, "--settings", "args.toml", "--tried", "skip batches 890-950: no help", "--tried", "tried.toml")
     out = check(*words)[1]
-    assert "tried: skip batches 890-950: no help" in out
-    assert "tried: halve the LR: no help" in out
+    assert "  skip batches 890-950: no help\n  halve the LR: no help\n" in out
     assert "OPT1: beta2 is 0.999" in out
     told = json.loads(check(*words, "--json")[1])
     assert told["tried"][0] == {"action": "skip batches 890-950", "outcome": "no help"}

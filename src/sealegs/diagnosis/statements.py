@@ -53,7 +53,7 @@ def missed(facts: Facts, one: Tried) -> bool:
 def told(facts: Facts, one: Tried) -> str:
     """An attempt in one sentence."""
     more = f"; the trouble begins at step {facts.onset}, so it shows nothing" if missed(facts, one) else ""
-    return f"tried: {one.action}: {one.outcome}{more}"
+    return f"{one.action}: {one.outcome}{more}"
 
 
 def without_help(facts: Facts) -> frozenset[str]:
@@ -66,7 +66,7 @@ def _of_attempt(facts: Facts, one: Tried) -> Iterator[Statement]:
     if one.outcome == "unclear" or missed(facts, one):
         return
     kinds = [each for each in known_attempts() if each.name in one.kinds]
-    text = told(facts, one)
+    text = f"tried: {told(facts, one)}"
     for cause in dict.fromkeys(name for kind in kinds for name in kind.cures):
         if one.outcome == "helped":  # of several things at once nobody knows which it was
             is_sure = len(kinds) == 1 and kinds[0].is_specific

@@ -26,7 +26,7 @@ COPIES = re.compile(
     re.IGNORECASE,
 )
 """Names of tensors that every tensor-parallel rank has a copy of. Whatever else is alike by chance is not judged."""
-_RANK = re.compile(r"rank[_-]?\d+|(?:^|[._-])(?:tp|mp)[_-]?\d+|(?:^|[._-])\d{2,}(?=[._-])", re.IGNORECASE)
+_RANK = re.compile(r"rank[_-]?\d+|(?:^|[._-])(?:tp|mp)[_-]?\d+", re.IGNORECASE)
 LONGEST_NAME = 300
 
 
@@ -99,6 +99,8 @@ def are_ranks(a: Path, b: Path) -> bool:
     >>> are_ranks(Path("it/mp_rank_00/model.pt"), Path("it/mp_rank_01/model.pt"))
     True
     >>> are_ranks(Path("checkpoints/100"), Path("checkpoints/200"))
+    False
+    >>> are_ranks(Path("model-00001-of-00002.safetensors"), Path("model-00002-of-00002.safetensors"))
     False
     """
     apart = [(one, other) for one, other in zip(a.parts, b.parts, strict=False) if one != other]
