@@ -266,3 +266,17 @@ def test_steps_of_each_epoch_run_on_over_a_new_start(tmp_path: Path) -> None:
     log = read(str(path))
     assert log.run.segments[-1] == 1
     assert log.run.steps[-1] == 28 * 200 + 200
+
+
+def test_progress_bars_between_rows_are_no_table(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(
+        "".join(
+            f"Epoch 1: {n:3d}%|{'█' * (n // 10)}| {n}/100 [00:01<00:09, 9.8it/s, loss={3 - n / 100}]\n"
+            for n in range(100)
+        )
+    )
+    found = read(str(log))
+    assert (found.format, len(found.run.steps)) == ("text", 100)
+    log.write_text("".join(f"{n}%|###| {n}/60\nloss {3 - n / 60}\n" for n in range(60)))
+    assert read(str(log)).format == "text"

@@ -15,6 +15,8 @@ from sealegs.readers.table import MOST_NAMES, Table, number
 from sealegs.record.columns import Column, Columns, Mask
 
 FORMAT = "csv"
+_BAR = re.compile(r"%\||[\u2588-\u258f]|\bit/s|s/it\b")
+"""A progress bar, which is no table of cells."""
 _DELIMITERS = ",\t;|"
 _ABOUT = re.compile(r"\A#\{.*\n")
 """The first line of the tables that Stable-Baselines3's and Gym's monitors write: about the environment."""
@@ -159,6 +161,8 @@ def _shape(place: Place) -> tuple[str, str, list[str]] | None:
     if not lines or lines[0].lstrip()[:1] in "{[":
         return None
     for delimiter in _DELIMITERS:
+        if delimiter == "|" and any(map(_BAR.search, lines)):
+            continue
         try:
             first, *below = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
         except (csv.Error, ValueError):

@@ -112,6 +112,11 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
     if table.manifest is not None:  # its names and steps are ours
         said = {name: name for name in columns.values} | said
     mapping = names.assign(place.source, columns, said)
+    is_found = "loss" in mapping and "loss" not in said and mapping["loss"] != mapping.get("generator_loss")
+    if is_found and names.is_named_otherwise(mapping["loss"]):
+        remarks.append(
+            f"no column is called a loss: {mapping['loss']} is taken for it (--metric loss=NAME says otherwise)"
+        )
     step = used = mapping.pop(names.STEP, None)
     steps = None
     if table.manifest is None:

@@ -125,8 +125,7 @@ def _is_resume(curve: LossCurve, row: int) -> bool:
 
 
 def is_as_before(curve: LossCurve, row: int) -> bool:
-    """Whether a row is right after a resume, and the loss is as it was at these steps: far back it was higher than where
-    the run left."""
+    """Whether a row is right after a resume, and the loss is as it was at these steps: far back it was higher."""
     if not _is_resume(curve, row):
         return False
     before = curve.finite_before(row, 2 * NEAR)
