@@ -18,6 +18,7 @@ from sealegs.readers import (
     json_lines,
     mlflow,
     names,
+    parts,
     regex,
     run_folder,
     tensorboard,
@@ -55,6 +56,9 @@ READERS: tuple[Reader, ...] = (
     text,
 )
 """Every format. At most one of them recognises a source."""
+
+
+MOST_FILES_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,8 @@ def _launches(table: Table, steps: Steps | None) -> tuple[Launch, ...]:
     row = np.append(np.cumsum(begins) - 1, int(begins.sum()))
     found = [replace(one, row=int(row[one.row])) for one in table.launches]
     headers = [one._replace(row=int(row[one.row])) for one in table.headers]
-    return launches_of(found, headers, table.known, steps[begins])
+    files = [(int(row[at]), name) for at, name in table.files]
+    return launches_of(found, headers, files, table.known, steps[begins])
 
 
 def _lines(table: Table, steps: Steps | None) -> tuple[LogLine, ...]:
@@ -218,6 +223,8 @@ def _read(place: Place) -> Table:
         reader = next((reader for reader in READERS if reader.recognises(place)), None)
         if reader is None and place.is_folder:
             inner = _only_log(place)
+            if not isinstance(inner, Path):
+                return _read_parts(place, inner)
             table = _read(Place(place.source, inner, inside=place.path))
             return replace(table, remarks=(f"read from {inner.relative_to(place.path)}", *table.remarks))
         if place.choice and reader is not trackio:
@@ -231,11 +238,24 @@ def _read(place: Place) -> Table:
     raise SourceError(f"{place.source}: neither text nor a format that is known; it begins with {place.head[:8]!r}")
 
 
-def _only_log(folder: Place) -> Path:
-    """The only log in a folder that is not of a known kind itself."""
+def _read_parts(folder: Place, files: list[Path]) -> Table:
+    """Read several files of one run."""
+    places = parts.in_order([Place(folder.source, path, inside=folder.path) for path in files])
+    tables = [(place.path.name, _read(place)) for place in places]
+    read = ", ".join(name for name, _ in tables[:MOST_FILES_NAMED])
+    more = f" and {len(tables) - MOST_FILES_NAMED} more" if len(tables) > MOST_FILES_NAMED else ""
+    remark = f"read from {len(tables)} files as launches of one run: {read}{more}; give one of them to judge it alone"
+    joined = parts.joined(tables)
+    return replace(joined, remarks=(remark, *joined.remarks))
+
+
+def _only_log(folder: Place) -> Path | list[Path]:
+    """The only log in a folder that is not of a known kind itself, or the files in which one lies."""
     found = list(_logs_in(folder.path, folder.path, deepest=3))
     if not found:
         raise SourceError(f"{folder.source}: a folder without a training log in it; give the log itself")
+    if parts.are_parts(found):
+        return found
     if len(found) > 1:
         inside = names.listed([str(path.relative_to(folder.path)) for path in found])
         raise SourceError(f"{folder.source}: {len(found)} logs or runs in it ({inside}); give one of them")

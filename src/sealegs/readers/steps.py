@@ -15,6 +15,9 @@ _ENOUGH = 0.5
 _CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
 """Share of the steps that must change from row to row, for steps carried from another row."""
 
+FEWEST_FALLS, _FALLS, _BEGINNING = 8, 0.25, 0.05
+"""Falls, and their share of all changes, from which on a column may be no counter; and the part of its range that
+counts as its beginning."""
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
@@ -84,8 +87,20 @@ def _counts(name: str, steps: Column) -> bool:
     known = steps[np.isfinite(steps) & (abs(steps) < LARGEST)]
     if len(known) < _ENOUGH * len(steps) or not len(known):
         return False
+    if _goes_anywhere(known):
+        return False
     changes = next((share for start, share in _CHANGES.items() if name.startswith(start)), 0.02)
     return len(known) == 1 or bool(np.count_nonzero(np.diff(known)) >= max(1, changes * (len(known) - 1)))
+
+
+def _goes_anywhere(steps: Column) -> bool:
+    """Whether values often fall, and not to where they began: lengths of episodes are called steps, too."""
+    fallen = np.flatnonzero(np.diff(steps) < 0) + 1
+    if len(fallen) < FEWEST_FALLS or len(fallen) < _FALLS * (len(steps) - 1):
+        return False
+    least, most = float(steps.min()), float(steps.max())
+    begun_again = steps[fallen] <= least + _BEGINNING * (most - least)
+    return bool(np.mean(begun_again) < _ENOUGH)
 
 
 def _ranks(steps: Column) -> Column:

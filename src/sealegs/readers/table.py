@@ -47,7 +47,9 @@ class Table:
     headers: tuple[Header, ...] = ()
     """Settings that were printed, each where it stands among the rows; of the same names the last is in force."""
     launches: tuple[Launch, ...] = ()
-    """Lines and places that may tell of a launch."""
+    """Lines that may tell of a launch."""
+    files: tuple[tuple[int, str], ...] = ()
+    """Of a log in several files: the row at which each begins, and its name. Each is a launch."""
 
 
 def number(text: str) -> float | None:
