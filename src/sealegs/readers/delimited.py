@@ -170,8 +170,11 @@ def _shape(place: Place) -> tuple[str, str, list[str]] | None:
         named = not any(map(_is_number, first))
         if (len(first) < 2 and not (below and all(map(_is_number, chain(*below))))) or len(first) > MOST_NAMES:
             continue
+        if not named and "\x1b" in lines[0]:  # the numbers of colours have semicolons between them
+            continue
         rows = below if named else [first, *below]
-        fitting = sum(len(row) == len(first) and any(map(_is_number, row)) for row in rows)
+        least = 1 if named else -(-len(first) // 2)  # "tok/sec: 1,234,567" is no table
+        fitting = sum(len(row) == len(first) and sum(map(_is_number, row)) >= least for row in rows)
         if not rows or fitting < 0.8 * len(rows):
             continue
         return delimiter, lines[0] if named else "", _names(first) if named else _names([""] * len(first))

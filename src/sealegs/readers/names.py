@@ -25,8 +25,11 @@ TABLE = {
     "eval_loss": "eval_loss val_loss valid_loss validation_loss loss_val loss_valid loss_validation loss_eval "
     "val_loss_epoch val_loss_step lm_loss_value dev_loss test_loss loss_test loss_dev",
     "grad_norm": "grad_norm gradient_norm global_grad_norm total_grad_norm grad_norm_total gnorm grads_norm "
-    "gradients_norm grad_norm_before_clip global_norm grad_2_0_norm_total grad_2_norm_total grad_l2_norm norm_grad",
-    "lr": "lr learning_rate lr_0 lr_pg1 lr_group0 lr_adamw lr_adam lr_sgd lr_adamw_pg1 lr_adam_pg1",
+    "gradients_norm grad_norm_before_clip global_norm grad_2_0_norm_total grad_2_norm_total grad_l2_norm norm_grad "
+    "l2_norm_grad_global grad_global_norm gradnorm norm_grad_global preclip_grad_norm grad_norm_pre_clip",
+    "lr": "lr learning_rate lr_0 lr_pg1 lr_group0 lr_adamw lr_adam lr_sgd lr_adamw_pg1 lr_adam_pg1 lr_group_0 "
+    "learning_rate_group0 learning_rate_group_0 lr_decoupledadamw_group0 lr_decoupled_adamw_group0 lr_fusedadam "
+    "adam_lr scheduler_lr current_lr",
     "loss_scale": "loss_scale grad_scale amp_scale scaler_scale",
     "param_norm": "param_norm params_norm weight_norm parameter_norm total_param_norm",
     "tokens_per_s": "tokens_per_s tokens_per_second tokens_per_sec tok_s tok_sec tps tokens_sec tok_per_sec",
