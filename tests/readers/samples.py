@@ -130,7 +130,8 @@ def printed(program: str, rows: Sequence[Row]) -> str:
 BAR = "100%|\u2588\u2588| 4/4 [00:00<00:00,  5.2it/s]"
 BEFORE = {
     "ultralytics": "engine/trainer: task=detect, mode=train, model=a.pt, epochs=100, batch=16, lr0=0.01\n",
-    "NeMo bars": "[NeMo I 2025-05-01 10:00:00 exp:38] \n    trainer:\n      devices: 8\n      precision: bf16\n      max_steps: 9\n",
+    "NeMo bars": "[NeMo I 2025-05-01 10:00:00 exp:38] \n    trainer:\n      devices: 8\n      precision: bf16\n"
+    "      max_steps: 9\n",
 }
 PRINTED = {
     "torchtitan": "\x1b[36m[rank0]:[titan] 2025-05-01 10:00:00,123 - root - INFO - \x1b[31mstep: {step:2d}  "
@@ -140,7 +141,8 @@ PRINTED = {
     "    optim/total_grad_norm={grad_norm:.4f}\n    train/CrossEntropyLoss={loss:.4f}\n"
     "    train/Perplexity=195,153\n    throughput/total_tokens=1,048,576\n    System/Peak GPU Memory (MB)=46,911\n",
     "NeMo": "[NeMo I 2025-05-01 10:00:00 log:3] Training epoch 0, iteration {step}/999 | lr: 3e-05 "
-    "| consumed_samples: 8 | global_batch_size: 8 | global_step: {step} | grad_norm: {grad_norm:.4f} | reduced_train_loss: {loss:.4f} "
+    "| consumed_samples: 8 | global_batch_size: 8 | global_step: {step} | grad_norm: {grad_norm:.4f} "
+    "| reduced_train_loss: {loss:.4f} "
     "| train_step_timing in s: 0.031\n",
     "NeMo bars": "\rEpoch 0: :   0%|          | {step}/77225 [00:10<8:01:48, 41.36s/it, loss={loss:.4f}, v_num=, "
     "reduced_train_loss={loss:.4f}, global_step={step}.0, consumed_samples=256.0, grad_norm={grad_norm:.4f}]",
@@ -160,7 +162,8 @@ PRINTED = {
     "     {step}/999     3.4G   {loss:.5f}   0.02   0.01       25       640: " + BAR + "\n"
     "                 all        128        929      0.567      0.559     0.575      0.357\n",
     "LLaMA-Factory": "\r  1%|##| {step}/1000 [00:10<00:30,  2.10it/s]{{'loss': {loss:.4f}, "
-    "'grad_norm': {grad_norm:.4f}, 'learning_rate': 5e-05, 'epoch': 0.02}}\n[INFO|trainer.py:3081] 2025-01-01 10:00:00,123 >> \n",
+    "'grad_norm': {grad_norm:.4f}, 'learning_rate': 5e-05, 'epoch': 0.02}}\n"
+    "[INFO|trainer.py:3081] 2025-01-01 10:00:00,123 >> \n",
     "levanter": "2025-01-01T10:00:00 - 0 - levanter.callbacks - INFO - Progress on:train {step}.00it/10.0kit "
     "rate:2.1it/s remaining:1:20:00 elapsed:00:10 postfix:loss={loss:.4f}\n",
     "mlx-lm": "Iter {step}: Train loss {loss:.4f}, Learning Rate 1.000e-05, It/sec 17.598, Tokens/sec 1728.137, "

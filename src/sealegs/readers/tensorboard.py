@@ -57,6 +57,8 @@ def read(place: Place) -> Table:
     remarks: list[str] = []
     files = list(_files(place.path)) if place.is_folder else [place.path]
     for file in files:
+        if file.parent == place.path:  # another file of one writer, or of another launch: a split's files are neither
+            series.begin(file.name)
         prefix = "" if file.parent == place.path or not place.is_folder else f"{file.parent.name}/"
         read_bytes = 0
         for size, scalars in _events(file):
@@ -70,7 +72,7 @@ def read(place: Place) -> Table:
         raise SourceError(f"{place.source}: {found}; log some with add_scalar, or give another run")
     if len(files) > 1:
         remarks.append(f"{len(files)} event files read as one run")
-    return Table(FORMAT, series.columns(), tuple(remarks))
+    return Table(FORMAT, series.columns(), tuple(remarks), files=series.files)
 
 
 def _files(folder: Path) -> Iterator[Path]:
