@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from sealegs.errors import SourceError
 from sealegs.readers.read import read
 from sealegs.record.attempts import Attempt
 from sealegs.record.run import Run
@@ -94,3 +97,52 @@ def test_what_only_speaks_of_checkpoints_is_no_launch(tmp_path: Path) -> None:
 def test_a_cut_of_a_run_keeps_its_launches(tmp_path: Path) -> None:
     run = run_of(tmp_path, rows(1, 60) + "resuming training from step 60\n" + rows(61, 90))
     assert shape(run.cut(1, 50, 80).attempts) == [(50, 60, None, None, None), (61, 80, 0, 60, None)]
+
+
+def folder_of(tmp_path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (tmp_path / name.replace("__", ".").replace("_", "-")).write_text(text)
+    return tmp_path
+
+
+def test_files_of_several_launches_are_one_run_in_the_order_they_were_written(tmp_path: Path) -> None:
+    header = HEADER.format(lr=0.001, clip=1.0), HEADER.format(lr=0.0005, clip=1.0)
+    log = read(str(folder_of(tmp_path, slurm_9__out=header[0] + rows(1, 120), slurm_10__out=header[1] + rows(81, 150))))
+    assert shape(log.run.attempts) == [(1, 120, None, None, 81), (81, 150, 0, 80, None)]
+    assert log.run.attempts[1].told_by == "slurm-10.out begins"
+    assert log.run.attempts[1].changed == {"lr": (0.001, 0.0005)}
+    assert log.remarks[0].startswith("read from 2 files as launches of one run: slurm-9.out, slurm-10.out; give one")
+
+
+def test_a_launch_that_goes_on_in_the_next_file_is_an_attempt(tmp_path: Path) -> None:
+    run = read(str(folder_of(tmp_path, log__txt=rows(1, 100), log__1__txt=rows(101, 150)))).run
+    assert shape(run.attempts) == [(1, 100, None, None, None), (101, 150, 0, 100, None)]
+
+
+def test_files_are_ordered_by_the_times_in_them_and_rotated_ones_backwards(tmp_path: Path) -> None:
+    early, late = "2025-01-01 10:00:00 start\n", "2025-01-02 10:00:00 start\n"
+    (tmp_path / "a").mkdir()
+    timed = folder_of(tmp_path / "a", train_1__log=late + rows(51, 90), train_2__log=early + rows(1, 50))
+    (tmp_path / "b").mkdir()
+    rotated = folder_of(tmp_path / "b", train__log=rows(61, 90), train__log__1=rows(31, 60), train__log__2=rows(1, 30))
+    for folder in (timed, rotated):
+        run = read(str(folder)).run
+        assert run.steps.tolist() == list(range(1, 91))
+        assert run.superseded_rows == 0
+
+
+@pytest.mark.parametrize("names", [("seed1.log", "seed2.log"), ("rank0.log", "rank1.log"), ("a.log", "b.log")])
+def test_files_of_several_runs_are_asked_about(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        (tmp_path / name).write_text(rows(1, 50))
+    with pytest.raises(SourceError, match="2 logs or runs in it"):
+        read(str(tmp_path))
+
+
+def test_a_column_that_goes_anywhere_does_not_count_steps(tmp_path: Path) -> None:
+    log = tmp_path / "episodes.csv"
+    lines = (f"{episode},{episode / 100},{300 + 97 * episode % 211}\n" for episode in range(200))
+    log.write_text("episode,reward,steps\n" + "".join(lines))
+    run = read(str(log)).run
+    assert len(run.steps) == 200
+    assert len(run.attempts) == 1

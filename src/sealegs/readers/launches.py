@@ -6,7 +6,7 @@ that the rows go on from.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,11 @@ class LaunchLines:
 
 
 def launches_of(
-    lines: Iterable[Launch], headers: Sequence[Header], known: Any, steps: NDArray[np.int64]
+    lines: Sequence[Launch],
+    headers: Sequence[Header],
+    files: Iterable[tuple[int, str]],
+    known: Mapping[str, Any],
+    steps: NDArray[np.int64],
 ) -> tuple[Launch, ...]:
     """The launches of a log whose rows have these steps; the settings in force at its beginning are one at row 0."""
     back = set((np.flatnonzero(np.diff(steps) < 0) + 1).tolist())
@@ -66,6 +70,9 @@ def launches_of(
         row = next((row for row in range(line.row, line.row + _NEAR + 1) if row in back), line.row)
         if row in back or _names_step(line.told_by, int(steps[row - 1]), int(steps[row])):
             told.setdefault(row, line.told_by)
+    for row, name in files:
+        if 0 < row < rows:
+            told.setdefault(row, next((line.told_by for line in lines if line.row == row), f"{name} begins"))
     settings: dict[int, dict[str, Any]] = {}
     for header in headers:
         row = next((row for row in range(header.row, header.row + _NEAR + 1) if row in back), header.row)

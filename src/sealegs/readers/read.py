@@ -18,6 +18,7 @@ from sealegs.readers import (
     json_lines,
     mlflow,
     names,
+    parts,
     regex,
     run_folder,
     settings_files,
@@ -56,6 +57,9 @@ READERS: tuple[Reader, ...] = (
     text,
 )
 """Every format. At most one of them recognises a source."""
+
+
+MOST_FILES_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,11 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
     if table.manifest is not None:  # its names and steps are ours
         said = {name: name for name in columns.values} | said
     mapping = names.assign(place.source, columns, said)
+    is_found = "loss" in mapping and "loss" not in said and mapping["loss"] != mapping.get("generator_loss")
+    if is_found and names.is_named_otherwise(mapping["loss"]):
+        remarks.append(
+            f"no column is called a loss: {mapping['loss']} is taken for it (--metric loss=NAME says otherwise)"
+        )
     step = used = mapping.pop(names.STEP, None)
     steps = None
     if table.manifest is None:
@@ -156,7 +165,8 @@ def _launches(table: Table, steps: Steps | None) -> tuple[Launch, ...]:
     row = np.append(np.cumsum(begins) - 1, int(begins.sum()))
     found = [replace(one, row=int(row[one.row])) for one in table.launches]
     headers = [one._replace(row=int(row[one.row])) for one in table.headers]
-    return launches_of(found, headers, table.known, steps[begins])
+    files = [(int(row[at]), name) for at, name in table.files]
+    return launches_of(found, headers, files, table.known, steps[begins])
 
 
 def _lines(table: Table, steps: Steps | None) -> tuple[LogLine, ...]:
@@ -222,6 +232,8 @@ def _read(place: Place) -> Table:
         reader = next((reader for reader in READERS if reader.recognises(place)), None)
         if reader is None and place.is_folder:
             inner = _only_log(place)
+            if not isinstance(inner, Path):
+                return _read_parts(place, inner)
             table = _read(Place(place.source, inner, inside=place.path))
             return replace(table, remarks=(f"read from {inner.relative_to(place.path)}", *table.remarks))
         if place.choice and reader is not trackio:
@@ -235,11 +247,24 @@ def _read(place: Place) -> Table:
     raise SourceError(f"{place.source}: neither text nor a format that is known; it begins with {place.head[:8]!r}")
 
 
-def _only_log(folder: Place) -> Path:
-    """The only log in a folder that is not of a known kind itself."""
+def _read_parts(folder: Place, files: list[Path]) -> Table:
+    """Read several files of one run."""
+    places = parts.in_order([Place(folder.source, path, inside=folder.path) for path in files])
+    tables = [(place.path.name, _read(place)) for place in places]
+    read = ", ".join(name for name, _ in tables[:MOST_FILES_NAMED])
+    more = f" and {len(tables) - MOST_FILES_NAMED} more" if len(tables) > MOST_FILES_NAMED else ""
+    remark = f"read from {len(tables)} files as launches of one run: {read}{more}; give one of them to judge it alone"
+    joined = parts.joined(tables)
+    return replace(joined, remarks=(remark, *joined.remarks))
+
+
+def _only_log(folder: Place) -> Path | list[Path]:
+    """The only log in a folder that is not of a known kind itself, or the files in which one lies."""
     found = list(_logs_in(folder.path, folder.path, deepest=3))
     if not found:
         raise SourceError(f"{folder.source}: a folder without a training log in it; give the log itself")
+    if parts.are_parts(found):
+        return found
     if len(found) > 1:
         inside = names.listed([str(path.relative_to(folder.path)) for path in found])
         raise SourceError(f"{folder.source}: {len(found)} logs or runs in it ({inside}); give one of them")

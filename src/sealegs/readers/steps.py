@@ -15,6 +15,9 @@ _ENOUGH = 0.5
 _CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
 """Share of the steps that must change from row to row, for steps carried from another row."""
 
+FEWEST_FALLS, _FALLS, _BEGINNING = 8, 0.25, 0.05
+"""Falls, and their share of all changes, from which on a column may be no counter; and the part of its range that
+counts as its beginning."""
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
@@ -54,7 +57,7 @@ def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column
     """A float step for each row, NaN where it has none; the column it is from; and a notice."""
     for name in [said] if said else names.candidates(columns, names.STEP):
         column = columns.values[name]
-        if not _counts(name, column[measured]):
+        if not _counts(name, column[measured]) or (_goes_anywhere(column[measured]) and not _by_epoch(columns, column)):
             continue
         steps = column.copy()
         for other in names.candidates(columns, names.STEP):  # nanoGPT counts `iter`, but `step` where it evaluates
@@ -86,6 +89,26 @@ def _counts(name: str, steps: Column) -> bool:
         return False
     changes = next((share for start, share in _CHANGES.items() if name.startswith(start)), 0.02)
     return len(known) == 1 or bool(np.count_nonzero(np.diff(known)) >= max(1, changes * (len(known) - 1)))
+
+
+def _goes_anywhere(steps: Column) -> bool:
+    """Whether values often fall, and not to where they began: lengths of episodes are called steps, too."""
+    steps = steps[np.isfinite(steps)]
+    fallen = np.flatnonzero(np.diff(steps) < 0) + 1
+    if len(fallen) < FEWEST_FALLS or len(fallen) < _FALLS * (len(steps) - 1):
+        return False
+    least, most = float(steps.min()), float(steps.max())
+    begun_again = steps[fallen] <= least + _BEGINNING * (most - least)
+    return bool(np.mean(begun_again) < _ENOUGH)
+
+
+def _by_epoch(columns: Columns, steps: Column) -> bool:
+    """Whether a column falls where an epoch begins: it counts batches, not all of which are logged."""
+    for name in names.candidates(columns, names.EPOCH)[:1]:
+        known = np.isfinite(steps) & np.isfinite(columns.values[name])
+        begun = np.diff(columns.values[name][known])[np.diff(steps[known]) < 0]
+        return bool(len(begun)) and bool(np.mean(begun <= 0) <= _STARTED_AGAIN)
+    return False
 
 
 def _ranks(steps: Column) -> Column:

@@ -21,7 +21,7 @@ from sealegs.readers.names import CARRIED
 from sealegs.readers.place import Place
 from sealegs.readers.setting_lines import SettingLines
 from sealegs.readers.table import Gathered, Table, some_rows
-from sealegs.readers.wording import ROW, LineWording, boxed, signal_of, understood
+from sealegs.readers.wording import ROW, LineWording, below, boxed, names_above, signal_of, understood
 from sealegs.record.columns import Columns
 
 FORMATS = (
@@ -109,6 +109,7 @@ class _Scan:
         self._block_kind: LineWording | None = None
         self._box: dict[str, float] = {}
         self._title = ""
+        self._names_above: tuple[str, ...] = ()
         self._others = LinesKept()
         self._settings = SettingLines()
         self._launches = LaunchLines()
@@ -138,6 +139,13 @@ class _Scan:
             self._settings.see(line, self._rows_so_far)
             return
         self.close_box()
+        if self._names_above and (cells := below(self._names_above, line)) is not None:
+            self.close_block()
+            self._settings.close(self.gathered.rows)
+            self.gathered.add(cells)
+            self._losses += 1
+            return
+        self._names_above = names_above(line) or self._names_above
         if not (_is_worth_a_look(line) and self._is_understood(line)) and line:
             rows = self._rows_so_far
             self._launches.see(line, rows)
