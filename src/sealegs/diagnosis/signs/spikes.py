@@ -72,8 +72,7 @@ def back_at_once(facts: Facts) -> Sign:
         return NOT_ASKED
     rows = _rows_above(facts)
     return so(
-        rows <= 3 and facts.is_over and not facts.persists,
-        f"panel 1: {rows} row{'s' * (rows != 1)} out of the usual, then as before",
+        rows <= 3 and facts.is_over and not facts.persists, f"panel 1: {rows} rows out of the usual, then as before"
     )
 
 
