@@ -18,7 +18,7 @@ from sealegs.diagnosis.cause_cards import causes
 from sealegs.incidents import Incident
 from sealegs.report import check_page
 from sealegs.report.commands import explain
-from sealegs.report.commands.check import MOST_LINES, _incident
+from sealegs.report.commands.check import _incident
 from sealegs.report.commands.check_schema import Checked
 
 pytestmark = pytest.mark.xdist_group("check")  # some share a run
@@ -93,7 +93,7 @@ def test_a_curve_that_is_not(check: Check, tmp_path: Path) -> None:
     for title in ("First action: ", "Why: ", "Causes, the likeliest first", "Log this next"):
         assert f"\n{title}" in out
     assert max(map(len, out.splitlines())) <= 100
-    assert len(out.splitlines()) <= MOST_LINES
+    assert len(out.splitlines()) <= 35
     assert check(path, "--fail-on", "never")[0] == 0
     told = check(path, "--explain")[1]
     assert "The way through the decision tree" in told
@@ -483,6 +483,32 @@ def test_flags_that_are_wrong_are_told_in_one_sentence(
     code, out, err = check(csv(tmp_path / "a.csv", curve()).name, *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+def test_a_page_that_has_too_much_to_say_leaves_out_what_matters_least(check: Check, tmp_path: Path) -> None:
+    losses = curve(1500)
+    for at in (300, 500, 700, 900):
+        losses[at : at + 30] += 2.0
+    losses[1100:] += 1.5
+    rows = [f"step {step} loss {loss:.4f} grad_norm {0.5 + loss / 50:.4f}" for step, loss in enumerate(losses.tolist())]
+    warnings = [
+        "Some weights of M were not initialized from the model checkpoint",
+        "size mismatch for lm_head.weight: copying a param",
+        "Detected call of `lr_scheduler.step()` before `optimizer.step()`",
+        "OVERFLOW! Skipping step.",
+    ]
+    (tmp_path / "train.log").write_text("\n".join([*warnings, *rows]) + "\n")
+    (tmp_path / "args.toml").write_text(
+        "lr = 0.5\nweight_decay = 0.0\nbeta2 = 0.999\ngrad_clip = 0.0\nwarmup_steps = 0\n"
+    )
+    tried = [f"clip at {bound}: no help" for bound in (0.1, 0.3, 0.5, 1)] + ["skip batches 1090-1110: no help"]
+    words = [word for each in tried for word in ("--tried", each)]
+    out = check("train.log", "--settings", "args.toml", *words)[1]
+    assert len(out.splitlines()) <= 35
+    assert max(map(len, out.splitlines())) <= 100
+    for part in ("ACT: ", "First action: ", "Why: ", "Incidents", "Causes, the likeliest first", "What was tried"):
+        assert part in out
+    assert "--explain shows more (" in out.splitlines()[-1], "and it says that there is more"
 
 
 def test_lines_of_a_text_log_are_told(check: Check, tmp_path: Path) -> None:

@@ -160,11 +160,11 @@ def _cause(diagnosis: Diagnosis, number: int, each: Hypothesis) -> list[str]:
 
 def _more(diagnosis: Diagnosis, left_out: Sequence[Block]) -> str:
     """What else there is."""
-    titles = dict.fromkeys(f"more of {block.title[:1].lower()}{block.title[1:]}" for block in left_out)
     more = len(diagnosis.findings.incidents) - SHOWN_INCIDENTS
-    parts = [f"{more:,} more incidents"] if more > 0 else []
-    parts += ["the way through the decision tree", "what each word means", *titles]
-    return textwrap.shorten(f"--explain shows {', '.join(parts)}", WIDTH, placeholder=" ...")
+    parts = [f"{more:,} incidents"] if more > 0 else []
+    parts += dict.fromkeys(block.title.partition(",")[0].lower() for block in left_out)
+    rest = f"more ({', '.join(parts[:3])}), " if parts else ""
+    return f"--explain shows {rest}the way through the decision tree, and what each word means"
 
 
 def _cut(lines: list[str], most: int) -> list[str]:
