@@ -159,12 +159,17 @@ def _cause(diagnosis: Diagnosis, number: int, each: Hypothesis) -> list[str]:
 
 
 def _more(diagnosis: Diagnosis, left_out: Sequence[Block]) -> str:
-    """What else there is."""
+    """What else there is, as far as it fits on a line."""
     more = len(diagnosis.findings.incidents) - SHOWN_INCIDENTS
     parts = [f"{more:,} incidents"] if more > 0 else []
-    parts += dict.fromkeys(block.title.partition(",")[0].lower() for block in left_out)
-    rest = f"more ({', '.join(parts[:3])}), " if parts else ""
-    return f"--explain shows {rest}the way through the decision tree, and what each word means"
+    parts += dict.fromkeys(block.title.partition(",")[0].lower() for block in left_out if block.title != "Incidents")
+    rest = "the decision tree, and what each word means"
+    while parts:
+        line = f"--explain shows more ({', '.join(parts)}), {rest}"
+        if len(line) <= WIDTH:
+            return line
+        parts.pop()
+    return f"--explain shows {rest}"
 
 
 def _cut(lines: list[str], most: int) -> list[str]:
