@@ -1,12 +1,12 @@
-"""Whether the right cause is found in documented failures, rebuilt as what their teams could see: points of a frozen list.
+"""Whether the right cause is found in documented failures, rebuilt as what their teams could see.
 
-    python bench/documented.py --half tune|report|both [--seeds 5] [--first 1] [--each] [--keep FOLDER]
+    python bench/documented.py --half tune|report|both [--seeds 3] [--first 1] [--each]
 
-For each failure of `bench/failures/` and each seed it writes the log, and the settings where the team had them, and asks
-`sealegs check`. Two points: the right cause is named first with a verdict that fits (or, where no card is right, the
-verdict fits, the page names the column and nothing wrong is said with confidence). One point: the right cause is in the
-list, or the verdict fits and the answer is an honest unknown. A wrong cause that is called established or supported is
-counted besides. The half `report` was written before the rules were touched, and is never tuned to.
+For each failure of `bench/failures/` and each seed it writes the log, and the settings where the team had them, and
+asks `sealegs check`. Two points: the right cause is named first with a verdict that fits (or, where no card is right,
+the verdict fits, the page names the column and nothing wrong is said with confidence). One point: the right cause is
+in the list, or the verdict fits and the answer is an honest unknown. A wrong cause that is called established or
+supported is counted besides. The half `report` was written before the rules were touched, and is never tuned to.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from sealegs.errors import SealegsError
 if TYPE_CHECKING:
     from sealegs.diagnosis.contract import Diagnosis
 
-HALVES = ("tune", "report")
+HALVES, PARTS = ("tune", "report"), ("training", "systems")
 SURE = ("established", "supported")
 
 
@@ -49,7 +49,8 @@ class Scored:
 
 def half_named(name: str) -> list[Failure]:
     """The failures of a half."""
-    modules = [import_module(f"bench.failures.{half}_half") for half in HALVES if name in (half, "both")]
+    halves_named = [half for half in HALVES if name in (half, "both")]
+    modules = [import_module(f"bench.failures.{half}_{part}") for half in halves_named for part in PARTS]
     halves: list[Half] = [module.HALF for module in modules]
     return [failure for half in halves for failure in half.failures]
 

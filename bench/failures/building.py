@@ -1,4 +1,4 @@
-"""A seed in, what a team could see of a failed run out: curves with the noise of real ones, in the layouts of frameworks.
+"""A seed in, what a team could see of a failed run out: noisy curves in the layouts of frameworks.
 
 The curves are of our own making. Noise is multiplicative, heavy-tailed and remembers itself, as that of batches is; the
 columns beside the loss are there because the frameworks write them, and most of them say nothing.
@@ -246,7 +246,8 @@ def torchtitan(steps: Sequence[int], columns: Columns, *, chatter: Chatter | Non
         step = int(row.pop("step"))
         if chatter and step in chatter:
             lines.append(chatter[step])
-        head = f"[rank0]:[titan] 2026-03-{1 + step // 86400 % 28:02d} {step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d},101"
+        clock = f"{step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d},101"
+        head = f"[rank0]:[titan] 2026-03-{1 + step // 86400 % 28:02d} {clock}"
         tps = row.pop("tps", 6120.0)
         extra = "  ".join(f"{name}: {value:.4f}" for name, value in row.items() if name not in ("loss", "grad_norm"))
         text = (
@@ -284,11 +285,18 @@ def fairseq(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None =
             "ppl": min(math.exp(min(row["loss"], 30)), 1e6),
             "wps": row.get("wps", 91342),
         }
-        head = f"2026-02-{1 + step // 9000 % 27:02d} {step // 3000 % 24:02d}:{step // 50 % 60:02d}:11 | INFO | train_inner |"
+        head = (
+            f"2026-02-{1 + step // 9000 % 27:02d} {step // 3000 % 24:02d}:{step // 50 % 60:02d}:11 "
+            "| INFO | train_inner |"
+        )
         shown = ", ".join(f"{name}={value:.5g}" for name, value in values.items())
-        tail = f"wpb=2.1e+06, bsz=1024, num_updates={step}, lr={row['lr']:.5g}, gnorm={row['grad_norm']:.3f}, clip={row.get('clip', 0):.0f}"
+        tail = (
+            f"wpb=2.1e+06, bsz=1024, num_updates={step}, lr={row['lr']:.5g}, gnorm={row['grad_norm']:.3f}, "
+            f"clip={row.get('clip', 0):.0f}"
+        )
         lines.append(
-            f"{head} epoch 001: {step:6d} / 140000 {shown}, {tail}, loss_scale={row.get('loss_scale', 64):.6g}, train_wall=94, gb_free=11.2, wall={step * 2}"
+            f"{head} epoch 001: {step:6d} / 140000 {shown}, {tail}, loss_scale={row.get('loss_scale', 64):.6g}, "
+            f"train_wall=94, gb_free=11.2, wall={step * 2}"
         )
     return "\n".join(lines) + "\n"
 
@@ -300,7 +308,10 @@ def olmo(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = No
         step = int(row.pop("step"))
         if chatter and step in chatter:
             lines.append(chatter[step])
-        stamp = f"2026-01-{1 + step // 9000 % 27:02d}T{step // 400 % 24:02d}:{step // 7 % 60:02d}:03.1 host-04:0 olmo.train:887 INFO"
+        stamp = (
+            f"2026-01-{1 + step // 9000 % 27:02d}T{step // 400 % 24:02d}:{step // 7 % 60:02d}:03.1 "
+            "host-04:0 olmo.train:887 INFO"
+        )
         lines.append(f"{stamp} [step={step}/{max(steps)}]")
         lines += [f"    {name}={value:.4g}" for name, value in row.items()]
     return "\n".join(lines) + "\n"
