@@ -8,12 +8,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Curve = NDArray[np.float64]
 Columns = Mapping[str, Sequence[float] | Curve]
+Steps = Sequence[int] | NDArray[Any]
 Chatter = Mapping[int, str]
 """Lines of a program that stand before the row of a step."""
 
@@ -146,7 +148,7 @@ def _number(value: float) -> float | str:
     )
 
 
-def rows_of(steps: Sequence[int], columns: Columns) -> list[dict[str, float]]:
+def rows_of(steps: Steps, columns: Columns) -> list[dict[str, float]]:
     """A row a step; a NaN in a column of an evaluation is left to whoever writes it."""
     return [
         {"step": int(step), **{name: float(values[place]) for name, values in columns.items()}}
@@ -155,7 +157,7 @@ def rows_of(steps: Sequence[int], columns: Columns) -> list[dict[str, float]]:
 
 
 def megatron(
-    steps: Sequence[int],
+    steps: Steps,
     columns: Columns,
     *,
     arguments: Mapping[str, object] | None = None,
@@ -192,7 +194,7 @@ def megatron(
 
 
 def trainer_state(
-    steps: Sequence[int],
+    steps: Steps,
     columns: Columns,
     *,
     evals: Mapping[int, Mapping[str, float]] | None = None,
@@ -214,9 +216,7 @@ def trainer_state(
     return json.dumps({**head, "is_local_process_zero": True, "log_history": history, **tail}, indent=2)
 
 
-def jsonl(
-    steps: Sequence[int], columns: Columns, *, step_name: str = "_step", sparse: Mapping[str, int] | None = None
-) -> str:
+def jsonl(steps: Steps, columns: Columns, *, step_name: str = "_step", sparse: Mapping[str, int] | None = None) -> str:
     """A JSON object a line; a column in ``sparse`` is there each so many rows."""
     lines = []
     for place, row in enumerate(rows_of(steps, columns)):
@@ -227,9 +227,7 @@ def jsonl(
     return "\n".join(lines) + "\n"
 
 
-def table(
-    steps: Sequence[int], columns: Columns, *, step_name: str = "step", sparse: Mapping[str, int] | None = None
-) -> str:
+def table(steps: Steps, columns: Columns, *, step_name: str = "step", sparse: Mapping[str, int] | None = None) -> str:
     """CSV, with empty cells where a column was not measured."""
     lines = [",".join([step_name, *columns])]
     for place, row in enumerate(rows_of(steps, columns)):
@@ -239,7 +237,7 @@ def table(
     return "\n".join(lines) + "\n"
 
 
-def torchtitan(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = None) -> str:
+def torchtitan(steps: Steps, columns: Columns, *, chatter: Chatter | None = None) -> str:
     """The console of torchtitan."""
     lines = []
     for row in rows_of(steps, columns):
@@ -259,7 +257,7 @@ def torchtitan(steps: Sequence[int], columns: Columns, *, chatter: Chatter | Non
 
 
 def nanogpt(
-    steps: Sequence[int], columns: Columns, *, evals: Mapping[int, tuple[float, float]], chatter: Chatter | None = None
+    steps: Steps, columns: Columns, *, evals: Mapping[int, tuple[float, float]], chatter: Chatter | None = None
 ) -> str:
     """The console of nanoGPT: evaluations between the iterations."""
     lines = ["tokens per iteration will be: 491,520", "number of parameters: 123.59M"]
@@ -273,7 +271,7 @@ def nanogpt(
     return "\n".join(lines) + "\n"
 
 
-def fairseq(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = None) -> str:
+def fairseq(steps: Steps, columns: Columns, *, chatter: Chatter | None = None) -> str:
     """The console of fairseq and metaseq: a name, an equals sign, a value."""
     lines = []
     for row in rows_of(steps, columns):
@@ -301,7 +299,7 @@ def fairseq(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None =
     return "\n".join(lines) + "\n"
 
 
-def olmo(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = None) -> str:
+def olmo(steps: Steps, columns: Columns, *, chatter: Chatter | None = None) -> str:
     """The console of OLMo: a block of lines for each step."""
     lines = []
     for row in rows_of(steps, columns):
@@ -317,7 +315,7 @@ def olmo(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = No
     return "\n".join(lines) + "\n"
 
 
-def nemo(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = None) -> str:
+def nemo(steps: Steps, columns: Columns, *, chatter: Chatter | None = None) -> str:
     """The console of NeMo 2: bars between the fields."""
     lines = []
     for row in rows_of(steps, columns):
@@ -335,7 +333,7 @@ def nemo(steps: Sequence[int], columns: Columns, *, chatter: Chatter | None = No
     return "\n".join(lines) + "\n"
 
 
-def verl(steps: Sequence[int], columns: Columns) -> str:
+def verl(steps: Steps, columns: Columns) -> str:
     """The console of verl: one line a step, dashes between the fields."""
     lines = []
     for row in rows_of(steps, columns):
@@ -345,7 +343,7 @@ def verl(steps: Sequence[int], columns: Columns) -> str:
     return "\n".join(lines) + "\n"
 
 
-def llama_factory(steps: Sequence[int], columns: Columns, *, per_epoch: int = 400) -> str:
+def llama_factory(steps: Steps, columns: Columns, *, per_epoch: int = 400) -> str:
     """The trainer_log.jsonl of LLaMA-Factory."""
     total = int(max(steps))
     lines = []
