@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from sealegs.diagnosis.cause_cards import causes
 FAILURES = half_named("both")
 
 
-def test_every_card_that_is_named_is_there_and_no_name_is_given_twice():
+def test_every_card_that_is_named_is_there_and_no_name_is_given_twice() -> None:
     named = {card for failure in FAILURES for card in (*failure.right, *failure.near, *failure.wrong)}
     assert named <= {*causes(), "unknown"}
     assert len({failure.name for failure in FAILURES}) == len(FAILURES) >= 60
@@ -26,7 +27,7 @@ def test_every_card_that_is_named_is_there_and_no_name_is_given_twice():
     assert areas["tune"] == areas["report"]
 
 
-def test_a_seed_gives_the_same_evidence_and_another_one_does_not():
+def test_a_seed_gives_the_same_evidence_and_another_one_does_not() -> None:
     make = half_named("tune")[0].make
     first, again, other = (make(np.random.default_rng(seed)).files for seed in (1, 1, 2))
     assert first == again
@@ -55,8 +56,11 @@ NO_CARD = replace(FAILURE, right=(), near=(), wrong=("plateau",), column=("token
         (NO_CARD, "healthy", "tokens per second halved", [], 0, False),
     ],
 )
-def test_points(failure, verdict, because, ranked, points, is_wrong):
+def test_points(
+    failure: Failure, verdict: str, because: str, ranked: list[tuple[str, str]], points: int, is_wrong: bool
+) -> None:
     findings = SimpleNamespace(verdict=verdict, because=because, notices=(), standing=(), problems=())
     hypotheses = [SimpleNamespace(cause=cause, grade=grade, evidence_for=()) for cause, grade in ranked]
-    answer = scored(failure, 1, SimpleNamespace(findings=findings, hypotheses=hypotheses, first_action=""))
+    diagnosis: Any = SimpleNamespace(findings=findings, hypotheses=hypotheses, first_action="")
+    answer = scored(failure, 1, diagnosis)
     assert (answer.points, answer.is_confidently_wrong) == (points, is_wrong)

@@ -25,11 +25,13 @@ def label(verdict: str, *, confidence: str = "high", ranges: str = "", name: str
         ("unknown", "low", "refused", False),
     ],
 )
-def test_a_person_who_was_not_sure_allows_the_neighbour(labelled, confidence, said, is_right):
+def test_a_person_who_was_not_sure_allows_the_neighbour(
+    labelled: str, confidence: str, said: str, is_right: bool
+) -> None:
     assert Scored(label=label(labelled, confidence=confidence), verdict=said, why="").is_right is is_right
 
 
-def test_a_log_is_asked_and_its_range_found(tmp_path):
+def test_a_log_is_asked_and_its_range_found(tmp_path: Path) -> None:
     rows = [f"{step},{12.0 if 300 <= step < 304 else 2 + 0.01 * (step % 7)}" for step in range(600)]
     (tmp_path / "a.csv").write_text("step,loss\n" + "\n".join(rows) + "\n")
     (tmp_path / "b.csv").write_text("step,name\n1,x\n")
@@ -43,7 +45,7 @@ def test_a_log_is_asked_and_its_range_found(tmp_path):
     assert "unreadable: 1" in text
 
 
-def test_every_label_can_be_scored_and_a_repository_is_in_one_half():
+def test_every_label_can_be_scored_and_a_repository_is_in_one_half() -> None:
     with (LABELS / "logs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len({row["file"] for row in rows}) >= 200
