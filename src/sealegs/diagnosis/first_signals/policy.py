@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealegs.diagnosis.contract import Standing
-from sealegs.diagnosis.curve.loss_curve import Floats
-from sealegs.diagnosis.first_signals.track import Track, track_of
+from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
 SURE = 6.0
@@ -33,6 +32,10 @@ ON_THE_WAY_BACK = 0.3
 """Share of the fall from which on a reward is coming back."""
 VANISHED, NOTHING = 0.05, 0.01
 """Share of its highest level that is left of an entropy: little, and as good as nothing."""
+LITTLE = 0.15
+"""The same where the reward has not risen for it."""
+PAID = 0.3
+"""The part of what the reward rose before, by which it must have risen while the second half of the entropy went."""
 SMALL_ENTROPY = 0.05
 """Nats below which a policy tries nothing."""
 EXPLODED, MORE_NATS = 3.0, 0.5
@@ -127,11 +130,11 @@ def judged(run: Run) -> Iterator[Standing]:
     found = [
         *(_of_reward(reward, course) if reward is not None and course is not None else ()),
         *_nothing_to_learn(run, reward, gradient, course),
-        *_entropy(track_of(run, "policy_entropy"), course),
+        *_entropy(track_of(run, "policy_entropy"), reward, gradient, course),
         *_divergence(run),
         *_completions(run, course),
         *_updates(run),
-        *_held_out(run, course),
+        *_held_out(run, reward, course),
     ]
     yield from sorted(_together(found), key=lambda one: not one.is_grave)
 
@@ -183,7 +186,9 @@ def _fall(reward: Track, course: Course) -> Standing:
     return _standing(reward, course.fallen_row, text, shows, is_grave=is_lost and not is_back)
 
 
-def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]:
+def _entropy(
+    entropy: Track | None, reward: Track | None, gradient: Track | None, course: Course | None
+) -> Iterator[Standing]:
     """An entropy that falls to near nothing, or explodes. One of both signs, of a density, has no such ends.
 
     Where all of it is negative it is the loss of an entropy bonus, which some frameworks call by the same name.
@@ -193,7 +198,12 @@ def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]
     if entropy is None or entropy.values.min() < 0:
         return
     high = float(entropy.level[: entropy.rows - entropy.lasting].max())
-    if (row := entropy.falls(VANISHED)) is not None:
+    row = entropy.falls(VANISHED)
+    if row is None and (low := entropy.falls(LITTLE)) is not None and (
+        _is_unpaid(entropy, low, reward) or _is_driven(entropy, low, gradient)
+    ):
+        row = low
+    if row is not None:
         is_none = entropy.end <= min(NOTHING * high, SMALL_ENTROPY)
         text = (
             f"policy entropy {high:.4g} at its highest, {entropy.end:.2g} in the end, down there since step "
@@ -206,6 +216,33 @@ def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]
     if row is not None and row > 0:
         text = f"policy entropy {usual:.4g} at first, {entropy.end:.4g} in the end, since step {_step(entropy, row)}"
         yield _standing(entropy, row, text, "entropy-explodes")
+
+
+def _is_unpaid(entropy: Track, low: int, reward: Track | None) -> bool:
+    """Whether the entropy was given away for nothing. A policy that learns trades it for reward: while it falls from
+    half of its highest to next to nothing, the reward goes on rising by a good part of what it rose until then."""
+    if reward is None:
+        return False
+    half = int(np.flatnonzero(entropy.level > HALF * entropy.level[:low].max())[-1])
+    width = max(WIDTH, reward.rows // 20)
+    at = int(np.searchsorted(reward.steps, entropy.steps[half]))
+    start, middle = reward.means[:width].mean(), reward.means[max(at - width, 0) : at + 1].mean()
+    return bool(reward.means[-width:].mean() - middle < PAID * max(middle - start, 0.0))
+
+
+def _is_driven(entropy: Track, low: int, gradient: Track | None) -> bool:
+    """Whether the entropy goes where the gradient leaps and stays up for a while: a term of the loss takes it away. A
+    policy that becomes sure by itself has less and less gradient."""
+    if gradient is None:
+        return False
+    half = int(np.flatnonzero(entropy.level > HALF * entropy.level[:low].max())[-1])
+    width = max(2 * WIDTH, gradient.rows // 20)
+    last = int(np.searchsorted(gradient.steps, entropy.steps[half]))
+    if last < 2 * width or gradient.rows < last + width:
+        return False
+    usual = float(np.median(gradient.values[: last - width]))
+    held = np.lib.stride_tricks.sliding_window_view(gradient.values[last - width : last + width], width)
+    return usual > 0 and float(np.median(held, axis=1).max()) >= GRADIENT_GROWS * usual
 
 
 def _divergence(run: Run) -> Iterator[Standing]:
@@ -315,24 +352,40 @@ def _updates(run: Run) -> Iterator[Standing]:
             return
 
 
-def _held_out(run: Run, course: Course | None) -> Iterator[Standing]:
-    """A held-out reward that falls while the reward in training is up: what is learned is the scorer."""
+def _held_out(run: Run, reward: Track | None, course: Course | None) -> Iterator[Standing]:
+    """A held-out reward that falls while the reward in training rises: what is learned is the scorer.
+
+    It may come back later, where what pleases the scorer can be had beside what is meant.
+    """
     held_out = track_of(run, "eval_reward", fewest=6)
-    if held_out is None or course is None or not course.has_learned:
+    if held_out is None or reward is None or course is None:
         return
-    values: Floats = held_out.values
-    best = int(np.argmax(values))
-    last = values[max(best + 1, len(values) - 3) :]
-    if len(last) < 2:
+    values = held_out.values
+    best = np.maximum.accumulate(values)[:-1]
+    falls = best - np.maximum(values[:-1], values[1:])  # two in a row: a single low one is noise
+    low = int(np.argmax(falls))
+    high = int(np.argmax(values[: low + 1]))
+    fall, size = float(falls[low]), abs(float(values[high]))
+    noise = float(np.median(np.abs(np.diff(values, 2)))) * 1.4826 / np.sqrt(6)
+    end = float(np.median(values[-3:]))
+    before, then, last = (_around(reward, step) for step in (*held_out.steps[[high, low + 1]], reward.steps[-1]))
+    rise = min(then, last) - before
+    is_rise = rise >= max(SURE * course.wander, NOTABLE * abs(before))
+    if fall < 4 * noise or fall < LARGE * size or not is_rise:
         return
-    noise = float(np.median(np.abs(np.diff(values)))) * 1.4826 / np.sqrt(2)
-    fall = float(values[best] - last.max())
-    if fall >= 4 * noise and fall >= LARGE * abs(float(values[best])):
-        text = (
-            f"held-out reward {values[best]:.4g} at step {held_out.steps[best]}, {last[-1]:.4g} in the end, while the "
-            f"reward in training rose from {course.start:.4g} to {course.end:.4g}"
-        )
-        yield _standing(held_out, best, text, "held-out-reward-falls")
+    is_back = end >= values[high] - fall / 2
+    since = f"and {end:.4g} in the end" if not is_back else f"{values[low]:.4g} after that, and {end:.4g} in the end"
+    text = (
+        f"held-out reward {values[high]:.4g} at step {held_out.steps[high]}, {since}, while the reward in training "
+        f"rose from {before:.4g} to {last:.4g}"
+    )
+    is_grave = not is_back and fall >= HALF * size
+    yield _standing(held_out, high, text, "held-out-reward-falls", is_grave=is_grave)
+
+
+def _around(track: Track, step: int) -> float:
+    """The level about a step."""
+    return float(track.level[min(int(np.searchsorted(track.steps, step)), track.rows - 1)])
 
 
 def _step(track: Track, row: int) -> int:

@@ -80,8 +80,17 @@ def completions_cut(facts: Facts) -> Sign:
     return _shown(facts, "completions-cut", "cut_share")
 
 
+def cut_and_rewarded(facts: Facts) -> Sign:
+    """Nearly all completions come to be cut while the reward rises: it pays for length, or for what never ends."""
+    cut = completions_cut(facts)
+    if not cut.holds:
+        return cut
+    rise = reward_rises(facts)
+    return so(rise.holds is True, f"{cut.text}; {rise.text}")
+
+
 def held_out_reward_falls(facts: Facts) -> Sign:
-    """The held-out reward falls while the reward in training is up."""
+    """The held-out reward falls while the reward in training rises."""
     return _shown(facts, "held-out-reward-falls", "eval_reward")
 
 
