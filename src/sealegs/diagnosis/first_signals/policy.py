@@ -11,12 +11,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sealegs.detectors.collapse_rules import (
+    APART,
+    APART_FLOOR,
+    FEWEST_HELD_OUT,
+    KL_FLOOR,
+    LITTLE,
+    MANY_FOLD,
+    NOTABLE,
+    SURE,
+    VANISHED,
+    has_fallen,
+    has_risen,
+    is_unpaid,
+    noise_about_a_trend,
+)
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
-SURE = 6.0
-"""A reward has moved if it did so by this many times the wander of its means."""
 NO_GAIN = 4.0
 """The same for a gain that nobody would see."""
 FLAT = 1.5
@@ -26,24 +39,16 @@ ENOUGH = 50
 LOST = 0.8
 """Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
 HALF = 0.5
-LARGE, NOTABLE = 0.3, 0.25
-"""Smallest fall, as a share of the reward's own size, that is a collapse, and one that is worth a look."""
+LARGE = 0.3
+"""Smallest fall, as a share of the reward's own size, that is a collapse; ``NOTABLE`` is one that is worth a look."""
 ON_THE_WAY_BACK = 0.3
 """Share of the fall from which on a reward is coming back."""
-VANISHED, NOTHING = 0.05, 0.01
-"""Share of its highest level that is left of an entropy: little, and as good as nothing."""
-LITTLE = 0.15
-"""The same where the reward has not risen for it."""
-PAID = 0.3
-"""The part of what the reward rose before, by which it must have risen while the second half of the entropy went."""
+NOTHING = 0.01
+"""Share of its highest level that is left of an entropy: as good as nothing."""
 SMALL_ENTROPY = 0.05
 """Nats below which a policy tries nothing."""
 EXPLODED, MORE_NATS = 3.0, 0.5
 """Times its early level, and nats more, from which on an entropy has exploded."""
-MANY_FOLD = 10.0
-"""By which a divergence leaps, or grows from the first half of the log, where the policy runs away."""
-KL_FLOOR = {"kl": 0.02, "policy_kl": 0.005}
-"""What is below counts as this much: from nothing, everything is many-fold."""
 NO_SPREAD = 0.95
 """Share of groups without a spread from which on hardly anything is left to learn from."""
 DEAD = 1e-3
@@ -53,8 +58,6 @@ SHORT, LONG = 0.1, 4.0
 """Share of its length that is left where completions collapse, and the factor by which they leap."""
 ALL_CUT, SOME_CUT = 0.85, 0.5
 ALL_CLIPPED, SOME_CLIPPED = 0.6, 0.3
-APART, APART_FLOOR = 5.0, 0.01
-"""Growth of the gap between sampler and trainer, in nats; it is told from 0.05 nats on."""
 RATIO = 10.0
 """Growth of the largest importance ratio, and the least that is told."""
 
@@ -199,8 +202,10 @@ def _entropy(
         return
     high = float(entropy.level[: entropy.rows - entropy.lasting].max())
     row = entropy.falls(VANISHED)
-    if row is None and (low := entropy.falls(LITTLE)) is not None and (
-        _is_unpaid(entropy, low, reward) or _is_driven(entropy, low, gradient)
+    if (
+        row is None
+        and (low := entropy.falls(LITTLE)) is not None
+        and (_is_unpaid(entropy, low, reward) or _is_driven(entropy, low, gradient))
     ):
         row = low
     if row is not None:
@@ -227,7 +232,7 @@ def _is_unpaid(entropy: Track, low: int, reward: Track | None) -> bool:
     width = max(WIDTH, reward.rows // 20)
     at = int(np.searchsorted(reward.steps, entropy.steps[half]))
     start, middle = reward.means[:width].mean(), reward.means[max(at - width, 0) : at + 1].mean()
-    return bool(reward.means[-width:].mean() - middle < PAID * max(middle - start, 0.0))
+    return is_unpaid(float(start), float(middle), float(reward.means[-width:].mean()))
 
 
 def _is_driven(entropy: Track, low: int, gradient: Track | None) -> bool:
@@ -357,29 +362,29 @@ def _held_out(run: Run, reward: Track | None, course: Course | None) -> Iterator
 
     It may come back later, where what pleases the scorer can be had beside what is meant.
     """
-    held_out = track_of(run, "eval_reward", fewest=6)
+    held_out = track_of(run, "eval_reward", fewest=FEWEST_HELD_OUT)
     if held_out is None or reward is None or course is None:
         return
     values = held_out.values
-    best = np.maximum.accumulate(values)[:-1]
-    falls = best - np.maximum(values[:-1], values[1:])  # two in a row: a single low one is noise
+    pairs, lows = np.minimum(values[:-1], values[1:]), np.maximum(values[:-1], values[1:])
+    falls = np.maximum.accumulate(pairs) - lows  # two in a row: the best and the lowest of many single ones are chance
     low = int(np.argmax(falls))
-    high = int(np.argmax(values[: low + 1]))
-    fall, size = float(falls[low]), abs(float(values[high]))
-    noise = float(np.median(np.abs(np.diff(values, 2)))) * 1.4826 / np.sqrt(6)
+    high = int(np.argmax(pairs[: low + 1]))
+    fall, best = float(falls[low]), float(pairs[high])
     end = float(np.median(values[-3:]))
     before, then, last = (_around(reward, step) for step in (*held_out.steps[[high, low + 1]], reward.steps[-1]))
-    rise = min(then, last) - before
-    is_rise = rise >= max(SURE * course.wander, NOTABLE * abs(before))
-    if fall < 4 * noise or fall < LARGE * size or not is_rise:
+    is_up = has_risen(before, min(then, last), course.wander)
+    if not is_up or not has_fallen(
+        float(values[high]), float(values[high]) - fall, noise_about_a_trend(values.tolist())
+    ):
         return
-    is_back = end >= values[high] - fall / 2
-    since = f"and {end:.4g} in the end" if not is_back else f"{values[low]:.4g} after that, and {end:.4g} in the end"
+    is_back = end >= best - fall / 2
+    since = f"and {end:.4g} in the end" if not is_back else f"{best - fall:.4g} after that, and {end:.4g} in the end"
     text = (
-        f"held-out reward {values[high]:.4g} at step {held_out.steps[high]}, {since}, while the reward in training "
+        f"held-out reward {best:.4g} at step {held_out.steps[high]}, {since}, while the reward in training "
         f"rose from {before:.4g} to {last:.4g}"
     )
-    is_grave = not is_back and fall >= HALF * size
+    is_grave = not is_back and fall >= HALF * abs(best)
     yield _standing(held_out, high, text, "held-out-reward-falls", is_grave=is_grave)
 
 
