@@ -13,7 +13,7 @@ PAID = 0.3
 """The part of what the reward rose before, by which it must have risen while the second half of the entropy went."""
 SURE, NOTABLE = 6.0, 0.25
 """A reward has moved if it did so by so many times what its means wander, and by this share of its size."""
-LOST, SURE_OF_FEW = 0.3, 4.0
+LOST, SURE_OF_FEW = 0.2, 4.0
 """A held-out reward has fallen if it did so by this share of its best, and so many times its noise."""
 FEWEST_HELD_OUT = 6
 """Values of a held-out reward from which it is judged."""

@@ -27,6 +27,7 @@ from sealegs.detectors.collapse_rules import (
     noise_about_a_trend,
 )
 from sealegs.diagnosis.contract import Standing
+from sealegs.diagnosis.first_signals import critic
 from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
@@ -34,6 +35,8 @@ NO_GAIN = 4.0
 """The same for a gain that nobody would see."""
 FLAT = 1.5
 """Standard errors by which the second half of a reward that has not risen differs from its beginning, at the most."""
+SELDOM = 0.1
+"""Share of the rows whose reward is above its lowest, where a policy has found next to nothing."""
 ENOUGH = 50
 """Rows from which a reward that never rose says something; from twice as many of a whole run it is told by itself."""
 LOST = 0.8
@@ -138,6 +141,7 @@ def judged(run: Run) -> Iterator[Standing]:
         *_completions(run, course),
         *_updates(run),
         *_held_out(run, reward, course),
+        *critic.judged(run, reward),
     ]
     yield from sorted(_together(found), key=lambda one: not one.is_grave)
 
@@ -157,6 +161,16 @@ def _together(found: list[Standing]) -> Iterator[Standing]:
 
 def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
     """A reward that is lost, or has never risen in a log of the whole run that is long enough to say so."""
+    lowest = float(reward.values.min())
+    above = reward.means > lowest + 1e-9 * max(abs(lowest), 1.0)
+    late = above[-max(reward.rows // 5, 1) :]
+    if reward.rows >= ENOUGH and above.any() and max(above.mean(), late.mean()) <= SELDOM:
+        text = (
+            f"reward {lowest:.4g}, its lowest, in {(~above).sum()} of {reward.rows} rows and {1 - late.mean():.0%} of "
+            "the last fifth: hardly ever is anything rewarded"
+        )
+        yield _standing(reward, 0, text, "reward-flat", is_grave=True)
+        return
     if course.is_lower:
         yield _fall(reward, course)
         return
