@@ -13,7 +13,7 @@ import numpy as np
 from sealegs.detectors.collapse_rules import LEAST_VIOLATION, MANY_DEAD, MORE_DEAD, SOME_DEAD, VIOLATED
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices
-from sealegs.diagnosis.first_signals.track import FEWEST, MOST, STAYS, Track, tracks_of
+from sealegs.diagnosis.first_signals.track import FEWEST, MOST, SOON, STAYS, Track, tracks_of
 from sealegs.record.run import Run
 
 HARDLY = 0.05
@@ -105,7 +105,9 @@ def _loads(run: Run) -> Iterator[Standing]:
             f"{few} of the {loads.shares.shape[1]}{_of(loads)} had tokens, and hardly any since step "
             f"{loads.steps[row]}{_and_so(died)}"
         )
-        yield _standing("expert_load", int(loads.steps[row]), text, "experts-die")
+        are_many = any(len(names) > 1 and len(names) >= SOME_DEAD * each.shares.shape[1] for each, _, names in died)
+        shows = "router-collapses" if are_many else "experts-die"  # of four, one is a quarter, and still one alone
+        yield _standing("expert_load", int(loads.steps[row]), text, shows)
 
 
 def _of(loads: Loads) -> str:
@@ -165,7 +167,10 @@ def _dead(run: Run) -> Iterator[Standing]:
                 f"{track.steps[row]}"
             )
             is_grave = track.end >= MANY_DEAD
-            yield _standing(track.signal, int(track.steps[row]), text, "experts-die", is_grave=is_grave)
+            many = track.since(track.level >= MANY_DEAD)
+            is_at_once = many is not None and many - row <= track.rows // SOON
+            shows = "router-collapses" if is_grave and is_at_once else "experts-die"  # they die one after the other
+            yield _standing(track.signal, int(track.steps[row]), text, shows, is_grave=is_grave)
             return
 
 

@@ -163,10 +163,10 @@ def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
     """A reward that is lost, or has never risen in a log of the whole run that is long enough to say so."""
     lowest = float(reward.values.min())
     above = reward.means > lowest + 1e-9 * max(abs(lowest), 1.0)
-    late = above[-max(reward.rows // 5, 1) :]
-    if reward.rows >= ENOUGH and above.any() and max(above.mean(), late.mean()) <= SELDOM:
+    seldom, lately = float(above.mean()), float(above[-max(reward.rows // 5, 1) :].mean())
+    if reward.rows >= ENOUGH and 0 < max(seldom, lately) <= SELDOM:
         text = (
-            f"reward {lowest:.4g}, its lowest, in {(~above).sum()} of {reward.rows} rows and {1 - late.mean():.0%} of "
+            f"reward {lowest:.4g}, its lowest, in {(~above).sum()} of {reward.rows} rows and {1 - lately:.0%} of "
             "the last fifth: hardly ever is anything rewarded"
         )
         yield _standing(reward, 0, text, "reward-flat", is_grave=True)

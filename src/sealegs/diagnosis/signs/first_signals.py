@@ -135,7 +135,7 @@ def preferred_becomes_unlikely(facts: Facts) -> Sign:
 
 def router_collapses(facts: Facts) -> Sign:
     """Few experts take the load, up to the end."""
-    return _shown(facts, "router-collapses", "expert_load", "expert_violation")
+    return _shown(facts, "router-collapses", "expert_load", "expert_violation", "dead_expert_share")
 
 
 def experts_die(facts: Facts) -> Sign:
