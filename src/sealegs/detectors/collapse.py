@@ -185,7 +185,7 @@ class Track(NamedTuple):
     @property
     def is_sparse(self) -> bool:
         """Whether values come every few steps, so that some of them say what many would that come with each step."""
-        return self.seen > 1 and self.steps[-1] - self.steps[0] >= APART_STEPS * (self.seen - 1)
+        return len(self.steps) > 1 and self.steps[-1] - self.steps[0] >= APART_STEPS * (self.seen - 1)
 
     @property
     def now(self) -> float:
