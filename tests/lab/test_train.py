@@ -148,6 +148,18 @@ def test_low_precision_trains_and_resumes(tmp_path: Path, tokens_file: Path, dty
         assert (run.column("loss_scale")[:4] >= 1).all()
 
 
+@pytest.mark.parametrize(
+    ("size", "has_it", "dtype"),
+    [("nano", True, "fp32"), ("toy", True, "fp32"), ("small", True, "bf16"), ("small", False, "fp32")],
+)
+def test_bf16_is_chosen_where_it_is_faster(
+    size: str, has_it: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealegs.lab.train.cpu_has_bf16", lambda: has_it)
+    assert resolved(replace(SIZES[size], device="cpu")).dtype == dtype
+    assert resolved(replace(SIZES[size], device="cpu", dtype="bf16")).dtype == "bf16", "what is said is done"
+
+
 def training(settings: Settings, data: TokenSources) -> TrainingState:
     torch.manual_seed(0)
     model = Transformer(settings.model)

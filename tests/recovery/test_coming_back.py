@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-import sealegs
 from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.record.events import load_events
 from sealegs.recovery.actions import Rollback
 from sealegs.recovery.evidence import HEALING
 from sealegs.recovery.playbook import Rung
@@ -62,7 +62,9 @@ def once(*steps: int) -> Any:
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [{"kind": e.kind, "step": e.step, **e.detail} for e in sealegs.open_run(folder).events if e.kind in kinds]
+    return [
+        {"kind": e.kind, "step": e.step, **e.detail} for e in load_events(folder / "events.jsonl") if e.kind in kinds
+    ]
 
 
 def rungs(folder: Path) -> list[str]:

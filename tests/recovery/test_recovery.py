@@ -18,6 +18,7 @@ from sealegs import Guard, Playbook
 from sealegs.errors import ConfigError, RunHalted
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.judge import Detection
+from sealegs.record.events import load_events
 from sealegs.recovery.actions import LowerLR, Rollback, Stratify, SwapSource
 from sealegs.recovery.adjustments import Adjustments
 from sealegs.recovery.ledger import read_ledger
@@ -84,7 +85,7 @@ def exploding(first: int, last: int) -> Bad:
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [{"step": e.step, **e.detail} for e in sealegs.open_run(folder).events if e.kind in kinds]
+    return [{"step": e.step, **e.detail} for e in load_events(folder / "events.jsonl") if e.kind in kinds]
 
 
 STANDARD: dict[str, Any] = {"playbook": Playbook.standard(), "telemetry": Telemetry(sample_every=0)}

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.record.events import load_events
 from sealegs.recovery.actions import Continue
 from sealegs.recovery.playbook import Rung
 from sealegs.recovery.recurrence import Trigger
@@ -130,7 +131,7 @@ def forget_proofs(folder: Path) -> None:
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [{"step": e.step, **e.detail} for e in sealegs.open_run(folder).events if e.kind in kinds]
+    return [{"step": e.step, **e.detail} for e in load_events(folder / "events.jsonl") if e.kind in kinds]
 
 
 # Preempted before the first step.

@@ -16,6 +16,7 @@ from sealegs import FolderIncomplete, Guard, Playbook
 from sealegs.errors import StorageError
 from sealegs.guard_options import Telemetry
 from sealegs.record import requests
+from sealegs.record.events import load_events
 from sealegs.recovery import requests as request_queue
 
 
@@ -42,7 +43,7 @@ def go_on(guard: Guarded, until: int) -> None:
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [dict(event.detail) for event in sealegs.open_run(folder).events if event.kind == kind]
+    return [dict(event.detail) for event in load_events(folder / "events.jsonl") if event.kind == kind]
 
 
 def steps_on_disk(folder: Path) -> list[int]:

@@ -237,7 +237,8 @@ class Settings:
     seed: int = 0
     """Chooses the initial weights and the order of the data."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """`auto`: bf16 autocast with fp32 master weights on hardware that has bf16, else fp32. `fp16` scales the loss."""
+    """`auto`: bf16 autocast with fp32 master weights where the hardware has bf16 and it is faster (on a CPU: not for
+    narrow models), else fp32. `fp16` scales the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: CUDA where torch sees it."""
     compile: bool = False
