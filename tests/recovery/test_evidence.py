@@ -526,9 +526,24 @@ def test_what_was_dear_when_weights_were_found_sound_is_not_the_measure_for_ever
     for step in range(112, 300):
         seen(evidence, step, loss=3.0)
         assert not asks(evidence)
+    asked = []
     for step in range(300, 300 + LATELY):
         seen(evidence, step, loss=9.0)
-    assert asks(evidence)
+        asked.append(asks(evidence))
+    assert any(asked)
+
+
+@pytest.mark.parametrize(("loss", "is_over"), [(3.0, True), (4.0, False)])
+def test_a_finding_of_other_data_ends_with_them(loss: float, is_over: bool) -> None:
+    """Eight calm steps later the loss is back: the next surprise is tried anew. While the data last, one more of them
+    is no news."""
+    evidence = acquitted(then=4.0)
+    for step in range(112, 112 + LATELY):
+        assert evidence.is_sound
+        seen(evidence, step, loss=loss)
+    assert evidence.is_sound != is_over
+    seen(evidence, 112 + LATELY, "skip", loss=5.0)
+    assert asks(evidence) == is_over
 
 
 def test_a_new_incident_long_after_a_probe_is_not_covered_by_it() -> None:
