@@ -876,14 +876,20 @@ def test_a_batch_that_is_tried_again_is_clipped_as_it_was(limit: float | None, t
 
 def test_a_step_that_was_skipped_and_counted_back_costs_once(tmp_path: Path) -> None:
     model, optimizer = small()
+    bad, kept = exploding(220, 232), []
+
+    def kept_at_226(guard: Guard) -> float | None:
+        if guard.number == 226:
+            kept.append(json.dumps(guard.state_dict()))
+        return bad(guard)
+
     with Guard(model, optimizer, run=tmp_path / "a", **STANDARD) as guard:
-        bad, loader = exploding(220, 232), data(900)
-        train(guard, model, 226, bad, loader)
+        train(guard, model, 330, kept_at_226, loader=data(900))
         assert guard.loop.recovery is not None
-        guard.load_state_dict(json.loads(json.dumps(guard.state_dict())))
-        assert guard.loop.recovery._tracker.evidence.is_sound, "what a probe has found survives a checkpoint"
-        train(guard, model, 330, bad, loader)
-        assert not guard.loop.recovery._tracker.evidence.is_sound, "what it was about is over"
+        evidence = guard.loop.recovery._tracker.evidence
+        assert not evidence.is_sound, "the data that it was about are gone"
+        guard.load_state_dict(json.loads(kept[0]))
+        assert evidence.is_sound, "what a probe has found survives a checkpoint"
     (back,), (closed,) = events(tmp_path / "a", "counted-back"), events(tmp_path / "a", "incident-closed")
     assert back["steps"] == closed["cost"]["steps"] == len(events(tmp_path / "a", "skip", "alarm"))
 
