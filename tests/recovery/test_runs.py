@@ -147,8 +147,8 @@ def test_damage_is_undone(fault: str, trigger: str, branch: Branch, clean: float
 
 
 def test_damage_soon_after_an_acquitted_alarm_is_undone(branch: Branch, clean: float) -> None:
-    """A batch of random tokens, and a probe finds the weights sound. Twelve steps later a bit flips in one of them: what
-    was found before excuses nothing."""
+    """A batch of random tokens, and a probe finds the weights sound. Twelve steps later a bit flips in one of them:
+    what was found before excuses nothing."""
     result, run = branch("random-shard:batches=1@180", "bit-flip:in=weight,tensor=*.query_key_value@192")
     probes = [(event.step, event.detail["is_condemned"]) for event in events(run, "probe")]
     assert probes[0] == (181, False)
