@@ -21,8 +21,8 @@ step, schedule, loss scale, random state, place in the data, versions; and what 
 are compared with their digests, numbers are looked at for NaN. Nothing in it is run.
 
 CHECKPOINT is a folder in checkpoints/ of a run, or the run (its newest); a file of torch.save; or a checkpoint folder
-of Hugging Face's Trainer. Where the run recorded a resume (of a checkpoint: from it), what that brought back follows: each
-part as it was saved, or how it differs, and what the loop changed before its first step.
+of Hugging Face's Trainer. Where the run recorded a resume (of a checkpoint: from it), what that brought back follows:
+each part as it was saved, or how it differs, and what the loop changed before its first step.
 
 exit code: 0 all there, 1 something is missing or wrong, or did not come back as it was, 2 it cannot be read.
 
