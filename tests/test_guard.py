@@ -614,18 +614,20 @@ def test_a_weight_that_is_not_finite_shows_at_the_first_step_that_uses_it(tmp_pa
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rare_at = 16
-    with (
-        pytest.raises(RunHalted, match="a parameter is not finite"),
-        sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=10)) as guard,
-    ):
-        while guard.number < 20:
-            if guard.number == 12:
-                with torch.no_grad():
-                    model[0].weight[2] = math.nan  # type: ignore[operator, index]
-            tokens = torch.tensor([0, 1, 2 if guard.number == rare_at else 1])
-            loss = model(tokens).square().mean()
-            loss.backward()
-            guard.step(loss)
+
+    def train() -> None:
+        with sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=10)) as guard:
+            while guard.number < 20:
+                if guard.number == 12:
+                    with torch.no_grad():
+                        model[0].weight[2] = math.nan  # type: ignore[operator, index]
+                tokens = torch.tensor([0, 1, 2 if guard.number == rare_at else 1])
+                loss = model(tokens).square().mean()
+                loss.backward()
+                guard.step(loss)
+
+    with pytest.raises(RunHalted, match="a parameter is not finite"):
+        train()
     run = sealegs.open_run(tmp_path / "a")
     assert run.steps.tolist()[-1] == rare_at
     assert run.column("params_finite")[run.logged("params_finite")].tolist()[-1] == 0.0

