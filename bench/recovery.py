@@ -47,7 +47,7 @@ class Loop:
     """A guarded loop that can be run for some steps at a time."""
 
     def __init__(self, subject: Subject, folder: Path, **options: Any) -> None:
-        self.guard = sealegs.Guard(subject.model, subject.optimizer, run=folder, clip=1.0, **options)
+        self.guard = sealegs.Guard(subject.model, subject.optimizers, run=folder, clip=1.0, **options)
         self._subject = subject
         self._batches: Iterator[int] = self.guard.batches(Numbers())
 

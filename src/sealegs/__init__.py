@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sealegs.replay.subject import Subject, Text
     from sealegs.sinks.notify import Notify
     from sealegs.sinks.trackers import tracker
+    from sealegs.step.skip_way import Skipping
     from sealegs.vocabulary import Finding, Severity, Verdict
     from sealegs.watch import Watch
 
@@ -40,6 +41,7 @@ __all__ = [
     "RunHalted",
     "SealegsError",
     "Severity",
+    "Skipping",
     "StratifiedBatchSampler",
     "Subject",
     "Telemetry",
@@ -71,6 +73,7 @@ _HOMES = {
     "RunHalted": "sealegs.errors",
     "SealegsError": "sealegs.errors",
     "Severity": "sealegs.vocabulary",
+    "Skipping": "sealegs.step.skip_way",
     "StratifiedBatchSampler": "sealegs.batching.batch_sampler",
     "Subject": "sealegs.replay.subject",
     "Telemetry": "sealegs.guard_options",

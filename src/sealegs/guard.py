@@ -29,6 +29,7 @@ from sealegs.recovery.playbook import Playbook
 from sealegs.recovery.saving import Resumed
 from sealegs.report.event_text import how_resumed
 from sealegs.signals.collect import Signal
+from sealegs.step.skip_way import Skipping
 from sealegs.vocabulary import Verdict
 from sealegs.watch import Observer, Watch
 
@@ -66,7 +67,7 @@ class Guard:
         scheduler: LRScheduler | Sequence[LRScheduler] | LoopScheduler | None = None,
         scaler: GradScaler | None = None,
         clip: float | None = None,
-        act: bool = True,
+        act: bool | Skipping = True,
         playbook: Playbook | None = None,
         checkpoint_every: int | Checkpointing = 0,
         resume: bool | Literal["auto"] = False,
@@ -78,7 +79,7 @@ class Guard:
         Several optimizers are updated together or not at all. ``scheduler`` is stepped with them; a ``LoopScheduler``
         is stepped by the loop. ``clip`` is the largest global gradient norm; leave it out to clip yourself, and hand
         the norm to ``step``. Under ``act=False``, shadow mode, everything is decided and written down, and nothing is
-        skipped or halted. In a process group make a guard on every rank.
+        skipped or halted. ``Skipping`` says how updates are skipped. In a process group make a guard on every rank.
 
         ``playbook`` says what is done about an anomaly that skipping does not cure; it needs ``batches``. With one,
         ``Playbook.observe()`` for one that does nothing, an incident leaves a capsule in the folder, from which

@@ -27,6 +27,7 @@ from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.extra_state import Stateful, refuse_stateless
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
+from sealegs.step.skip_way import Skipping
 from sealegs.vocabulary import Sink
 from sealegs.watch import PRICE, Watch, is_price
 
@@ -148,7 +149,7 @@ class GuardOptions:
     scheduler: Any = None
     scaler: GradScaler | None = None
     clip: float | None = None
-    act: bool = True
+    act: bool | Skipping = True
     playbook: Playbook | None = None
     checkpoint_every: int | Checkpointing = 0
     resume: bool = False
@@ -163,7 +164,7 @@ class GuardOptions:
             ("scheduler", can_step, "an LRScheduler, several, or one LoopScheduler of those that the loop steps"),
             ("scaler", self.scaler is None or hasattr(self.scaler, "is_enabled"), "a GradScaler, or None"),
             ("clip", clip is None or (is_number(clip) and clip > 0), CLIP),
-            ("act", isinstance(self.act, bool), "True, or False for shadow mode"),
+            ("act", isinstance(self.act, bool | Skipping), "True, False for shadow mode, or a sealegs.Skipping"),
             ("playbook", isinstance(self.playbook, Playbook | None), "Playbook.standard(), or None"),
             ("checkpoint_every", isinstance(every, Checkpointing) or is_whole(every, 0), EVERY),
             ("detection", isinstance(self.detection, Detection), "sealegs.Detection(...)"),
@@ -175,6 +176,16 @@ class GuardOptions:
             raise ConfigError(
                 f"playbook={self.playbook.name}: it goes by the calibrated rules; leave Detection.rules as it is"
             )
+
+    @property
+    def acts(self) -> bool:
+        """Whether updates are skipped and runs halted, or that is only said."""
+        return self.act is not False
+
+    @property
+    def skipping(self) -> Skipping:
+        """Of True, as it comes."""
+        return self.act if isinstance(self.act, Skipping) else Skipping()
 
     @property
     def checkpointing(self) -> Checkpointing:
@@ -209,7 +220,7 @@ class GuardOptions:
     def snapshots(self, training: TrainingState) -> Snapshots:
         """Those in memory: where they are of no use to a playbook, only if memory is given for them."""
         asked = self.checkpointing
-        is_used = self.has_rungs and self.act
+        is_used = self.has_rungs and self.acts
         memory = asked.snapshot_memory if is_used else asked.snapshot_memory or 0
         # where no checkpoint of step 0 is written, the first must be enough to run an early incident again
         return Snapshots(
@@ -252,7 +263,7 @@ class GuardOptions:
             snapshots=snapshots,
             checkpoints=checkpoints,
             folder=watch.folder if watch.record is not None else None,
-            act=self.act,
+            act=self.acts,
             capsule_bytes=self.checkpointing.capsule_bytes,
             timeout_s=self.telemetry.timeout_s,
         )

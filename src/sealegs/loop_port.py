@@ -43,6 +43,7 @@ from sealegs.recovery.saving import Resumed, Saving
 from sealegs.signals.batch_hash import digest_of
 from sealegs.signals.batch_tokens import BatchTokens
 from sealegs.signals.collect import Signal, named_now
+from sealegs.signals.collective import Collective
 from sealegs.signals.groups import find_embeddings
 from sealegs.signals.meter import HISTOGRAM_STEPS, Meter
 from sealegs.signals.norms import Gradients
@@ -53,9 +54,10 @@ from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 from sealegs.step.decision import UpdateDecision
 from sealegs.step.gate import ROW
+from sealegs.step.skip_way import SkipWay
 from sealegs.step.step_inputs import StepInputs
 from sealegs.step.timm_scheduler import TimmScheduler, counting
-from sealegs.step.update import Call, Update, not_undone
+from sealegs.step.update import Call, Update, fuse, not_undone, reads_found_inf
 from sealegs.vocabulary import Number, Row, Verdict
 from sealegs.watch import Observer, Watch, level_of_the_loop, opened_on_all
 
@@ -114,6 +116,7 @@ class LoopPort(Observer):
         checkpointing = options.checkpointing
         if checkpointing.every and not has_folder:
             raise ConfigError(f"checkpoint_every={checkpointing.every}: there is no run folder to write to; give run=")
+        self._fused = fuse(optimizers) if options.skipping.fuse else []
         steps_scheduler = not options.loop_steps_scheduler
         schedulers = tuple(counting(each, is_stepped=steps_scheduler) for each in options.schedulers)
         self._timm_schedulers = [each for each in schedulers if isinstance(each, TimmScheduler)]
@@ -135,7 +138,7 @@ class LoopPort(Observer):
         """The number of the step that comes next."""
         self._model = model
         self._clip = options.clip
-        self._act = options.act
+        self._act = options.acts
         self._run_end = RunEnd()
         self.recovery: Recovery | None = None
         """What goes by the playbook, where there is one."""
@@ -172,7 +175,13 @@ class LoopPort(Observer):
         self.recovery = options.recovery(training, self.watch, self._batches, snapshots, self.checkpoints)
         if self.checkpoints is not None:
             self._saving = Saving(self.checkpoints, training, self.watch, every=options.checkpointing.every)
-        self._update_decision = UpdateDecision(self._update, self.watch, act=self._act, world=self._meter.ranks.world)
+        self._update_decision = UpdateDecision(
+            self._update,
+            self.watch,
+            act=self._act,
+            world=self._meter.ranks.world,
+            skip_way=SkipWay(options.skipping.way, agree=self._agreed),
+        )
         self._inputs = StepInputs(self._meter, self._update, self._spent)
         self._batch: dict[str, Signal] = {}
         """What is known of the batch that the step trains on."""
@@ -219,6 +228,10 @@ class LoopPort(Observer):
                 self._changes = ResumeChanges(self._model, self._update.optimizers, schedulers)
         self._record_settings(options, schedulers)
         self._say_what_is_guarded()
+
+    def _agreed(self, mine: bool) -> bool:
+        """Whether it is so on every rank."""
+        return all(Collective(self._ranks.timeout_s).gather(mine)) if self._meter.ranks.world > 1 else mine
 
     def _record_settings(self, options: GuardOptions, schedulers: Sequence[Any]) -> None:
         """Write down what the live objects show; what only a step shows follows."""
@@ -915,7 +928,8 @@ class LoopPort(Observer):
             act=self._act,
             clip=self._clip,
             optimizers=[type(optimizer).__name__ for optimizer in self._update.optimizers],
-            skips_on_the_device=self._update.can_be_decided_on_the_device(),
+            skips_on_the_device=all(map(reads_found_inf, self._update.optimizers)),
+            fused_by_the_guard=self._fused,
             not_undone_by_a_skip=not_undone(self._model),
             playbook=self.recovery.playbook.name if self.recovery is not None else None,
             ranks=self._meter.ranks.world,

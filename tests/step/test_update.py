@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Muon, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
-from sealegs.step.update import Update, reads_found_inf
+from sealegs.step.update import Update, fuse, reads_found_inf
 
 Make = Callable[[nn.Module], list[Optimizer]]
 
@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Make] = {
         AdamW([{"params": [p], "weight_decay": 0.1 * i} for i, p in enumerate(m.parameters())], lr=0.01, fused=True)
     ],
 }
-DECIDED_ON_DEVICE = {
+FUSED = {
     "adamw-fused",
     "adamw-fused-amsgrad-tensor-lr",
     "adam-fused",
@@ -98,11 +98,15 @@ def backward(model: nn.Module, scaler: GradScaler | None, *, seed: int, poison: 
             last.grad.view(-1)[1] = float("nan")
 
 
+def can_be_decided_on_the_device(update: Update) -> bool:
+    return update.reads_found_inf() or (update.is_taken_back() and update.can_be_taken_back())
+
+
 def take_step(update: Update, model: nn.Module, decide: str, *, seed: int, poison: bool, micro_batches: int = 1) -> str:
     """One step, decided where it is asked to be if that is possible. Gives where it was decided."""
     backward(model, update.scaler, seed=seed, poison=poison, micro_batches=micro_batches)
     update.unscale()
-    if decide == "device" and update.can_be_decided_on_the_device():
+    if decide == "device" and can_be_decided_on_the_device(update):
         update.apply_unless(torch.tensor(float(poison)))
         return "device"
     update.apply(not poison)
@@ -131,7 +135,7 @@ def test_factors_stand_around_the_schedule(name: str, decide: str) -> None:
     assert torch.allclose(weights[0], weights[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(DECIDED_ON_DEVICE))
+@pytest.mark.parametrize("name", sorted(FUSED))
 def test_gradients_divided_on_the_way_are_clipped_gradients(name: str) -> None:
     weights = []
     for on_the_way in (True, False):
@@ -139,7 +143,7 @@ def test_gradients_divided_on_the_way_are_clipped_gradients(name: str) -> None:
         update = Update(OPTIMIZERS[name](model))
         for seed in range(5):
             backward(model, None, seed=seed, poison=False)
-            if on_the_way and update.can_be_decided_on_the_device():
+            if on_the_way and update.reads_found_inf():
                 norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
                 update.apply_unless(torch.tensor(0.0), torch.clamp((norm + 1e-6) / 0.05, min=1.0))
             else:
@@ -166,7 +170,7 @@ def test_nothing_changes_on_a_skipped_step(name: str, first: bool, scaled: bool,
         before = bits(model, optimizers)
         where = take_step(update, model, decide, seed=7, poison=True, micro_batches=micro_batches)
         assert bits(model, optimizers) == before
-        on_device = decide == "device" and name in DECIDED_ON_DEVICE and not (first and name in FIRST_ON_HOST)
+        on_device = decide == "device" and not (first and name in FIRST_ON_HOST)
         assert where == ("device" if on_device else "host")
         assert all(parameter.grad is None for parameter in model.parameters())
         assert schedulers[0].last_epoch == (1 if first else 4), "the schedule counts attempts"
@@ -206,7 +210,7 @@ def test_a_checkpoint_that_turns_fused_off_is_noticed(decide: str) -> None:
     model.load_state_dict(other.state_dict())
     assert not reads_found_inf(fused)
     before = bits(model, [fused])
-    assert take_step(Update([fused]), model, decide, seed=1, poison=True) == "host"
+    assert take_step(Update([fused]), model, decide, seed=1, poison=True) == decide, "it is taken back instead"
     assert bits(model, [fused]) == before
 
 
@@ -241,3 +245,34 @@ def test_as_ever_is_what_the_loop_would_have_done() -> None:
     update.apply_as_ever()
     assert bits(model, []) == before
     assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("name", ["adamw-foreach", "adam", "sgd-momentum"])
+@pytest.mark.parametrize("first", [True, False], ids=["first-step", "later"])
+def test_fused_by_the_guard_it_goes_on_as_a_fused_one(name: str, first: bool) -> None:
+    """Nothing that was learned is lost, only the last bits are others; and its kernels read ``found_inf`` now."""
+    found = []
+    for is_fused_later in (False, True):
+        model = network()
+        optimizers = OPTIMIZERS[name](model)
+        if not first:
+            take_step(Update(optimizers), model, "host", seed=0, poison=False)
+        if is_fused_later:
+            assert fuse(optimizers) == [type(optimizers[0]).__name__]
+            assert fuse(optimizers) == []
+        update = Update(optimizers)
+        for seed in range(1, 5):
+            take_step(update, model, "host", seed=seed, poison=False)
+        assert update.reads_found_inf() == is_fused_later
+        found.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.allclose(found[0], found[1], rtol=1e-5)
+    before = bits(model, optimizers)
+    update.unscale()
+    backward(model, None, seed=7, poison=True)
+    update.apply_unless(torch.tensor(1.0))
+    assert bits(model, optimizers) == before
+
+
+def test_what_has_no_fused_kernel_is_left_as_it_is() -> None:
+    assert fuse(muon_and_adamw(network())) == ["AdamW"]
+    assert fuse([NAdam(network().parameters()), AdamW(network().parameters(), differentiable=True)]) == []

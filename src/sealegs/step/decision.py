@@ -10,6 +10,7 @@ from torch import Tensor
 from sealegs.detectors.spike import WIDENED_STEPS, Spike, clip_of
 from sealegs.signals.meter import StepSignals
 from sealegs.step.gate import ROW, SCALARS, Gate, HostFacts
+from sealegs.step.skip_way import SkipWay
 from sealegs.step.update import Update
 from sealegs.watch import Watch
 
@@ -20,11 +21,14 @@ LAG = 2
 class UpdateDecision:
     """Applies updates or skips them. In shadow mode it applies all of them, and only writes the decisions down."""
 
-    def __init__(self, update: Update, watch: Watch, *, act: bool, world: int) -> None:
+    def __init__(self, update: Update, watch: Watch, *, act: bool, world: int, skip_way: SkipWay | None = None) -> None:
         self._update = update
         self._watch = watch
         self._act = act
         self._world = world
+        self._skip_way = skip_way or SkipWay("host")
+        """For optimizers that do not read the gate's answer."""
+        self._is_way_told = False
         self._are_rules_known = [spike.signal for spike, _ in self._spikes()] == ["loss", "grad_norm"]
         self._gate: Gate | None = None
         self._saved_gate: Any = None
@@ -35,9 +39,42 @@ class UpdateDecision:
     ) -> Callable[[], None]:
         """Judge step ``number``. Gives the rest of the step as a function: clip the gradients, and apply the update
         unless rejected."""
-        if self._can_be_decided_on_device(seen):
+        if not self._can_gate_decide(seen):
+            return self._prepare_on_host(number, seen, known, clip)
+        if not self._act or self._update.reads_found_inf():  # in shadow mode nobody has to read the gate's answer
             return self._prepare_on_device(number, seen, known, clip)
+        if self._update.is_taken_back():
+            return self._prepare_to_take_back(number, seen, known, clip)
         return self._prepare_on_host(number, seen, known, clip)
+
+    def _prepare_to_take_back(
+        self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
+    ) -> Callable[[], None]:
+        """The device can take the step back, or the host can decide: whichever is cheaper, where both are possible."""
+        way = self._skip_way.next(is_possible=self._update.can_be_taken_back())
+        prepare = self._prepare_on_device if way == "device" else self._prepare_on_host
+        apply_or_skip = prepare(number, seen, known, clip)
+
+        def update() -> None:
+            apply_or_skip()
+            self._skip_way.stepped()
+            self._tell_the_way(number)
+
+        return update
+
+    def _tell_the_way(self, number: int) -> None:
+        """Which way updates are skipped, once it is chosen: what either costs, or why there was no choice."""
+        if self._is_way_told or self._skip_way.way is None:
+            return
+        self._is_way_told = True
+        told: dict[str, Any] = {f"{way}_ms": time for way, time in self._skip_way.measured.items()}
+        if self._skip_way.way == "device":
+            told["copied_bytes"] = self._update.copied_bytes()
+        elif reason := self._update.why_not_taken_back():
+            told["reason"] = reason
+        self._watch.note("skip-way", step=number, way=self._skip_way.way, **told)
+        if self._skip_way.way == "host":
+            self._update.keep_no_copies()
 
     def forget(self) -> None:
         """Drop the gate, to be made again from the host's state: the run is not where it was."""
@@ -59,11 +96,9 @@ class UpdateDecision:
         """The detectors that the gate stands for, each with its state; the user's own come after them, and alarm."""
         return self._watch.states_of(Spike)[:2]
 
-    def _can_be_decided_on_device(self, seen: StepSignals) -> bool:
-        """Whether the gate can decide. It knows the calibrated rules only; in shadow mode no optimizer has to read its
-        answer."""
-        is_readable = not self._act or self._update.can_be_decided_on_the_device()
-        return seen.loss.is_cuda and self._are_rules_known and is_readable
+    def _can_gate_decide(self, seen: StepSignals) -> bool:
+        """Whether there is a device to decide on. The gate knows the calibrated rules only."""
+        return seen.loss.is_cuda and self._are_rules_known
 
     def _prepare_on_device(
         self, number: int, seen: StepSignals, known: dict[str, Any], clip: float | None
@@ -123,7 +158,7 @@ class UpdateDecision:
         """
         if seen.gradients is None:
             return False
-        return seen.gradients.are_used_once and not self._update.has_step_hooks()
+        return seen.gradients.are_used_once and not self._update.has_step_hooks() and self._update.reads_found_inf()
 
     def _make_gate(self, device: torch.device, clip: float | None) -> Gate:
         spikes = self._spikes()

@@ -1,9 +1,10 @@
 """Applies the update of a step or skips it, and then leaves the weights exactly as they were.
 
-There are two ways to skip. Decided on the device, fused optimizers get ``found_inf``, a tensor that their kernels read:
-at 1 they leave weights, moments and step counters alone, and the host need not know. Decided on the host,
-``optimizer.step()`` is not called at all, which is exact for any optimizer. Either way the schedule counts the attempt:
-a skip on the device cannot hold it back without the host waiting for it.
+There are three ways to skip. Decided on the device, fused optimizers get ``found_inf``, a tensor that their kernels
+read: at 1 they leave weights, moments and step counters alone, and the host need not know. Others make their step, and
+it is taken back on the device (``step/undo.py``). Decided on the host, ``optimizer.step()`` is not called at all, which
+is exact for any optimizer. Whichever way, the schedule counts the attempt: a skip on the device cannot hold it back
+without the host waiting for it.
 """
 
 import warnings
@@ -12,12 +13,14 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.lr_scheduler import LRScheduler
 
 from sealegs.errors import ConfigError
+from sealegs.step.undo import Undo
 
 READ_FOUND_INF = frozenset({Adam, AdamW, SGD, Adagrad})
 """Optimizers whose fused kernels read ``found_inf``. Not their subclasses, which may do anything; not RMSprop, NAdam or
@@ -52,6 +55,8 @@ class Update:
         """Factor on each optimizer setting during an update, by name: ``lr``, ``weight_decay``."""
         self.call: Call | None = None
         """A framework's way to call an optimizer, with its hooks and its clipping; it zeroes the gradients itself."""
+        self._undo: dict[int, Undo] = {}
+        """What takes back the steps of each optimizer that does not read ``found_inf``."""
         self._has_updated = False
 
     def unscale(self, optimizers: Iterable[Optimizer] | None = None) -> None:
@@ -75,10 +80,36 @@ class Update:
         stage = self.scaler._per_optimizer_states[id(optimizer)]["stage"]
         return bool(getattr(stage, "name", "") == "UNSCALED")
 
-    def can_be_decided_on_the_device(self) -> bool:
-        """Whether every optimizer can skip on the device. Checked at every step: loading a checkpoint can turn
-        ``fused`` off."""
-        return all(reads_found_inf(optimizer) for optimizer in self.optimizers)
+    def reads_found_inf(self) -> bool:
+        """Whether the kernels of every optimizer can skip the next step. Checked at every step: loading a checkpoint
+        can turn ``fused`` off."""
+        return all(map(reads_found_inf, self.optimizers))
+
+    def is_taken_back(self) -> bool:
+        """Whether a skip on the device takes back the step of one optimizer at least, and no first step of a fused one
+        is in the way."""
+        fused = [each for each in self.optimizers if is_fused(each)]
+        return len(fused) < len(self.optimizers) and all(map(reads_found_inf, fused))
+
+    def can_be_taken_back(self) -> bool:
+        """Whether the device can take back the next step of every optimizer that is not fused."""
+        return all(is_fused(each) or self._undo_of(each).is_possible() for each in self.optimizers)
+
+    def why_not_taken_back(self) -> str:
+        """Why it cannot, as far as it is known; empty where it can."""
+        undos = ((each, self._undo_of(each)) for each in self.optimizers if not is_fused(each))
+        return next((f"{type(each).__name__}: {undo.why_not}" for each, undo in undos if undo.why_not), "")
+
+    def copied_bytes(self) -> int:
+        """Memory that taking steps back takes."""
+        return sum(undo.copied_bytes for undo in self._undo.values())
+
+    def keep_no_copies(self) -> None:
+        """Give back the memory that taking steps back takes: the host decides from here on."""
+        self._undo.clear()
+
+    def _undo_of(self, optimizer: Optimizer) -> Undo:
+        return self._undo.setdefault(id(optimizer), Undo(optimizer))
 
     def apply(self, go: bool) -> None:
         """Apply the update, or not, as the host decided."""
@@ -105,10 +136,13 @@ class Update:
     def apply_unless(self, found_inf: Tensor, grad_scale: Tensor | None = None) -> None:
         """Apply the update unless the tensor is 1 when the device comes to it.
 
-        Gradients are divided by ``grad_scale`` on the way, which needs each gradient to be read once.
+        Gradients are divided by ``grad_scale`` on the way, which needs each to be read once, by a fused kernel.
         """
         for optimizer in self.optimizers:
-            self._call(optimizer, partial(_step_unless, optimizer, found_inf, grad_scale))
+            if is_fused(optimizer):
+                self._call(optimizer, partial(_step_unless, optimizer, found_inf, grad_scale))
+            else:
+                self._call(optimizer, partial(self._undo_of(optimizer).step, found_inf))
         self._finish(updated=True)
 
     def apply_as_ever(self) -> None:
@@ -168,11 +202,35 @@ def _step_unless(optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | N
         del readable.found_inf, readable.grad_scale  # a step of the user's own must not read them
 
 
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's kernels read ``found_inf``."""
+    return type(optimizer) in READ_FOUND_INF and all(group.get("fused") for group in optimizer.param_groups)
+
+
 def reads_found_inf(optimizer: Optimizer) -> bool:
-    """Whether the next step of an optimizer can be skipped on the device."""
-    if type(optimizer) not in READ_FOUND_INF or not all(group.get("fused") for group in optimizer.param_groups):
+    """Whether the next step of an optimizer can be skipped by its own kernels."""
+    return is_fused(optimizer) and not (isinstance(optimizer, SGD) and _begins_momentum(optimizer))
+
+
+def fuse(optimizers: Iterable[Optimizer]) -> list[str]:
+    """Turn ``fused`` on in torch's own optimizers that have it off and can. Gives their names."""
+    return [type(each).__name__ for each in optimizers if _fuse(each)]
+
+
+def _fuse(optimizer: Optimizer) -> bool:
+    groups = optimizer.param_groups
+    weights = [p for group in groups for p in group["params"]]
+    is_plain = type(optimizer) in (Adam, AdamW, SGD) and not any(group.get("differentiable") for group in groups)
+    if is_fused(optimizer) or not is_plain or not all(p.is_floating_point() for p in weights):
         return False
-    return not (isinstance(optimizer, SGD) and _begins_momentum(optimizer))
+    for settings in (*groups, optimizer.defaults):
+        settings["fused"], settings["foreach"] = True, False
+    for p in weights:
+        if "step" in (state := optimizer.state.get(p, {})):
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
+    told: Any = optimizer
+    told._step_supports_amp_scaling = told._need_device_dtype_check_for_fused = True
+    return True
 
 
 def not_undone(model: nn.Module) -> list[str]:

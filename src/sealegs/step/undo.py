@@ -1,0 +1,244 @@
+"""Takes an optimizer's step back where a tensor on its device says so, and the host need not know.
+
+It is for optimizers that cannot be told to skip, and whose memory lies on the device, such as Muon. What the step may
+change, weights and every tensor that the optimizer remembers, is copied aside just before it. Then the step is made,
+and one kernel puts everything back if the flag is 1. The copy is made as late as that so that it is what the step
+begins from, whoever wrote to the weights before: torch does not count every write.
+
+Three things need the host. A step that makes new memory is waited for, and the memory is removed again if the flag was
+1: zeros are not the same as nothing. A step that changes a number on the host is waited for as well; from then on the
+host decides, since no device can hold such a number back. And memory on another device, or of a kind that cannot be
+looked into, is refused before the step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from sealegs.signals.collect import waited_for
+from sealegs.state.memory import Buffer, copy_all, free_bytes, in_words, local, sizes_of
+
+MOST_OF_WHAT_IS_FREE = 0.5
+"""Share of the device's free memory that the copies may take."""
+MOST_WAITS, FORGOTTEN = 8, 0.1
+"""How often the host may wait for new memory before it decides every step; one without forgets a part of a wait."""
+TORCH_OWN = frozenset(("defaults", "found_inf", "grad_scale", "_opt_called", "_step_count"))
+"""Attributes of an optimizer that torch counts and calls by."""
+OPAQUE = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, type)
+"""What holds no number that a step could change, or, as a generator, none that a skip promises to keep."""
+Container: TypeAlias = dict[Any, Any] | list[Any]
+Place: TypeAlias = tuple[int, Any]
+"""Where something is remembered: the container's identity, and the key in it."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Everything that an optimizer remembers at one moment."""
+
+    containers: list[tuple[Container, Container]] = field(default_factory=list)
+    """Each with a copy of itself: the same things in it, not copies of them."""
+    tensors: dict[Place, Tensor] = field(default_factory=dict)
+    numbers: dict[Place, float] = field(default_factory=dict)
+    strange: str = ""
+    """What cannot be looked into, where there is something."""
+
+
+class Undo:
+    """Makes the steps of one optimizer so that they can be taken back."""
+
+    def __init__(self, optimizer: Optimizer, *, most: float = MOST_OF_WHAT_IS_FREE) -> None:
+        self.optimizer = optimizer
+        self.why_not = ""
+        """Why the host has to decide; empty where it need not."""
+        self._most = most
+        self._looked_at: tuple[int, int] | None = None
+        self._waits = 0.0
+        self._shapes: list[Any] = []
+        self._buffer: Buffer | None = None
+        self._put_back: PutBack | None = None
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that the copies take."""
+        return 0 if self._buffer is None else self._buffer.bytes
+
+    def is_possible(self) -> bool:
+        """Whether the next step can be taken back on the device. Looks anew where the optimizer's memory is another
+        one, as after a checkpoint was loaded."""
+        now = self.optimizer.state
+        if not self.why_not and (self._looked_at is None or self._looked_at != (id(now), len(now))):
+            self.why_not = self._refused(_memory(self.optimizer))
+            self._looked_at = (id(now), len(now))
+        return not self.why_not
+
+    @torch.no_grad()
+    def step(self, flag: Tensor) -> None:
+        """Make the step, and take it back if the flag is 1 when the device comes to it."""
+        before = _memory(self.optimizer)
+        copied = self._changeable(before)
+        parts = self._copy_aside(copied)
+        self.optimizer.step()
+        after = _memory(self.optimizer)
+        part_of = {id(tensor): part for tensor, part in zip(copied, parts, strict=True)}
+        pairs = [(local(tensor), part) for tensor, part in zip(copied, parts, strict=True)]
+        for place, tensor in after.tensors.items():  # one that was put into the place of another
+            if (was := before.tensors.get(place)) is not None and was is not tensor:
+                pairs.append((local(tensor), part_of[id(was)]))
+        is_same = before.numbers == after.numbers and before.tensors.keys() == after.tensors.keys()
+        if is_same and all(_is_like(target, part) for target, part in pairs):
+            self._waits = max(0.0, self._waits - FORGOTTEN)
+            self._restore(flag, pairs)
+            return
+        self._look_again(before, after)
+        if waited_for(flag)[0] > 0:
+            for container, kept in before.containers:
+                _refill(container, kept)
+            copy_all((local(tensor), part) for tensor, part in zip(copied, parts, strict=True))
+
+    def _look_again(self, before: _Memory, after: _Memory) -> None:
+        """The step has made memory or changed numbers: whether the next can be taken back on the device."""
+        self._waits += 1
+        counted = (place for place, number in before.numbers.items() if not isinstance(number, bool))
+        if place := next((place for place in counted if after.numbers.get(place) != before.numbers[place]), None):
+            self.why_not = f"it counts on the host ({place[1]!r}), where no device can hold it back"
+        elif self._waits > MOST_WAITS:
+            self.why_not = "it makes new memory again and again"
+        else:
+            self.why_not = self._refused(after)
+            self._looked_at = (id(self.optimizer.state), len(self.optimizer.state))
+
+    def _changeable(self, memory: _Memory) -> list[Tensor]:
+        """What the step may write to, each once: a tensor that is remembered twice is one."""
+        held = (p for group in self.optimizer.param_groups for p in group["params"])
+        weights = (p for p in held if p.requires_grad or p.grad is not None)
+        return list({id(tensor): tensor for tensor in (*weights, *memory.tensors.values())}.values())
+
+    def _refused(self, memory: _Memory) -> str:
+        """Why its steps cannot be taken back; empty if they can."""
+        if memory.strange:
+            return f"it keeps {memory.strange}, into which nobody can look"
+        tensors = [local(tensor) for tensor in self._changeable(memory)]
+        is_cuda = any(tensor.is_cuda for tensor in tensors)
+        if is_cuda and any(group.get("capturable", True) is False for group in _groups(self.optimizer)):
+            return "it counts its steps on the host (fused and capturable are off)"
+        if len(devices := {tensor.device for tensor in tensors}) > 1:
+            return f"what it remembers lies on {' and '.join(sorted(map(str, devices)))}"
+        wanted = sum(sizes_of(_numbered(tensors)).values()) - self.copied_bytes
+        if tensors and wanted > self._most * (free := free_bytes(tensors[0].device)):
+            return f"a copy of what it changes takes {in_words(wanted)}, and {in_words(free)} are free"
+        return ""
+
+    def _copy_aside(self, copied: list[Tensor]) -> list[Tensor]:
+        tensors = [local(tensor) for tensor in copied]
+        shapes = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+        if self._buffer is None or shapes != self._shapes:
+            self._buffer = None  # before another one takes as much
+            self._buffer = Buffer(_numbered(tensors), "device")
+            self._shapes = shapes
+        parts = list(self._buffer.parts.values())
+        copy_all(zip(parts, tensors, strict=True))
+        return parts
+
+    def _restore(self, flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        if self._put_back is None:
+            self._put_back = quickest(flag.device)
+        self._put_back(flag, pairs)
+
+
+PutBack: TypeAlias = Callable[[Tensor, list[tuple[Tensor, Tensor]]], None]
+"""Copies the second of each pair into the first if the flag is 1 when the device comes to it."""
+
+
+def quickest(device: torch.device) -> PutBack:
+    """One kernel where there are a CUDA device and Triton, else a few operations a tensor."""
+    if device.type == "cuda":
+        try:
+            from sealegs.step.undo_triton import Copies
+
+            return Copies(device).put_back
+        except Exception:  # slower, and the same: the way is chosen by what it costs
+            return put_back_in_torch
+    return put_back_in_torch
+
+
+def put_back_in_torch(flag: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Read and write every tensor, whatever the flag says."""
+    is_closed = flag > 0
+    for target, part in pairs:
+        if target.dtype.itemsize == 1:  # not every operation knows every type of eight bits
+            target, part = target.view(torch.uint8), part.view(torch.uint8)
+        target.copy_(torch.where(is_closed, part, target))
+
+
+def _memory(optimizer: Optimizer) -> _Memory:
+    """What an optimizer remembers: its state, its groups, and what it keeps besides."""
+    found = _Memory()
+    _look_into(vars(optimizer), found, set())
+    return found
+
+
+def _look_into(container: Any, found: _Memory, seen: set[int]) -> None:
+    """Everything in a container of any depth. Weights are not memory: the groups say which there are."""
+    seen.add(id(container))
+    found.containers.append((container, container.copy()))
+    is_tuple = isinstance(container, tuple)
+    for key, value in _items(container):
+        if isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter):
+                if type(value) not in (Tensor, DTensor):
+                    found.strange = found.strange or f"a {type(value).__name__}"
+                found.tensors[id(container), key] = value
+        elif isinstance(value, int | float | complex) and not is_tuple:
+            found.numbers[id(container), key] = value  # type: ignore[assignment]
+        elif isinstance(value, dict | list):
+            if id(value) not in seen:
+                _look_into(value, found, seen)
+        elif isinstance(value, Optimizer):  # one that wraps another
+            if id(value) not in seen:
+                seen.add(id(value))
+                _look_into(vars(value), found, seen)
+        elif isinstance(value, tuple | set | frozenset):
+            if not all(isinstance(item, (*OPAQUE, int, float, complex)) or callable(item) for item in value):
+                found.strange = found.strange or f"a {type(value).__name__} of {type(next(iter(value))).__name__}"
+        elif not (
+            isinstance(value, OPAQUE)
+            or callable(value)
+            or type(value).__module__.startswith(("torch.distributed", "torch._C._distributed"))
+        ):
+            found.strange = found.strange or f"a {type(value).__name__}"
+
+
+def _items(container: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(container, dict):
+        for key, value in container.items():
+            if not (isinstance(key, str) and (key in TORCH_OWN or key.startswith("_optimizer_"))):
+                yield key, value
+    else:
+        yield from enumerate(container)
+
+
+def _refill(container: Container, kept: Container) -> None:
+    if isinstance(container, dict):
+        for key in [key for key, _ in _items(container) if key not in kept]:
+            del container[key]
+        container.update(_items(kept))
+    else:
+        container[:] = kept
+
+
+def _groups(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
+    """Those whose steps torch does not count on the device."""
+    return (group for group in optimizer.param_groups if not group.get("fused"))
+
+
+def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {str(number): tensor for number, tensor in enumerate(tensors)}
+
+
+def _is_like(tensor: Tensor, part: Tensor) -> bool:
+    return tensor.shape == part.shape and tensor.dtype == part.dtype and tensor.device == part.device
