@@ -7,6 +7,10 @@ and once healthy for each of them, with settings drawn from the seed. The broken
 mode): nothing is skipped. It prints Markdown: verdicts, how often the cause named first is the one that was put in, how
 often another one was named and called established or supported (confident and wrong), and the alarms in healthy runs,
 each share with its 95 % bounds. A run takes 10 to 20 s of one CPU core.
+
+A fault of a policy can be too mild to break anything. So each broken policy has a twin, with the same settings and
+seed and no fault, and the last column counts the runs that came to no harm: their held-out reward in the end is at
+least 95 % of the twin's, and their entropy at least half of it. They count as broken all the same.
 """
 
 import argparse
@@ -37,6 +41,8 @@ from sealegs.record.run import open_run
 
 LAST = 240
 """Steps of a run."""
+UNHARMED, KEPT_ENTROPY = 0.95, 0.5
+"""Shares of the twin's held-out reward and entropy, in the end, from which on nothing was broken."""
 Draw = Callable[[random.Random], str]
 """The fault of a seed, as text."""
 
@@ -79,7 +85,7 @@ def _hacked(chance: random.Random) -> str:
 
 CASES = {
     "entropy collapse": Case("policy", ("entropy-collapse",), _fault("entropy-penalty:weight={}@{at}", 5, 20)),
-    "hacked reward": Case("policy", ("reward-hacking", "length-collapse-or-cut"), _hacked),
+    "hacked reward": Case("policy", ("reward-hacking",), _hacked),
     "zero spread": Case("policy", ("zero-reward-spread",), _fault("constant-reward:value={}@{at}", 0.1, 1)),
     "perturbed sampler": Case("policy", ("sampler-trainer-mismatch",), _fault("noisy-sampler:noise={}@{at}", 0.1, 0.6)),
     "router collapse": Case(
@@ -112,6 +118,17 @@ class Answer:
     """The one named first."""
     grade: str | None
     is_right: bool | None
+    reward_share: float | None = None
+    """Its held-out reward in the end, as a share of its twin's."""
+    entropy_share: float | None = None
+    """The same of its entropy."""
+
+    @property
+    def is_unharmed(self) -> bool:
+        """Whether a fault did nothing to a policy that its twin did not come to by itself."""
+        if self.reward_share is None or self.entropy_share is None:
+            return False
+        return self.reward_share >= UNHARMED and self.entropy_share >= KEPT_ENTROPY
 
     @property
     def is_confidently_wrong(self) -> bool:
@@ -125,7 +142,16 @@ def answer(name: str, seed: int, is_broken: bool, place: Path) -> Answer:
     case, chance = CASES[name], random.Random(f"{name} {seed} {is_broken}")  # noqa: S311
     fault = case.fault(chance) if is_broken else ""
     folder = place / f"{name.replace(' ', '-')}-{seed}-{'broken' if is_broken else 'healthy'}"
-    (_policy if case.loop == "policy" else partial(_lab, case.loop))(folder, seed, fault, chance)
+    shares: tuple[float | None, float | None] = (None, None)
+    if case.loop == "policy":
+        settings = _policy_settings(seed, chance)
+        _policy(settings, folder, fault)
+        if fault:
+            twin = folder.with_name(f"{folder.name}-twin")
+            _policy(settings, twin, "")
+            shares = (_share(folder, twin, "eval_reward", 2), _share(folder, twin, "policy_entropy", 20))
+    else:
+        _lab(case.loop, folder, seed, fault, chance)
     diagnosis = check(str(folder), metrics={}, pattern=None, rules="calibrated")
     first = next(iter(diagnosis.hypotheses), None)
     since = parse(fault).step if fault else 0
@@ -140,18 +166,30 @@ def answer(name: str, seed: int, is_broken: bool, place: Path) -> Answer:
         cause=None if first is None else first.cause,
         grade=None if first is None else first.grade,
         is_right=None if first is None else is_broken and first.cause in case.causes,
+        reward_share=shares[0],
+        entropy_share=shares[1],
     )
 
 
-def _policy(folder: Path, seed: int, fault: str, chance: random.Random) -> None:
-    """A policy-gradient run; learning rate, temperature and the weight of the divergence are drawn."""
-    settings = PolicySettings(
+def _share(folder: Path, twin: Path, signal: str, last: int) -> float:
+    """The mean of the last values of a signal, as a share of the twin's."""
+    ours, theirs = (float(open_run(each).series(signal)[1][-last:].mean()) for each in (folder, twin))
+    return ours / max(theirs, 1e-9)
+
+
+def _policy_settings(seed: int, chance: random.Random) -> PolicySettings:
+    """Learning rate, temperature and the weight of the divergence are drawn."""
+    return PolicySettings(
         steps=LAST,
         seed=seed,
         lr=_between(4e-4, 1.2e-3)(chance),
         temperature=chance.choice((0.9, 1.0, 1.1)),
         kl_weight=chance.choice((0.0, 0.01, 0.05)),
     )
+
+
+def _policy(settings: PolicySettings, folder: Path, fault: str) -> None:
+    """A policy-gradient run."""
     train_policy(settings, folder, disturb=partial(disturbed_policy, [parse(fault)] if fault else []), act=False)
 
 
@@ -214,13 +252,16 @@ def shown(count: int, total: int) -> str:
 
 def table(answers: Sequence[Answer]) -> Iterable[str]:
     """The answers as Markdown."""
-    yield "| broken | verdicts | cause right | confident and wrong | an alarm |"
-    yield "|---|---|---|---|---|"
+    yield "| broken | verdicts | cause right | confident and wrong | an alarm | came to no harm |"
+    yield "|---|---|---|---|---|---|"
     broken = [each for each in answers if each.fault]
     rows = [(name, [each for each in broken if each.case == name]) for name in CASES]
     for name, found in (*rows, ("all", broken)):
         if found:
-            yield f"| {name} | {_verdicts(found)} | {_counted(found)} |"
+            unharmed = [each for each in found if each.is_unharmed]
+            named = sum(each.is_right is True for each in unharmed)
+            harm = f"{len(unharmed)}, of which {named} have the cause" if unharmed else "0"
+            yield f"| {name} | {_verdicts(found)} | {_counted(found)} | {harm} |"
     yield ""
     yield "| healthy | verdicts | said to act | confident and wrong | an alarm |"
     yield "|---|---|---|---|---|"

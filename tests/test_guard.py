@@ -607,6 +607,35 @@ def test_signals_of_a_sampled_step(tmp_path: Path) -> None:
     assert groups == pytest.approx(run.column("grad_norm")[10])
 
 
+def test_a_weight_that_is_not_finite_shows_at_the_first_step_that_uses_it(tmp_path: Path) -> None:
+    """All weights are looked at every tenth step. A broken one makes the loss or a gradient of its step so, unless the
+    step has no use for it, and then the step harms no other: here the embedding of a token that does not come yet."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rare_at = 16
+
+    def train() -> None:
+        with sealegs.Guard(model, optimizer, run=tmp_path / "a", telemetry=Telemetry(sample_every=10)) as guard:
+            while guard.number < 20:
+                if guard.number == 12:
+                    with torch.no_grad():
+                        model[0].weight[2] = math.nan  # type: ignore[operator]
+                tokens = torch.tensor([0, 1, 2 if guard.number == rare_at else 1])
+                loss = model(tokens).square().mean()
+                loss.backward()
+                guard.step(loss)
+
+    with pytest.raises(RunHalted, match="a parameter is not finite"):
+        train()
+    run = sealegs.open_run(tmp_path / "a")
+    assert run.steps.tolist()[-1] == rare_at
+    assert run.column("params_finite")[run.logged("params_finite")].tolist()[-1] == 0.0
+    assert run.steps[run.logged("params_finite")].tolist()[-1] == rare_at
+    others = [weight for name, weight in model.named_parameters() if name != "0.weight"]
+    assert all(bool(torch.isfinite(weight).all()) for weight in others), "nothing was made of it"
+
+
 class Deep(nn.Module):
     """Many layers, of which the first hundred are frozen."""
 

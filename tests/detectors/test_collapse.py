@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from sealegs.detectors.collapse import ADVICE, JUDGED, WATCHED, Collapse, Collapsed
+from sealegs.detectors.collapse import ADVICE, ALARMS, JUDGED, WATCHED, Collapse, Collapsed
 from sealegs.errors import ConfigError
 from sealegs.judge import Detection, standard
 from sealegs.record.schema import SIGNALS
@@ -79,8 +80,8 @@ def broken(**change: Callable[[int, float], float]) -> Course:
 FALLEN = {
     "entropy-collapse": broken(policy_entropy=lambda step, value: value * math.exp(-6 * gone(step))),
     "zero-spread": broken(
-        zero_spread_share=lambda step, value: max(value, gone(step)),
-        reward_std=lambda step, value: value * (1 - gone(step)),
+        zero_spread_share=lambda step, value: max(value, gone(step, over=1)),
+        reward_std=lambda step, value: value * (1 - gone(step, over=1)),
     ),
     "kl-blow-up": broken(kl=lambda step, value: value * math.exp(6 * gone(step, over=20))),
     "mismatch": broken(logp_gap=lambda step, value: value + 0.3 * gone(step)),
@@ -99,7 +100,8 @@ def test_each_collapse_of_a_policy_is_told_once_and_changes_nothing(mode: str) -
         findings = found(FALLEN[mode], seed=seed)
         ((step, finding),) = [(step, each) for step, each in findings.items() if each.detector == mode]
         assert 200 < step < 320
-        assert (finding.severity, finding.spoils_update, finding.lasts) == (Severity.WATCH, False, 1)
+        severity = Severity.ALARM if mode in ALARMS else Severity.WATCH
+        assert (finding.severity, finding.spoils_update, finding.lasts) == (severity, False, 1)
         assert finding.signal in WATCHED[mode]
         assert names(findings) - {mode} <= {"reward-collapse"}
 
@@ -138,7 +140,7 @@ def test_a_collapse_from_the_first_value_on_is_judged_late_but_is() -> None:
         return {"reward": 0.0, "zero_spread_share": 1.0}
 
     ((step, finding), *_) = found(dead, 100).items()
-    assert (step, finding.detector) == (19, "zero-spread")
+    assert (step, finding.detector, finding.severity) == (19, "zero-spread", Severity.ALARM)
 
 
 def test_what_lasts_is_named_again_after_a_long_while() -> None:
@@ -168,10 +170,72 @@ def test_a_router_that_collapses_is_an_alarm() -> None:
     assert names(findings) == {"router-collapse", "dead-experts"}
 
 
-def test_experts_that_die_alone_are_a_notice() -> None:
-    findings = found(experts(dead_expert_share=lambda step, value: min(value + 0.4 * gone(step), 1.0)), 400, every=3)
-    assert [each.severity for each in findings.values()] == [Severity.WATCH]
-    assert names(findings) == {"dead-experts"}
+@pytest.mark.parametrize(("more", "every"), [(0.35, 1), (0.35, 10), (0.15, 1), (0.15, 10)])
+def test_experts_that_die_alone_are_an_alarm(more: float, every: int) -> None:
+    course = experts(dead_expert_share=lambda step, value: min(value + more * gone(step, over=1), 1.0))
+    (finding,) = found(course, 300, every=every).values()
+    assert (finding.detector, finding.severity) == ("dead-experts", Severity.ALARM)
+
+
+def test_half_of_the_experts_dead_is_a_collapse_whatever_the_largest_load() -> None:
+    # of four experts of which each token takes two, the largest load is at most twice the mean
+    course = experts(
+        expert_violation=lambda step, value: min(value, 1.0), dead_expert_share=lambda step, value: 0.5 * (step >= 100)
+    )
+    assert names(found(course, 200)) == {"router-collapse", "dead-experts"}
+
+
+def test_a_router_that_is_uneven_for_some_steps_while_it_learns_gets_no_word() -> None:
+    def course(step: int, rng: np.random.Generator) -> dict[str, float]:
+        uneven = 15 <= step < 33
+        return {"expert_violation": 2.8 if uneven else 0.4, "dead_expert_share": 0.25 if uneven else 0.0}
+
+    assert found(course, 200) == {}
+
+
+def hacked(step: int, rng: np.random.Generator, *, held_out: float = -0.4, noise: float = 0.02) -> dict[str, float]:
+    """The reward in training leaps; the one on held-out tasks, every tenth step, goes its own way."""
+    values = healthy_policy(step, rng) | {"reward": 0.2 + 0.001 * step + 2 * gone(step) + rng.normal(0, 0.03)}
+    if step % 10 == 0:
+        values["eval_reward"] = 0.2 + 0.001 * min(step, 200) + held_out * gone(step) + rng.normal(0, noise)
+    return values
+
+
+def test_a_held_out_reward_that_falls_while_the_other_one_rises_is_an_alarm() -> None:
+    for seed in range(3):
+        ((step, finding),) = found(hacked, seed=seed).items()
+        assert (finding.detector, finding.severity, finding.signal) == ("held-out-falls", Severity.ALARM, "eval_reward")
+        assert 200 < step < 300
+
+
+def test_a_held_out_reward_that_wanders_or_rises_less_gets_no_word() -> None:
+    for seed in range(5):
+        assert found(partial(hacked, held_out=0.05, noise=0.02), seed=seed) == {}
+        assert found(partial(hacked, held_out=0.0, noise=0.1), seed=seed) == {}
+
+
+def solved(step: int, rng: np.random.Generator) -> dict[str, float]:
+    """A task that is solved: the reward comes to its end, groups lose their spread, and entropy goes to nothing."""
+    far = gone(step, 50, 250)
+    return {
+        "reward": 0.1 + 0.9 * far + (1 - far) * rng.normal(0, 0.05),
+        "policy_entropy": 2.0 * math.exp(-4.5 * far) * math.exp(rng.normal(0, 0.1)),
+        "zero_spread_share": float(np.clip(1.02 * far**2 + (1 - far) * rng.normal(0, 0.05), 0, 1)),
+    }
+
+
+def test_a_policy_that_has_solved_its_task_is_noticed_and_is_no_alarm() -> None:
+    for seed in range(5):
+        assert {each.severity for each in found(solved, 600, seed).values()} == {Severity.WATCH}
+
+
+def test_entropy_for_which_no_reward_was_won_is_an_alarm_before_it_is_nothing() -> None:
+    course = broken(
+        policy_entropy=lambda step, value: 0.9 * max(math.exp(-3 * gone(step, 150, 50)), 0.1),
+        reward=lambda step, value: 0.3 + value / 10,
+    )
+    (first, *_) = found(course).values()
+    assert (first.detector, first.severity) == ("entropy-collapse", Severity.ALARM)
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -288,6 +288,15 @@ def test_a_task_that_is_learned_after_another_is_to_be_watched() -> None:
     assert look(run(stays)).verdict == "act"
 
 
+def test_a_step_up_is_dated_where_it_is() -> None:
+    """Ten to twenty times the noise: points that chance has raised before it do not begin it."""
+    for seed in (0, 11, 13, 24):  # in the last three there are such points
+        loss = 2 + 0.05 * noise("Gaussian", 1000, seed)
+        loss[600:] += 1.0
+        (found,) = look(run(loss)).incidents
+        assert (found.kind, found.start) == ("level_shift", 600), seed
+
+
 @pytest.mark.parametrize(("name", "kind"), [("one-row-at-a-time", "spike"), ("returns-that-grow", "level_shift")])
 def test_healthy_losses_that_stay_high_for_a_while_do_not_ask_for_action(name: str, kind: str) -> None:
     """A hinge loss of single rows, most of them learned, in which a few that are not keep every mean of ten up; and the

@@ -531,6 +531,16 @@ def test_what_was_dear_when_weights_were_found_sound_is_not_the_measure_for_ever
     assert asks(evidence)
 
 
+@pytest.mark.parametrize(("loss", "is_over"), [(3.0, True), (4.0, False), (7.0, False)])
+def test_a_surprise_after_other_data_have_gone_is_tried_anew(loss: float, is_over: bool) -> None:
+    """Eight calm steps after they have gone; while they last, or are being learned, one more surprise is no news."""
+    evidence = acquitted(then=12.0)
+    for step in range(112, 112 + LATELY):
+        seen(evidence, step, loss=loss)
+    seen(evidence, 112 + LATELY, "skip", loss=12.5)
+    assert asks(evidence) == is_over
+
+
 def test_a_new_incident_long_after_a_probe_is_not_covered_by_it() -> None:
     evidence = acquitted()
     for step in range(112, 180):

@@ -146,6 +146,18 @@ def test_damage_is_undone(fault: str, trigger: str, branch: Branch, clean: float
     assert not seen & set(range(*left_out[0])), "what is left out is not trained on, by the rows that count"
 
 
+def test_damage_soon_after_an_acquitted_alarm_is_undone(branch: Branch, clean: float) -> None:
+    """A batch of random tokens, and a probe finds the weights sound. Twelve steps later a bit flips in one of them:
+    what was found before excuses nothing."""
+    result, run = branch("random-shard:batches=1@180", "bit-flip:in=weight,tensor=*.query_key_value@192")
+    probes = [(event.step, event.detail["is_condemned"]) for event in events(run, "probe")]
+    assert probes[0] == (181, False)
+    assert probes[1][1]
+    (done,) = events(run, "intervention")
+    assert (done.detail["trigger"], done.detail["to_step"]) == ("damaged", FORK)
+    assert abs(loss_of(result) - clean) < NEAR
+
+
 @pytest.mark.parametrize("fault", [*list(CURED_BY_GOING_BACK)[::3], *CURED_BY_SKIPPING[:1]])
 def test_without_a_guard_it_stays(fault: str, branch: Branch, clean: float) -> None:
     result, run = branch(fault, shadow=True)

@@ -94,6 +94,62 @@ def test_masks_are_no_fault() -> None:
         assert looked_at(model, lambda model=model, tokens=tokens: model.losses(tokens, tokens).total) is None  # type: ignore[misc]
 
 
+TRIANGLE = torch.ones(4, 4).triu(1)
+LEAST = torch.finfo(torch.float32).min
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "written": lambda x: x.masked_fill(TRIANGLE.bool(), -math.inf),
+    "a logarithm of 0 and 1": lambda x: x + (1 - TRIANGLE).log(),
+    "two, added up": lambda x: x + LEAST * TRIANGLE + LEAST * TRIANGLE,
+    "in fewer bits": lambda x: x + (-1e9 * TRIANGLE).half(),
+    "the other way round": lambda x: -(-x).masked_fill(TRIANGLE.bool(), math.inf),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_what_a_softmax_takes_away_is_no_fault(name: str) -> None:
+    """Then a fault after it is found: a division by zero, and not the mask."""
+    model = Model(lambda x: MASKS[name](x).softmax(-1))
+    assert looked_at(model, lambda: model(torch.ones(4, 4)).sum()) is None
+    found = looked_at(model, lambda: (model(torch.ones(4, 4)) / 0.0).sum())
+    assert found is not None
+    assert (found.operation, found.module) == ("div", "")
+
+
+def test_memory_that_nobody_has_written_to_is_no_fault() -> None:
+    model = Model(lambda x: torch.empty_like(x).copy_(x))
+    torch.use_deterministic_algorithms(True)  # which fills such memory with NaN
+    try:
+        assert looked_at(model, lambda: model(torch.ones(4, 4)).sum()) is None
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+FROM_MINUS_INFINITY: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
+    "all of it masked": (
+        lambda x: x.masked_fill(torch.ones(4, 4).bool(), -math.inf).softmax(-1),
+        "_softmax",
+        "every number of a row is minus infinity: all of it is masked",
+    ),
+    "entropy of what is masked": (lambda x: x.softmax(-1) * (x * 0).log() * 0, "log", "16 of the numbers are exactly"),
+    "a loss of minus infinity": (lambda x: (x * 0).log(), "log", "16 of the numbers are exactly 0"),
+    "overflow beside a mask": (
+        lambda x: (x.masked_fill(TRIANGLE.bool(), -math.inf) + 500).exp(),
+        "exp",
+        "exp overflows above 88.7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROM_MINUS_INFINITY)
+def test_minus_infinity_is_followed_to_where_it_was_made(name: str) -> None:
+    does, operation, because = FROM_MINUS_INFINITY[name]
+    model = Model(does)
+    found = looked_at(model, lambda: model(torch.ones(4, 4)).sum())
+    assert found is not None
+    assert (found.operation, found.module, found.where) == (operation, "layer", "forward")
+    assert found.because.startswith(because)
+
+
 def test_fused_attention_is_taken_apart() -> None:
     torch.manual_seed(0)
     model = Transformer(NANO.model)

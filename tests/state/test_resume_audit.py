@@ -305,6 +305,31 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert promised == msgspec.json.schema(Audited)
 
 
+def test_what_the_last_resume_brought_back_is_shown(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(path: Path) -> dict[str, Any]:
+        status = main(["audit", str(path), "--json"])
+        shown: dict[str, Any] = json.loads(capsys.readouterr().out) | {"status": status}
+        return shown
+
+    shutil.copytree(run, tmp_path / "a")
+    assert told(tmp_path / "a")["resume"] is None, "it was not resumed"
+    trained(tmp_path / "a", 27, resume=True)
+    sound = told(tmp_path / "a")
+    assert (sound["resume"]["checkpoint"], sound["resume"]["as_saved"], sound["status"]) == (25, PARTS, 0)
+    trained(tmp_path / "a", 29, resume=True, meddle=_zero("exp_avg"))
+    broken = told(tmp_path / "a")
+    assert broken["resume"]["changed"] == ["exp_avg of optimizer 0: 2 of 2 tensors have been set to 0"]
+    assert (broken["complete"], broken["status"]) == (True, 1)
+    checkpoints = tmp_path / "a" / "checkpoints"
+    assert told(checkpoints / "25")["resume"] == broken["resume"], "the last resume from it"
+    shutil.copytree(checkpoints / "25", checkpoints / "24")
+    assert told(checkpoints / "24")["resume"] is None, "nothing was resumed from that one"
+    assert main(["audit", str(tmp_path / "a")]) == 1
+    assert "\n! changed since    exp_avg of optimizer 0: 2 of 2" in capsys.readouterr().out
+
+
 def test_the_page() -> None:
     holds = [Held(name="weights", what="2 tensors", problem=None), Held(name="schedule", what=None, problem="again")]
     assert (

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealegs.cli.output import show, show_json
-from sealegs.errors import MissingExtra, SourceError
-from sealegs.record.reading import is_number
-from sealegs.record.schema import CHECKPOINTS, MANIFEST
+from sealegs.errors import MissingExtra
 from sealegs.report.commands.audit_comparison import Compared, DifferingTensor, page
 from sealegs.report.commands.contracts import contract
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from sealegs.state.checkpoint_comparison import Comparison
 
 
-def compare(a: str, b: str, *, json: bool, ranks: bool) -> int:
+def compare(a: Path, b: Path, *, json: bool, ranks: bool) -> int:
     """Read both, print where they differ, and give the exit code."""
     try:
         from sealegs.state.checkpoint_comparison import are_ranks, compared, tensors_of
@@ -22,27 +20,11 @@ def compare(a: str, b: str, *, json: bool, ranks: bool) -> int:
         if error.name != "torch":
             raise
         raise MissingExtra("sealegs audit", "PyTorch", "torch") from None
-    paths = _place(a), _place(b)
-    is_of_ranks = ranks or are_ranks(*paths)
-    found = compared(*(tensors_of(path) for path in paths), ranks=is_of_ranks)
-    told = _told((a, b), found, is_of_ranks)
+    is_of_ranks = ranks or are_ranks(a, b)
+    found = compared(tensors_of(a), tensors_of(b), ranks=is_of_ranks)
+    told = _told((str(a), str(b)), found, is_of_ranks)
     show_json(contract(told)) if json else show(page, told)
     return int(not found.is_alike)
-
-
-def _place(words: str) -> Path:
-    """A path, or the newest checkpoint of a run."""
-    path = Path(words)
-    if not path.exists() and "/" not in words:
-        path = Path("experiments") / words
-    if not path.exists():
-        raise SourceError(f"{words}: no such checkpoint or run; give its path, or the name of a run in experiments/")
-    if not (path / MANIFEST).exists():
-        return path
-    steps = [entry for entry in (path / CHECKPOINTS).glob("*") if is_number(entry.name)]
-    if not steps:
-        raise SourceError(f"{words}: the run has no checkpoint yet; see cadence.checkpoint_steps, or checkpoint_every=")
-    return max(steps, key=lambda entry: int(entry.name))
 
 
 def _told(sources: tuple[str, str], found: "Comparison", ranks: bool) -> Compared:

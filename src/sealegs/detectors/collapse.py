@@ -12,12 +12,31 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+from sealegs.detectors.collapse_rules import (
+    APART,
+    APART_FLOOR,
+    FEWEST_HELD_OUT,
+    KL_FLOOR,
+    LEAST_VIOLATION,
+    LITTLE,
+    MANY_DEAD,
+    MANY_FOLD,
+    MORE_DEAD,
+    SOME_DEAD,
+    VANISHED,
+    VIOLATED,
+    has_fallen,
+    has_risen,
+    is_unpaid,
+    noise_about_a_trend,
+)
 from sealegs.errors import ConfigError
 from sealegs.vocabulary import Finding, Row, Severity
 
 Collapsed: TypeAlias = Literal[
     "entropy-collapse",
     "zero-spread",
+    "held-out-falls",
     "kl-blow-up",
     "mismatch",
     "reward-collapse",
@@ -34,7 +53,7 @@ Collapsed: TypeAlias = Literal[
 JUDGED = (
     *("reward", "reward_std", "zero_spread_share", "policy_entropy", "kl", "policy_kl", "importance_ratio", "logp_gap"),
     *("completion_length", "cut_share", "expert_violation", "dead_expert_share", "router_entropy"),
-    *("saturated_share", "quant_scale"),
+    *("saturated_share", "quant_scale", "eval_reward"),
 )
 """The signals that are judged."""
 _JUDGED = frozenset(JUDGED)
@@ -49,7 +68,13 @@ KEPT = 2 * BLOCK
 """Values that are kept."""
 KEPT_LONG = 6 * BLOCK
 """The same of a signal that is compared with five blocks before, rather than with where it began."""
-DIVERGENCES = ("kl", "policy_kl")
+DIVERGENCES = tuple(KL_FLOOR)
+APART_STEPS = 4
+"""Steps between two values of a signal that is sampled, at the least: of one that comes oftener more are judged."""
+FEW_MORE_DEAD = 0.1
+"""Growth of the share of dead experts that is told where it has stayed for twice as long."""
+AT_ONCE = 0.5
+"""The largest share of groups without a spread before all are: where a task is solved, it comes slowly."""
 BEYOND = 1e150
 """Stands for any larger value: sums and squares of a block of larger ones would be infinite."""
 AGAIN = 200
@@ -57,6 +82,8 @@ AGAIN = 200
 ZEROS = 10
 """Steps in a row whose loss and gradient are exactly zero that are a notice."""
 SAMPLED = frozenset(("expert_violation", "dead_expert_share", "router_entropy", "saturated_share", "quant_scale"))
+OF_ROUTERS = frozenset(("expert_violation", "dead_expert_share", "router_entropy"))
+"""Signals that are uneven for some steps while a router learns."""
 
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
@@ -64,6 +91,8 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         "temperature, leave out groups without spread, or stop if the reward is what was wanted",
         "zero-spread": "the rewards of nearly every group are all the same: nothing is learned from them; sample the "
         "tasks anew, neither solved nor hopeless, or stop",
+        "held-out-falls": "the held-out reward falls while the other one rises: the policy pleases the scorer, and "
+        "does the task less well; read some completions of the highest reward, stop by the held-out reward",
         "kl-blow-up": "the policy runs away from the one that it is compared with; lower the learning rate, or raise "
         "the KL coefficient",
         "mismatch": "sampler and trainer disagree about the same weights; same precision and kernels for both (fp16, "
@@ -85,9 +114,14 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 )
 """What each means, and what to do about it."""
 
-ALARMS = frozenset(("router-collapse", "saturation", "zero-scale"))
-"""What opens an incident: there is something in the state of the run to look at again. What a policy does is observed
-only, until it is known how often that is wrong."""
+ALARMS = frozenset(
+    (
+        *("router-collapse", "dead-experts", "saturation", "zero-scale"),
+        *("mismatch", "held-out-falls", "entropy-collapse", "zero-spread"),
+    )
+)
+"""What opens an incident: there is something in the state of the run to look at again. Of the last two, only where the
+reward does not say that the task is solved."""
 
 
 class Track(NamedTuple):
@@ -103,16 +137,19 @@ class Track(NamedTuple):
     """Means of the last two whole blocks."""
     reached: tuple[float, ...] = ()
     """Of the blocks before these: the highest mean, the lowest until then, and the lowest of all."""
+    steps: tuple[int, ...] = ()
+    """The steps of the first value and of the last one."""
 
-    def after(self, value: float) -> "Track":
+    def after(self, value: float, step: int) -> "Track":
         """The past with one more value."""
+        steps = (*self.steps[:1], step)
         kept = KEPT_LONG if self.signal in DIVERGENCES else KEPT
         seen, recent = self.seen + 1, (*self.recent, value)[-kept:]
         first = (*self.first, value) if seen <= self.few else self.first
         if seen == self.few:
             first = (median(first),)
         if seen % BLOCK:
-            return Track(self.signal, seen, first, recent, self.blocks, self.reached)
+            return Track(self.signal, seen, first, recent, self.blocks, self.reached, steps)
         blocks, reached = self.blocks, self.reached
         if len(blocks) == 2:
             old = blocks[0]
@@ -120,7 +157,7 @@ class Track(NamedTuple):
             lowest = min(lowest, old)
             reached = (old, lowest, lowest) if old > best else (best, low, lowest)
         blocks = (*blocks[-1:], math.fsum(recent[-BLOCK:]) / BLOCK)
-        return Track(self.signal, seen, first, recent, blocks, reached)
+        return Track(self.signal, seen, first, recent, blocks, reached, steps)
 
     @property
     def begin(self) -> float | None:
@@ -141,7 +178,14 @@ class Track(NamedTuple):
     @property
     def size(self) -> int:
         """How many of the last values are judged."""
-        return FEW if self.signal in SAMPLED else BLOCK
+        if self.signal not in SAMPLED:
+            return BLOCK
+        return KEPT if self.signal in OF_ROUTERS and not self.is_sparse else FEW
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether values come every few steps, so that some of them say what many would that come with each step."""
+        return len(self.steps) > 1 and self.steps[-1] - self.steps[0] >= APART_STEPS * (self.seen - 1)
 
     @property
     def now(self) -> float:
@@ -152,6 +196,16 @@ class Track(NamedTuple):
     def lately(self) -> tuple[float, ...]:
         """The last of them, as many as are judged."""
         return self.recent[-self.size :]
+
+    @property
+    def mean(self) -> float:
+        """The mean of the last block."""
+        return math.fsum(self.recent[-BLOCK:]) / len(self.recent[-BLOCK:])
+
+    @property
+    def long_mean(self) -> float:
+        """The mean of the last two blocks."""
+        return math.fsum(self.recent[-KEPT:]) / len(self.recent[-KEPT:])
 
     @property
     def noise(self) -> float:
@@ -169,6 +223,10 @@ class CollapseState(NamedTuple):
     """Steps in a row with neither loss nor gradient."""
     told: tuple[tuple[str, int], ...] = ()
     """What was named, and how many values ago."""
+    best: tuple[float, ...] = ()
+    """The best held-out reward, and the reward in training at that time."""
+    half: tuple[float, float] = (0.0, 0.0)
+    """Whether half of the entropy is gone, and the reward where it went."""
 
 
 class Excess(NamedTuple):
@@ -178,6 +236,8 @@ class Excess(NamedTuple):
     signal: str
     value: float
     limit: float
+    is_grave: bool = True
+    """Whether it is an alarm, where that is left to what goes with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +269,7 @@ class Collapse:
         return Finding(
             detector=first.mode,
             step=int(now["step"]),
-            severity=self._severity(first.mode),
+            severity=self._severity(first),
             signal=first.signal,
             value=first.value,
             limit=first.limit,
@@ -233,10 +293,10 @@ class Collapse:
             told[fresh] = 1
         return after._replace(told=tuple(sorted(told.items())))
 
-    def _severity(self, mode: str) -> Severity:
-        if mode in self.halts:
+    def _severity(self, found: Excess) -> Severity:
+        if found.mode in self.halts:
             return Severity.HALT
-        return Severity.ALARM if mode in ALARMS else Severity.WATCH
+        return Severity.ALARM if found.mode in ALARMS and found.is_grave else Severity.WATCH
 
     def _with(self, state: CollapseState, now: Row) -> CollapseState:
         zeros = state.zeros + 1 if now.get("loss") == 0.0 and now.get("grad_norm") == 0.0 else 0
@@ -245,8 +305,9 @@ class Collapse:
             value = now.get(signal)
             if value is not None and not isinstance(value, str) and math.isfinite(value):
                 value = min(max(float(value), -BEYOND), BEYOND)
-                tracks[signal] = tracks.get(signal, Track(signal)).after(value)
-        return CollapseState(tuple(tracks.values()), zeros, state.told)
+                tracks[signal] = tracks.get(signal, Track(signal)).after(value, int(now["step"]))
+        best, half = _best(state.best, now, tracks), _half(state.half, now, tracks)
+        return CollapseState(tuple(tracks.values()), zeros, state.told, best, half)
 
     def _found(self, state: CollapseState, now: Row) -> list[Excess]:
         """All that is so after this row, the gravest first. Only what has a signal in the row is asked."""
@@ -256,9 +317,10 @@ class Collapse:
             _zero_scale(now),
             _router(here, tracks),
             _grown(here, "saturation", "saturated_share", factor=5.0, least=0.01),
+            _held_out(here, tracks, state.best),
             _reward(here),
-            *((_entropy(here), _kl(here)) if "reward" in tracks else ()),
-            _without_spread(here),
+            *((_entropy(here, tracks, state.half), _kl(here)) if "reward" in tracks else ()),
+            _without_spread(here, tracks),
             _gap(here),
             _length(here, tracks),
             _cut(here),
@@ -272,12 +334,13 @@ WATCHED: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "entropy-collapse": frozenset(("policy_entropy",)),
         "zero-spread": frozenset(("zero_spread_share", "reward_std")),
+        "held-out-falls": frozenset(("eval_reward",)),
         "kl-blow-up": frozenset(("kl", "policy_kl")),
         "mismatch": frozenset(("logp_gap", "importance_ratio")),
         "reward-collapse": frozenset(("reward",)),
         "length-collapse": frozenset(("completion_length",)),
         "cut-off": frozenset(("cut_share",)),
-        "router-collapse": frozenset(("expert_violation",)),
+        "router-collapse": frozenset(("expert_violation", "dead_expert_share")),
         "dead-experts": frozenset(("dead_expert_share",)),
         "saturation": frozenset(("saturated_share",)),
         "zero-scale": frozenset(("quant_scale",)),
@@ -317,26 +380,55 @@ def _zero_scale(now: Row) -> Excess | None:
     return Excess("zero-scale", "quant_scale", float(scale), math.inf)
 
 
+def _best(best: tuple[float, ...], now: Row, tracks: Mapping[str, Track]) -> tuple[float, ...]:
+    """The best held-out reward so far, and the reward in training at that time."""
+    held_out, reward = tracks.get("eval_reward"), tracks.get("reward")
+    if "eval_reward" not in now or held_out is None or reward is None:
+        return best
+    value = min(held_out.recent[-2:])  # of two in a row: the best of many single ones is high by chance
+    return best if held_out.seen < 2 or (best and value <= best[0]) else (value, reward.mean)
+
+
+def _half(half: tuple[float, float], now: Row, tracks: Mapping[str, Track]) -> tuple[float, float]:
+    """The reward where half of the entropy was gone, for as long as it is."""
+    entropy, reward = tracks.get("policy_entropy"), tracks.get("reward")
+    if "policy_entropy" not in now or entropy is None or reward is None or entropy.begin is None:
+        return half
+    if entropy.now >= entropy.begin / 2:
+        return (0.0, 0.0)
+    return half if half[0] else (1.0, reward.mean)
+
+
 def _router(here: Mapping[str, Track], tracks: Mapping[str, Track]) -> Excess | None:
-    """The largest load three times what it was, and twice the mean more: with experts that have died since, or a
-    choice that is no longer one. Experts that specialise have neither."""
+    """Half of the experts without tokens, and more than there were. Or the largest load three times what it was, and
+    twice the mean more: with experts that have died since, or a choice that is no longer one. Experts that specialise
+    have neither."""
+    dead, entropy = tracks.get("dead_expert_share"), tracks.get("router_entropy")
+    if "dead_expert_share" in here and dead is not None and dead.least is not None:
+        limit = max(MANY_DEAD, dead.least + MORE_DEAD)
+        if min(dead.lately) >= limit:
+            return Excess("router-collapse", dead.signal, dead.now, limit)
     load = here.get("expert_violation")
     if load is None or load.least is None:
         return None
-    limit = max(3 * load.least, 2.0)
-    dead, entropy = tracks.get("dead_expert_share"), tracks.get("router_entropy")
-    are_dead = dead is not None and dead.least is not None and dead.now >= dead.least + 0.25
+    limit = max(VIOLATED * load.least, LEAST_VIOLATION)
+    are_dead = dead is not None and dead.least is not None and dead.now >= dead.least + SOME_DEAD
     has_no_choice = entropy is not None and entropy.begin is not None and entropy.now < entropy.begin / 2
     is_so = min(load.lately) > limit and (are_dead or has_no_choice)
     return Excess("router-collapse", load.signal, load.now, limit) if is_so else None
 
 
 def _dead(here: Mapping[str, Track]) -> Excess | None:
+    """A quarter more of the experts without tokens; or a tenth more, for longer: one of eight."""
     share = here.get("dead_expert_share")
     if share is None or share.least is None:
         return None
-    limit = share.least + 0.25
-    return Excess("dead-experts", share.signal, share.now, limit) if min(share.lately) >= limit else None
+    limit = share.least + SOME_DEAD
+    if min(share.lately) >= limit:
+        return Excess("dead-experts", share.signal, share.now, limit)
+    limit = share.least + FEW_MORE_DEAD
+    is_long = share.seen >= FIRST + KEPT and min(share.recent) >= limit
+    return Excess("dead-experts", share.signal, share.now, limit) if is_long else None
 
 
 def _grown(here: Mapping[str, Track], mode: str, signal: str, *, factor: float, least: float) -> Excess | None:
@@ -360,35 +452,58 @@ def _reward(here: Mapping[str, Track]) -> Excess | None:
     return Excess("reward-collapse", reward.signal, value, limit) if value < limit else None
 
 
-def _entropy(here: Mapping[str, Track]) -> Excess | None:
-    """A twentieth of what it began as: a policy that learns for reward becomes surer, and keeps some choice. A model
-    that learns a text by heart keeps none, and that is well, so without a reward nobody asks."""
-    entropy = here.get("policy_entropy")
-    if entropy is None or entropy.begin is None or entropy.begin <= 0:
+def _held_out(here: Mapping[str, Track], tracks: Mapping[str, Track], best: tuple[float, ...]) -> Excess | None:
+    """Two held-out rewards in a row far below their best, while the reward in training rose."""
+    held_out, reward = here.get("eval_reward"), tracks.get("reward")
+    if held_out is None or reward is None or not best or held_out.seen < FEWEST_HELD_OUT:
         return None
-    limit = entropy.begin / 20
-    return Excess("entropy-collapse", entropy.signal, entropy.now, limit) if max(entropy.lately) < limit else None
+    value, (top, then) = max(held_out.recent[-2:]), best
+    is_up = has_risen(then, reward.mean, reward.noise / math.sqrt(BLOCK))
+    if not is_up or not has_fallen(top, value, noise_about_a_trend(held_out.recent)):
+        return None
+    return Excess("held-out-falls", held_out.signal, value, top)
 
 
-def _without_spread(here: Mapping[str, Track]) -> Excess | None:
-    """Two blocks in which hardly any group taught anything."""
-    share = here.get("zero_spread_share")
+def _entropy(here: Mapping[str, Track], tracks: Mapping[str, Track], half: tuple[float, float]) -> Excess | None:
+    """A twentieth of what it began as; more than that where no reward was won for it. A policy that learns for reward
+    becomes surer, and keeps some choice. A model that learns a text by heart keeps none, and that is well, so without a
+    reward nobody asks."""
+    entropy, reward = here.get("policy_entropy"), tracks.get("reward")
+    if entropy is None or entropy.begin is None or entropy.begin <= 0 or reward is None:
+        return None
+    is_in_vain = half[0] > 0 and reward.begin is not None and is_unpaid(reward.begin, half[1], reward.long_mean)
+    limit = VANISHED * entropy.begin
+    if max(entropy.lately) < limit:
+        return Excess("entropy-collapse", entropy.signal, entropy.now, limit, is_in_vain)
+    limit = LITTLE * entropy.begin
+    if is_in_vain and max(entropy.recent) < limit:
+        return Excess("entropy-collapse", entropy.signal, entropy.now, limit)
+    return None
+
+
+def _without_spread(here: Mapping[str, Track], tracks: Mapping[str, Track]) -> Excess | None:
+    """Two blocks in which hardly any group taught anything. Where the task is solved it comes slowly, at a reward that
+    is at its best."""
+    share, reward = here.get("zero_spread_share"), tracks.get("reward")
+    is_low = reward is not None and len(reward.reached) > 0 and max(reward.blocks) < reward.reached[0] - reward.noise
     if share is not None and len(share.recent) >= 2 * BLOCK:
         mean = math.fsum(share.recent[-2 * BLOCK :]) / (2 * BLOCK)
-        return Excess("zero-spread", share.signal, mean, 0.98) if mean >= 0.98 else None
+        is_grave = is_low or not share.reached or share.reached[0] < AT_ONCE
+        return Excess("zero-spread", share.signal, mean, 0.98, is_grave) if mean >= 0.98 else None
     spread = here.get("reward_std")
     if share is None and spread is not None and len(spread.recent) >= 2 * BLOCK:
-        return Excess("zero-spread", spread.signal, 0.0, math.inf) if not any(spread.recent[-2 * BLOCK :]) else None
+        is_none = not any(spread.recent[-2 * BLOCK :])
+        return Excess("zero-spread", spread.signal, 0.0, math.inf, is_low) if is_none else None
     return None
 
 
 def _kl(here: Mapping[str, Track]) -> Excess | None:
     """A block far above all of the four that were before the last two. It grows from zero in health, but not by
     leaps."""
-    for signal, least in zip(DIVERGENCES, (0.3, 0.1), strict=True):
+    for signal, floor in KL_FLOOR.items():
         track = here.get(signal)
         if track is not None and len(track.recent) == KEPT_LONG:
-            limit = max(5 * max(track.recent[: -2 * BLOCK]), least)
+            limit = MANY_FOLD * max(*track.recent[: -2 * BLOCK], floor)
             if track.now > limit:
                 return Excess("kl-blow-up", signal, track.now, limit)
     return None
@@ -398,7 +513,7 @@ def _gap(here: Mapping[str, Track]) -> Excess | None:
     """A gap that has grown: some is there from the first step, as kernels differ."""
     gap, ratio = here.get("logp_gap"), here.get("importance_ratio")
     if gap is not None and gap.begin is not None:
-        limit = max(5 * abs(gap.begin), 0.02)
+        limit = APART * max(abs(gap.begin), APART_FLOOR)
         if min(map(abs, gap.lately)) > limit:
             return Excess("mismatch", gap.signal, gap.now, limit)
     if ratio is not None and ratio.begin is not None and 0.8 <= ratio.begin <= 1.25:

@@ -228,7 +228,7 @@ _POLICY = tuple(
         (
             "hacked-reward",
             "hacked-reward:weight=2",
-            "reward-hacking length-collapse-or-cut",
+            "reward-hacking completions-cut",
             "the reward pays for length, too",
         ),
         (

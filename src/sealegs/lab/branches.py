@@ -34,9 +34,11 @@ def branch(
 
 
 def fork(beginning: Path, folder: Path) -> None:
-    """Copy a stopped run as a run of its own, under a new name, which post-mortems and lessons use."""
+    """Copy a stopped run as a run of its own, under a new name, which post-mortems and lessons use, and of now: until
+    now nothing was down, it only waited for its turn."""
     shutil.copytree(beginning, folder)
-    manifests.save(replace(manifests.load(folder), run_id=manifests.new_id(folder.name)), folder)
+    manifest = replace(manifests.load(folder), run_id=manifests.new_id(folder.name), created=manifests.now())
+    manifests.save(manifest, folder)
 
 
 def stop_after(steps: int) -> Callable[[], str | None]:

@@ -53,7 +53,7 @@ def describe(run: str, **known: Any) -> Manifest:
     """A manifest for a new run called ``run``, with machine, versions and git state filled in."""
     return Manifest(
         run_id=new_id(run),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=now(),
         versions=dict(_versions()),
         git=_git_state(),
         host={
@@ -64,6 +64,11 @@ def describe(run: str, **known: Any) -> Manifest:
         },
         **known,
     )
+
+
+def now() -> str:
+    """The time for ``Manifest.created``."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_id(run: str) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,8 +83,10 @@ class RunWriter:
         """Go on with a run that stopped or was killed."""
         times = (_last_time(folder / name) for name in (METRICS, EVENTS))
         left_off_at = max((at for at in times if at is not None), default=None)
-        writer = cls(folder, manifests.load(folder))
-        writer.left_off_at = left_off_at
+        manifest = manifests.load(folder)
+        writer = cls(folder, manifest)
+        if left_off_at is not None and not _is_after(manifest.created, left_off_at):
+            writer.left_off_at = left_off_at
         _clear_away(folder)
         return writer
 
@@ -214,6 +217,14 @@ def _folders_in(folder: Path) -> list[Path]:
         return [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
+
+
+def _is_after(created: str, seconds: float) -> bool:
+    """Whether a run was made after that time: then it is a branch of another, which has not begun yet."""
+    try:
+        return datetime.fromisoformat(created).timestamp() > seconds
+    except (ValueError, OverflowError):
+        return False
 
 
 def _last_time(path: Path) -> float | None:

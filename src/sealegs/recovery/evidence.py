@@ -494,7 +494,7 @@ class AnomalyEvidence:
         if self._since_probe > WINDOW // 2:
             self._unexplained = None
         self._calm = 0 if is_bad or self._high_in_a_row else self._calm + 1
-        if self._calm > PROBE_AGAIN:  # the next one is another anomaly
+        if self._calm > PROBE_AGAIN or self._has_passed:  # the next one is another anomaly
             self._is_probed = self._is_suspected = False
         if self._since_probe > WINDOW:  # a new stretch is compared with its own beginning
             self._sound_loss = None
@@ -561,6 +561,14 @@ class AnomalyEvidence:
             return False
         earlier, last = median(stretch[-2 * LATELY : -LATELY]), median(stretch[-LATELY:])
         return abs(earlier - last) < GROWN and last > median(self._first) - GROWN
+
+    @property
+    def _has_passed(self) -> bool:
+        """Whether the data that weights were found sound on are gone: the loss is back where it was before them, and
+        not on its way there, as with data that are being learned."""
+        if not self.is_sound or self._calm < LATELY:
+            return False
+        return median(self._losses(LATELY)) < self._usual + LEAP / 2 < math.inf
 
     def _has_risen_again(self) -> bool:
         """Whether every recent loss is high again, after applied updates; without updates the weights are still

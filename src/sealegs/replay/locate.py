@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from sealegs.replay.rerun import Rerun
 
-UNMASKED = frozenset({"log", "log2", "log10", "div", "mul", "mm", "bmm", "addmm", "sub", "add", "_to_copy", "neg"})
-"""Operations whose minus infinity is not a mask, unless one came in."""
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
+"""Operations that give memory as it was: what is in it is nobody's."""
 HALF_LARGEST = torch.finfo(torch.float16).max
 
 
@@ -113,7 +113,7 @@ def _looked_at(rerun: Rerun, step: int) -> Location | None:
     seen = loop.step(rerun.batches_of(step), lr=float(rerun.rows[step]["lr"]))
     name = _bad_weight(subject.model)
     rerun.steps_run += 2
-    bad = next((each for each in _numbers(rerun.batches_of(step)) if _is_bad(each, is_masked=True)), None)
+    bad = next((each for each in _numbers(rerun.batches_of(step)) if _is_bad(each)), None)
     if bad is not None and not (math.isfinite(seen.loss) and math.isfinite(seen.grad_norm)):
         output = range_of(bad)
         return Location(where="batch", module="", operation="", inputs=(), output=output, cause=None, because="")
@@ -145,6 +145,11 @@ class _Watch(TorchDispatchMode):
         self._backward: list[str] = []
         self._outputs: dict[int, Tensor] = {}
         self._open = ExitStack()
+        self._origins: dict[int, Location | None] = {}
+        """The places of infinities that are no fault yet, with the operation that made them of finite numbers; None for
+        those that were asked for."""
+        self._lost: Location | None = None
+        """The operation that has made the loss minus infinity."""
 
     def __enter__(self) -> Any:
         self._open.enter_context(sdpa_kernel(SDPBackend.MATH))  # the other kernels are a single operation
@@ -156,6 +161,8 @@ class _Watch(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._open.close()
+        if self._lost is not None and (self.found is None or self.found.where == "backward"):
+            self.found = self._lost
 
     def _hooks(self, name: str, module: nn.Module) -> Sequence[RemovableHandle]:
         def enter(*_: object) -> None:
@@ -176,24 +183,55 @@ class _Watch(TorchDispatchMode):
         if self.found is None:
             given = [value for value in (*args, *(kwargs or {}).values()) for value in _tensors(value)]
             made = [tensor for tensor in _tensors(out) if tensor.is_floating_point()]
-            if given and made:
-                self._look(func, given, made)
+            if made:
+                asked = any(map(_asks_for_infinity, (*args, *(kwargs or {}).values())))
+                self._look(func, given, made, asked)
         return out
 
-    def _look(self, func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+    def _look(self, func: Any, given: Sequence[Tensor], made: Sequence[Tensor], asked: bool) -> None:
+        """Look at what an operation has made. ``asked`` says that it was given an infinity to write, as for a mask.
+
+        NaN and plus infinity are a fault at once. Minus infinity is one if the loss or something worse comes of it:
+        most often it is a mask, for a softmax to take away.
+        """
+        broken = [tensor for tensor in made if not torch.isfinite(tensor).all()]
+        sources = [_place(tensor) for tensor in given]
+        origin = next((self._origins[place] for place in sources if self._origins.get(place)), None)
+        known = self._origins.keys() & set(sources)
+        for tensor in made:
+            self._origins.pop(_place(tensor), None)  # its memory may have been another's
         operation = func.overloadpacket.__name__
-        numbers = [tensor for tensor in given if tensor.is_floating_point()]
-        is_masked = operation not in UNMASKED or any(map(_has_minus_infinity, numbers))
-        bad = next((tensor for tensor in made if _is_bad(tensor, is_masked=is_masked)), None)
-        if operation.endswith("_") and any(tensor is bad for tensor in given):
-            numbers = [tensor for tensor in numbers if tensor is not bad]  # overwritten in place: its input is gone
-        if bad is None or any(_is_bad(tensor, is_masked=True) for tensor in numbers):
+        if not broken or operation in UNWRITTEN:
             return
-        is_backward = torch._C._current_autograd_node() is not None
-        stack = self._backward if is_backward else self._forward
+        numbers = [tensor for tensor in given if tensor.is_floating_point()]
+        if operation.endswith("_"):
+            numbers = [tensor for tensor in numbers if all(tensor is not bad for bad in broken)]  # its input is gone
+        if any(_is_bad(tensor) and _place(tensor) not in known for tensor in numbers):
+            return
+        is_given = asked or bool(known) or any(map(_has_infinity, numbers))
+        if is_given and not asked and torch.Tag.pointwise in func.tags:
+            is_given = not any(_is_new(tensor, numbers) for tensor in broken)
+        bad = next((tensor for tensor in broken if _is_bad(tensor)), None)
+        has_nan = any(bool(torch.isnan(tensor).any()) for tensor in broken)
+        if not is_given or has_nan:
+            origin = origin or self._location(operation, numbers, broken[0] if bad is None else bad)
+        if has_nan or (bad is not None and origin is not None):
+            self.found = origin
+            return
+        for tensor in broken:
+            self._origins[_place(tensor)] = origin
+            if tensor.ndim == 0 and not self._is_backward:  # as good as the loss
+                self._lost = self._lost or origin
+
+    @property
+    def _is_backward(self) -> bool:
+        return torch._C._current_autograd_node() is not None
+
+    def _location(self, operation: str, numbers: Sequence[Tensor], bad: Tensor) -> Location:
+        stack = self._backward if self._is_backward else self._forward
         cause, because = _reason(operation, numbers, bad)
-        self.found = Location(
-            where="backward" if is_backward else "forward",
+        return Location(
+            where="backward" if self._is_backward else "forward",
             module=stack[-1] if stack else "",
             operation=operation,
             inputs=tuple(map(range_of, numbers)),
@@ -201,6 +239,20 @@ class _Watch(TorchDispatchMode):
             cause=cause,
             because=because,
         )
+
+
+def _place(tensor: Tensor) -> int:
+    """Where the numbers of a tensor lie: the same for all views of them."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor made of others
+        return id(tensor)
+
+
+def _asks_for_infinity(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_asks_for_infinity, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -224,15 +276,22 @@ def _numbers(batch: Any) -> Iterator[Tensor]:
         yield batch
 
 
-def _is_bad(tensor: Tensor, *, is_masked: bool) -> bool:
-    """Whether a tensor has NaN or infinity. Minus infinity does not count where it may be the mask of a softmax."""
-    if torch.isfinite(tensor).all():
+def _is_bad(tensor: Tensor) -> bool:
+    """Whether a tensor has NaN or plus infinity. Minus infinity may be the mask of a softmax."""
+    return not torch.isfinite(tensor).all() and bool((torch.isnan(tensor) | (tensor == math.inf)).any())
+
+
+def _is_new(made: Tensor, given: Sequence[Tensor]) -> bool:
+    """Whether an operation on each number by itself has made one that is not finite of finite ones."""
+    try:
+        sound = [torch.isfinite(tensor).expand(made.shape) for tensor in given]
+    except RuntimeError:  # it did more than that
         return False
-    return not is_masked or bool((torch.isnan(tensor) | (tensor == math.inf)).any())
+    return bool((~torch.isfinite(made) & torch.stack([each.to(made.device) for each in sound]).all(0)).any())
 
 
-def _has_minus_infinity(tensor: Tensor) -> bool:
-    return bool((tensor == -math.inf).any())
+def _has_infinity(tensor: Tensor) -> bool:
+    return bool(torch.isinf(tensor).any())
 
 
 def range_of(tensor: Tensor) -> Range:
@@ -260,6 +319,10 @@ def _reason(operation: str, given: Sequence[Tensor], made: Tensor) -> tuple[str 
         return "zero-variance-norm", "a row has no variance, and the epsilon is too small for it"
     if operation == "div" and len(given) > 1 and bool((given[1] == 0).any()):
         return None, "it is divided by 0"
+    if "softmax" in operation and bool((given[0] == -math.inf).all(-1).any()):
+        return None, "every number of a row is minus infinity: all of it is masked"
+    if any(map(_has_infinity, given)) and not _is_new(made, given):
+        return None, "it meets an infinity that was put in on purpose, such as a mask"
     if made.dtype == torch.float16:
         return "fp16-overflow", f"fp16 ends at {HALF_LARGEST:.0f}, and the inputs reach {largest:.4g}"
     return None, f"{str(made.dtype).removeprefix('torch.')} overflows, with inputs up to {largest:.4g}"

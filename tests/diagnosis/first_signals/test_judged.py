@@ -162,3 +162,86 @@ def test_a_reward_that_never_changes_is_no_proof_that_nothing_is_learned() -> No
     assert (one.shows, one.is_grave) == ("reward-flat", False)
     broken = of_kind(run := run_with(solved | {"reward_std": np.zeros(60)}), kind_of(run, curve_of(run)))
     assert [(one.shows, one.is_grave) for one in broken] == [("nothing-to-learn", True)]
+
+
+def found_in(**signals: object) -> dict[str, Standing]:
+    return {one.shows: one for one in shown(run_with(signals))}
+
+
+def policy(random: np.random.Generator, rows: int = 240) -> dict[str, np.ndarray]:
+    """A policy that learns steadily, and pays for it with entropy."""
+    far = np.linspace(0, 1, rows)
+    return {
+        "reward": 0.2 + 0.6 * far + 0.03 * random.standard_normal(rows),
+        "policy_entropy": 2 * np.exp(-1.6 * far) * np.exp(0.05 * random.standard_normal(rows)),
+        "grad_norm": np.exp(0.1 * random.standard_normal(rows)),
+    }
+
+
+def test_entropy_is_judged_by_what_was_won_for_it() -> None:
+    random, far = np.random.default_rng(5), np.linspace(0, 1, 240)
+    low = 2 * np.exp(-3 * np.clip(3 * far - 1, 0, 1)) * (1 + 0.05 * random.standard_normal(240))
+    low = np.maximum(low, 0.2)
+    for seed in range(5):
+        sound = policy(np.random.default_rng([6, seed]))
+        won = sound["reward"]
+        stays = np.where(far > 0.4, 0.44 + 0.03 * np.random.default_rng(seed).standard_normal(240), won)
+        assert "entropy-vanishes" not in found_in(
+            **sound | {"policy_entropy": np.minimum(low, sound["policy_entropy"])}
+        )
+        found = found_in(**sound | {"policy_entropy": low, "reward": stays})["entropy-vanishes"]
+        assert not found.is_grave
+        leap = sound["grad_norm"] * np.where(far > 0.35, 9, 1)
+        assert "entropy-vanishes" in found_in(**sound | {"policy_entropy": low, "grad_norm": leap})
+
+
+@pytest.mark.parametrize("end", [0.05, 0.45])
+def test_a_held_out_reward_that_falls_is_told_also_where_it_comes_back(end: float) -> None:
+    for seed in range(5):
+        random = np.random.default_rng([7, seed])
+        signals = policy(random)
+        signals["reward"] += np.linspace(0, 1, 240) > 0.4
+        course = np.interp(np.arange(240), [0, 96, 140, 239], [0.2, 0.44, 0.1, end])
+        held_out = np.full(240, np.nan)
+        held_out[::20] = course[::20] + 0.01 * random.standard_normal(12)
+        assert found_in(**signals | {"eval_reward": held_out})["held-out-reward-falls"].is_grave == (end < 0.2)
+        held_out[::20] = 0.2 + 0.002 * np.arange(0, 240, 20) + 0.05 * random.standard_normal(12)
+        assert "held-out-reward-falls" not in found_in(**signals | {"eval_reward": held_out})
+
+
+def test_a_reward_at_its_floor_asks_for_action_and_one_at_its_top_does_not() -> None:
+    random = np.random.default_rng(8)
+    seldom = np.where(random.random(200) < 0.03, 0.25, 0.0)
+    seldom[7] = 0.25
+    assert found_in(reward=seldom, policy_entropy=np.full(200, 0.5))["reward-flat"].is_grave
+    late = np.where(np.arange(200) > 180, random.random(200), 0.0)
+    for reward in (1 - seldom, late):
+        assert not any(one.is_grave for one in found_in(reward=reward, policy_entropy=np.full(200, 0.5)).values())
+
+
+def test_a_critic_is_judged_by_what_it_explains_and_by_its_loss_beside_the_reward() -> None:
+    for seed in range(5):
+        random = np.random.default_rng([9, seed])
+        far, noise = np.linspace(0, 1, 240), random.standard_normal(240)
+        blown = np.exp(4 * np.clip(6 * far - 2, 0, 1) + 0.5 * noise)
+        sound = {"train/explained_variance": 0.8 * far + 0.1 * noise, "train/value_loss": np.exp(0.8 * noise)}
+        assert not found_in(**policy(random) | sound)
+        assert not found_in(**policy(random) | {"train/value_loss": blown})  # it grows with the reward
+        assert set(found_in(**policy(random) | {"train/explained_variance": 0.01 * noise})) == {
+            "critic-explains-nothing"
+        }
+        flat = {"reward": 0.2 + 0.03 * random.standard_normal(240)}
+        assert "critic-blows-up" in found_in(**policy(random) | flat | {"train/value_loss": blown})
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_one_expert_of_many_that_dies_is_told_and_one_that_never_lived_is_not(every: int) -> None:
+    random, rows = np.random.default_rng(10), 400
+    loads = random.dirichlet(np.full(8, 50.0), rows)
+    loads[::1, 3] *= np.where(np.arange(rows) > 150, 0.01, 1)
+    loads[:, 5] *= 0.01
+    loads[np.arange(rows) % every > 0] = np.nan
+    names = {f"expert_load/0.{expert}": loads[:, expert] for expert in range(8)}
+    found = found_in(loss=np.linspace(6, 3, rows), **names)
+    assert set(found) == {"experts-die"}
+    assert "expert 3 of the 8" in found["experts-die"].text

@@ -26,6 +26,10 @@ MOST = 16_384
 """The most points that are judged one by one; longer curves are judged by medians of blocks."""
 SCALES = (1, 2, 4, 8, 16)
 """Points per median."""
+COARSEST = 2 * SCALES[-1] + 1
+"""Points that the first of a rise is looked for among: medians over the largest scale are no sharper."""
+STEPPED = 0.9
+"""Share of high points from which the loss has stepped up, and not just leapt a few times."""
 FEWEST = 48
 """Fewest medians with which a scale is used."""
 WARM = 8
@@ -239,7 +243,21 @@ def _trimmed(heights: Floats, rise: CurveRise) -> CurveRise:
     if not len(high):
         return rise
     last = rise.last if rise.last == len(heights) - 1 else rise.first + int(high[-1])
-    return rise._replace(first=rise.first + int(high[0]), last=last)
+    return rise._replace(first=rise.first + _first_of(high, last - rise.first + 1), last=last)
+
+
+def _first_of(high: NDArray[np.int_], rows: int) -> int:
+    """The first of the high points of a rise. Where the loss has stepped up and stays there, chance has raised a point
+    or two among the low ones before the step: the rise begins where fewest points lie on the wrong side."""
+    near = high[high < COARSEST]
+    if rows < COARSEST or not len(near):
+        return int(high[0])
+    is_high = np.zeros(COARSEST, dtype=bool)
+    is_high[near] = True
+    wrong = [int(is_high[:at].sum() + (~is_high[at:]).sum()) for at in near.tolist()]
+    first = int(near[int(np.argmin(wrong))])
+    is_step = is_high[first:].mean() >= STEPPED and 2 * is_high[:first].sum() < first
+    return first if is_step and COARSEST - first >= LEVEL else int(high[0])
 
 
 def _faded(losses: Floats, rises: list[CurveRise]) -> list[CurveRise]:

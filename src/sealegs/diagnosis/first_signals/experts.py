@@ -5,26 +5,25 @@ it, since the experts that are left learn on.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sealegs.detectors.collapse_rules import LEAST_VIOLATION, MANY_DEAD, MORE_DEAD, SOME_DEAD, VIOLATED
 from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices
-from sealegs.diagnosis.first_signals.track import FEWEST, MOST, Track, tracks_of
+from sealegs.diagnosis.first_signals.track import FEWEST, MOST, SOON, STAYS, Track, tracks_of
 from sealegs.record.run import Run
 
 HARDLY = 0.05
 """Share of an even load below which an expert gets hardly anything."""
-MANY_DEAD, SOME_DEAD = 0.5, 0.25
-"""Share of the experts that get hardly anything: a router that has collapsed, and one to look at."""
-MORE_DEAD = 0.2
-"""By how much that share must have grown from its lowest."""
+ALIVE = 0.25
+"""Share of an even load that an expert must have had for a while, to have died since."""
+OF_SO_MANY = 16
+"""One expert of so many must have died, at the least, to be told."""
 CROWDED = 0.6
 """How far the fullest expert, or the fullest eighth of them, is on the way from an even load to all of it."""
-VIOLATED, LEAST_VIOLATION = 3.0, 2.0
-"""Growth of the largest violation from its lowest, and the least that is told."""
 FAR_VIOLATED = 6.0
 ENTROPY_LEFT, NO_ENTROPY = 0.1, 0.02
 """Share of its highest level that is left of the router's entropy, which falls in any case while a router learns."""
@@ -40,6 +39,7 @@ class Loads:
     layer: str
     steps: Indices
     shares: Floats
+    experts: tuple[str, ...]
 
     @property
     def dead(self) -> Floats:
@@ -78,31 +78,48 @@ def loads_of(run: Run) -> Iterator[Loads]:
         total = counts.sum(axis=1, keepdims=True)
         is_sound = np.isfinite(total[:, 0]) & (total[:, 0] > 0)
         if is_sound.sum() >= FEWEST:
-            yield Loads(layer, run.steps[rows][is_sound], counts[is_sound] / total[is_sound])
+            of_layer = tuple(name.rpartition("/")[2].rpartition(".")[2] for name in names)
+            yield Loads(layer, run.steps[rows][is_sound], counts[is_sound] / total[is_sound], of_layer)
 
 
 def _loads(run: Run) -> Iterator[Standing]:
-    """Layers whose load goes to few experts; of several, the first and how many there are."""
-    found = [(loads, row, grave) for loads in loads_of(run) for row, grave in _collapse(loads)]
-    if not found:
-        return
-    loads, row, _ = min(found, key=lambda one: (not one[2], int(one[0].steps[one[1]])))
-    layers = f", and so in {len(found)} layers" if len(found) > 1 else ""
-    where = f" of layer {loads.layer}" if loads.layer else ""
-    experts, late = loads.shares.shape[1], slice(row, None)
-    crowd, dead = float(np.median(loads.crowd[late])), float(np.median(loads.dead[late]))
-    count = max(experts // 8, 1)
-    few = f"one expert of the {experts}{where} gets" if count == 1 else f"{count} experts of the {experts}{where} get"
-    text = (
-        f"{few} {crowd:.0%} of the tokens since step {loads.steps[row]}, and {dead:.0%} of the experts get hardly any"
-        f"{layers}"
-    )
-    is_grave = any(grave for *_, grave in found)
-    yield _standing("expert_load", int(loads.steps[row]), text, "router-collapses", is_grave=is_grave)
+    """Layers whose load goes to few experts, and experts that get nothing any more; of several layers, the first and
+    how many there are."""
+    layers = list(loads_of(run))
+    if found := [(loads, row) for loads in layers if (row := _collapsed(loads)) is not None]:
+        loads, row = min(found, key=lambda one: int(one[0].steps[one[1]]))
+        experts, late = loads.shares.shape[1], slice(row, None)
+        crowd, dead = float(np.median(loads.crowd[late])), float(np.median(loads.dead[late]))
+        count = max(experts // 8, 1)
+        few = f"one expert of the {experts}{_of(loads)} gets"
+        few = few if count == 1 else f"{count} experts of the {experts}{_of(loads)} get"
+        text = (
+            f"{few} {crowd:.0%} of the tokens since step {loads.steps[row]}, and {dead:.0%} of the experts get hardly "
+            f"any{_and_so(found)}"
+        )
+        yield _standing("expert_load", int(loads.steps[row]), text, "router-collapses", is_grave=True)
+    elif died := [(loads, row, names) for loads in layers for row, names in _died(loads)]:
+        loads, row, names = min(died, key=lambda one: int(one[0].steps[one[1]]))
+        few = f"expert {names[0]}" if len(names) == 1 else f"{len(names)} experts ({', '.join(names[:4])})"
+        text = (
+            f"{few} of the {loads.shares.shape[1]}{_of(loads)} had tokens, and hardly any since step "
+            f"{loads.steps[row]}{_and_so(died)}"
+        )
+        are_many = any(len(names) > 1 and len(names) >= SOME_DEAD * each.shares.shape[1] for each, _, names in died)
+        shows = "router-collapses" if are_many else "experts-die"  # of four, one is a quarter, and still one alone
+        yield _standing("expert_load", int(loads.steps[row]), text, shows)
 
 
-def _collapse(loads: Loads) -> Iterator[tuple[int, bool]]:
-    """The row since which the load of a layer goes to few of them, and whether that calls for action."""
+def _of(loads: Loads) -> str:
+    return f" of layer {loads.layer}" if loads.layer else ""
+
+
+def _and_so(found: Sequence[object]) -> str:
+    return f", and so in {len(found)} layers" if len(found) > 1 else ""
+
+
+def _collapsed(loads: Loads) -> int | None:
+    """The row since which the load of a layer goes to few of its experts."""
     dead, crowd = (Track("", loads.steps, values, values) for values in (loads.dead, loads.crowd))
     least = float(dead.level[: dead.rows - dead.lasting].min())
     even = max(loads.shares.shape[1] // 8, 1) / loads.shares.shape[1]
@@ -110,10 +127,19 @@ def _collapse(loads: Loads) -> Iterator[tuple[int, bool]]:
         dead.since(dead.level >= max(MANY_DEAD, least + MORE_DEAD)),
         crowd.since(crowd.level >= even + CROWDED * (1 - even)),
     ]
-    if (row := min((row for row in rows if row is not None), default=None)) is not None:
-        yield row, True
-    elif (row := dead.since(dead.level >= max(SOME_DEAD, least + MORE_DEAD))) is not None:
-        yield row, False
+    return min((row for row in rows if row is not None), default=None)
+
+
+def _died(loads: Loads) -> Iterator[tuple[int, list[str]]]:
+    """The row since which the first of those experts gets hardly any token that had some for a while; and which."""
+    count, rows = loads.shares.shape[1], {}
+    for name, shares in zip(loads.experts, loads.shares.T, strict=True):
+        track = Track("", loads.steps, shares, shares)
+        row = track.since(track.level < HARDLY / count)
+        if row is not None and int((track.level[:row] >= ALIVE / count).sum()) >= STAYS:
+            rows[name] = row
+    if len(rows) >= max(count // OF_SO_MANY, 1):
+        yield min(rows.values()), list(rows)
 
 
 def _violations(run: Run) -> Iterator[Standing]:
@@ -141,7 +167,10 @@ def _dead(run: Run) -> Iterator[Standing]:
                 f"{track.steps[row]}"
             )
             is_grave = track.end >= MANY_DEAD
-            yield _standing(track.signal, int(track.steps[row]), text, "experts-die", is_grave=is_grave)
+            many = track.since(track.level >= MANY_DEAD)
+            is_at_once = many is not None and many - row <= track.rows // SOON
+            shows = "router-collapses" if is_grave and is_at_once else "experts-die"  # they die one after the other
+            yield _standing(track.signal, int(track.steps[row]), text, shows, is_grave=is_grave)
             return
 
 

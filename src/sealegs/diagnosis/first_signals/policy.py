@@ -11,36 +11,47 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sealegs.detectors.collapse_rules import (
+    APART,
+    APART_FLOOR,
+    FEWEST_HELD_OUT,
+    KL_FLOOR,
+    LITTLE,
+    MANY_FOLD,
+    NOTABLE,
+    SURE,
+    VANISHED,
+    has_fallen,
+    has_risen,
+    is_unpaid,
+    noise_about_a_trend,
+)
 from sealegs.diagnosis.contract import Standing
-from sealegs.diagnosis.curve.loss_curve import Floats
-from sealegs.diagnosis.first_signals.track import Track, track_of
+from sealegs.diagnosis.first_signals import critic
+from sealegs.diagnosis.first_signals.track import WIDTH, Track, track_of
 from sealegs.record.run import Run
 
-SURE = 6.0
-"""A reward has moved if it did so by this many times the wander of its means."""
 NO_GAIN = 4.0
 """The same for a gain that nobody would see."""
 FLAT = 1.5
 """Standard errors by which the second half of a reward that has not risen differs from its beginning, at the most."""
+SELDOM = 0.1
+"""Share of the rows whose reward is above its lowest, where a policy has found next to nothing."""
 ENOUGH = 50
 """Rows from which a reward that never rose says something; from twice as many of a whole run it is told by itself."""
 LOST = 0.8
 """Share of what was gained that is gone where a reward has collapsed; half of it is worth a look."""
 HALF = 0.5
-LARGE, NOTABLE = 0.3, 0.25
-"""Smallest fall, as a share of the reward's own size, that is a collapse, and one that is worth a look."""
+LARGE = 0.3
+"""Smallest fall, as a share of the reward's own size, that is a collapse; ``NOTABLE`` is one that is worth a look."""
 ON_THE_WAY_BACK = 0.3
 """Share of the fall from which on a reward is coming back."""
-VANISHED, NOTHING = 0.05, 0.01
-"""Share of its highest level that is left of an entropy: little, and as good as nothing."""
+NOTHING = 0.01
+"""Share of its highest level that is left of an entropy: as good as nothing."""
 SMALL_ENTROPY = 0.05
 """Nats below which a policy tries nothing."""
 EXPLODED, MORE_NATS = 3.0, 0.5
 """Times its early level, and nats more, from which on an entropy has exploded."""
-MANY_FOLD = 10.0
-"""By which a divergence leaps, or grows from the first half of the log, where the policy runs away."""
-KL_FLOOR = {"kl": 0.02, "policy_kl": 0.005}
-"""What is below counts as this much: from nothing, everything is many-fold."""
 NO_SPREAD = 0.95
 """Share of groups without a spread from which on hardly anything is left to learn from."""
 DEAD = 1e-3
@@ -50,8 +61,6 @@ SHORT, LONG = 0.1, 4.0
 """Share of its length that is left where completions collapse, and the factor by which they leap."""
 ALL_CUT, SOME_CUT = 0.85, 0.5
 ALL_CLIPPED, SOME_CLIPPED = 0.6, 0.3
-APART, APART_FLOOR = 5.0, 0.01
-"""Growth of the gap between sampler and trainer, in nats; it is told from 0.05 nats on."""
 RATIO = 10.0
 """Growth of the largest importance ratio, and the least that is told."""
 
@@ -127,11 +136,12 @@ def judged(run: Run) -> Iterator[Standing]:
     found = [
         *(_of_reward(reward, course) if reward is not None and course is not None else ()),
         *_nothing_to_learn(run, reward, gradient, course),
-        *_entropy(track_of(run, "policy_entropy"), course),
+        *_entropy(track_of(run, "policy_entropy"), reward, gradient, course),
         *_divergence(run),
         *_completions(run, course),
         *_updates(run),
-        *_held_out(run, course),
+        *_held_out(run, reward, course),
+        *critic.judged(run, reward),
     ]
     yield from sorted(_together(found), key=lambda one: not one.is_grave)
 
@@ -151,6 +161,16 @@ def _together(found: list[Standing]) -> Iterator[Standing]:
 
 def _of_reward(reward: Track, course: Course) -> Iterator[Standing]:
     """A reward that is lost, or has never risen in a log of the whole run that is long enough to say so."""
+    lowest = float(reward.values.min())
+    above = reward.means > lowest + 1e-9 * max(abs(lowest), 1.0)
+    seldom, lately = float(above.mean()), float(above[-max(reward.rows // 5, 1) :].mean())
+    if reward.rows >= ENOUGH and 0 < max(seldom, lately) <= SELDOM:
+        text = (
+            f"reward {lowest:.4g}, its lowest, in {(~above).sum()} of {reward.rows} rows and {1 - lately:.0%} of "
+            "the last fifth: hardly ever is anything rewarded"
+        )
+        yield _standing(reward, 0, text, "reward-flat", is_grave=True)
+        return
     if course.is_lower:
         yield _fall(reward, course)
         return
@@ -183,7 +203,9 @@ def _fall(reward: Track, course: Course) -> Standing:
     return _standing(reward, course.fallen_row, text, shows, is_grave=is_lost and not is_back)
 
 
-def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]:
+def _entropy(
+    entropy: Track | None, reward: Track | None, gradient: Track | None, course: Course | None
+) -> Iterator[Standing]:
     """An entropy that falls to near nothing, or explodes. One of both signs, of a density, has no such ends.
 
     Where all of it is negative it is the loss of an entropy bonus, which some frameworks call by the same name.
@@ -193,7 +215,14 @@ def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]
     if entropy is None or entropy.values.min() < 0:
         return
     high = float(entropy.level[: entropy.rows - entropy.lasting].max())
-    if (row := entropy.falls(VANISHED)) is not None:
+    row = entropy.falls(VANISHED)
+    if (
+        row is None
+        and (low := entropy.falls(LITTLE)) is not None
+        and (_is_unpaid(entropy, low, reward) or _is_driven(entropy, low, gradient))
+    ):
+        row = low
+    if row is not None:
         is_none = entropy.end <= min(NOTHING * high, SMALL_ENTROPY)
         text = (
             f"policy entropy {high:.4g} at its highest, {entropy.end:.2g} in the end, down there since step "
@@ -206,6 +235,33 @@ def _entropy(entropy: Track | None, course: Course | None) -> Iterator[Standing]
     if row is not None and row > 0:
         text = f"policy entropy {usual:.4g} at first, {entropy.end:.4g} in the end, since step {_step(entropy, row)}"
         yield _standing(entropy, row, text, "entropy-explodes")
+
+
+def _is_unpaid(entropy: Track, low: int, reward: Track | None) -> bool:
+    """Whether the entropy was given away for nothing. A policy that learns trades it for reward: while it falls from
+    half of its highest to next to nothing, the reward goes on rising by a good part of what it rose until then."""
+    if reward is None:
+        return False
+    half = int(np.flatnonzero(entropy.level > HALF * entropy.level[:low].max())[-1])
+    width = max(WIDTH, reward.rows // 20)
+    at = int(np.searchsorted(reward.steps, entropy.steps[half]))
+    start, middle = reward.means[:width].mean(), reward.means[max(at - width, 0) : at + 1].mean()
+    return is_unpaid(float(start), float(middle), float(reward.means[-width:].mean()))
+
+
+def _is_driven(entropy: Track, low: int, gradient: Track | None) -> bool:
+    """Whether the entropy goes where the gradient leaps and stays up for a while: a term of the loss takes it away. A
+    policy that becomes sure by itself has less and less gradient."""
+    if gradient is None:
+        return False
+    half = int(np.flatnonzero(entropy.level > HALF * entropy.level[:low].max())[-1])
+    width = max(2 * WIDTH, gradient.rows // 20)
+    last = int(np.searchsorted(gradient.steps, entropy.steps[half]))
+    if last < 2 * width or gradient.rows < last + width:
+        return False
+    usual = float(np.median(gradient.values[: last - width]))
+    held = np.lib.stride_tricks.sliding_window_view(gradient.values[last - width : last + width], width)
+    return usual > 0 and float(np.median(held, axis=1).max()) >= GRADIENT_GROWS * usual
 
 
 def _divergence(run: Run) -> Iterator[Standing]:
@@ -315,24 +371,40 @@ def _updates(run: Run) -> Iterator[Standing]:
             return
 
 
-def _held_out(run: Run, course: Course | None) -> Iterator[Standing]:
-    """A held-out reward that falls while the reward in training is up: what is learned is the scorer."""
-    held_out = track_of(run, "eval_reward", fewest=6)
-    if held_out is None or course is None or not course.has_learned:
+def _held_out(run: Run, reward: Track | None, course: Course | None) -> Iterator[Standing]:
+    """A held-out reward that falls while the reward in training rises: what is learned is the scorer.
+
+    It may come back later, where what pleases the scorer can be had beside what is meant.
+    """
+    held_out = track_of(run, "eval_reward", fewest=FEWEST_HELD_OUT)
+    if held_out is None or reward is None or course is None:
         return
-    values: Floats = held_out.values
-    best = int(np.argmax(values))
-    last = values[max(best + 1, len(values) - 3) :]
-    if len(last) < 2:
+    values = held_out.values
+    pairs, lows = np.minimum(values[:-1], values[1:]), np.maximum(values[:-1], values[1:])
+    falls = np.maximum.accumulate(pairs) - lows  # two in a row: the best and the lowest of many single ones are chance
+    low = int(np.argmax(falls))
+    high = int(np.argmax(pairs[: low + 1]))
+    fall, best = float(falls[low]), float(pairs[high])
+    end = float(np.median(values[-3:]))
+    before, then, last = (_around(reward, step) for step in (*held_out.steps[[high, low + 1]], reward.steps[-1]))
+    is_up = has_risen(before, min(then, last), course.wander)
+    if not is_up or not has_fallen(
+        float(values[high]), float(values[high]) - fall, noise_about_a_trend(values.tolist())
+    ):
         return
-    noise = float(np.median(np.abs(np.diff(values)))) * 1.4826 / np.sqrt(2)
-    fall = float(values[best] - last.max())
-    if fall >= 4 * noise and fall >= LARGE * abs(float(values[best])):
-        text = (
-            f"held-out reward {values[best]:.4g} at step {held_out.steps[best]}, {last[-1]:.4g} in the end, while the "
-            f"reward in training rose from {course.start:.4g} to {course.end:.4g}"
-        )
-        yield _standing(held_out, best, text, "held-out-reward-falls")
+    is_back = end >= best - fall / 2
+    since = f"and {end:.4g} in the end" if not is_back else f"{best - fall:.4g} after that, and {end:.4g} in the end"
+    text = (
+        f"held-out reward {best:.4g} at step {held_out.steps[high]}, {since}, while the reward in training "
+        f"rose from {before:.4g} to {last:.4g}"
+    )
+    is_grave = not is_back and fall >= HALF * abs(best)
+    yield _standing(held_out, high, text, "held-out-reward-falls", is_grave=is_grave)
+
+
+def _around(track: Track, step: int) -> float:
+    """The level about a step."""
+    return float(track.level[min(int(np.searchsorted(track.steps, step)), track.rows - 1)])
 
 
 def _step(track: Track, row: int) -> int:

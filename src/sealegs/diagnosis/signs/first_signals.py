@@ -1,6 +1,9 @@
 """Signs in the first signals of a kind: the same findings that stand in the verdict, asked one by one."""
 
+import re
+
 from sealegs.diagnosis.facts import Facts
+from sealegs.diagnosis.first_signals.critic import EXPLAINED, LOSS, columns
 from sealegs.diagnosis.first_signals.policy import course_of
 from sealegs.diagnosis.first_signals.track import track_of
 from sealegs.diagnosis.signs.sign import Sign, so, unlogged
@@ -80,9 +83,33 @@ def completions_cut(facts: Facts) -> Sign:
     return _shown(facts, "completions-cut", "cut_share")
 
 
+def cut_and_rewarded(facts: Facts) -> Sign:
+    """Nearly all completions come to be cut while the reward rises: it pays for length, or for what never ends."""
+    cut = completions_cut(facts)
+    if not cut.holds:
+        return cut
+    rise = reward_rises(facts)
+    return so(rise.holds is True, f"{cut.text}; {rise.text}")
+
+
 def held_out_reward_falls(facts: Facts) -> Sign:
-    """The held-out reward falls while the reward in training is up."""
+    """The held-out reward falls while the reward in training rises."""
     return _shown(facts, "held-out-reward-falls", "eval_reward")
+
+
+def critic_explains_nothing(facts: Facts) -> Sign:
+    """The critic explains nothing of the returns in the second half of the log."""
+    return _of_critic(facts, "critic-explains-nothing", EXPLAINED, "explained_variance")
+
+
+def critic_blows_up(facts: Facts) -> Sign:
+    """The critic's loss grows many-fold, at a reward that is no higher."""
+    return _of_critic(facts, "critic-blows-up", LOSS, "value_loss")
+
+
+def _of_critic(facts: Facts, shows: str, names: re.Pattern[str], missing: str) -> Sign:
+    logged = columns(facts.run, names)
+    return _shown(facts, shows, *logged) if logged else unlogged(missing)
 
 
 # Pairs
@@ -108,7 +135,7 @@ def preferred_becomes_unlikely(facts: Facts) -> Sign:
 
 def router_collapses(facts: Facts) -> Sign:
     """Few experts take the load, up to the end."""
-    return _shown(facts, "router-collapses", "expert_load", "expert_violation")
+    return _shown(facts, "router-collapses", "expert_load", "expert_violation", "dead_expert_share")
 
 
 def experts_die(facts: Facts) -> Sign:
@@ -172,5 +199,5 @@ def _shown(facts: Facts, shows: str, *signals: str) -> Sign:
     """Whether it stands; if none of the signals was logged that could show it, the first is what is missing."""
     if (found := facts.shown.get(shows)) is not None:
         return so(True, found.text)
-    logged = [name for name in facts.run.signals if name.partition("/")[0] in signals]
+    logged = [name for name in facts.run.signals if name in signals or name.partition("/")[0] in signals]
     return so(False, f"nothing such in {logged[0]}") if logged else unlogged(signals[0])

@@ -11,6 +11,8 @@ EXP_LIMIT = {"fp32": 88.7, "bf16": 88.7, "fp16": 11.1}
 """Largest argument of exp, by precision."""
 FP16_NEAR = 6550
 """A tenth of the range of fp16: a norm over a layer's width has single values of its own size."""
+MOSTLY = 0.9
+"""Share of the losses of NaN that must have no gradient, where they are those of batches without a target."""
 FIRST_SCALE = 65536.0
 """The loss scale that torch's ``GradScaler`` begins with."""
 
@@ -72,13 +74,42 @@ def weight_breaks_first(facts: Facts) -> Sign:
     return so(is_written, text if is_written else f"{text}, after the loss at step {loss}")
 
 
-def nonfinite_at_sound_weights(facts: Facts) -> Sign:
-    """The loss is not finite up to the end of the log although the weights are."""
-    if not facts.stays_bad:
+def loss_of_nothing(facts: Facts) -> Sign:
+    """The loss is NaN where the gradient is exactly 0, or no token has a loss: a mean over no targets, 0/0.
+
+    A forward pass that breaks has a gradient of NaN. Programs that log a 0 for a step that they left out are told from
+    this by losses that are finite again, or by weights that are seen to be sound.
+    """
+    nan = facts.loss.steps[np.isnan(facts.loss.values)]
+    if not len(nan) or facts.starts_bad:
         return NOT_ASKED
+    counts = {step: text.split() for step, text in facts.texts("token_loss_histogram").items() if step in nan}
+    if counts and all(set(each) == {"0"} for each in counts.values()):
+        return so(True, f"panel 1: the loss is NaN at step {min(counts)}, where no token has a loss")
+    norms = facts.series("grad_norm")
+    beside = np.isin(norms.steps, nan)
+    if norms.is_empty or not beside.any():
+        return unlogged("grad_norm")
+    is_zero = norms.values[beside] == 0
+    text = f"panels 1, 3: {is_zero.sum()} of {len(is_zero)} losses of NaN have a gradient of exactly 0"
+    if is_zero.mean() < MOSTLY or not facts.stays_bad:
+        return so(bool(is_zero.mean() >= MOSTLY), text)
+    if not _weights_since_broken(facts):
+        return unlogged("params_finite")
+    return so(facts.first_bad_weight is None, f"{text}, and every weight is finite")
+
+
+def _weights_since_broken(facts: Facts) -> bool:
+    """Whether weights were looked at since the loss is not finite."""
     checked = [facts.series(name) for name in ("params_finite", "param_norm")]
-    since = [series.within(facts.first_bad("loss") or 0, math.inf) for series in checked]
-    if all(series.is_empty for series in since):
+    return any(not series.within(facts.first_bad("loss") or 0, math.inf).is_empty for series in checked)
+
+
+def nonfinite_at_sound_weights(facts: Facts) -> Sign:
+    """The loss is not finite up to the end of the log although the weights are, and gradients are none."""
+    if not facts.stays_bad or loss_of_nothing(facts).holds:
+        return NOT_ASKED
+    if not _weights_since_broken(facts):
         return unlogged("params_finite")
     text = f"panels 1, 5: the loss is not finite to the end, step {facts.last}, and every weight is"
     return so(facts.first_bad_weight is None, text)

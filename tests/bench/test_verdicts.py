@@ -1,0 +1,55 @@
+"""The table of verdicts: what is right for a person who was sure and for one who was not, and what it counts."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from bench.verdicts import LABELS, SAID, Scored, ranges_of, report, scored
+
+
+def label(verdict: str, *, confidence: str = "high", ranges: str = "", name: str = "healthy") -> dict[str, str]:
+    return {"verdict": verdict, "confidence": confidence, "ranges": ranges, "class": name, "kind": "supervised"}
+
+
+@pytest.mark.parametrize(
+    ("labelled", "confidence", "said", "is_right"),
+    [
+        ("healthy", "high", "healthy", True),
+        ("healthy", "high", "watch", False),
+        ("healthy", "low", "watch", True),
+        ("act", "low", "watch", True),
+        ("act", "low", "healthy", False),
+        ("unknown", "low", "refused", False),
+    ],
+)
+def test_a_person_who_was_not_sure_allows_the_neighbour(
+    labelled: str, confidence: str, said: str, is_right: bool
+) -> None:
+    assert Scored(label=label(labelled, confidence=confidence), verdict=said, why="").is_right is is_right
+
+
+def test_a_log_is_asked_and_its_range_found(tmp_path: Path) -> None:
+    rows = [f"{step},{12.0 if 300 <= step < 304 else 2 + 0.01 * (step % 7)}" for step in range(600)]
+    (tmp_path / "a.csv").write_text("step,loss\n" + "\n".join(rows) + "\n")
+    (tmp_path / "b.csv").write_text("step,name\n1,x\n")
+    found = scored(tmp_path / "a.csv", label("watch", ranges="300-303;500-510", name="spikes"))
+    refused = scored(tmp_path / "b.csv", label("healthy", ranges="3-4"))
+    assert (found.found, found.points) == ((True, False), 600)
+    assert (refused.verdict, refused.found) == ("refused", (False,))
+    text = report([found, refused])
+    assert "ranges found: 1 of 3 (33%)" in text
+    assert "healthy called healthy: 0 of 1 (0%)" in text
+    assert "unreadable: 1" in text
+
+
+def test_every_label_can_be_scored_and_a_repository_is_in_one_half() -> None:
+    with (LABELS / "logs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len({row["file"] for row in rows}) >= 200
+    assert all(row["verdict"] in SAID[:4] and row["confidence"] in ("high", "medium", "low") for row in rows)
+    assert all(first <= last for row in rows for first, last in ranges_of(row))
+    halves = {(row["source"].partition(":")[0], row["half"]) for row in rows}
+    assert len(halves) == len({repository for repository, _ in halves})
