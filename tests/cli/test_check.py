@@ -16,6 +16,7 @@ import sealegs
 from sealegs.cli.main import main
 from sealegs.diagnosis.cause_cards import causes
 from sealegs.incidents import Incident
+from sealegs.report import check_page
 from sealegs.report.commands import explain
 from sealegs.report.commands.check import _incident
 from sealegs.report.commands.check_schema import Checked
@@ -69,7 +70,7 @@ def spiked() -> np.ndarray[Any, Any]:
 def test_a_healthy_curve(check: Check, tmp_path: Path) -> None:
     code, out, err = check(str(csv(tmp_path / "a.csv", curve())))
     assert (code, err) == (0, "")
-    assert "\nHEALTHY: " in out
+    assert out.startswith("HEALTHY: ")
     assert "loss from 'train/loss'" in out
     assert "Incidents" not in out
 
@@ -79,7 +80,7 @@ def test_a_curve_that_never_fell(check: Check, tmp_path: Path) -> None:
     losses = 2.0 + 0.1 * np.random.default_rng(0).random(3000)
     _, out, _ = check(str(csv(tmp_path / "a.csv", losses)))
     assert "WATCH: plateau at step 0" in out
-    assert re.search(r"panel 1: flat at 2\.0[45]\d* from step 0 on", out)
+    assert re.search(r"loss \(panel 1\): flat at 2\.0[45]\d* from step 0 on", out)
     assert " nan " not in out
 
 
@@ -87,13 +88,17 @@ def test_a_curve_that_is_not(check: Check, tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", spiked()).name
     code, out, _ = check(path)
     assert code == 1
-    assert "\nACT: " in out
+    assert out.startswith("ACT: ")
     assert re.search(r"steps 900 to .*lingering", out)
-    for title in ("First action", "Causes, the likeliest first", "The way through the decision tree", "Log this next"):
-        assert title in out
+    for title in ("First action: ", "Why: ", "Causes, the likeliest first", "Log this next"):
+        assert f"\n{title}" in out
     assert max(map(len, out.splitlines())) <= 100
+    assert len(out.splitlines()) <= 35
     assert check(path, "--fail-on", "never")[0] == 0
-    assert "What this means" in check(path, "--explain")[1]
+    told = check(path, "--explain")[1]
+    assert "The way through the decision tree" in told
+    assert "What this means" in told
+    assert not re.search(r"(?<!\()panels? \d", told), "a panel is named"
 
 
 def test_the_object_keeps_its_contract(check: Check, tmp_path: Path) -> None:
@@ -348,7 +353,7 @@ def test_a_loss_about_zero_is_explained(check: Check, tmp_path: Path) -> None:
     words = " ".join(out.split())
     assert code == 0
     assert "CANNOT TELL: the loss goes to and fro about zero" in words
-    assert "First action Go by the reward, not by this loss" in words
+    assert "First action: Go by the reward, not by this loss" in words
     assert "Log this next time the settings, reward, entropy, kl" in words
     assert "hovers: A loss of both signs" in words
 
@@ -446,3 +451,121 @@ def test_an_incident_that_was_over_after_a_way_back_does_not_end_before_it_began
     assert told.startswith(
         "from step 703 until the run had gone back and come to step 658 spike, fast: loss 0.45 before"
     )
+
+
+def test_what_was_tried_and_the_settings_are_on_the_page(check: Check, tmp_path: Path) -> None:
+    path = csv(tmp_path / "a.csv", spiked()).name
+    (tmp_path / "args.toml").write_text("[optimizer]\nlr = 0.5\nweight_decay = 0.0\nbeta2 = 0.999\n")
+    (tmp_path / "tried.toml").write_text('[[tried]]\naction = "halve the LR"\noutcome = "no help"\n')
+    words = (path, "--settings", "args.toml", "--tried", "skip batches 890-950: no help", "--tried", "tried.toml")
+    out = check(*words)[1]
+    assert "  skip batches 890-950: no help\n  halve the LR: no help\n" in out
+    assert "OPT1: beta2 is 0.999" in out
+    told = json.loads(check(*words, "--json")[1])
+    assert told["tried"][0] == {"action": "skip batches 890-950", "outcome": "no help"}
+    assert {"OPT1", "OPT5"} <= {each["code"] for each in told["settings"]}
+    assert msgspec.convert(told, Checked) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tried", "something"), "an action, a colon and what came of it"),
+        (("--tried", "nowhere.toml"), "cannot be read"),
+        (("--settings", "nowhere.json"), "cannot be read"),
+        (("--settings", "model.bin"), "a pickle"),
+        (("--html", "no/such/folder/page.html"), "cannot be written"),
+    ],
+)
+def test_flags_that_are_wrong_are_told_in_one_sentence(
+    words: tuple[str, ...], said: str, check: Check, tmp_path: Path
+) -> None:
+    code, out, err = check(csv(tmp_path / "a.csv", curve()).name, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_a_page_that_has_too_much_to_say_leaves_out_what_matters_least(check: Check, tmp_path: Path) -> None:
+    losses = curve(1500)
+    for at in (300, 500, 700, 900):
+        losses[at : at + 30] += 2.0
+    losses[1100:] += 1.5
+    rows = [f"step {step} loss {loss:.4f} grad_norm {0.5 + loss / 50:.4f}" for step, loss in enumerate(losses.tolist())]
+    warnings = [
+        "Some weights of M were not initialized from the model checkpoint",
+        "size mismatch for lm_head.weight: copying a param",
+        "Detected call of `lr_scheduler.step()` before `optimizer.step()`",
+        "OVERFLOW! Skipping step.",
+    ]
+    (tmp_path / "train.log").write_text("\n".join([*warnings, *rows]) + "\n")
+    (tmp_path / "args.toml").write_text(
+        "lr = 0.5\nweight_decay = 0.0\nbeta2 = 0.999\ngrad_clip = 0.0\nwarmup_steps = 0\n"
+    )
+    tried = [f"clip at {bound}: no help" for bound in (0.1, 0.3, 0.5, 1)] + ["skip batches 1090-1110: no help"]
+    words = [word for each in tried for word in ("--tried", each)]
+    out = check("train.log", "--settings", "args.toml", *words)[1]
+    assert len(out.splitlines()) <= 35
+    assert max(map(len, out.splitlines())) <= 100
+    for part in ("ACT: ", "First action: ", "Why: ", "Incidents", "Causes, the likeliest first", "What was tried"):
+        assert part in out
+    assert "--explain shows more (" in out.splitlines()[-1], "and it says that there is more"
+
+
+def test_lines_of_a_text_log_are_told(check: Check, tmp_path: Path) -> None:
+    rows = [f"step {step} loss {loss:.4f}" for step, loss in enumerate(curve(400).tolist())]
+    text = [
+        "Some weights of M were not initialized from the model checkpoint",
+        *rows,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+    ]
+    (tmp_path / "train.log").write_text("\n".join(text) + "\n")
+    code, out, _ = check("train.log")
+    assert code == 0
+    assert out.startswith("WATCH: the log ends: torch.OutOfMemoryError: CUDA out of memory.")
+    assert "smaller micro-batch" in out
+    assert "some weights were not in the checkpoint and begin at random (before the first row" in " ".join(out.split())
+    assert len(json.loads(check("train.log", "--json")[1])["lines"]) == 2
+
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(1)>"\x1b[31m'
+
+
+def test_the_same_as_one_page_with_the_curve(check: Check, tmp_path: Path) -> None:
+    losses = spiked()
+    losses[1200:1210] = np.nan
+    path = csv(tmp_path / "a.csv", losses, grad_norm=0.5 + 0.1 * np.random.default_rng(3).random(1500))
+    code, out, _ = check(path.name, "--html", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    verdict, action = out.splitlines()[0], "<strong>First action:</strong>"
+    assert code == 1
+    assert verdict.split(": ")[0] in page
+    assert action in page
+    assert "<p>Why: " in page
+    assert "--explain" not in page
+    assert page.count("<polyline") >= 3, "the loss breaks where it is not finite, and the gradient norm is below it"
+    assert page.count('fill-opacity="0.16"') >= 2
+    assert "The way through the decision tree" in page
+    numbers = re.findall(r"-?\d+\.\d+", "".join(re.findall(r'points="([^"]*)"', page)))
+    assert all(-1 <= float(number) <= 1000 for number in numbers), "nothing is drawn outside"
+
+
+def test_text_of_strangers_is_text_on_the_page(check: Check, tmp_path: Path) -> None:
+    rows = "\n".join(f"step {step} loss {loss:.4f}" for step, loss in enumerate(curve(300).tolist()))
+    name = "a<script>.log"
+    (tmp_path / name).write_text(f"missing keys: {HOSTILE}\n{rows}\n")
+    check(name, "--html", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page.lower()
+    assert "<img" not in page.lower()
+    assert "\x1b" not in page
+    assert "default-src 'none'" in page
+
+
+def test_a_million_rows_are_drawn_by_their_extremes(tmp_path: Path) -> None:
+    losses = np.full(1_000_000, 2.0)
+    losses[500_000] = 9.0
+    drawn = check_page._strokes(np.arange(1_000_000), losses, (0, 999_999))
+    ((places, values),) = drawn
+    assert len(places) < 4 * check_page.WIDTH
+    assert values.max() == 9.0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sealegs.record.columns import Columns
+from sealegs.record.log_lines import LogLine
 from sealegs.record.manifest import Manifest
 from sealegs.record.run import Run, run_of
 
@@ -68,7 +69,8 @@ def run_from(case: Case, folder: Path) -> Run:
         settings=stream.get("settings", {}),
         versions=stream.get("versions", {}),
     )
-    return run_of(folder, manifest, Columns(values, logged, len(steps)), events=events)
+    lines = tuple(LogLine(int(step) if step >= 0 else None, text, 1) for step, text in stream.get("lines", []))
+    return run_of(folder, manifest, Columns(values, logged, len(steps)), events=events, lines=lines)
 
 
 def told_events(stream: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from importlib import resources
 import pytest
 
 from sealegs.diagnosis.cause_cards import causes, parsed
+from sealegs.diagnosis.lines import known_kinds
 from sealegs.diagnosis.signs.registry import SIGNS
 from sealegs.errors import ConfigError
 
@@ -66,7 +67,8 @@ def test_a_card_says_enough(name: str) -> None:
     card = causes()[name]
     assert len(re.findall(r"[.?!](?: |$)", card.mechanism)) == 2, "two sentences"
     assert card.explains
-    assert card.decides or card.strong or card.opens, "or it could never be listed"
+    of_lines = {cause for line in known_kinds() for cause in line.speaks_for if line.weight != "fits"}
+    assert card.decides or card.strong or card.opens or name in of_lines, "or it could never be listed"
     assert card.tests
     assert card.references
     assert any(remedy.grade != "show-only" for remedy in card.remedies), "or there would be nothing to do"

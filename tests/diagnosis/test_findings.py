@@ -712,7 +712,7 @@ def test_copies_of_a_target_network_are_no_leap_however_often_it_is_measured(is_
 def gone_back_over(bad: Callable[[int], float], *, to: int = 1000, end: int = 1400, **more: Any) -> Run:
     """Steps 0 to 1102, of which the last three are bad; then from ``to`` on again, and nothing is."""
     steps = np.concatenate([np.arange(1103), np.arange(to, end)])
-    losses, norms = falling(end)[steps], np.full(len(steps), 0.5)
+    losses, norms = falling(max(end, 1103))[steps], np.full(len(steps), 0.5)
     norms[1100:1103] = [bad(step) for step in range(1100, 1103)]
     return run(losses, steps=steps.astype(np.float64), grad_norm=norms, **more)
 
@@ -735,9 +735,23 @@ def test_what_the_run_went_back_over_and_passed_is_told_and_calls_for_nothing(cr
     assert not any("went back" in name for name in told.log_next_time)
 
 
-def test_what_was_not_passed_again_is_not_over() -> None:
+def test_what_was_not_passed_again_is_not_over_and_the_verdict_is_of_the_last_attempt() -> None:
     found = look(gone_back_over(lambda _: np.nan, end=1105))
-    assert (found.verdict, found.incidents[0].start) == ("act", 1100)
+    assert (found.verdict, found.incidents[0].start) == ("watch", 1100)
+    assert found.because.endswith("the last one has not come past that step yet")
+    found = look(gone_back_over(lambda _: np.nan, end=1009))
+    assert found.verdict == "act", "nine rows say nothing of an attempt"
+
+
+def test_an_attempt_that_was_given_up_did_not_heal() -> None:
+    """The loss is low again because the run went back, not because it came down."""
+    steps = np.concatenate([np.arange(1100), np.arange(900, 1400)])
+    losses = falling(1400)[steps]
+    losses[1000:1100] += 3
+    found = look(run(losses, steps=steps.astype(np.float64)))
+    (rise,) = found.incidents
+    assert (rise.start, rise.recovery_loss, rise.trajectory) == (1000, None, None)
+    assert "the loss is back" not in diagnose(found, source="log", format="").first_action
 
 
 def test_what_stands_is_not_excused_by_a_rollback_before_it() -> None:

@@ -120,3 +120,61 @@ KEPT = {
     "text": [FILES / "keras" / "bars.log", FILES / "keras" / "lines.log", FILES / "transformers" / "printed.log"],
 }
 """Made once by the libraries themselves: ``files/make.py``."""
+
+
+def printed(program: str, rows: Sequence[Row]) -> str:
+    """Rows as a program prints them, in a layout made after the program's own."""
+    return BEFORE.get(program, "") + "".join(PRINTED[program].format(**row, half=row["loss"] / 2) for row in rows)
+
+
+BAR = "100%|\u2588\u2588| 4/4 [00:00<00:00,  5.2it/s]"
+BEFORE = {
+    "ultralytics": "engine/trainer: task=detect, mode=train, model=a.pt, epochs=100, batch=16, lr0=0.01\n",
+    "NeMo bars": "[NeMo I 2025-05-01 10:00:00 exp:38] \n    trainer:\n      devices: 8\n      precision: bf16\n"
+    "      max_steps: 9\n",
+}
+PRINTED = {
+    "torchtitan": "\x1b[36m[rank0]:[titan] 2025-05-01 10:00:00,123 - root - INFO - \x1b[31mstep: {step:2d}  "
+    "\x1b[32mloss: {loss:7.4f}  \x1b[38;2;180;60;0mgrad_norm: {grad_norm:7.4f}  \x1b[34mmemory: 40.12GiB(50.7%)  "
+    "\x1b[33mtps: 3,502  \x1b[36mtflops: 30.2  \x1b[35mmfu: 9.1%\x1b[39m\n",
+    "OLMo": "2025-05-01 10:00:00.181\tnode-1:0\tolmo.train:900\tINFO\t[step={step}/7393,epoch=0]\n"
+    "    optim/total_grad_norm={grad_norm:.4f}\n    train/CrossEntropyLoss={loss:.4f}\n"
+    "    train/Perplexity=195,153\n    throughput/total_tokens=1,048,576\n    System/Peak GPU Memory (MB)=46,911\n",
+    "NeMo": "[NeMo I 2025-05-01 10:00:00 log:3] Training epoch 0, iteration {step}/999 | lr: 3e-05 "
+    "| consumed_samples: 8 | global_batch_size: 8 | global_step: {step} | grad_norm: {grad_norm:.4f} "
+    "| reduced_train_loss: {loss:.4f} "
+    "| train_step_timing in s: 0.031\n",
+    "NeMo bars": "\rEpoch 0: :   0%|          | {step}/77225 [00:10<8:01:48, 41.36s/it, loss={loss:.4f}, v_num=, "
+    "reduced_train_loss={loss:.4f}, global_step={step}.0, consumed_samples=256.0, grad_norm={grad_norm:.4f}]",
+    "litgpt": "Epoch 1 | iter {step} step 1 | loss train: {loss:.4f}, val: n/a | iter time: 112.20 ms (step) "
+    "remaining time: 0:01:54\n",
+    "nanochat": "step {step:05d}/21400 (0.10%) | loss: {loss:.6f} | grad norm: {grad_norm:.4f} | lrm: 1.00 | "
+    "dt: 350.12ms | tok/sec: 1,234,567 | mfu: 47.50 | total time: 3.25m\n",
+    "verl": "(TaskRunner pid=87031) step:{step} - global_seqlen/min:340538.000 - actor/entropy:0.317 - "
+    "actor/pg_loss:{loss:.5f} - actor/pg_clipfrac:0.000 - actor/grad_norm:{grad_norm:.4f} - actor/lr:1e-06 - "
+    "training/global_step:{step}.000 - training/epoch:0.000 - critic/score/mean:0.500\n",
+    "ultralytics": "      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size\n"
+    "\r    {step:3d}/999      2.5G      {half:.4f}      1.0      1.0         23        640:   0%| | 0/4 [00:00<?]"
+    "\r    {step:3d}/999      2.5G      {loss:.4f}      1.0      1.0         13        640: " + BAR + "\n"
+    "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): " + BAR + "\n"
+    "                   all        128        929       0.64      0.537      0.605      0.446\n",
+    "YOLOv5": "\n     Epoch   gpu_mem       box       obj       cls    labels  img_size\n"
+    "     {step}/999     3.4G   {loss:.5f}   0.02   0.01       25       640: " + BAR + "\n"
+    "                 all        128        929      0.567      0.559     0.575      0.357\n",
+    "LLaMA-Factory": "\r  1%|##| {step}/1000 [00:10<00:30,  2.10it/s]{{'loss': {loss:.4f}, "
+    "'grad_norm': {grad_norm:.4f}, 'learning_rate': 5e-05, 'epoch': 0.02}}\n"
+    "[INFO|trainer.py:3081] 2025-01-01 10:00:00,123 >> \n",
+    "levanter": "2025-01-01T10:00:00 - 0 - levanter.callbacks - INFO - Progress on:train {step}.00it/10.0kit "
+    "rate:2.1it/s remaining:1:20:00 elapsed:00:10 postfix:loss={loss:.4f}\n",
+    "mlx-lm": "Iter {step}: Train loss {loss:.4f}, Learning Rate 1.000e-05, It/sec 17.598, Tokens/sec 1728.137, "
+    "Trained Tokens 6521, Peak mem 1.437 GB\n",
+    "OLMo-core": "2025-01-01 10:00:00.1\tnode:0\tolmo_core.train:56\tINFO\t[step={step}/1000,epoch=1,eta=1h]\n"
+    "    optim/LR (group 0)=0.0001\n    optim/total grad norm={grad_norm:.4f}\n    train/CE loss={loss:.4f}\n"
+    "    train/PPL=16.2\n    throughput/device/TPS=12,345\n",
+    "metaseq": '2022-01-01 10:00:00 | INFO | train_inner | {{"epoch": 1, "actv_norm": "12.3", "loss": "{loss:.4f}", '
+    '"ppl": "7.46", "wps": "100000", "num_updates": "{step}", "lr": "6e-05", "gnorm": "{grad_norm:.4f}", "clip": "0", '
+    '"loss_scale": "4"}}\n',
+    "Composer": "[batch={step}/1000]:\n\t Train time/epoch: 0\n\t Train loss/train/total: {loss:.4f}\n"
+    "\t Train l2_norm/grad/global: {grad_norm:.4f}\n\t Train lr-DecoupledAdamW/group0: 0.0001\n",
+}
+"""Lines of programs, one row each."""

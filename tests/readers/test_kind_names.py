@@ -185,7 +185,13 @@ FRAMEWORKS = {
     ),
     "spinning up": (
         "Epoch|AverageEpRet|StdEpRet|LossPi|LossV|Entropy|KL|ClipFrac",
-        {"reward": "AverageEpRet", "policy_entropy": "Entropy", "policy_kl": "KL", "clip_share": "ClipFrac"},
+        {
+            "reward": "AverageEpRet",
+            "policy_entropy": "Entropy",
+            "policy_kl": "KL",
+            "clip_share": "ClipFrac",
+            "loss": "LossPi",
+        },
     ),
     "Megatron": (
         "lm loss|load_balancing_loss|z_loss|iteration|moe/load_balancing_loss_layer_11|moe/z_loss_layer_3",

@@ -1,10 +1,13 @@
 """Which column is which signal."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from sealegs.errors import SourceError
 from sealegs.readers.names import assign, candidates, live_names, role
+from sealegs.readers.read import read
 from sealegs.record.columns import Columns
 
 
@@ -88,3 +91,47 @@ def test_what_a_framework_logs_live_has_our_names_once_each_and_takes_none_that_
     }
     assert live_names(logged, taken={"odd"}) == logged | {'a"b': live_names(['a"b'])['a"b']}
     assert live_names(['a"b'])['a"b'].startswith("a_b-")
+
+
+def table_of(tmp_path: Path, header: str) -> Path:
+    path = tmp_path / "log.csv"
+    cells = len(header.split(",")) - 1
+    path.write_text(header + "\n" + "".join(f"{step}{f',{3 - step / 50}' * cells}\n" for step in range(40)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "loss", "eval_loss"),
+    [
+        ("Epoch,TrainLoss,ValLoss,LR", "TrainLoss", "ValLoss"),
+        ("epoch,train_mse,val_mse", "train_mse", "val_mse"),
+        ("step,val_nll,train/nll_per_token,nll_weight", None, None),
+        ("step,train/bpb", "train/bpb", None),
+        ("step,mse,reward", None, None),
+    ],
+)
+def test_a_loss_under_another_name_is_taken_and_said(
+    tmp_path: Path, header: str, loss: str | None, eval_loss: str | None
+) -> None:
+    if loss is None and "reward" not in header:
+        with pytest.raises(SourceError, match="among train/nll_per_token, val_nll, nll_weight, step; say which it is"):
+            read(str(table_of(tmp_path, header)))
+        return
+    log = read(str(table_of(tmp_path, header)))
+    assert (log.mapping.get("loss"), log.mapping.get("eval_loss")) == (loss, eval_loss)
+    is_said = any(f"no column is called a loss: {loss} is taken for it" in remark for remark in log.remarks)
+    assert is_said == (loss is not None and "oss" not in loss)
+
+
+def test_loss_like_names_come_first_where_one_has_to_be_said(tmp_path: Path) -> None:
+    header = ",".join([*(f"a{n}" for n in range(30)), "eval cost", "train cost"])
+    with pytest.raises(
+        SourceError, match=r"among train cost, eval cost, a0, .*; say which it is: --metric loss='train"
+    ):
+        read(str(table_of(tmp_path, header)))
+
+
+@pytest.mark.parametrize("name", ["max_grad_norm", "train/max_grad_norm", "clip_grad_norm", "args/lr", "maxGradNorm"])
+def test_a_setting_is_no_signal(tmp_path: Path, name: str) -> None:
+    log = read(str(table_of(tmp_path, f"step,loss,{name}")))
+    assert not {"grad_norm", "lr"} & set(log.mapping)

@@ -243,3 +243,51 @@ def test_nothing_but_the_base_install_is_needed_until_it_is() -> None:
     heavy = ["torch", "tensorboard", "mlflow", "wandb", "trackio", "pandas"]
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_event_files_are_known_by_their_content_under_any_name(tmp_path: Path) -> None:
+    """The framing of a record: its length, the checksum of that, and an event; no name and no version are needed."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def written(path: Path, first: int, last: int) -> None:
+        with path.open("wb") as file:
+            writer = RecordWriter(file)
+            for step in range(first, last):
+                values = [Summary.Value(tag="loss", simple_value=3 - step / 100)]
+                writer.write(Event(wall_time=1e9 + step, step=step, summary=Summary(value=values)).SerializeToString())
+
+    (tmp_path / "folder").mkdir()
+    written(tmp_path / "folder" / "train_a", 0, 30)
+    (tmp_path / "folder" / "notes.txt").write_text("no event file\n")
+    for source in (tmp_path / "folder" / "train_a", tmp_path / "folder"):
+        log = read(str(source))
+        assert (log.format, log.run.steps.tolist()) == ("tensorboard", list(range(30)))
+    content = bytearray((tmp_path / "folder" / "train_a").read_bytes())
+    content[9] ^= 1  # the checksum of the first length
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(SourceError, match="neither text nor a format that is known"):
+        read(str(tmp_path / "other"))
+
+
+def test_event_files_of_several_launches_are_attempts(tmp_path: Path) -> None:
+    """Of a writer that goes on, goes back, and begins a file without a scalar of the loss."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    parts = [("a", "loss", 0, 50), ("b", "loss", 50, 80), ("c", "other", 0, 5), ("d", "loss", 60, 90)]
+    for name, tag, first, last in parts:
+        with (tmp_path / f"events.out.tfevents.{name}").open("wb") as file:
+            writer = RecordWriter(file)
+            for step in range(first, last):
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=3 - step / 100)])
+                writer.write(Event(wall_time=1e9, step=step, summary=summary).SerializeToString())
+    run = read(str(tmp_path)).run
+    assert [(one.first, one.last, one.begun_from, one.given_up_from) for one in run.attempts] == [
+        (0, 49, None, None),
+        (50, 79, 49, 60),
+        (60, 89, 59, None),
+    ]
+    assert [one.told_by for one in run.attempts[1:]] == [f"events.out.tfevents.{name} begins" for name in "bd"]

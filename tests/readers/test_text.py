@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.readers import samples
 
 from sealegs.errors import SourceError
 from sealegs.readers.read import Log, read
@@ -266,3 +267,31 @@ def test_steps_of_each_epoch_run_on_over_a_new_start(tmp_path: Path) -> None:
     log = read(str(path))
     assert log.run.segments[-1] == 1
     assert log.run.steps[-1] == 28 * 200 + 200
+
+
+def test_progress_bars_between_rows_are_no_table(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(
+        "".join(
+            f"Epoch 1: {n:3d}%|{'█' * (n // 10)}| {n}/100 [00:01<00:09, 9.8it/s, loss={3 - n / 100}]\n"
+            for n in range(100)
+        )
+    )
+    found = read(str(log))
+    assert (found.format, len(found.run.steps)) == ("text", 100)
+    log.write_text("".join(f"{n}%|###| {n}/60\nloss {3 - n / 60}\n" for n in range(60)))
+    assert read(str(log)).format == "text"
+
+
+@pytest.mark.parametrize("program", samples.PRINTED)
+def test_what_programs_print(program: str, tmp_path: Path) -> None:
+    rows = samples.rows(range(1, 41))
+    log = tmp_path / "log"
+    log.write_text(samples.printed(program, rows))
+    found = read(str(log))
+    norms = [] if program in ("litgpt", "ultralytics", "YOLOv5", "levanter", "mlx-lm") else ["grad_norm"]
+    assert found.run.steps.tolist() == [row["step"] - (program == "levanter") for row in rows]
+    for signal in ("loss", *norms):
+        assert found.run.column(signal).tolist() == pytest.approx([row[signal] for row in rows], abs=1e-4), signal
+    assert ("grad_norm" in found.mapping) == bool(norms)
+    assert len(found.run.manifest.settings) == {"ultralytics": 6, "NeMo bars": 1}.get(program, 0)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from sealegs.cli.audit_comparison import compare
 from sealegs.cli.output import show, show_json
 from sealegs.errors import MissingExtra, SourceError
 from sealegs.record.events import load_events
@@ -24,6 +25,9 @@ CHECKPOINT is a folder in checkpoints/ of a run, or the run (its newest); a file
 of Hugging Face's Trainer. Where the run recorded a resume (of a checkpoint: from it), what that brought back follows:
 each part as it was saved, or how it differs, and what the loop changed before its first step.
 
+With OTHER the tensors of both are compared, to the last bit: the first that differs, and by how much; of two ranks of
+one checkpoint the copies that both must have.
+
 exit code: 0 all there, 1 something is missing or wrong, or did not come back as it was, 2 it cannot be read.
 
 examples:
@@ -31,6 +35,9 @@ examples:
   sealegs audit experiments/night/checkpoints/200
   sealegs audit out/checkpoint-500                      Hugging Face
   sealegs audit ckpt.pt --json | jq '.holds[] | select(.problem)'
+  sealegs audit before.pt after.pt                      which tensors differ, and by how much
+  sealegs audit iter_100/mp_rank_00/model.pt iter_100/mp_rank_01/model.pt
+                                                        the copies that ranks must share
 """
 
 
@@ -40,6 +47,10 @@ class Options:
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """The checkpoint, or a run."""
+    other: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="OTHER")] = None
+    """Another checkpoint, or the file of another rank: says which tensors differ, and by how much."""
+    ranks: bool = False
+    """They are two ranks of one checkpoint: only what each has a copy of must be equal."""
     json: bool = False
     """Print one JSON object, and nothing else."""
 
@@ -48,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     """Read the checkpoint, and print the report."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs audit", description=DESCRIPTION)
     path, run = _place(options.checkpoint)
+    if options.other is not None:
+        return compare(path, _place(options.other)[0], json=options.json, ranks=options.ranks)
     try:
         from sealegs.state.checkpoint_audit import holdings, open_checkpoint
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
 """``sealegs check``: says what is wrong with a run, from any training log."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -11,7 +11,8 @@ from sealegs.cli.output import show, show_json
 from sealegs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sealegs.diagnosis.contract import Diagnosis
+    from sealegs.diagnosis.contract import Advised, Diagnosis, Tried
+    from sealegs.record.run import Run
 
 DESCRIPTION = """\
 Is this curve normal? Reads a training log of any common format, finds what went wrong where, walks the stability
@@ -31,6 +32,9 @@ examples:
   sealegs check grpo.jsonl --kind policy-gradient          where the columns do not say what is trained
   sealegs check metrics.csv --json | jq .verdict           for machines
   sealegs check metrics.csv --fail-on watch                strict, in a script
+  sealegs check train.log --settings args.yaml             what the log does not say of the run's settings
+  sealegs check train.log --tried "skip batches 400-450: no help" --tried "halve the LR: helped"
+  sealegs check train.log --html page.html                 the same as one page, with the curve and its marks
 """
 
 
@@ -43,7 +47,14 @@ class Options:
     json: bool = False
     """Print one JSON object, and nothing else."""
     explain: bool = False
-    """Say in plain words what each finding means."""
+    """Print all of it, and say in plain words what each finding means."""
+    html: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write the same as one self-contained page, with the curve and its marks."""
+    settings: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE"), tyro.conf.UseAppendAction] = ()
+    """Settings of the run that its log does not have: TOML, JSON or YAML; may be given several times."""
+    tried: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ACTION: OUTCOME"), tyro.conf.UseAppendAction] = ()
+    """What was tried, and what came of it (helped, no help, worse, unclear), or a TOML of it; may be given several
+    times."""
     rules: Literal["calibrated", "textbook"] = "calibrated"
     """The statistic of this project, or the literal three-sigma rule."""
     fail_on: Literal["act", "watch", "never"] = "act"
@@ -60,33 +71,96 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Read the log, and print the diagnosis."""
     options = tyro.cli(Options, args=list(arguments), prog="sealegs check", description=DESCRIPTION)
-    from sealegs.report.commands.check import contract, page  # only now: --help must not wait for numpy
+    from sealegs.report.commands.check import contract, page, whole  # only now: --help must not wait for numpy
     from sealegs.report.commands.explain import explained
 
     diagnosis = check(
-        options.source, metrics=_pairs(options.metric), pattern=options.pattern, rules=options.rules, kind=options.kind
+        options.source,
+        metrics=_pairs(options.metric),
+        pattern=options.pattern,
+        rules=options.rules,
+        kind=options.kind,
+        settings=options.settings,
+        tried=options.tried,
     )
+    if options.html is not None:
+        _write_page(options.html, diagnosis)
     if options.json:
         show_json(contract(diagnosis))
+    elif options.explain:
+        show(whole, diagnosis)
+        show(explained, diagnosis)
     else:
         show(page, diagnosis)
-        if options.explain:
-            show(explained, diagnosis)
     fails = {"act": ("act",), "watch": ("act", "watch"), "never": ()}[options.fail_on]
     return int(diagnosis.findings.verdict in fails)
 
 
 def check(
-    source: str, *, metrics: dict[str, str], pattern: str | None, rules: str, kind: str | None = None
+    source: str,
+    *,
+    metrics: dict[str, str],
+    pattern: str | None,
+    rules: str,
+    kind: str | None = None,
+    settings: Sequence[Path] = (),
+    tried: Sequence[str] = (),
 ) -> "Diagnosis":
     """The diagnosis of a log."""
     from sealegs.diagnosis.findings import look
     from sealegs.diagnosis.rank import diagnose
     from sealegs.readers.read import read
 
+    attempts = [attempt for words in tried for attempt in _tried(words)]  # a wrong word is told before the log is read
     log = read(place_of(source), metrics=metrics, pattern=pattern)
-    findings = look(log.run, rules=rules, kind=kind)
+    run = with_settings(log.run, settings)
+    findings = replace(look(run, rules=rules, kind=kind), advised=advised(run), tried=tuple(attempts))
     return diagnose(findings, source=source, format=log.format, rules=rules, mapping=log.mapping, remarks=log.remarks)
+
+
+def with_settings(run: "Run", files: Sequence[Path]) -> "Run":
+    """The run with the settings of some files: they go before what its log says."""
+    from sealegs.readers.settings_files import read_settings
+
+    said: dict[str, Any] = {}
+    for file in files:
+        said |= read_settings(file)
+    return replace(run, manifest=replace(run.manifest, settings={**run.manifest.settings, **said})) if said else run
+
+
+def advised(run: "Run") -> "tuple[Advised, ...]":
+    """What the pre-flight rules say of the settings of a run."""
+    from sealegs.diagnosis.contract import Advised
+    from sealegs.preflight_check.config_readers import of_log
+    from sealegs.preflight_check.rule import check as asked
+    from sealegs.preflight_check.rules import RULES
+
+    found = of_log(run.manifest)
+    advice = asked(found.plan, run.manifest.run_id, RULES, found.names).findings
+    return tuple(Advised(code=one.code, grade=one.grade, text=f"{one.found} ({one.knob})") for one in advice)
+
+
+def _tried(words: str) -> "tuple[Tried, ...]":
+    """The attempts of a flag: in words, or in a TOML."""
+    from sealegs.diagnosis.tried import tried_in_toml, tried_in_words
+    from sealegs.record.reading import read_bytes
+
+    if not words.endswith(".toml"):
+        return (tried_in_words(words),)
+    try:
+        content = read_bytes(Path(words), at_most=1 << 20)
+    except OSError as error:
+        raise ConfigError(f"--tried {words}: cannot be read ({error.strerror}); give a TOML of attempts") from error
+    return tried_in_toml(content.decode(errors="replace"), words)
+
+
+def _write_page(path: Path, diagnosis: "Diagnosis") -> None:
+    from sealegs.record.files import whole_file, writing
+    from sealegs.report.check_page import html_page
+
+    content = html_page(diagnosis).encode("utf-8", "backslashreplace")
+    with writing(path), whole_file(path, durable=False) as file:
+        file.write(content)
 
 
 def place_of(source: str) -> str:

@@ -28,6 +28,7 @@ Situation: TypeAlias = Literal[
     "gan",
     "moe",
     "low-precision",
+    "stopped",
 ]
 """What a run can show that needs a cause; of a kind or trait, what stands in its first signals."""
 Words: TypeAlias = Annotated[str, msgspec.Meta(min_length=2)]
@@ -81,6 +82,9 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Signs that count minus two points."""
     rules_out: tuple[str, ...] = ()
     """Signs of which one is enough to drop the cause."""
+    rules: tuple[str, ...] = ()
+    """Pre-flight rules that speak for the cause, where no sign reads the same setting: an error counts two points, a
+    warning one."""
     spares_weights: bool = False
     """Whether the cause leaves the weights sound, so that nothing has to be reloaded."""
 

@@ -10,6 +10,7 @@ from sealegs.record.interventions import Done
 from sealegs.record.run import Run
 
 Health: TypeAlias = Literal["healthy", "watch", "act", "unknown"]
+Outcome: TypeAlias = Literal["helped", "no help", "worse", "unclear"]
 Grade: TypeAlias = Literal["established", "supported", "hypothesis", "ruled out"]
 
 
@@ -43,6 +44,40 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """What a pre-flight rule says of the settings of a run."""
+
+    code: str
+    """The rule: ``OPT1``."""
+    grade: Literal["error", "warning", "note"]
+    text: str
+    """What was found, in one sentence, with the rule's title."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a person has tried against the trouble, and what came of it."""
+
+    action: str
+    """The action, in the person's words."""
+    outcome: Outcome
+    kinds: tuple[str, ...]
+    """The entries of ``attempts.toml`` that the action is of."""
+    between: tuple[int, int] | None = None
+    """The steps or batches that the action names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What a setting, a line of the log or an attempt says of a cause."""
+
+    cause: str
+    weight: Literal["decides", "strong", "fits", "against"]
+    """As the signs on a card."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What a run shows by itself: whether its metrics can be believed, and what went wrong where."""
 
@@ -64,6 +99,10 @@ class Findings:
     """What the resolution of this log does not show."""
     done: Done | None = None
     """The interventions in the run; None where the log does not tell."""
+    advised: tuple[Advised, ...] = ()
+    """What the pre-flight rules say of the settings: `cli` asks them, which stand above this package."""
+    tried: tuple[Tried, ...] = ()
+    """What a person has tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +151,11 @@ class Diagnosis:
     """The set of rules that found the incidents: ``calibrated`` or ``textbook``."""
     mapping: Mapping[str, str]
     remarks: tuple[str, ...] = ()
+    compared: str = ""
+    """The remark that says what the other set of rules would have found."""
+    lines: tuple[str, ...] = ()
+    """Lines of the log that are no numbers and whose meaning is known, a sentence each."""
+    settings: tuple[str, ...] = ()
+    """What the pre-flight rules say of the settings, a sentence each, the gravest first."""
+    tried: tuple[str, ...] = ()
+    """What a person has tried, and what that says, a sentence each."""

@@ -14,6 +14,8 @@ CLEARLY = 4.0
 """Two values differ clearly if they are this many times the step-to-step noise apart."""
 MANY, OF = 6, 8
 """Two signals differ by more than noise if they differ clearly at MANY of OF logged steps."""
+FEWEST = 3
+"""Steps at the end of a run that show more than noise, unless one of them is not finite."""
 UNLIKE = frozenset({"time", "step_s", "saving", "tokens_per_s"})
 """Signals that no two runs have in common."""
 
@@ -112,13 +114,18 @@ def _parting(
 def _beyond_noise(steps: NDArray[np.int64], a: NDArray[np.float64], b: NDArray[np.float64]) -> int | None:
     """The first step from which on two signals differ by more than noise.
 
-    The noise is the median step-to-step change of the quieter run: a run that blew up must not hide it.
+    The noise is the median step-to-step change of the quieter run: a run that blew up must not hide it. Of signals
+    above 0 it is taken as a share, since the noise of a loss that falls falls with it.
     """
+    if all(bool((values[np.isfinite(values)] > 0).all()) for values in (a, b)):
+        a, b = np.log(a), np.log(b)
     changes = [np.abs(np.diff(values[np.isfinite(values)])) for values in (a, b)]
     noise = min((float(np.median(change)) for change in changes if len(change)), default=0.0)
     with np.errstate(invalid="ignore"):
         clear = ~(np.abs(a - b) <= CLEARLY * noise) & ~(np.isnan(a) & np.isnan(b))  # NaN in one is clear
     many = np.convolve(clear, np.ones(OF), "full")[OF - 1 :] if len(clear) else clear
-    needed = np.minimum(MANY, np.arange(len(clear), 0, -1))  # fewer steps are left near the end
-    found = np.flatnonzero(clear & (many >= needed))
+    left = np.arange(len(clear), 0, -1)
+    needed = np.minimum(MANY, left)  # fewer steps are left near the end, and one or two high losses are noise
+    is_sure = (left >= min(FEWEST, len(clear))) | (np.isfinite(a) != np.isfinite(b))
+    found = np.flatnonzero(clear & is_sure & (many >= needed))
     return int(steps[found[0]]) if len(found) else None

@@ -10,11 +10,13 @@ import numpy as np
 
 from sealegs.detectors.proportion import Proportion
 from sealegs.detectors.repeated_batch import FEW
+from sealegs.diagnosis.attempts import Treatment, treatments, without_help
 from sealegs.diagnosis.contract import Findings, Standing
 from sealegs.diagnosis.curve.loss_curve import Floats, Indices, LossCurve, curve_of, passing
 from sealegs.diagnosis.curve.norm_changes import NormChange, norm_changes
 from sealegs.diagnosis.curve.stretches import hidden
 from sealegs.diagnosis.incident_order import NUMERIC, gravity
+from sealegs.diagnosis.lines import KnownLine, known_lines
 from sealegs.diagnosis.settings import Known, known_of
 from sealegs.incidents import Incident
 from sealegs.judge import culprit_in
@@ -114,6 +116,11 @@ class Facts:
     def known(self) -> Known:
         """The settings of the run."""
         return known_of(self.run.manifest)
+
+    @cached_property
+    def lines(self) -> tuple[KnownLine, ...]:
+        """The lines of the log that are no numbers and whose meaning is known."""
+        return known_lines(self.run)
 
     @cached_property
     def incidents(self) -> tuple[Incident, ...]:
@@ -303,6 +310,8 @@ class Facts:
         """Whether the loss came back by itself, in a small part of the log."""
         if self.focus is None or self.focus.end is None or self.focus.trajectory == "divergent" or self.stays_bad:
             return False
+        if self.focus.recovery_loss is None and self.curve.attempt_of(self.focus) < self.curve.last_attempt:
+            return False  # the run went back: what was given up did not heal
         return self._rows_of_focus <= passing(len(self.loss.values))[1]
 
     @property
@@ -455,7 +464,7 @@ class Facts:
     @cached_property
     def resumes(self) -> tuple[int, ...]:
         """The first step after each resume that the log shows. A rollback by an intervention is none."""
-        turned = self.run.steps[np.flatnonzero(np.diff(self.run.segments)) + 1].tolist()
+        turned = (step for step, _ in _turns(self.run))
         told = {event.step for event in self.run.events if event.kind == "resume"}
         return tuple(sorted(told | (set(turned) - self._rolled_back_to)))
 
@@ -468,11 +477,24 @@ class Facts:
 
     @cached_property
     def resumed_before(self) -> int | None:
-        """The resume shortly before the onset."""
+        """The resume shortly before the onset: one that came after it, in time, is what was done about it."""
         if self.focus is None:
             return None
         first, last = self.onset - SOON * self.stride, self.onset + 2 * self.stride
-        return max((step for step in self.resumes if first <= step <= last), default=None)
+        attempt = self.curve.attempt_of(self.focus)
+        turns = {step for step, begun in _turns(self.line) if begun <= attempt} - self._rolled_back_to
+        later = {step for step, begun in _turns(self.run) if begun > attempt} - turns
+        return max((step for step in {*self.resumes, *turns} - later if first <= step <= last), default=None)
+
+    @cached_property
+    def treatments(self) -> tuple[Treatment, ...]:
+        """What was changed from one attempt to the next, on purpose."""
+        return treatments(self.run, self.curve, self.incidents)
+
+    @cached_property
+    def tried(self) -> Mapping[str, str]:
+        """What was changed because of a trouble that came again, with a sentence each, by our name of the setting."""
+        return without_help(self.curve, self.incidents, self.treatments)
 
     def again(self, signal: str, *, after_rollbacks: bool = False) -> Iterator[tuple[int, float | str, float | str]]:
         """Steps that the run went through twice, with the first and the last value of a signal.
@@ -511,6 +533,12 @@ class Facts:
         """The last checkpoint before a step that the log mentions."""
         saved = (event.step for event in self.run.events if event.kind == "checkpoint" and event.step < step)
         return max(saved, default=None)
+
+
+def _turns(run: Run) -> list[tuple[int, int]]:
+    """The first step after each step back or launch, and the number of the attempt that begins there."""
+    at = np.flatnonzero(np.diff(run.segments)) + 1
+    return list(zip(run.steps[at].tolist(), run.segments[at].tolist(), strict=True))
 
 
 def _series(run: Run, signal: str) -> Series:

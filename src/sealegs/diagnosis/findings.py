@@ -5,7 +5,7 @@ too far apart to say which, none is told. Whether a rise calls for action depend
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
-from sealegs.diagnosis.curve.stretches import Stretch, flat, nonfinite, overflowed, risen
+from sealegs.diagnosis.curve.stretches import Stretch, flat, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import in_words
@@ -37,6 +37,7 @@ BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
+GIVEN_UP = "the attempt in which it happened was given up, and the last one has not come past that step yet"
 LEAD = 4
 """Rows by which a gradient norm may leap before the loss does."""
 MOST_TOLD = 3
@@ -116,7 +117,10 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     broken = nonfinite(run, curve) + overflowed(run, curve)
     if rules == "textbook":
         return sorted(broken + live_statistic.by_the_book(curve))
-    grown, surprising = risen(run, curve), live_statistic.surprising(run, curve, most_folded)
+    grown = risen(run, curve)
+    surprising = [
+        one for one in live_statistic.surprising(run, curve, most_folded) if not is_as_before(curve, one.first)
+    ]
     judged_from = live_statistic.judges_from(curve)
     sudden = [
         one
@@ -131,7 +135,21 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
     found += [one for one in sudden if one.kind == "drift"]
     if not any(one.is_open for one in found):
         found += flat(run, curve)
-    return sorted(found + epoch_steps(run, curve))
+    return sorted([part for one in found for part in _by_attempt(curve, one)] + epoch_steps(run, curve))
+
+
+def _by_attempt(curve: LossCurve, one: Stretch) -> Iterator[Stretch]:
+    """A stretch in parts, where the run went back behind its beginning: it did not heal because of that.
+
+    The first rows of an attempt, by whose mean a stretch before it seems to end, are no part of their own.
+    """
+    first = one.first
+    for row in (row for row in curve.resumes if one.first < row <= one.last and curve.steps[row] <= curve.steps[first]):
+        yield Stretch(first, row - 1, one.kind)
+        first = row
+    is_own = one.is_open or one.kind == "nonfinite" or one.last - first + 1 >= AVERAGED
+    if first == one.first or is_own:
+        yield one._replace(first=first)
 
 
 def _overlap(one: Stretch, other: Stretch) -> bool:
@@ -169,6 +187,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
     limit = usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan
     trajectory = _trajectory(curve, one, breaks, limit)
     is_back = not one.is_open and len(after) > 0 and one.kind not in ("plateau", "epoch_step")
+    is_back = is_back and not _is_cut_off(curve, one)  # an attempt that was given up did not heal
     reached = norms[max(one.first - LEAD, 0) : one.last + 1]
     reached = reached[~np.isnan(reached)]
     return Incident(
@@ -292,7 +311,10 @@ def _verdict(
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
     if doubtful:
         changes = dict.fromkeys(announced_change(run, incident) or CLEARED for incident in findings.cleared)
-        passed = [OVERCOME] if all(_is_overcome(curve, one) for one in found if one.kind not in BENIGN) else []
+        passed = []
+        if all(_is_given_up(curve, one) for one in found if one.kind not in BENIGN):
+            is_past = all(_is_overcome(curve, one) for one in found if one.kind not in BENIGN)
+            passed = [OVERCOME if is_past else GIVEN_UP]
         return "watch", "; but ".join([_told(doubtful), *changes, *passed])
     first, last = _ends(curve)
     benign = "; the loss steps down at epochs, as memorised data does" if incidents else ""
@@ -324,12 +346,12 @@ def _by_first_signals(findings: Findings) -> tuple[Health, str]:
 def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: float, *, is_blind: bool) -> bool:
     """Whether an incident calls for action.
 
-    One that the run went back over and then passed does not: the present weights have not gone through it.
+    One in an attempt that was given up does not: the present weights have not gone through it.
     A spike that came down by itself does not, however long it took. Neither does a rise in a run that ends no higher
     than before it, as where tasks are learned one after the other, nor a rise of a loss that measures nothing.
     A loss of state at a resume does, even if the run has learned it again: the next resume will lose it again.
     """
-    if _is_overcome(curve, one):
+    if _is_given_up(curve, one):
         return False
     if one.kind == "nonfinite":
         return one.is_open or one.last - one.first + 1 >= IN_A_ROW
@@ -346,9 +368,17 @@ def _asks_for_action(curve: LossCurve, one: Stretch, incident: Incident, last: f
     return _is_lasting(curve, one) and has_level and not is_over
 
 
-def _is_overcome(curve: LossCurve, one: Stretch) -> bool:
-    """Whether the run went back over an incident and has passed it since; a resume that loses state loses it again."""
+def _is_given_up(curve: LossCurve, one: Stretch) -> bool:
+    """Whether the run went back over all of an incident, and the last attempt is long enough to have a verdict of its
+    own. A resume that loses state loses it again."""
     if one.kind == "resume_jump" or curve.stands[one.first : one.last + 1].any():
+        return False
+    return len(curve.segments) - int(np.searchsorted(curve.segments, curve.last_attempt)) >= AVERAGED
+
+
+def _is_overcome(curve: LossCurve, one: Stretch) -> bool:
+    """Whether the run went back over an incident and has passed it since."""
+    if not _is_given_up(curve, one):
         return False
     return curve.standing_beyond(int(curve.steps[one.first : one.last + 1].max())) >= AVERAGED
 

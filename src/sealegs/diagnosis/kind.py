@@ -141,8 +141,12 @@ class Kind:
 
     def __str__(self) -> str:
         """``reinforcement learning, with a mixture of experts (reward and kl are logged)``"""
-        words = ", ".join(WORDS[name] for name in (self.name, *self.traits))
-        return f"{words} ({self.because})" if self.because else words
+        return f"{self.words} ({self.because})" if self.because else self.words
+
+    @property
+    def words(self) -> str:
+        """The kind and its traits: ``reinforcement learning, with a mixture of experts``."""
+        return ", ".join(WORDS[name] for name in (self.name, *self.traits))
 
     @property
     def first(self) -> tuple[str, ...]:

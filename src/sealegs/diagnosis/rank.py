@@ -3,7 +3,7 @@
 The weighing is simple enough to check by hand. Each sign on a card is read once. A sign of ``decides`` gives three
 points, of ``strong`` two, of ``opens`` and ``fits`` one, of ``against`` minus two. A sign of ``rules_out`` drops the
 card, or leaves a hypothesis if a deciding sign holds. A sign that was not logged counts nothing, and is listed as
-missing.
+missing. What settings, lines of the log and attempts say (``statements.py``) counts in the same way.
 
 A cause is *established* with a deciding sign and nothing against it, *supported* with a strong or opening sign and
 three points, a *hypothesis* with such a sign and at least one point; with less it is not listed. Causes are ordered by
@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sealegs.diagnosis import interventions
+from sealegs.diagnosis import interventions, statements
 from sealegs.diagnosis.cause_cards import Cause, Remedy, Situation, causes
-from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis
+from sealegs.diagnosis.contract import Diagnosis, Findings, Grade, Hypothesis, Statement
 from sealegs.diagnosis.damage import announced_change
 from sealegs.diagnosis.facts import Facts
 from sealegs.diagnosis.findings import RULES, onsets
@@ -26,6 +26,7 @@ from sealegs.diagnosis.incident_order import gravity
 from sealegs.diagnosis.questions import ending, walk
 from sealegs.diagnosis.signs import registry
 from sealegs.diagnosis.signs.sign import Sign
+from sealegs.diagnosis.tried import kinds_of
 from sealegs.errors import ConfigError
 
 GRADES: tuple[Grade, ...] = ("established", "supported", "hypothesis", "ruled out")
@@ -35,7 +36,7 @@ MOST = 8
 """The most causes that are listed, besides those that are ruled out."""
 COMPARED = 100_000
 """Rows in which both sets of rules are compared: three sigma find thousands of incidents in a million."""
-ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks"})
+ASIDE: frozenset[Situation] = frozenset({"metric", "memory", "stuck", "ranks", "stopped"})
 """Situations that a run can show although nothing happened to it."""
 STUCK = ("exactly-zero", "stuck-at-uniform", "back-at-the-start", "multiple-of-uniform")
 """Signs of a loss that has no right to be what it is."""
@@ -52,6 +53,11 @@ LOOK_INTO = "Look into what the loss does not show: {text}."
 """The action where a finding beside the loss stands."""
 LOST = ("misaligned-restart", "optimizer-reset")
 """Causes that are a part of the state that a resume did not bring back, and that every update needs."""
+SPLITS = (
+    "run those steps again, first with the same batches, then with others: if it rises with both, it is the step size "
+    "or the weights; with the same batches alone, the data; with neither, the machine"
+)
+"""The test that splits the causes of a leap of which nothing is known."""
 LEAVE_IT = ("hard-batch", "plateau")
 """Causes whose first action is to leave the run alone."""
 
@@ -85,7 +91,11 @@ def diagnose(
     weighed = rank(facts)
     if findings.verdict == "healthy" and (lost := _lost_at_a_resume(weighed)):
         findings = replace(findings, verdict="watch", because=f"{lost}; the loss does not show it")
+    if findings.verdict in ("healthy", "unknown") and (end := _end(facts)):
+        because = f"{end}; before it, {findings.because}"
+        findings = replace(findings, verdict="watch", because=because)
     told = [one for one in findings.standing if one.text not in findings.because]
+    compared = how_the_rules_differ(facts)
     missing = (name for item in weighed[:3] for name in item.hypothesis.missing if item.grade != "ruled out")
     return Diagnosis(
         source=source,
@@ -101,8 +111,17 @@ def diagnose(
         ),
         rules=rules,
         mapping=dict(mapping or {}),
-        remarks=(*remarks, *(one.text for one in told), *findings.notices, how_the_rules_differ(facts)),
+        remarks=(*remarks, *(one.text for one in told), *findings.notices, compared),
+        compared=compared,
+        lines=tuple(line.told(facts.last) for line in facts.lines),
+        settings=tuple(f"{one.grade} {one.code}: {one.text}" for one in findings.advised),
+        tried=tuple(statements.told(facts, one) for one in findings.tried),
     )
+
+
+def _end(facts: Facts) -> str:
+    """The line in which the log ends, where a run dies of it."""
+    return next((f"the log ends: {line.text}" for line in facts.lines if line.is_the_end), "")
 
 
 def _lost_at_a_resume(weighed: Sequence[Weighed]) -> str:
@@ -117,14 +136,24 @@ def rank(facts: Facts) -> tuple[Weighed, ...]:
     shown = set(situations(facts, said))
     kind = facts.findings.kind
     cards = (card for card in causes().values() if shown & set(card.explains) and card.is_for(kind))
-    weighed = [weigh(card, said, is_known=kind.name != "unknown" or not card.kinds) for card in cards]
+    beside: dict[str, list[Statement]] = {}
+    for one in statements.statements(facts, {name: card.rules for name, card in causes().items()}):
+        beside.setdefault(one.cause, []).append(one)
+    for card in causes().values():  # what was changed from attempt to attempt, and the trouble came again
+        if card.remedies and (failed := facts.tried.get(card.remedies[0].knob)):
+            beside.setdefault(card.name, []).append(Statement(cause=card.name, weight="against", text=failed))
+    weighed = [
+        weigh(card, said, is_known=kind.name != "unknown" or not card.kinds, beside=beside.get(card.name, ()))
+        for card in cards
+    ]
     listed = sorted(
         (item for item in weighed if item.grade),
         key=lambda item: (GRADES.index(item.grade or "ruled out"), -item.points),
     )
     likely = [item for item in listed if item.grade != "ruled out"][:MOST]
+    asks = facts.findings.verdict == "act"
     if (likely and likely[0].grade == "hypothesis") or (shown - ASIDE and not likely):
-        likely.append(_unknown(likely, weighed))
+        likely.append(_unknown(likely, weighed, SPLITS if not likely and facts.leaps and asks else ""))
     likely = [_with_test(item, likely) for item in likely]
     return (*likely, *(item for item in listed if item.grade == "ruled out"))
 
@@ -154,22 +183,29 @@ def situations(facts: Facts, said: Mapping[str, Sign]) -> Iterator[Situation]:
         yield "memory"
     if said["ranks-differ"].holds:
         yield "ranks"
+    if any(line.is_the_end for line in facts.lines):
+        yield "stopped"
     if facts.findings.problems:
         yield "metric"
     yield from (situation for situation in FIRST if any(one.of == situation for one in facts.shown.values()))
 
 
-def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True) -> Weighed:
+def weigh(card: Cause, said: Mapping[str, Sign], *, is_known: bool = True, beside: Sequence[Statement] = ()) -> Weighed:
     """Weigh one card: its points, its grade, and the sentences for and against it.
 
-    Unless the run is known to be of a kind that the card was written for, the cause is a hypothesis at the most.
+    ``beside`` is what settings, lines and attempts say of it. Unless the run is known to be of a kind that the card was
+    written for, the cause is a hypothesis at the most.
     """
 
     def holding(names: tuple[str, ...]) -> list[str]:
         return [said[name].text for name in names if said[name].holds]
 
-    deciding, strong, fitting = holding(card.decides), holding(card.strong), holding(card.opens + card.fits)
-    against, excluding = holding(card.against), holding(card.rules_out)
+    def stated(weight: str) -> list[str]:
+        return [one.text for one in beside if one.weight == weight]
+
+    deciding, strong = holding(card.decides) + stated("decides"), holding(card.strong) + stated("strong")
+    fitting = holding(card.opens + card.fits) + stated("fits")
+    against, excluding = holding(card.against) + stated("against"), holding(card.rules_out)
     points = DECIDES * len(deciding) + STRONG * len(strong) + FITS * len(fitting) + AGAINST * len(against)
     grade: Grade | None = None
     if deciding or strong or holding(card.opens):
@@ -219,6 +255,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         change = announced_change(facts.run, rise)
         return f"Leave it: {change}." if change else CHANGED.format(step=rise.start)
     top = likely[0]
+    if facts.findings.verdict == "healthy" and set(top.card.explains) == {"metric"}:
+        return "Leave it: nothing asks for an action; what is logged could show more, as told below."
     if top.card.name in LEAVE_IT and top.grade != "hypothesis":
         return f"Leave it: {_orders(facts, top.card.remedies)}."
     parts = []
@@ -242,7 +280,11 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
         parts.append(f"stop, and go back to the last checkpoint before step {since}{saved}")
     if top.grade == "hypothesis":
         parts += [ending] if ending and asks else []
-        test = top.hypothesis.next_test or f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
+        signals = f"log {', '.join(top.hypothesis.missing[:4]) or 'more signals'}"
+        if not asks and top.card.name == "unknown":  # nobody runs it again to find out
+            so_far = "Leave it, the loss is back" if facts.is_over else "Leave it for now, and look again in 200 steps"
+            return f"{so_far}; to know more the next time, {signals}."
+        test = top.hypothesis.next_test or signals
         parts.append(
             "then find out" if parts else "leave it, the loss is back; find out" if facts.is_over else "find out"
         )
@@ -250,6 +292,8 @@ def _action(facts: Facts, likely: Sequence[Weighed], ending: str) -> str:
     elif orders := _orders(facts, top.card.remedies):
         is_lasting = not facts.came_back or set(top.card.explains) <= ASIDE.union(FIRST)
         parts.append(orders if asks or is_lasting else f"leave it, the loss is back; if it comes again, {orders}")
+    elif not parts:  # every remedy was tried
+        parts.append(f"find out: {top.hypothesis.next_test or 'what else changed about the onset'}")
     text = ", ".join(part for part in parts if part)
     return text[:1].upper() + text[1:] + "."
 
@@ -272,11 +316,13 @@ def _counted(found: Sequence[int]) -> str:
 
 def _orders(facts: Facts, remedies: tuple[Remedy, ...]) -> str:
     """The remedies that can be carried out, in words; with a warning where a clip would always take effect."""
-    orders = []
+    orders, idle = [], statements.without_help(facts)
     for remedy in remedies:
         is_pointless = remedy.unless and registry.SIGNS[remedy.unless](facts).holds
         is_beside = remedy.when and not registry.SIGNS[remedy.when](facts).holds
         if remedy.grade == "show-only" or is_pointless or is_beside:
+            continue
+        if idle and any(each.name in idle for each in kinds_of(remedy.do)):  # it was tried, and did not help
             continue
         norms = facts.before("grad_norm").values
         often = remedy.knob == "clip" and len(norms) and norms.mean() > float(remedy.value)
@@ -295,10 +341,10 @@ def _with_test(item: Weighed, likely: list[Weighed]) -> Weighed:
     return replace(item, hypothesis=replace(item.hypothesis, next_test=tests[0].do))
 
 
-def _unknown(likely: list[Weighed], weighed: list[Weighed]) -> Weighed:
-    """The card for an unknown cause. It names the signals that most of the other causes miss."""
+def _unknown(likely: list[Weighed], weighed: list[Weighed], test: str) -> Weighed:
+    """The card for an unknown cause, with a test. It names the signals that most of the other causes miss."""
     missed = Counter(name for item in weighed for name in item.hypothesis.missing)
     missing = tuple(name for name, _ in missed.most_common(TELLING))
     text = "no sign decides between the causes above" if likely else "no sign speaks for any known cause"
-    hypothesis = Hypothesis(cause="unknown", grade="hypothesis", evidence_for=(text,), missing=missing)
+    hypothesis = Hypothesis(cause="unknown", grade="hypothesis", evidence_for=(text,), missing=missing, next_test=test)
     return Weighed(causes()["unknown"], "hypothesis", 0, hypothesis)

@@ -268,16 +268,43 @@ def _model_parameters(values: Mapping[str, Any], known: Mapping[str, Any]) -> di
 
 def of_manifest(manifest: Manifest, rows: Mapping[str, float]) -> Read:
     """The manifest of a user's own loop, by the usual names of settings; and what its rows have shown."""
+    known = {"price_per_hour": manifest.price_per_hour, **rows, **_recorded(manifest)}
+    known |= {name: value for name, value in _named(manifest).items() if value is not None or name not in known}
+    return Read(plan_from(known, manifest.run_id), {})
+
+
+def _named(manifest: Manifest) -> dict[str, Any]:
+    """The fields of a plan that have usual names."""
     found = known_of(manifest)
-    known: dict[str, Any] = {"price_per_hour": manifest.price_per_hour, **rows, **_recorded(manifest)}
-    known["dtype"] = found.dtype
+    known: dict[str, Any] = {"dtype": found.dtype}
     for name in ("lr", "beta2", "weight_decay", "clip", "init_std", "norm_eps"):
-        known[name] = found.number(name) if found.number(name) is not None else known.get(name)
+        known[name] = found.number(name)
     for name in ("warmup_steps", "steps", "layers", "width", "vocabulary"):
         known[name] = _whole(found, name)
     for name in ("naive_softmax", "naive_log_loss"):
         known[name] = found.says(name) if name in found.values else None
-    return Read(plan_from(known, manifest.run_id), {})
+    return known
+
+
+def of_log(manifest: Manifest) -> Read:
+    """The settings of anybody's log, as far as they are understood: of a value that no plan can have, nothing is known.
+
+    Tables that are Hugging Face's arguments or a model's config are read as such, everything else by its usual name.
+    """
+    known = _recorded(manifest)
+    names: dict[str, str] = {}
+    parts = [manifest.settings, *(each for each in manifest.settings.values() if isinstance(each, Mapping))]
+    for values in parts:
+        for keys, read in RECOGNISED:
+            if len(keys & values.keys()) > 1:
+                with suppress(ConfigError):
+                    found = read(values, manifest.run_id)
+                    known |= found.plan.known()
+                    names |= found.names
+    for name, value in _named(manifest).items():
+        with suppress(ConfigError):
+            known = plan_from({name: value}).known() | known
+    return Read(plan_from(known, manifest.run_id), names)
 
 
 def _recorded(manifest: Manifest) -> dict[str, Any]:
@@ -288,7 +315,8 @@ def _recorded(manifest: Manifest) -> dict[str, Any]:
         for name, value in table.items() if isinstance(table, Mapping) else ():
             with suppress(ConfigError):
                 known |= plan_from({name: value}).known()
-    betas = manifest.recorded.get("optimizer", {}).get("betas")
+    optimizer = manifest.recorded.get("optimizer")
+    betas = optimizer.get("betas") if isinstance(optimizer, Mapping) else None
     if isinstance(betas, list) and len(betas) > 1:
         known |= {"beta1": betas[0]}
     return known

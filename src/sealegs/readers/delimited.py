@@ -15,6 +15,8 @@ from sealegs.readers.table import MOST_NAMES, Table, number
 from sealegs.record.columns import Column, Columns, Mask
 
 FORMAT = "csv"
+_BAR = re.compile(r"%\||[\u2588-\u258f]|\bit/s|s/it\b")
+"""A progress bar, which is no table of cells."""
 _DELIMITERS = ",\t;|"
 _ABOUT = re.compile(r"\A#\{.*\n")
 """The first line of the tables that Stable-Baselines3's and Gym's monitors write: about the environment."""
@@ -159,6 +161,8 @@ def _shape(place: Place) -> tuple[str, str, list[str]] | None:
     if not lines or lines[0].lstrip()[:1] in "{[":
         return None
     for delimiter in _DELIMITERS:
+        if delimiter == "|" and any(map(_BAR.search, lines)):
+            continue
         try:
             first, *below = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
         except (csv.Error, ValueError):
@@ -166,8 +170,11 @@ def _shape(place: Place) -> tuple[str, str, list[str]] | None:
         named = not any(map(_is_number, first))
         if (len(first) < 2 and not (below and all(map(_is_number, chain(*below))))) or len(first) > MOST_NAMES:
             continue
+        if not named and "\x1b" in lines[0]:  # the numbers of colours have semicolons between them
+            continue
         rows = below if named else [first, *below]
-        fitting = sum(len(row) == len(first) and any(map(_is_number, row)) for row in rows)
+        least = 1 if named else -(-len(first) // 2)  # "tok/sec: 1,234,567" is no table
+        fitting = sum(len(row) == len(first) and sum(map(_is_number, row)) >= least for row in rows)
         if not rows or fitting < 0.8 * len(rows):
             continue
         return delimiter, lines[0] if named else "", _names(first) if named else _names([""] * len(first))

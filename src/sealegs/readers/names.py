@@ -1,6 +1,7 @@
 """Maps the names that logs use to our signals: by one table, a few rules, and what the user says."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 
@@ -24,8 +25,11 @@ TABLE = {
     "eval_loss": "eval_loss val_loss valid_loss validation_loss loss_val loss_valid loss_validation loss_eval "
     "val_loss_epoch val_loss_step lm_loss_value dev_loss test_loss loss_test loss_dev",
     "grad_norm": "grad_norm gradient_norm global_grad_norm total_grad_norm grad_norm_total gnorm grads_norm "
-    "gradients_norm grad_norm_before_clip global_norm grad_2_0_norm_total grad_2_norm_total grad_l2_norm norm_grad",
-    "lr": "lr learning_rate lr_0 lr_pg1 lr_group0 lr_adamw lr_adam lr_sgd lr_adamw_pg1 lr_adam_pg1",
+    "gradients_norm grad_norm_before_clip global_norm grad_2_0_norm_total grad_2_norm_total grad_l2_norm norm_grad "
+    "l2_norm_grad_global grad_global_norm gradnorm norm_grad_global preclip_grad_norm grad_norm_pre_clip",
+    "lr": "lr learning_rate lr_0 lr_pg1 lr_group0 lr_adamw lr_adam lr_sgd lr_adamw_pg1 lr_adam_pg1 lr_group_0 "
+    "learning_rate_group0 learning_rate_group_0 lr_decoupledadamw_group0 lr_decoupled_adamw_group0 lr_fusedadam "
+    "adam_lr scheduler_lr current_lr",
     "loss_scale": "loss_scale grad_scale amp_scale scaler_scale",
     "param_norm": "param_norm params_norm weight_norm parameter_norm total_param_norm",
     "tokens_per_s": "tokens_per_s tokens_per_second tokens_per_sec tok_s tok_sec tps tokens_sec tok_per_sec",
@@ -55,6 +59,16 @@ _NO_LOSS = re.compile(
     r"scaler?|weight(s|ing)?|coef|coefficient|every|lambda|best|min|max|ratio|final|initial|clip|limit|patience|alpha|"
     r"beta|threshold|interval|fn|std|var|time|ema|z|smoothing"
 )
+_SETTING = re.compile(r"max|min|clip|clipping|limit|threshold|target|init|initial|peak|base|args?|config|cfg|hparams?")
+"""Words before the name of a signal that make a setting of it."""
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_LOSS_LIKE = re.compile(
+    r"mse|rmse|nmse|mae|l1|nll|bce|ce|xent|xentropy|crossentropy|entropy|objective|cost|criterion|elbo|bpd|bpb|bpc|"
+    r"perplexity|ppl|residual|energy|err|error|losses?|\w*loss"
+)
+"""Words of names that may mean a loss."""
+_AS_LOSS = frozenset(["mse", "rmse", "nmse", "mae", "nll", "bce", "xent", "crossentropy", "elbo", "bpd", "bpb", "bpc"])
+"""Those that are taken for it where nothing is called a loss; the others are asked for."""
 _NO_STEP = re.compile(r"total|max|number|per|warmup|save|log|logging|time|skipped|nan|remaining|avg|every")
 _POLICY = frozenset({"policy", "pg", "surrogate", "actor", "pi"})
 """Words of a policy's own loss, which comes before that of its critic."""
@@ -80,7 +94,15 @@ def role(name: str) -> Role | None:
 
     >>> role("val/lm loss").signal, role("Finished training it").signal, role("koleo_loss_weight")
     ('eval_loss', 'step', None)
+    >>> role("TrainLoss").signal, role("valLoss").signal, role("clip_grad_norm"), role("max_grad_norm")
+    ('loss', 'eval_loss', None, None)
     """
+    found = _role(name)
+    split = _CAMEL.sub("_", name)
+    return found if found is not None or split == name else _role(split)
+
+
+def _role(name: str) -> Role | None:
     key = plain(name)
     words = key.split("_")
     if name.endswith(("__MIN", "__MAX")):  # statistics beside each column of a W&B export
@@ -103,7 +125,9 @@ def role(name: str) -> Role | None:
         elif found.signal in (STEP, EPOCH):
             if not any(map(_NO_STEP.fullmatch, words[:cut])):
                 return Role(found.rank + cut, found.signal)  # train/global_step before _step
-        elif not held_out and "max" not in words[:cut]:  # max_grad_norm is what gradients are clipped to
+        elif not held_out and not any(
+            map(_SETTING.fullmatch, words[:cut])
+        ):  # max_grad_norm is what they are clipped to
             return Role(found.rank + 20 * cut, found.signal)
     if "loss" in words and not any(map(_NO_LOSS.fullmatch, words)):
         better = 100 * ("train" in words) + 50 * (not _POLICY.isdisjoint(words))
@@ -144,11 +168,50 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
     if "loss" not in mapping and "generator_loss" in mapping:
         mapping["loss"] = mapping["generator_loss"]
     if "loss" not in mapping and "reward" not in mapping:
-        raise SourceError(
-            f"{source}: no column looks like a training loss among {listed(columns.values)}; say which it is: "
-            "--metric loss=NAME"
-        )
+        like = _loss_like(counts)
+        taken = next((name for name in like if _is_as_loss(name)), None)
+        if taken is None:
+            is_of_training = bool(like) and _HELD_OUT.isdisjoint(plain(like[0]).split("_"))
+            first = f"--metric loss={quoted(like[0])}" if is_of_training else "--metric loss=NAME"
+            others = [name for name in columns.values if name not in like]
+            raise SourceError(
+                f"{source}: no column looks like a training loss among {listed([*like, *others])}; say which it is: "
+                f"{first}"
+            )
+        mapping["loss"] = taken
+        held_out = [name for name in like if _is_as_loss(name, held_out=True)]
+        if held_out:
+            mapping.setdefault("eval_loss", held_out[0])
     return mapping
+
+
+def is_named_otherwise(name: str) -> bool:
+    """Whether a column that was taken for the loss is not called one: a squared error, a negative log-likelihood."""
+    found = role(name)
+    return found is None or found.signal != "loss"
+
+
+def _is_as_loss(name: str, *, held_out: bool = False) -> bool:
+    words = plain(name).split("_")
+    is_apart = _NO_LOSS.fullmatch(words[-1]) is not None or not _LOSS_LIKE.fullmatch(words[-1])
+    return bool(_AS_LOSS & set(words)) and held_out == (not _HELD_OUT.isdisjoint(words)) and not is_apart
+
+
+def _loss_like(counts: Mapping[str, int]) -> list[str]:
+    """The columns whose names speak of a loss: those of training first, and of them the one logged most often."""
+
+    def order(name: str) -> tuple[bool, bool, bool, int]:
+        words = plain(_CAMEL.sub("_", name)).split("_")
+        is_held_out, is_setting = not _HELD_OUT.isdisjoint(words), any(map(_NO_LOSS.fullmatch, words))
+        return is_setting, is_held_out, "train" not in words, -counts[name]
+
+    like = (name for name in counts if any(map(_LOSS_LIKE.fullmatch, plain(_CAMEL.sub("_", name)).split("_"))))
+    return sorted(like, key=order)
+
+
+def quoted(name: str) -> str:
+    """A name as a shell takes it."""
+    return shlex.quote(name[:80]) if name.isprintable() else repr(name[:80])
 
 
 def live_names(names: Iterable[str], taken: Set[str] = frozenset()) -> dict[str, str]:

@@ -1,10 +1,15 @@
 """Reads any training log into a ``Log``: a ``Run`` with our signal names, and notices about what had to be done."""
 
+import functools
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from sealegs.errors import SourceError
 from sealegs.readers import (
@@ -13,8 +18,10 @@ from sealegs.readers import (
     json_lines,
     mlflow,
     names,
+    parts,
     regex,
     run_folder,
+    settings_files,
     tensorboard,
     text,
     trackio,
@@ -23,11 +30,15 @@ from sealegs.readers import (
 )
 from sealegs.readers.contract import Reader
 from sealegs.readers.kind_names import changed, plain
+from sealegs.readers.launches import launches_of
 from sealegs.readers.place import Place
-from sealegs.readers.steps import number_rows
+from sealegs.readers.setting_lines import merged
+from sealegs.readers.steps import Steps, number_rows
 from sealegs.readers.table import Table
 from sealegs.record import run as runs
+from sealegs.record.attempts import Launch
 from sealegs.record.columns import Columns
+from sealegs.record.log_lines import LogLine
 from sealegs.record.manifest import Manifest
 from sealegs.record.reading import is_inside
 from sealegs.record.run import Run, run_of
@@ -46,6 +57,9 @@ READERS: tuple[Reader, ...] = (
     text,
 )
 """Every format. At most one of them recognises a source."""
+
+
+MOST_FILES_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,15 @@ def read(source: str, *, metrics: Mapping[str, str] | None = None, pattern: str 
     table = _read(place) if pattern is None else regex.read(place, pattern)
     if not table.columns.rows:
         raise SourceError(f"{source}: no row of numbers in it yet; not a training log so far")
+    if table.manifest is None:
+        table = _with_settings(place, table)
     return _log(place, table, dict(metrics or {}))
+
+
+def _with_settings(place: Place, table: Table) -> Table:
+    """The table with the settings that lie beside the log."""
+    found, remarks = settings_files.beside(place, is_trainer=table.format == trainer_state.FORMAT)
+    return replace(table, known={**table.known, **found}, remarks=(*table.remarks, *remarks))
 
 
 def open_run(source: str | Path) -> Run:
@@ -103,23 +125,57 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
     if table.manifest is not None:  # its names and steps are ours
         said = {name: name for name in columns.values} | said
     mapping = names.assign(place.source, columns, said)
+    is_found = "loss" in mapping and "loss" not in said and mapping["loss"] != mapping.get("generator_loss")
+    if is_found and names.is_named_otherwise(mapping["loss"]):
+        remarks.append(
+            f"no column is called a loss: {mapping['loss']} is taken for it (--metric loss=NAME says otherwise)"
+        )
     step = used = mapping.pop(names.STEP, None)
+    steps = None
     if table.manifest is None:
         if table.format == delimited.FORMAT:
             columns, found = _with_nan(columns, [mapping[name] for name in ("loss", "grad_norm") if name in mapping])
             remarks += found
-        columns, used, handled = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
+        columns, used, handled, steps = number_rows(columns, mapping.get("loss") or mapping["reward"], step)
         remarks += handled
     about = {"log": {"format": table.format, "loss": mapping.get("loss", "")}}
-    manifest = table.manifest or Manifest(run_id=place.path.name or place.source, settings=table.known, recorded=about)
+    manifest = table.manifest or Manifest(
+        run_id=place.path.name or place.source, settings=_settings(table), recorded=about
+    )
     renamed, how = _renamed(columns, mapping)
     remarks += how
-    run = run_of(place.path, manifest, renamed, events=table.events)
+    launches = _launches(table, steps)
+    run = run_of(place.path, manifest, renamed, events=table.events, launches=launches, lines=_lines(table, steps))
     mapping |= {names.STEP: used} if used else {}
-    if run.segments.any():
-        times = int(run.segments[-1])
+    if times := sum(one.first <= before.last for before, one in pairwise(run.attempts)):
         remarks.append(f"steps go back {times} times: {run.superseded_rows} rows were gone through again")
     return Log(place.source, table.format, run, mapping, tuple(remarks))
+
+
+def _settings(table: Table) -> Mapping[str, Any]:
+    """The settings in force at the end: what the log holds besides, and what the program printed."""
+    return functools.reduce(merged, (header.settings for header in table.headers), table.known)
+
+
+def _launches(table: Table, steps: Steps | None) -> tuple[Launch, ...]:
+    """The launches, by rows of the columns in which the rows of a step are one."""
+    if steps is None or not len(steps):
+        return ()
+    begins = np.append(True, np.diff(steps) != 0)
+    row = np.append(np.cumsum(begins) - 1, int(begins.sum()))
+    found = [replace(one, row=int(row[one.row])) for one in table.launches]
+    headers = [one._replace(row=int(row[one.row])) for one in table.headers]
+    files = [(int(row[at]), name) for at, name in table.files]
+    return launches_of(found, headers, files, table.known, steps[begins])
+
+
+def _lines(table: Table, steps: Steps | None) -> tuple[LogLine, ...]:
+    """The lines that are no rows, with the step that they stand at."""
+    known = [] if steps is None else steps.tolist()
+    return tuple(
+        LogLine(known[min(line.row, len(known)) - 1] if line.row and known else None, line.text, line.count)
+        for line in table.lines
+    )
 
 
 def _with_nan(columns: Columns, wanted: list[str]) -> tuple[Columns, list[str]]:
@@ -176,6 +232,8 @@ def _read(place: Place) -> Table:
         reader = next((reader for reader in READERS if reader.recognises(place)), None)
         if reader is None and place.is_folder:
             inner = _only_log(place)
+            if not isinstance(inner, Path):
+                return _read_parts(place, inner)
             table = _read(Place(place.source, inner, inside=place.path))
             return replace(table, remarks=(f"read from {inner.relative_to(place.path)}", *table.remarks))
         if place.choice and reader is not trackio:
@@ -189,11 +247,24 @@ def _read(place: Place) -> Table:
     raise SourceError(f"{place.source}: neither text nor a format that is known; it begins with {place.head[:8]!r}")
 
 
-def _only_log(folder: Place) -> Path:
-    """The only log in a folder that is not of a known kind itself."""
+def _read_parts(folder: Place, files: list[Path]) -> Table:
+    """Read several files of one run."""
+    places = parts.in_order([Place(folder.source, path, inside=folder.path) for path in files])
+    tables = [(place.path.name, _read(place)) for place in places]
+    read = ", ".join(name for name, _ in tables[:MOST_FILES_NAMED])
+    more = f" and {len(tables) - MOST_FILES_NAMED} more" if len(tables) > MOST_FILES_NAMED else ""
+    remark = f"read from {len(tables)} files as launches of one run: {read}{more}; give one of them to judge it alone"
+    joined = parts.joined(tables)
+    return replace(joined, remarks=(remark, *joined.remarks))
+
+
+def _only_log(folder: Place) -> Path | list[Path]:
+    """The only log in a folder that is not of a known kind itself, or the files in which one lies."""
     found = list(_logs_in(folder.path, folder.path, deepest=3))
     if not found:
         raise SourceError(f"{folder.source}: a folder without a training log in it; give the log itself")
+    if parts.are_parts(found):
+        return found
     if len(found) > 1:
         inside = names.listed([str(path.relative_to(folder.path)) for path in found])
         raise SourceError(f"{folder.source}: {len(found)} logs or runs in it ({inside}); give one of them")

@@ -1,6 +1,7 @@
 """Gives the rows of a log integer steps: finds the column that counts them, or counts rows where there is none."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,28 @@ _ENOUGH = 0.5
 _CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
 """Share of the steps that must change from row to row, for steps carried from another row."""
 
+FEWEST_FALLS, _FALLS, _BEGINNING = 8, 0.25, 0.05
+"""Falls, and their share of all changes, from which on a column may be no counter; and the part of its range that
+counts as its beginning."""
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
 Steps = NDArray[np.int64]
 
 
-def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns, str | None, list[str]]:
-    """The columns with integer steps and one row per step, the column the steps are from, and notices."""
+class NumberedRows(NamedTuple):
+    """Columns with integer steps and one row per step."""
+
+    columns: Columns
+    used: str | None
+    """The column that the steps are from."""
+    remarks: list[str]
+    steps: Steps
+    """The step of each of the rows as they were before those of one step were merged."""
+
+
+def number_rows(columns: Columns, loss: str, said: str | None) -> NumberedRows:
+    """Find the column that counts steps, or count rows where there is none."""
     measured = columns.logged[loss]
     counted, used, remarks = _counted(columns, measured, said)
     steps, more = _in_epochs(columns, counted, used)
@@ -35,14 +50,14 @@ def number_rows(columns: Columns, loss: str, said: str | None) -> tuple[Columns,
     values = {names.STEP: _at_ends(steps).astype(np.float64), **merged.values}
     logged = {names.STEP: np.ones(merged.rows, np.bool_), **merged.logged}
     again = [f"{repeated} rows repeat a step: the last of each is taken"] if repeated else []
-    return replace(merged, values=values, logged=logged), used, [*remarks, *more, *again]
+    return NumberedRows(replace(merged, values=values, logged=logged), used, [*remarks, *more, *again], steps)
 
 
 def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column, str | None, list[str]]:
     """A float step for each row, NaN where it has none; the column it is from; and a notice."""
     for name in [said] if said else names.candidates(columns, names.STEP):
         column = columns.values[name]
-        if not _counts(name, column[measured]):
+        if not _counts(name, column[measured]) or (_goes_anywhere(column[measured]) and not _by_epoch(columns, column)):
             continue
         steps = column.copy()
         for other in names.candidates(columns, names.STEP):  # nanoGPT counts `iter`, but `step` where it evaluates
@@ -74,6 +89,26 @@ def _counts(name: str, steps: Column) -> bool:
         return False
     changes = next((share for start, share in _CHANGES.items() if name.startswith(start)), 0.02)
     return len(known) == 1 or bool(np.count_nonzero(np.diff(known)) >= max(1, changes * (len(known) - 1)))
+
+
+def _goes_anywhere(steps: Column) -> bool:
+    """Whether values often fall, and not to where they began: lengths of episodes are called steps, too."""
+    steps = steps[np.isfinite(steps)]
+    fallen = np.flatnonzero(np.diff(steps) < 0) + 1
+    if len(fallen) < FEWEST_FALLS or len(fallen) < _FALLS * (len(steps) - 1):
+        return False
+    least, most = float(steps.min()), float(steps.max())
+    begun_again = steps[fallen] <= least + _BEGINNING * (most - least)
+    return bool(np.mean(begun_again) < _ENOUGH)
+
+
+def _by_epoch(columns: Columns, steps: Column) -> bool:
+    """Whether a column falls where an epoch begins: it counts batches, not all of which are logged."""
+    for name in names.candidates(columns, names.EPOCH)[:1]:
+        known = np.isfinite(steps) & np.isfinite(columns.values[name])
+        begun = np.diff(columns.values[name][known])[np.diff(steps[known]) < 0]
+        return bool(len(begun)) and bool(np.mean(begun <= 0) <= _STARTED_AGAIN)
+    return False
 
 
 def _ranks(steps: Column) -> Column:

@@ -3,7 +3,7 @@
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sealegs.record.attempts import attempts_of
+from sealegs.readers.lines_kept import KeptLine
+from sealegs.readers.setting_lines import Header
+from sealegs.record.attempts import Launch, attempts_of
 from sealegs.record.columns import Column, Columns, Mask
 from sealegs.record.manifest import Manifest
 
@@ -40,6 +42,14 @@ class Table:
     manifest: Manifest | None = None
     events: Path | None = None
     """The events file. Only our own run folders have a manifest and events."""
+    lines: tuple[KeptLine, ...] = ()
+    """A choice of the lines that are no rows."""
+    headers: tuple[Header, ...] = ()
+    """Settings that were printed, each where it stands among the rows; of the same names the last is in force."""
+    launches: tuple[Launch, ...] = ()
+    """Lines that may tell of a launch."""
+    files: tuple[tuple[int, str], ...] = ()
+    """Of a log in several files: the row at which each begins, and its name. Each is a launch."""
 
 
 def number(text: str) -> float | None:
@@ -148,6 +158,9 @@ class SeriesCollector:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._cells: tuple[array[int], array[int], array[float]] = (array("q"), array("q"), array("d"))
+        self._begun: list[tuple[int, str]] = []
+        self.files: tuple[tuple[int, str], ...] = ()
+        """The row at which each file begins that goes on with the most frequent signal; after ``columns``."""
 
     def __len__(self) -> int:
         return len(self._cells[0])
@@ -158,6 +171,10 @@ class SeriesCollector:
         names.append(self._names.setdefault(name, len(self._names)))
         steps.append(step)
         values.append(value)
+
+    def begin(self, file: str) -> None:
+        """What is added from here on is of another file."""
+        self._begun.append((len(self), file))
 
     def columns(self) -> Columns:
         """One row per step. A resume is where the most frequently logged signal goes back, or comes twice.
@@ -172,12 +189,15 @@ class SeriesCollector:
         most = names == np.argmax(counts)
         back = np.zeros(len(names), np.int64)
         back[most] = np.diff(attempts_of(steps[most], {"": most[most]}).of_rows, prepend=0)
+        begun = {int(at): name for at, name in self._begun_with(most)}
+        back[list(begun)] = np.maximum(back[list(begun)], 1)
         segments = np.cumsum(back)
         order = np.lexsort((np.arange(len(names)), steps, segments))
         new_row = np.ones(len(names), np.bool_)
         new_row[1:] = (np.diff(steps[order]) != 0) | (np.diff(segments[order]) != 0)
         row_of: NDArray[np.int64] = np.cumsum(new_row) - 1
         rows = int(row_of[-1]) + 1
+        self.files = tuple((int(row_of[np.flatnonzero(order == at)[0]]), name) for at, name in begun.items())
         values: dict[str, Column] = {"step": steps[order][new_row].astype(np.float64)}
         logged: dict[str, Mask] = {"step": np.ones(rows, np.bool_)}
         cells = np.frombuffer(self._cells[2], np.float64)[order]
@@ -190,6 +210,15 @@ class SeriesCollector:
                 values[name][row_of[mine]] = cells[mine]
                 logged[name][row_of[mine]] = True
         return Columns(values, logged, rows=rows)
+
+    def _begun_with(self, most: Mask) -> Iterator[tuple[int, str]]:
+        """Where each file begins to go on with a signal that an earlier file had, as a place among all values."""
+        own = np.flatnonzero(most)
+        ends = [*(at for at, _ in self._begun[1:]), len(self)]
+        for (begin, name), end in list(zip(self._begun, ends, strict=False))[1:]:
+            place = int(np.searchsorted(own, begin))
+            if 0 < place < len(own) and own[place] < end:
+                yield int(own[place]), name
 
 
 def _fullest(cells: Mapping[str, int], rows: int) -> set[str]:

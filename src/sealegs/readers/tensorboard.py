@@ -12,7 +12,9 @@ from sealegs.readers.table import SeriesCollector, Table
 from sealegs.record.reading import is_inside, open_file
 
 FORMAT = "tensorboard"
-_MARK = b"brain.Event:"
+_BEGINS = b"\x09"
+"""The first byte of an event: its first field is the time, a double."""
+_LONGEST_RECORD = 1 << 31
 _RECORD_FRAME_BYTES = 16  # length and checksums around each event
 _SPLITS = frozenset(("train", "training", "validation", "val", "eval", "test"))
 """Folders of event files that together are one run, as Keras writes them."""
@@ -22,7 +24,29 @@ def recognises(place: Place) -> bool:
     """Whether it is an event file, or a folder that has some, itself or by split."""
     if place.is_folder:
         return next(_files(place.path), None) is not None
-    return _MARK in place.head[:64]
+    return is_event_file(place.head[: _RECORD_FRAME_BYTES + 1])
+
+
+def is_event_file(head: bytes) -> bool:
+    """Whether a file that begins so is one, whatever its name: a record's length, the checksum of it, and an event.
+
+    >>> is_event_file(bytes.fromhex("1800000000000000a37f4b220969388357")), is_event_file(b"step,loss\\n0,3.2\\n1,3.1")
+    (True, False)
+    """
+    if len(head) < 13 or int.from_bytes(head[:8], "little") > _LONGEST_RECORD or head[12:13] != _BEGINS:
+        return False
+    return _masked_crc(head[:8]) == int.from_bytes(head[8:12], "little")
+
+
+def _masked_crc(content: bytes) -> int:
+    """The checksum that stands after a length: CRC-32C, turned and shifted."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def read(place: Place) -> Table:
@@ -33,6 +57,8 @@ def read(place: Place) -> Table:
     remarks: list[str] = []
     files = list(_files(place.path)) if place.is_folder else [place.path]
     for file in files:
+        if file.parent == place.path:  # another file of one writer, or of another launch: a split's files are neither
+            series.begin(file.name)
         prefix = "" if file.parent == place.path or not place.is_folder else f"{file.parent.name}/"
         read_bytes = 0
         for size, scalars in _events(file):
@@ -46,16 +72,22 @@ def read(place: Place) -> Table:
         raise SourceError(f"{place.source}: {found}; log some with add_scalar, or give another run")
     if len(files) > 1:
         remarks.append(f"{len(files)} event files read as one run")
-    return Table(FORMAT, series.columns(), tuple(remarks))
+    return Table(FORMAT, series.columns(), tuple(remarks), files=series.files)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     inner = (path for path in sorted(folder.iterdir()) if path.is_dir() and path.name.lower() in _SPLITS)
     for place in (folder, *inner):
-        for path in sorted(place.glob("*tfevents*")):
-            is_ours = is_inside(path, folder) and path.is_file()
-            if is_ours and recognises(Place(str(path), path, inside=folder)):
+        for path in sorted(place.iterdir()):
+            if path.is_file() and is_inside(path, folder) and is_event_file(_first_bytes(path, folder)):
                 yield path
+
+
+def _first_bytes(path: Path, folder: Path) -> bytes:
+    """The first bytes of a file in a folder; none of one that cannot be read. A folder may hold thousands of files."""
+    with suppress(OSError, SourceError), open_file(path, folder) as opened:
+        return opened.read(_RECORD_FRAME_BYTES)
+    return b""
 
 
 def _whole_records(file: Path) -> int:

@@ -8,15 +8,20 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sealegs.errors import SourceError
 from sealegs.readers import delimited, json_file, json_lines, trainer_state
+from sealegs.readers.launches import LaunchLines
+from sealegs.readers.lines_kept import LinesKept
 from sealegs.readers.names import CARRIED
 from sealegs.readers.place import Place
+from sealegs.readers.setting_lines import SettingLines
 from sealegs.readers.table import Gathered, Table, some_rows
-from sealegs.readers.wording import ROW, LineWording, boxed, signal_of, understood
+from sealegs.readers.wording import ROW, LineWording, below, boxed, names_above, signal_of, understood
 from sealegs.record.columns import Columns
 
 FORMATS = (
@@ -76,7 +81,7 @@ def read(place: Place) -> Table:
         )
     columns = scan.columns()
     printed_by = next((name for name, keys in FORMATS if keys <= set(columns.values)), "text")
-    return Table(printed_by, columns, tuple(place.remarks + scan.remarks))
+    return replace(scan.beside_rows(), format=printed_by, columns=columns, remarks=(*place.remarks, *scan.remarks))
 
 
 def _lines(place: Place) -> Iterator[str]:
@@ -104,6 +109,11 @@ class _Scan:
         self._block_kind: LineWording | None = None
         self._box: dict[str, float] = {}
         self._title = ""
+        self._names_above: tuple[str, ...] = ()
+        self._others = LinesKept()
+        self._settings = SettingLines()
+        self._launches = LaunchLines()
+        self._kept: NDArray[np.bool_] | None = None
 
     def see(self, line: str) -> None:
         """Read one line."""
@@ -118,25 +128,46 @@ class _Scan:
                         self._block_kind = kind
                 else:
                     self.close_block()
-                    self._take(kind, found.groups())
+                    if not self._take(kind, found.groups()):
+                        self._others.see(line, self.gathered.rows)
+                        self._launches.see(line, self.gathered.rows)
                     needs_epoch = bool(self._epoch) and kind.epoch is None
                     self._block_kind = kind if kind.stands_alone and not needs_epoch else None
                 return
         if line[:1] in _EDGES and line and (cells := boxed(line)) is not None:
             self._open(cells)
+            self._settings.see(line, self._rows_so_far)
             return
         self.close_box()
-        if not _is_worth_a_look(line):
+        if self._names_above and (cells := below(self._names_above, line)) is not None:
+            self.close_block()
+            self._settings.close(self.gathered.rows)
+            self.gathered.add(cells)
+            self._losses += 1
             return
+        self._names_above = names_above(line) or self._names_above
+        if not (_is_worth_a_look(line) and self._is_understood(line)) and line:
+            rows = self._rows_so_far
+            self._launches.see(line, rows)
+            if not self._settings.see(line, rows):
+                self._others.see(line, rows)
+
+    @property
+    def _rows_so_far(self) -> int:
+        return self.gathered.rows + len(self._block)
+
+    def _is_understood(self, line: str) -> bool:
+        """Whether a line is a row."""
         parts = _NUMBER.split(line[:_LONGEST_LINE])
         numbers = [text.replace(",", "") for text in parts[1::2]]
         if not 0 < len(numbers) <= _MOST_NUMBERS:
-            return
+            return False
         kind = understood(parts[::2], numbers)
         self.close_block()
-        self._take(kind, numbers)
+        is_row = self._take(kind, numbers)
         if kind.signals or kind.bar:
             self._remember_wording(parts, kind)
+        return is_row
 
     def _open(self, cells: dict[str, str]) -> None:
         """Read a line of a box, which is one row: ``| train/ |  |`` stands before the names below it."""
@@ -151,6 +182,7 @@ class _Scan:
         box, self._box, self._title = self._box, {}, ""
         if box and not ROW.isdisjoint(map(signal_of, box)):
             self.close_block()
+            self._settings.drop()
             self.gathered.add(box)
             self._losses += any(signal_of(name) == "loss" for name in box)
 
@@ -180,7 +212,8 @@ class _Scan:
             self._kinds.insert(0, (pattern, kind))
             del self._kinds[_MOST_KINDS:]
 
-    def _take(self, kind: LineWording, numbers: Sequence[str]) -> None:
+    def _take(self, kind: LineWording, numbers: Sequence[str]) -> bool:
+        """Take what a line says; whether it is a row."""
         step = float(numbers[kind.step]) if kind.step is not None else None
         if kind.epoch is not None:
             self._epoch = {kind.names[kind.epoch]: float(numbers[kind.epoch])}
@@ -188,10 +221,13 @@ class _Scan:
             self._bars[f"{CARRIED[0]} to {numbers[kind.bar[1]]}"] = float(numbers[kind.bar[0]])
             if len(self._bars) > _MOST_BARS:
                 del self._bars[next(iter(self._bars))]
-        if not kind.signals.isdisjoint(ROW):
+        is_row = not kind.signals.isdisjoint(ROW)
+        if is_row:
+            self._settings.close(self.gathered.rows)
             self._add(kind, numbers, step)
         if step is not None:
             self._last = step
+        return is_row
 
     def _add(self, kind: LineWording, numbers: Sequence[str], step: float | None) -> None:
         if kind.rank is not None:
@@ -225,7 +261,21 @@ class _Scan:
             return columns
         kept = np.ones(columns.rows, np.bool_)
         kept[self._without_step] = False
+        self._kept = kept
         return some_rows(columns, kept)
+
+    def beside_rows(self) -> Table:
+        """What the log holds besides its rows; after ``columns``, which may leave out rows."""
+        self._settings.close(self.gathered.rows)
+        kept = np.ones(self.gathered.rows, np.bool_) if self._kept is None else self._kept
+        so_far = np.append(0, np.cumsum(kept)).tolist()
+        return Table(
+            "text",
+            Columns({}, {}),
+            lines=tuple(replace(line, row=so_far[line.row]) for line in self._others.lines()),
+            headers=tuple(header._replace(row=so_far[header.row]) for header in self._settings.headers),
+            launches=tuple(replace(launch, row=so_far[launch.row]) for launch in self._launches.found),
+        )
 
 
 def _is_worth_a_look(line: str) -> bool:

@@ -23,6 +23,11 @@ _NO_VALUE = (":", "-", "f}", "e}", "g}")
 _LONGEST_TEXT = 200
 _EDGE = re.compile(r"[|\u2502\u2503]")
 _CELL_NAME = re.compile(r"[A-Za-z_][\w./@ %()-]*|")
+_ABOVE = re.compile(r"[A-Za-z_][\w./@-]*")
+_PARTS = ("box", "obj", "cls", "dfl", "seg", "pose", "kobj")
+"""What detectors print as the name of a part of their loss."""
+_PERCENT = re.compile(r"(\d+)%")
+_COUNT = re.compile(r"([+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|nan|inf))(?:/\d+|[KMGT]i?B?)?")
 _CELL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|nan|inf)", re.IGNORECASE)
 
 
@@ -115,6 +120,36 @@ def boxed(line: str) -> dict[str, str] | None:
     pairs = dict(zip(cells[1:-1:2], cells[2:-1:2], strict=True))
     is_box = all(_CELL_NAME.fullmatch(name) and (not value or _CELL.fullmatch(value)) for name, value in pairs.items())
     return pairs if is_box else None
+
+
+def names_above(line: str) -> tuple[str, ...]:
+    """The names in a line that stands above columns of numbers; empty if it is no such line.
+
+    >>> names_above("      Epoch    GPU_mem   box_loss   cls_loss       Size")
+    ('Epoch', 'GPU_mem', 'box_loss', 'cls_loss', 'Size')
+    >>> names_above("Epoch  gpu_mem  box  obj")[2:], names_above("Epoch 3 of 5"), names_above("Step by step it is done")
+    (('box_loss', 'obj_loss'), (), ())
+    """
+    words = line.split()
+    if len(words) < 3 or signal_of(words[0]) not in (STEP, EPOCH) or not all(map(_ABOVE.fullmatch, words)):
+        return ()
+    names = tuple(f"{word}_loss" if word in _PARTS else word for word in words)
+    return names if any("loss" in name.lower() for name in names) else ()
+
+
+def below(names: tuple[str, ...], line: str) -> dict[str, str] | None:
+    """The numbers of a line below such names, ``3/100  2.5G  0.05  0.02  640: 100%``; None if it is none, or of a bar
+    that is under way.
+
+    >>> below(("Epoch", "mem", "loss"), "  3/100  2.5G  0.05: 100%|###| 8/8"), below(("Epoch", "mem", "loss"), "1/9 2G")
+    ({'Epoch': '3', 'mem': '2.5', 'loss': '0.05'}, None)
+    """
+    cells = line.partition(":")[0].split()
+    percent = _PERCENT.search(line)
+    if len(cells) != len(names) or (percent and percent[1] != "100"):
+        return None
+    numbers = [found[1] if (found := _COUNT.fullmatch(cell)) else None for cell in cells]
+    return {name: number for name, number in zip(names, numbers, strict=True) if number} if all(numbers) else None
 
 
 def _is_bar(texts: list[str], numbers: list[str], at: int) -> bool:

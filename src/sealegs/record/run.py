@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from sealegs.errors import SourceError
 from sealegs.record import manifest as manifests
-from sealegs.record.attempts import attempts_of, last_so_far
+from sealegs.record.attempts import Attempt, Launch, attempts_of, last_so_far, tree_of
 from sealegs.record.columns import Column, Columns, Mask, read_columns
 from sealegs.record.events import load_events
+from sealegs.record.log_lines import LogLine
 from sealegs.record.manifest import Manifest
 from sealegs.record.reading import reading
 from sealegs.record.schema import EVENTS, METRICS
@@ -43,7 +44,7 @@ class Run:
     steps: NDArray[np.int64]
     """The logged steps, strictly rising."""
     segments: NDArray[np.int64]
-    """The attempt in which each step was measured: 0, then one more each time the run goes back."""
+    """The attempt in which each step was measured: 0, then one more each time the run goes back or is launched anew."""
     superseded_rows: int
     damaged_lines: int
     _columns: Columns
@@ -51,6 +52,15 @@ class Run:
     _rows: NDArray[np.int64]
     _first_rows: NDArray[np.int64]
     _events: Path | None = None
+    launches: tuple[Launch, ...] = ()
+    """Where the log tells of a launch, by rows of its columns; those that only the steps tell of are not here."""
+    lines: tuple[LogLine, ...] = ()
+    """A bounded choice of the lines of a text log that are no rows, in their order: warnings, errors, the like."""
+
+    @cached_property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts of the run in the order they were made; one, unless it went back or was launched anew."""
+        return tree_of(self._steps, self._attempts, self.launches)
 
     @cached_property
     def signals(self) -> tuple[str, ...]:
@@ -116,7 +126,10 @@ class Run:
     def cut(self, attempt: int, first: float, last: float) -> "Run":
         """The rows up to the end of an attempt, from one step to another of that attempt, and the events until then."""
         is_ours = (self._attempts < attempt) | ((self._attempts == attempt) & (self._steps <= last))
-        part = run_of(self.folder, self.manifest, _chosen(self._columns, is_ours & (self._steps >= first)))
+        is_ours &= self._steps >= first
+        row = np.append(0, np.cumsum(is_ours))
+        launches = tuple(replace(one, row=int(row[one.row])) for one in self.launches if one.row <= len(is_ours))
+        part = run_of(self.folder, self.manifest, _chosen(self._columns, is_ours), launches=launches)
         vars(part)["events"] = self._events_until(part)  # a cached property: setting it avoids reading the file
         return part
 
@@ -204,10 +217,18 @@ def open_run(folder: str | Path) -> Run:
     return run_of(folder, manifest, columns, events=folder / EVENTS)
 
 
-def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path | None = None) -> Run:
+def run_of(
+    folder: Path,
+    manifest: Manifest,
+    columns: Columns,
+    *,
+    events: Path | None = None,
+    launches: tuple[Launch, ...] = (),
+    lines: tuple[LogLine, ...] = (),
+) -> Run:
     """A run made of columns from anywhere. ``step`` must be among them if there are rows."""
     written = _steps_of(columns)
-    found = attempts_of(written, columns.logged)
+    found = attempts_of(written, columns.logged, (launch.row for launch in launches))
     return Run(
         folder=folder,
         manifest=manifest,
@@ -215,6 +236,8 @@ def run_of(folder: Path, manifest: Manifest, columns: Columns, *, events: Path |
         _columns=columns,
         _attempts=found.of_rows,
         _events=events,
+        launches=launches,
+        lines=lines,
         **_counted(written, found.of_rows, found.standing, found.begins),
     )
 

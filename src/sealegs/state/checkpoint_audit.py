@@ -75,7 +75,7 @@ def open_checkpoint(path: Path) -> Contents:
     if path.is_dir() and ((path / "trainer_state.json").exists() or (path / "optimizer.pt").exists()):
         return _hugging_face(path)
     if path.is_file():
-        return _in_file(_load(path), path.name)
+        return _in_file(load_file(path), path.name)
     raise SourceError(
         f"{path}: no checkpoint that can be read; give a folder of checkpoints/, a .pt file or one of the Trainer"
     )
@@ -294,7 +294,7 @@ def _rng(tensors: Mapping[str, Tensor]) -> list[str]:
 _ARCHIVE = b"PK\3\4"
 
 
-def _load(path: Path, inside: Path | None = None) -> Any:
+def load_file(path: Path, inside: Path | None = None) -> Any:
     """What is in a file of torch.save. Archives that unpack to more than they are were not written by torch."""
     with open_file(path, inside) as file:
         is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as torch tells them apart
@@ -396,27 +396,32 @@ def _hugging_face(folder: Path) -> Contents:
 
 def _hugging_face_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for file in sorted(folder.glob("*.safetensors")):
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        with open_file(file, folder):  # refuses what is no file
-            pass
-        try:
-            yield from load_file(file).items()
-        except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-            raise SourceError(f"{file}: cannot be read ({error!s:.100}); restore it from a copy") from error
+        yield from load_safetensors(file, folder).items()
     for file in sorted(folder.glob("pytorch_model*.bin")):
-        weights = _load(file, folder)
+        weights = load_file(file, folder)
         if not isinstance(weights, Mapping):
             raise SourceError(f"{file}: a {type(weights).__name__}, no weights; restore it from a copy")
         yield from _tensors(weights).items()
+
+
+def load_safetensors(file: Path, folder: Path | None = None) -> dict[str, Tensor]:
+    """The tensors of a file of safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file as loaded
+
+    with open_file(file, folder):  # refuses what is no file
+        pass
+    try:
+        return loaded(file)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise SourceError(f"{file}: cannot be read ({error!s:.100}); restore it from a copy") from error
 
 
 def _part(folder: Path, name: str) -> Mapping[str, Any] | None:
     """One of the Trainer's files, if it is there."""
     if not (folder / name).exists():
         return None
-    value = _load(folder / name, folder)
+    value = load_file(folder / name, folder)
     if not isinstance(value, Mapping):
         raise SourceError(f"{folder / name}: a {type(value).__name__}, no state; restore it from a copy")
     return value

@@ -18,6 +18,8 @@ SCALER_SEARCH = 20
 """Rows at the start of a run in which gradients may overflow, because a scaler searches for its scale."""
 AFTER_RESUME = 3
 """Rows after a resume in which a rise belongs to the resume."""
+RESUMED = 2.0
+"""Noise of a row by which the loss of the first rows after a resume must exceed what stood before, to have leapt."""
 HIDDEN = 3
 """Losses of exactly 0 in a row, after others far above, that were NaN."""
 SETTLED = 0.5
@@ -102,6 +104,8 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
             is_open = rise.last == len(rows) - 1 and rows[-1] == curve.finite[-1]
             first, last = int(rows[rise.first]), int(rows[rise.last])
             is_lasting = is_open or rise.last - rise.first > len(rows) / 10
+            if is_as_before(curve, first):
+                continue
             kind = "resume_jump" if _is_resume(curve, first) else _kind(heights, rise, is_lasting=is_lasting)
             found.append(Stretch(first, last, kind, is_open))
     return found
@@ -118,6 +122,18 @@ def _kind(heights: Floats, rise: CurveRise, *, is_lasting: bool) -> str:
 
 def _is_resume(curve: LossCurve, row: int) -> bool:
     return any(resume <= row < resume + AFTER_RESUME for resume in curve.resumes)
+
+
+def is_as_before(curve: LossCurve, row: int) -> bool:
+    """Whether a row is right after a resume, and the loss is as it was at these steps: far back it was higher."""
+    if not _is_resume(curve, row):
+        return False
+    before = curve.finite_before(row, 2 * NEAR)
+    after = curve.losses[row : row + NEAR]
+    if len(before) < NEAR or not np.isfinite(after).any():
+        return False
+    noise = float(np.std(np.diff(before))) / np.sqrt(2)
+    return bool(np.nanmedian(after) <= np.median(before) + RESUMED * noise)
 
 
 def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:

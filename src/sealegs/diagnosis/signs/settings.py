@@ -98,12 +98,19 @@ def lr_not_restored(facts: Facts) -> Sign:
         return NOT_ASKED
     if facts.series("lr").is_empty:
         return unlogged("lr")
+    treated = [one for one in facts.treatments if one.knob == "lr"]
+    since = min((one.step for one in treated), default=math.inf)
     for step, before, after in facts.again("lr"):
+        if step >= since:
+            break
         if isinstance(before, float) and isinstance(after, float) and abs(after - before) > 0.02 * abs(before):
             return so(True, f"panel 2: LR at step {step} {before:.3g} before the resume, {after:.3g} after")
+    known = {one.step for one in treated}
     for jump in facts.lr_jumps:
-        if any(resume <= jump.step <= resume + 2 * facts.stride for resume in facts.resumes):
+        if any(resume <= jump.step <= resume + 2 * facts.stride for resume in facts.resumes if resume not in known):
             return so(True, f"panel 2: LR {jump.before:.3g} before the resume, {jump.after:.3g} at step {jump.step}")
+    if treated:
+        return so(False, f"panel 2: {treated[0].text}: a treatment, no loss of state")
     return so(False, "panel 2: LR goes on after the resume as before")
 
 

@@ -1,6 +1,6 @@
 """The JSON contract of ``sealegs check --json``. New keys may come, none is ever removed."""
 
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 Number: TypeAlias = float | str
 """A number, or the string for one that JSON cannot write: ``NaN``, ``Infinity``, ``-Infinity``."""
@@ -27,6 +27,32 @@ class Incident(TypedDict):
     peak_loss: Number
     recovery_loss: Number | None
     grad_norm_peak: Number
+
+
+class GoesOnFrom(TypedDict):
+    """Where an attempt begins: after a step of an earlier one."""
+
+    attempt: int
+    step: int
+
+
+class Changed(TypedDict):
+    """A setting before and after; of any type."""
+
+    before: Any
+    after: Any
+
+
+class Attempt(TypedDict):
+    """A stretch of a run from a launch, or a step back, to the next. ``goes_on_from`` is null if it begins anew."""
+
+    number: int
+    first: int
+    last: int
+    goes_on_from: GoesOnFrom | None
+    told_by: str
+    given_up_from: int | None
+    changed: dict[str, Changed]
 
 
 class Answer(TypedDict):
@@ -93,6 +119,21 @@ class Kind(TypedDict):
     missing: list[str]
 
 
+class Setting(TypedDict):
+    """What a pre-flight rule says of the settings of the run."""
+
+    code: str
+    grade: Literal["error", "warning", "note"]
+    text: str
+
+
+class Tried(TypedDict):
+    """What a person has tried against the trouble, and what came of it."""
+
+    action: str
+    outcome: Literal["helped", "no help", "worse", "unclear"]
+
+
 class Checked(TypedDict):
     """Everything that is said about a log. What was done to the run is null where the log does not tell."""
 
@@ -107,6 +148,7 @@ class Checked(TypedDict):
     interventions: Interventions | None
     metric_problems: list[MetricProblem]
     incidents: list[Incident]
+    attempts: list[Attempt]
     path: list[Answer]
     hypotheses: list[Hypothesis]
     first_action: str
@@ -114,3 +156,6 @@ class Checked(TypedDict):
     rules: str
     mapping: dict[str, str]
     remarks: list[str]
+    lines: list[str]
+    settings: list[Setting]
+    tried: list[Tried]

@@ -1,26 +1,40 @@
-"""The report of ``sealegs diff``: where two runs differ."""
+"""The report of ``sealegs diff``: what follows from two runs, and where they differ."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sealegs.diagnosis.diff import Difference
+from sealegs.diagnosis.diff_conclusions import Conclusion
 from sealegs.record.schema import speakable
 
+WIDTH = 100
+MOST = 30
+"""Settings, versions or signals of the page; JSON has all of them."""
+LONGEST = 60
+"""Characters of a value that are shown."""
 
-def page(difference: Difference, names: tuple[str, str]) -> str:
-    """Settings, versions, then the signals, the one that differs first on top."""
+
+def page(difference: Difference, names: tuple[str, str], conclusions: Sequence[Conclusion] = ()) -> str:
+    """What follows, then settings, versions and signals, the one that differs first on top."""
     lines = [f"{names[0]}  ->  {names[1]}, {difference.shared_steps:,} steps in common"]
+    for each in conclusions:
+        lines += textwrap.wrap(each.text, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        lines += textwrap.wrap(f"test: {each.test}", WIDTH, initial_indent="  ", subsequent_indent="    ") * bool(
+            each.test
+        )
     lines += _changed("Settings", difference.settings) + _changed("Versions", difference.versions)
     if difference.partings:
         lines += ["", "Signals, by the first step at which they differ"]
         width = max(len(parting.signal) for parting in difference.partings)
-        for parting in difference.partings:
+        for parting in difference.partings[:MOST]:
             noise = (
                 "never beyond noise" if parting.beyond_noise is None else f"beyond noise from {parting.beyond_noise}"
             )
             values = " -> ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in parting.values)
             lines.append(f"  {parting.signal:<{width}}  step {parting.first}: {values}; {noise}")
+        lines += _and_more(len(difference.partings))
     if difference.equal:
         lines += ["", f"Equal at every step: {', '.join(difference.equal)}"]
     for name, signals in zip(names, difference.only_in, strict=True):
@@ -28,14 +42,26 @@ def page(difference: Difference, names: tuple[str, str]) -> str:
     return "\n".join(lines if difference.is_any else [*lines, "", "no difference"])
 
 
-def contract(difference: Difference, names: tuple[str, str]) -> dict[str, Any]:
+def contract(difference: Difference, names: tuple[str, str], conclusions: Sequence[Conclusion] = ()) -> dict[str, Any]:
     """As one JSON object."""
-    spoken: dict[str, Any] = speakable({"runs": list(names)} | asdict(difference))
+    told = {"runs": list(names)} | asdict(difference) | {"conclusions": [asdict(each) for each in conclusions]}
+    spoken: dict[str, Any] = speakable(told)
     return spoken
 
 
 def _changed(title: str, changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     if not changed:
         return []
-    width = max(map(len, changed))
-    return ["", title, *(f"  {name:<{width}}  {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))]
+    shown = sorted(changed.items())[:MOST]
+    width = max(len(name) for name, _ in shown)
+    told = [f"  {name:<{width}}  {_short(old)} -> {_short(new)}" for name, (old, new) in shown]
+    return ["", title, *told, *_and_more(len(changed))]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _and_more(count: int) -> list[str]:
+    return [f"  and {count - MOST:,} more: --json has all of them"] if count > MOST else []

@@ -8,7 +8,7 @@ import numpy as np
 
 from sealegs.printable import printable
 from sealegs.report.commands.check import VERDICTS, deeds
-from sealegs.report.commands.check import page as checked
+from sealegs.report.commands.check import whole as checked
 from sealegs.report.commands.interventions import interventions
 from sealegs.report.dashboard.batches import Cells
 from sealegs.report.dashboard.marks import KINDS, PanelMark
