@@ -1,7 +1,7 @@
 """Lasting rises that single steps hide."""
 
 import math
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -191,10 +191,29 @@ def test_a_young_run_that_leaves_what_it_had_come_down_to_is_an_alarm() -> None:
 
 
 def test_p_means_what_it_says() -> None:
-    """20 runs of 5000 healthy steps: found at a chance of one in a hundred, and never above it."""
-    found = [f for seed in range(20) for f in run(losses(5000, seed), Drift(chance=0.01))]
+    """20 runs of 5000 healthy steps at one level: found at a chance of one in a hundred, and never above it."""
+    noise = (np.random.default_rng(seed).standard_t(5, 5000) for seed in range(20))
+    found = [f for each in noise for f in run(2.0 * np.exp(0.01 * each), Drift(chance=0.01))]
     blocks = 20 * (5000 - YOUNG) / BLOCK
     assert 0.0005 < len(found) / blocks < 0.01
+
+
+def test_a_fall_that_slows_is_no_new_level() -> None:
+    """Each block is nearer to those before it than the last was, and above none of them: 72,000 steps."""
+    for seed, (time, share) in enumerate(product((250, 400, 600, 1000), (0.003, 0.01, 0.03))):
+        steps, random = np.arange(3000), np.random.default_rng(seed)
+        for start, end in ((5.0, 2.0), (3.0, 1.0)):
+            assert run(end + start * np.exp(-steps / time) + share * end * random.standard_normal(3000)) == []
+
+
+def test_a_new_level_within_a_fall_is_found_once_it_is_above_what_was() -> None:
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        values = (2.0 + 5.0 * np.exp(-np.arange(3000) / 400)) * np.exp(0.01 * random.standard_normal(3000))
+        values[1200:] *= 1.2
+        alarm = run(values)[-1]
+        assert alarm.severity == Severity.ALARM
+        assert 1200 < alarm.step < 1200 + 3 * BLOCK
 
 
 def test_the_chance_of_rising_pairs_is_that_of_counting_orders() -> None:

@@ -184,7 +184,7 @@ class Drift:
         slow = state.slow
         if len(state.blocks) >= BEFORE:
             rise = block - median(state.blocks[-BEFORE:])
-            slow = streaming.learn(slow, rise, suspicious=streaming.look(slow, rise).p < self.chance / 2)
+            slow = streaming.learn(slow, rise, suspicious=streaming.look(at_rest(slow), rise).p < self.chance / 2)
             if slow.has_started and slow.age == 0:
                 slow = as_normal(slow)
         return state._replace(
@@ -218,11 +218,12 @@ class Drift:
             return DriftChance(float(middle <= limit), middle, limit, "up from its lowest", 2 * BLOCK)
         block = state.total / BLOCK
         before = median(state.blocks[-BEFORE:])
-        shift = streaming.look(state.slow, block - before).p
+        at_most = at_rest(state.slow)
+        shift = streaming.look(at_most, block - before).p
         trend, risen, was = rising((*state.blocks, block))
         if trend < shift:
             return DriftChance(min(2 * trend, 1.0), risen, was, "drifting up", (TREND + 1) * BLOCK)
-        limit = before + streaming.limit(state.slow, self.chance / 2)
+        limit = before + streaming.limit(at_most, self.chance / 2)
         return DriftChance(min(2 * shift, 1.0), block, limit, "level shift", 2 * BLOCK)
 
     def _young_limit(self, blocks: tuple[float, ...]) -> float:
@@ -261,6 +262,15 @@ def summed(state: DriftState, x: float) -> tuple[float, int]:
     rise = winsorised(fast, x) - max(expected, median(state.blocks[-BEFORE:]))
     above = state.above + rise / fast.scale - ALLOWED
     return (above, state.above_for + 1) if above > 0 else (0.0, 0)
+
+
+def at_rest(slow: streaming.StreamState) -> streaming.StreamState:
+    """The statistic of blocks, without the fall that it expects of a falling signal.
+
+    A fall that slows brings each block nearer to those before it than the last one was. That is no new level: a block
+    has to be above them by more than noise.
+    """
+    return slow._replace(level=max(slow.level + slow.slope, 0.0), slope=0.0)
 
 
 def as_normal(slow: streaming.StreamState) -> streaming.StreamState:
