@@ -131,3 +131,8 @@ def test_watching_without_torch_says_what_to_install(base_install: Path, tmp_pat
     assert done.stderr.splitlines()[-1] == (
         "sealegs.errors.MissingExtra: sealegs.Watch needs PyTorch, which is not installed: pip install 'sealegs[torch]'"
     )
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "sealegs", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sealegs ")

@@ -40,7 +40,7 @@ def test_every_field_of_a_plan_is_in_its_table() -> None:
 
 def test_the_counts_on_the_page_are_right() -> None:
     assert f"{len(RULES)} rules ask" in PAGE
-    assert sum(rule.margin for rule in RULES) == 13
+    assert sum(rule.margin == rule.code for rule in RULES) == 13
     assert "Thirteen of the rules" in PAGE
 
 

@@ -176,3 +176,33 @@ def test_a_run_without_checkpoints_says_what_beginning_anew_would_cost() -> None
     known = {"checkpoint_steps": 0, "seconds_per_step": 5.0, "price_per_hour": 98.0, "steps": 120_000}
     (found,) = (finding for finding in check(plan_from(known), "plan", RULES).findings if finding.code == "OPS1")
     assert found.found.endswith("costs up to 120000 steps, 166.7 hours, 16333.33 of money")
+
+
+LONG = {"lr": 3e-4, "beta2": 0.95, "schedule": "cosine", "steps": 500_000}
+
+
+@pytest.mark.parametrize(("warmup", "said"), [(20, ["SCH2"]), (150, ["SCH2"]), (250, []), (2000, [])])
+def test_a_warm_up_in_a_long_run_is_no_leap_and_may_be_too_short(warmup: int, said: list[str]) -> None:
+    advised = check(plan_from(LONG | {"warmup_steps": warmup}), "plan", RULES)
+    assert [each.code for each in advised.findings if each.code.startswith("SCH")] == said
+    assert ("SCH1" in advised.margins_there) == (not said)
+    assert advised.margins_missing == said
+
+
+def test_a_clip_that_never_clips_is_no_margin() -> None:
+    advised = check(plan_from({"clip": 100.0}), "plan", RULES)
+    assert (advised.margins_missing, advised.margins_there) == (["CLIP2"], [])
+    assert [each.value for each in advised.findings] == ["1.0"]
+
+
+def test_minutes_between_checkpoints_are_enough_to_ask() -> None:
+    known = {"checkpoint_minutes": 600.0, "seconds_per_step": 2.0, "price_per_hour": 100.0}
+    (finding,) = check(plan_from(known), "plan", RULES).findings
+    assert (finding.code, finding.value) == ("OPS1", "30")
+    assert "18000 steps, 10.0 hours, 1000.00 of money" in finding.found
+    assert finding.knob.endswith("checkpoint_minutes")
+
+
+def test_weights_that_are_kept_coarsely_need_no_learning_rate_to_be_told() -> None:
+    (finding,) = check(plan_from({"dtype": "bf16", "weights_dtype": "bf16"}), "plan", RULES).findings
+    assert (finding.code, finding.grade) == ("PRC4", "warning")

@@ -37,8 +37,8 @@ class Rule:
 
     code: str
     function: Function
-    margin: bool
-    """Whether a finding means that a stability margin is missing."""
+    margin: str
+    """Code of the stability margin that a finding means is missing: its own or another rule's; empty if none is."""
     title: str
     parts: Mapping[str, str]
     """``why``, ``set``, ``sure`` and ``see`` of its page."""
@@ -71,8 +71,11 @@ class Family:
     about: str
     rules: list[Rule] = field(default_factory=list)
 
-    def rule(self, *, margin: bool = False) -> Callable[[Function], Function]:
-        """Add a function to the family. Codes are numbered in the order of the file."""
+    def rule(self, *, margin: bool | str = False) -> Callable[[Function], Function]:
+        """Add a function to the family. Codes are numbered in the order of the file.
+
+        ``margin`` is True for a margin of its own, or the code of another's that such a finding leaves without use.
+        """
 
         def take(function: Function) -> Function:
             title, _, rest = (inspect.getdoc(function) or "").partition("\n")
@@ -82,7 +85,8 @@ class Family:
             names = set(inspect.signature(function).parameters)
             assert names <= {*HOMES, "curve"}, f"{function.__name__}: no plan has {names - set(HOMES)}"
             code = f"{self.prefix}{len(self.rules) + 1}"
-            self.rules.append(Rule(code, function, margin, title.rstrip("."), parts))
+            of = margin if isinstance(margin, str) else code if margin else ""
+            self.rules.append(Rule(code, function, of, title.rstrip("."), parts))
             return function
 
         return take
@@ -103,15 +107,17 @@ def check(plan: Plan, source: str, rules: list[Rule], names: Mapping[str, str] |
         answered.append(rule)
         if found is not None:
             findings.append(_advice(rule, found, names or {}))
-    wanting = {each.code for each in findings if each.margin}
+    found_by = {each.code for each in findings}
+    wanting = {rule.margin for rule in answered if rule.code in found_by}
+    margins = [rule for rule in rules if rule.margin == rule.code]
     return Advised(
         source=source,
         findings=sorted(findings, key=lambda each: GRADES.index(each.grade)),
         asked=len(answered),
         unknown=[rule.code for rule in rules if rule not in answered],
-        margins_missing=[rule.code for rule in answered if rule.code in wanting],
-        margins_there=[rule.code for rule in answered if rule.margin and rule.code not in wanting],
-        margins_unknown=[rule.code for rule in rules if rule.margin and rule not in answered],
+        margins_missing=[rule.code for rule in answered if rule.margin and rule.code in found_by],
+        margins_there=[rule.code for rule in margins if rule in answered and rule.code not in wanting],
+        margins_unknown=[rule.code for rule in margins if rule not in answered and rule.code not in wanting],
         mup=mup_of(known),
     )
 
@@ -128,5 +134,5 @@ def _advice(rule: Rule, found: RuleFinding, names: Mapping[str, str]) -> Advice:
         value=found.value,
         sure=rule.parts["sure"],
         reference=rule.parts["see"],
-        margin=rule.margin,
+        margin=bool(rule.margin),
     )

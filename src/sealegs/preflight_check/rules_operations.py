@@ -1,6 +1,6 @@
 """Rules about checkpoints, logs, and the cost of a restart."""
 
-from sealegs.preflight_check.rule import Family, RuleFinding
+from sealegs.preflight_check.rule import Family, RuleFinding, Unknown
 
 OPERATIONS = Family("OPS", "operations")
 LONG_SECONDS = 3600.0
@@ -11,8 +11,8 @@ MANY_STEPS = 5000
 
 @OPERATIONS.rule()
 def checkpoints_far_apart(
-    checkpoint_steps: int,
-    checkpoint_minutes: float = 0.0,
+    checkpoint_steps: int | None = None,
+    checkpoint_minutes: float | None = None,
     seconds_per_step: float | None = None,
     price_per_hour: float | None = None,
     steps: int | None = None,
@@ -25,7 +25,10 @@ def checkpoints_far_apart(
     Sure: established: arithmetic.
     See: Chowdhery et al. 2022 (PaLM), section 5.1; Grattafiori et al. 2024 (Llama 3), section 3.3.4, on interruptions.
     """
-    seconds = [60 * checkpoint_minutes] if checkpoint_minutes > 0 else []
+    if checkpoint_steps is None and checkpoint_minutes is None:
+        raise Unknown("checkpoint_steps")
+    checkpoint_steps = checkpoint_steps or 0
+    seconds = [60 * checkpoint_minutes] if checkpoint_minutes else []
     if checkpoint_steps > 0 and seconds_per_step:
         seconds.append(checkpoint_steps * seconds_per_step)
     if checkpoint_steps <= 0 and not seconds:
@@ -46,7 +49,8 @@ def checkpoints_far_apart(
         return None
     value = f"{max(1, round(1800 / max(seconds_per_step, 1e-6)))}" if seconds_per_step else "30 minutes"
     cost = _spelt(worst, seconds_per_step, price_per_hour)
-    return RuleFinding("warning", f"a restart costs up to {cost}", "checkpoint_steps", value)
+    knob = "checkpoint_steps" if checkpoint_steps else "checkpoint_minutes"
+    return RuleFinding("warning", f"a restart costs up to {cost}", knob, value if checkpoint_steps else "30")
 
 
 def _spelt(seconds: float, seconds_per_step: float | None, price_per_hour: float | None) -> str:

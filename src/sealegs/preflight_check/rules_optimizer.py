@@ -241,8 +241,8 @@ def no_clipping(clip: float) -> RuleFinding | None:
     return None if clip > 0 else RuleFinding("warning", "gradients are not clipped", "clip", "1.0")
 
 
-@CLIP.rule()
-def clip_far_above(clip: float, typical_grad_norm: float = 1.0) -> RuleFinding | None:
+@CLIP.rule(margin="CLIP1")
+def clip_far_above(clip: float, typical_grad_norm: float | None = None) -> RuleFinding | None:
     """Gradients are clipped so far out that it hardly ever happens.
 
     Why: gradient norms of language models settle at 0.1 to 1. What clips at 10 times the usual lets updates of 10
@@ -251,9 +251,10 @@ def clip_far_above(clip: float, typical_grad_norm: float = 1.0) -> RuleFinding |
     Sure: rule of thumb; the usual norm depends on the loss and on how it is averaged.
     See: Pascanu et al. 2013, On the difficulty of training recurrent neural networks.
     """
-    if not clip > 10 * typical_grad_norm:
+    if not clip > 10 * (typical_grad_norm or 1.0):
         return None
-    return RuleFinding("note", f"gradients are clipped at {clip:g}", "clip", f"{max(2 * typical_grad_norm, 1.0):.2g}")
+    value = f"{max(2 * typical_grad_norm, 1.0):.2g}" if typical_grad_norm else "1.0"
+    return RuleFinding("note", f"gradients are clipped at {clip:g}", "clip", value)
 
 
 @CLIP.rule()

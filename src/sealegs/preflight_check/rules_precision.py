@@ -58,7 +58,7 @@ def static_loss_scale(dtype: str, static_scale: float) -> RuleFinding | None:
 @PRECISION.rule(margin=True)
 def updates_are_rounded_away(
     weights_dtype: str,
-    lr: float,
+    lr: float | None = None,
     init_std: float | None = None,
     curve: RateCurve | None = None,
     stochastic_rounding: bool = False,
@@ -75,6 +75,9 @@ def updates_are_rounded_away(
     """
     if weights_dtype not in STEP or stochastic_rounding:
         return None
+    if lr is None:
+        found = f"weights are updated in {weights_dtype}: updates under {STEP[weights_dtype]:.2g} of a weight are lost"
+        return RuleFinding("warning", found, "weights_dtype", "fp32, beside autocast")
     size = init_std or 0.02
     step, last = STEP[weights_dtype], curve.rates[-1] if curve else lr
     grade: Grade = "error" if lr / size < step else "warning"

@@ -1,6 +1,7 @@
 """Rules about the learning rate over the whole run, which is simulated."""
 
 import math
+from itertools import pairwise
 
 from sealegs.preflight_check.rule import Family, RuleFinding
 from sealegs.preflight_check.schedule import RateCurve
@@ -31,15 +32,16 @@ def no_warmup(curve: RateCurve, schedule_step: int = 0, steps: int = 0, decay_st
     return RuleFinding("warning", f"the first step has {first:.0%} of the peak", "warmup_steps", value)
 
 
-@SCHEDULE.rule()
+@SCHEDULE.rule(margin="SCH1")
 def warmup_too_short(
     curve: RateCurve, beta2: float, schedule_step: int = 0, steps: int = 0, decay_steps: int = 0
 ) -> RuleFinding | None:
     """The warm-up is shorter than the memory of the second moment.
 
     Why: v has seen 1 / (1 - beta2) gradients before it is an average of any use: 20 at 0.95, 1000 at 0.999. A peak that
-      comes sooner is divided by what the first, steepest steps have left.
-    Set: warmup_steps to 2 / (1 - beta2) or more; to a tenth of a run that is too short for that.
+      comes sooner is divided by what the first, steepest steps have left. Long runs take some 2000 steps: what a
+      broken start costs them is much, and what a warm-up costs is nothing.
+    Set: warmup_steps to 2 / (1 - beta2) or more; to a tenth of a run that is too short for that; to 2000 in long runs.
     Sure: supported: a rule of thumb that was measured.
     See: Ma and Yarats 2021, On the adequacy of untuned warmup for adaptive optimization.
     """
@@ -47,8 +49,13 @@ def warmup_too_short(
     is_over = curve.top < 0.9 * len(curve.rates)
     length = steps or decay_steps  # a schedule that ends shows how long the run is meant to be
     most = length / 10 if length else math.inf
-    if schedule_step or not is_over or curve.rates[0] >= 0.5 * curve.peak or not reached < min(round(memory), most):
+    if schedule_step or not is_over or curve.rates[0] >= 0.5 * curve.peak:
         return None
+    if not reached < min(round(memory), most):
+        if not 10 * reached < warmup_for(length):
+            return None
+        found = f"the peak is reached after {reached} of {length} steps"
+        return RuleFinding("note", found, "warmup_steps", f"{warmup_for(length)}")
     found = f"the peak is reached after {reached} steps, v averages {memory:.0f}"
     value = f"{2 * memory:.0f} or more" if 2 * memory <= most else f"{math.ceil(most)}, a tenth of the run"
     value += "" if length else ", or a tenth of a shorter run"
@@ -192,8 +199,12 @@ def warmup_for(steps: int) -> int:
 
 
 def _leap(curve: RateCurve) -> int | None:
-    """The first place where the rate rises by a fifth of the peak in one step, and not beside such steps."""
-    rises = [after - before for before, after in zip(curve.rates, curve.rates[1:], strict=False)]
+    """The first place where the rate rises by a fifth of the peak in one step, and not beside such steps.
+
+    Between two steps that are not neighbours the curve is smooth: what it rises there is no leap.
+    """
+    points = list(zip(curve.steps, curve.rates, strict=True))
+    rises = [(after - before) / (now - then) for (then, before), (now, after) in pairwise(points)]
     for place, rise in enumerate(rises):
         beside = max(rises[place - 1] if place else 0.0, rises[place + 1] if place + 1 < len(rises) else 0.0)
         if rise > 0.2 * curve.peak and rise > 3 * beside and place:
