@@ -790,7 +790,7 @@ class LoopPort(Observer):
             return "a weight is not finite"
         is_of_the_data = self.recovery is not None and self.recovery.found_sound
         is_no_measure = self._has_policy or self._turns > TURNS
-        return "" if is_of_the_data or is_no_measure else self._run_end.what_is_wrong()
+        return "" if is_of_the_data or is_no_measure else self._run_end.what_is_wrong(self.number)
 
     def _between_steps(self) -> None:
         """The loop has done all that it does in a step, and asks for a batch: what it keeps of its own is at rest."""
@@ -852,7 +852,7 @@ class LoopPort(Observer):
         self._untouched = None  # all of it is that of the step now
         self._logged = {}  # of steps that the run has given up
         self._spent.went_back(self.number - step)
-        self._run_end.went_back()
+        self._run_end.went_back(self.number)
         self.number = step
         if self.recovery is not None:
             self.recovery.went_to(step)

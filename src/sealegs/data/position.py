@@ -233,9 +233,15 @@ class Batches:
         return 0 if self._epoch is None else self._epoch["number"]
 
     @property
+    def length(self) -> int | None:
+        """Batches of an epoch, as far as the loader tells."""
+        length: Any = None if self._loader is None else self._loader.identity.get("length")
+        return length
+
+    @property
     def is_last(self) -> bool:
         """Whether the current batch is the last of its epoch, as far as the loader tells its length."""
-        length = None if self._loader is None else self._loader.identity.get("length")
+        length = self.length
         if length is None or self._epoch is None or self.number is None or self._probe:
             return False
         rest = range(self.number + 1, self._epoch["first"] + length)

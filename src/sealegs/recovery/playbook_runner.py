@@ -42,6 +42,9 @@ A = TypeVar("A")
 
 SHARP = 3
 """Steps by which the end of a bad stretch may be dated too early."""
+MOST_OF_AN_EPOCH = 0.05
+"""Share of an epoch's batches that a rung leaves out at the most, beyond those that the evidence names: a run must not
+lose its data to its recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,8 @@ def change_ledger(
     for action in order.actions:
         match action:
             case Rollback(skip=count) if count and order.anomaly.batch is not None:
-                changed.append(_leave_out(batches, *bad_stretch(order.anomaly, count, batches_a_step)))
+                fewest = count if order.anomaly.trigger == Trigger.ASKED else least_left_out(count, batches.length)
+                changed.append(_leave_out(batches, *bad_stretch(order.anomaly, fewest, batches_a_step)))
             case SkipBatches(count=count):
                 assert batches.number is not None
                 changed.append(_leave_out(batches, batches.number + 1, count))
@@ -141,6 +145,15 @@ def change_ledger(
             case _:
                 assert_never(action)
     return changed
+
+
+def least_left_out(asked: int, length: int | None) -> int:
+    """How many batches a rung leaves out at the least, where it asks for ``asked`` and an epoch has ``length``.
+
+    >>> least_left_out(200, None), least_left_out(200, 250), least_left_out(10, 250)
+    (200, 12, 10)
+    """
+    return asked if length is None else min(asked, max(1, int(MOST_OF_AN_EPOCH * length)))
 
 
 def bad_stretch(anomaly: Anomaly, fewest: int, batches_a_step: int) -> tuple[int, int]:

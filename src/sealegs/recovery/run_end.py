@@ -62,6 +62,8 @@ class RunEnd:
         self._last: deque[float] = deque(maxlen=LAST)
         self._skipped = 0
         """Skipped steps in a row, up to the last."""
+        self._left_at = 0
+        """The furthest step that the run went back from."""
         self._is_signed = False
         """Whether the loss has been negative: where one of both signs stands says nothing about a run."""
 
@@ -78,13 +80,19 @@ class RunEnd:
         self._last.append(loss if math.isfinite(loss) else math.inf)
         self._skipped = 0 if verdict.go else self._skipped + 1
 
-    def went_back(self) -> None:
-        """Forget the last steps: the run went back to a healthy state."""
+    def went_back(self, number: int) -> None:
+        """Forget the last steps: the run went back to a healthy state, when step ``number`` would have come next."""
+        self._left_at = max(self._left_at, number)
+        self._forget()
+
+    def _forget(self) -> None:
         self._last.clear()
         self._skipped = 0
 
-    def what_is_wrong(self) -> str:
-        """Why the run has not ended well, in a sentence; empty where it has."""
+    def what_is_wrong(self, number: int) -> str:
+        """Why the run has not ended well, in a sentence; empty where it has. Step ``number`` would come next."""
+        if number < self._left_at:
+            return f"it went back from step {self._left_at}, and ended at step {number} before it was there again"
         if not self._last:
             return ""
         loss, state = median(self._last), self._incidents
@@ -108,11 +116,12 @@ class RunEnd:
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values."""
         left = {"incidents": self._incidents, "unrecovered": self._unrecovered, "excused": self._excused}
-        return left | {"is_signed": self._is_signed}
+        return left | {"left_at": self._left_at, "is_signed": self._is_signed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self._incidents = judge.thaw(incidents.begin(), state["incidents"])
         self._unrecovered = tuple(Level(*level) for level in state["unrecovered"])
         self._excused, self._is_signed = state["excused"], state.get("is_signed", False)
-        self.went_back()
+        self._left_at = state.get("left_at", 0)
+        self._forget()

@@ -17,12 +17,18 @@ class Intervention:
 
     decided: Event
     outcome: Event | None
+    has_ended: bool = False
+    """Whether the run is over, so that no outcome will follow."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
         head = {"step": self.decided.step, "time": self.decided.time}
         outcome = None if self.outcome is None else {"step": self.outcome.step, **self.outcome.detail}
         return {**head, **self.decided.detail, "outcome": outcome}
+
+    @property
+    def _came_of_it(self) -> str:
+        return "not known: the run ended before it showed" if self.has_ended else "not known yet"
 
     def __str__(self) -> str:
         """The entry as a paragraph."""
@@ -40,7 +46,7 @@ class Intervention:
             if detail["acted"]
             else f"none (shadow mode); it would have been: {detail['text']}",
             "changed": detail.get("changed", ""),
-            "outcome": "not known yet" if self.outcome is None else self.outcome.detail["text"],
+            "outcome": self._came_of_it if self.outcome is None else self.outcome.detail["text"],
         }
         lines = [
             textwrap.fill(str(value), width, initial_indent=f"   {name:<9} ", subsequent_indent=" " * 13)
@@ -55,7 +61,11 @@ def interventions(events: Iterable[Event]) -> list[Intervention]:
     told = list(events)
     outcomes = {event.detail["intervention"]: event for event in told if event.kind == "outcome"}
     decided = [event for event in told if event.kind == "intervention"]
-    return [Intervention(decided=event, outcome=outcomes.get(event.detail["number"])) for event in decided]
+    has_ended = any(event.kind == "end" for event in told[-1:])
+    return [
+        Intervention(decided=event, outcome=outcomes.get(event.detail["number"]), has_ended=has_ended)
+        for event in decided
+    ]
 
 
 def page(found: Iterable[Intervention]) -> str:
