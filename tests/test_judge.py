@@ -42,7 +42,7 @@ def healthy(steps: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def test_a_verdict_prints_as_one_line() -> None:
     verdict = Verdict(step=4821, findings=(finding(Severity.GATE),), skips_in_a_row=1, skip_limit=3)
-    assert str(verdict) == "step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3"
+    assert str(verdict) == "step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  rejected 1 of 3"
     assert str(Verdict(step=7)) == "step 7  GO"
 
 
@@ -258,7 +258,7 @@ def test_what_the_device_decided_stands() -> None:
     assert (verdict.go, verdict.word) == (True, "ALARM")
     _, verdict = judge.decide(Tally(), closed, (), Budget())
     assert (verdict.go, verdict.word, verdict.skips_in_a_row) == (False, "SKIP", 1)
-    assert str(verdict).endswith("in head.weight  skipped 1 of 150")
+    assert str(verdict).endswith("in head.weight  rejected 1 of 150")
     _, verdict = judge.decide(Tally(), closed, (spoilt,), Budget())
     assert len(verdict.findings) == 1
 

@@ -95,4 +95,4 @@ def test_a_verdict_is_one_line() -> None:
         detector="spike", step=7, severity=Severity.GATE, signal=HOSTILE, value=9.0, limit=3.0, note=HOSTILE
     )
     verdict = Verdict(step=7, findings=(finding,), skips_in_a_row=1, skip_limit=3, culprit=HOSTILE)
-    assert str(verdict) == f"step 7  SKIP  {SEEN}: 9, expected below 3  in {SEEN}  skipped 1 of 3"
+    assert str(verdict) == f"step 7  SKIP  {SEEN}: 9, expected below 3  in {SEEN}  rejected 1 of 3"

@@ -211,7 +211,7 @@ def test_a_verdict_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
         verdicts = [watch.see(step, loss=2.5 if step != 12 else math.nan, grad_norm=0.5) for step in range(20)]
         assert [verdict.step for verdict in verdicts] == list(range(20))
         assert [verdict.step for verdict in verdicts if not verdict.go] == [12]
-        assert str(verdicts[12]) == "step 12  SKIP  loss is not finite: nan  skipped 1 of 10"
+        assert str(verdicts[12]) == "step 12  SKIP  loss is not finite: nan  rejected 1 of 10"
         assert (verdicts[12].word, verdicts[12].severity, len(verdicts[12].findings)) == ("SKIP", Severity.GATE, 1)
         assert watch.see(20, eval_loss=math.nan).go, "an evaluation is no step"
         assert watch.skips == 1

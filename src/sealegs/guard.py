@@ -52,7 +52,7 @@ class Guard:
     ...             verdict = guard.step(loss)
     ...             if not verdict.go:
     ...                 print(verdict)
-    step 6  SKIP  loss is not finite: nan  in weight  skipped 1 of 10
+    step 6  SKIP  loss is not finite: nan  in weight  rejected 1 of 10
     """
 
     loop: LoopPort

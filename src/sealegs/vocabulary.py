@@ -121,7 +121,7 @@ class Verdict:
         return severity.name
 
     def __str__(self) -> str:
-        """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  skipped 1 of 3``
+        """``step 4821  SKIP  loss spike: 6.93, expected below 3.41 (p 2e-09)  rejected 1 of 3``
 
         ``HALT`` appears only where the run is halted; otherwise it prints as ``ALARM`` with what is done instead. Names
         of tensors and signals are the user's, so what cannot be seen in them is spelt out.
@@ -134,7 +134,7 @@ class Verdict:
         if self.instead:
             parts.append(self.instead)
         elif not self.go:
-            parts.append(f"skipped {self.skips_in_a_row} of {self.skip_limit}")
+            parts.append(f"rejected {self.skips_in_a_row} of {self.skip_limit}")
         return visible("  ".join(parts))
 
 

@@ -137,7 +137,7 @@ class Watch:
     ...             verdict = watch.see(step, loss=torch.tensor(2.5), grad_norm=0.5 if step < 19 else 99.0)
     ...     print(verdict)
     ...     sealegs.open_run(f"{folder}/a1").column("grad_norm")[-3:].tolist()
-    step 19  SKIP  grad_norm spike: 99, expected below 5  skipped 1 of 150
+    step 19  SKIP  grad_norm spike: 99, expected below 5  rejected 1 of 150
     [0.5, 0.5, 99.0]
     """
 

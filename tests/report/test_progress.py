@@ -115,3 +115,15 @@ def test_a_resume_says_where_it_goes_on_and_what_it_passed_over() -> None:
     assert remarkable(event("resume", checkpoint=None, passed_over={}, changed={})) == (
         "there is no checkpoint yet: starts anew"
     )
+
+
+def test_steps_that_are_rejected_one_after_the_other_are_told_ever_less_often() -> None:
+    out = io.StringIO()
+    sink = PlainProgress(400, out)
+    for step in (*range(100, 200), 300):
+        sink.event(Event(kind="alarm", step=step, time=0.0, detail={"text": f"step {step}  ALARM", "acted": True}))
+    sink.event(Event(kind="halt", step=301, time=0.0, detail={"text": "step 301  HALT", "acted": True}))
+    told = [100, 101, 102, 103, 104, 107, 115, 131, 163, 300]
+    assert out.getvalue().split("\n") == [*(f"step {step}  ALARM" for step in told), "step 301  HALT", ""]
+    sink.row(row(302))
+    assert "ok, 102 skipped" in out.getvalue()

@@ -16,6 +16,10 @@ from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row, Sink
 
 
+FIRST = 5
+"""Rejected steps in a row that are each told."""
+
+
 def progress(steps: int, stream: TextIO | None = None) -> Sink:
     """A live display on a terminal, otherwise plain lines."""
     stream = stream or sys.stderr
@@ -30,10 +34,19 @@ class ProgressText:
         self._began: tuple[int, float] | None = None
         self._speed = ""
         self._skips = 0
+        self._rejected = (-1, 0)
+        """The last step that was rejected, and how many were in a row up to it."""
 
-    def count(self, event: Event) -> None:
-        """Count a skipped step."""
-        self._skips += event.kind in JUDGED and bool(event.detail.get("acted"))
+    def told(self, event: Event) -> str | None:
+        """What a person should read of an event. Of steps that are rejected in a row, the first few, then ever fewer."""
+        if event.kind not in JUDGED:
+            return remarkable(event)
+        self._skips += bool(event.detail.get("acted"))
+        last, row = self._rejected
+        row = row + 1 if event.step == last + 1 else 1
+        self._rejected = event.step, row
+        is_news = row <= FIRST or row.bit_count() == 1 or event.kind == "halt"
+        return remarkable(event) if is_news else None
 
     def line(self, row: Row) -> str:
         """``step 41/400  ok  loss 2.1034  grad norm 0.56  lr 3.0e-03  10.2k tokens/s  0:01:12 left``"""
@@ -102,8 +115,7 @@ class PlainProgress:
 
     def event(self, event: Event) -> None:
         """Write the event if a person should read it."""
-        self._pace.count(event)
-        if sentence := remarkable(event):
+        if sentence := self._pace.told(event):
             self._write(sentence)
 
     def close(self) -> None:
@@ -141,8 +153,7 @@ class LiveProgress:
 
     def event(self, event: Event) -> None:
         """Write the event if a person should read it."""
-        self._pace.count(event)
-        if sentence := remarkable(event):
+        if sentence := self._pace.told(event):
             self._bar.console.print(sentence, markup=False)
 
     def close(self) -> None:
