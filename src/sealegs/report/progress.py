@@ -15,7 +15,6 @@ from sealegs.record.interventions import JUDGED
 from sealegs.report.event_text import remarkable
 from sealegs.vocabulary import Event, Row, Sink
 
-
 FIRST = 5
 """Rejected steps in a row that are each told."""
 
@@ -38,7 +37,7 @@ class ProgressText:
         """The last step that was rejected, and how many were in a row up to it."""
 
     def told(self, event: Event) -> str | None:
-        """What a person should read of an event. Of steps that are rejected in a row, the first few, then ever fewer."""
+        """What a person should read of an event. Of steps rejected in a row, the first few, then ever fewer."""
         if event.kind not in JUDGED:
             return remarkable(event)
         self._skips += bool(event.detail.get("acted"))
