@@ -534,7 +534,7 @@ def test_rows_of_zeros_are_no_underflow_but_nothing_but_zeros_is() -> None:
     embedding[::7, ::2] = 0.0
     assert float(underflow_share([embedding])) == 0.5
     assert float(underflow_share([torch.zeros(1000)])) == 1.0
-    assert float(underflow_share([torch.zeros(64), torch.ones(64)])) == 0.0
+    assert float(underflow_share([torch.zeros(64), torch.ones(64)])) == 0.5, "of two layers one has no gradient left"
 
 
 def test_non_finite_gradients_are_not_lost() -> None:

@@ -360,23 +360,24 @@ def underflow_share(grads: Iterable[Tensor], scale: Tensor | float = 1.0) -> Ten
     ``grads`` are as the optimizer will see them, after the loss scale has been divided out; ``scale`` is that scale. An
     exact 0 counts as lost only among neighbours that are not 0: rows of zeros (tokens that the batch has none of, dead
     units) say nothing. So the sample of each tensor is up to 512 evenly spaced runs of 32 neighbours, and runs of
-    nothing but zeros are left out - unless all are, which is 1.0. Beyond a share of about 0.9, where whole runs begin
-    to be lost, the value bends towards 31/32. Tensors of fewer than 32 elements are passed over; without any other the
-    share is 0.
+    nothing but zeros are left out - unless all of the tensor's are: then all of it is lost. Beyond a share of about
+    0.9, where whole runs begin to be lost, the value bends towards 31/32. Tensors of fewer than 32 elements are passed
+    over; without any other the share is 0.
     """
-    runs = []
+    runs, telling_runs = [], []
     for grad in grads:
         if _is_plain(grad) and local(grad).numel() >= _RUN:
             elements = flat(local(grad))
             whole = elements[: len(elements) // _RUN * _RUN].view(-1, _RUN)
             runs.append(whole[:: spacing(len(whole), MOST_SAMPLED // _RUN)])
+            has_some = (runs[-1] != 0).any(dim=1, keepdim=True)
+            telling_runs.append(has_some | ~has_some.any())
     if not runs:
         return torch.zeros(())
-    sample = torch.cat(runs).float()
-    is_telling = (sample != 0).any(dim=1, keepdim=True)
+    sample, is_telling = torch.cat(runs).float(), torch.cat(telling_runs)
     lost = (sample.abs() * scale <= _LOST).logical_and_(is_telling).sum()
     telling = is_telling.sum() * _RUN
-    return (lost / telling).masked_fill(telling == 0, 1.0)
+    return lost / telling
 
 
 @torch.no_grad()
