@@ -393,6 +393,17 @@ def test_what_updates_explain_that_the_run_has_had_before_is_no_damage() -> None
     assert with_norms(risen_at_600(), "weights leap by updates").verdict == "watch"
 
 
+def test_weights_that_grow_slowly_while_the_loss_rises_to_the_end_are_damage() -> None:
+    """No 200 steps double them; over the rise they do."""
+    rows = 3000
+    loss = falling(rows) * np.exp(0.4 * np.clip((np.arange(rows) - 2000) / 1000, 0, 1))
+    logged: dict[str, Any] = witnessed(loss)
+    assert look(run(loss, created="", **logged)).verdict == "watch"
+    logged["param_norm"] = 40 * 11.0 ** (np.arange(rows) / rows)
+    found = look(run(loss, created="", **logged))
+    assert (found.verdict, found.cleared) == ("act", ())
+
+
 def test_gradients_that_stay_high_while_a_harder_task_is_learned_are_no_damage() -> None:
     loss = falling(1200)
     loss[600:] *= 1.6 + 7 * np.exp(-np.arange(600) / 60)

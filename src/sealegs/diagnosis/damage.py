@@ -52,6 +52,7 @@ def is_cleared(findings: Findings, incident: Incident) -> bool:
     last = facts.last if incident.end is None else incident.end
     record = _Stretch(facts, incident.start, max(incident.start, last))  # the run may have gone back since
     shows_more = record.rate_leaps or record.weights_leap or record.is_steeper
+    shows_more |= incident.trajectory == "divergent" and record.weights_double
     return record.would_show and not shows_more and not any(SIGNS[name](facts).holds for name in ELSEWHERE)
 
 
@@ -111,6 +112,13 @@ class _Stretch:
             if is_leap.any() or (grown > LIMITS.norm_factor).any():
                 return True
         return False
+
+    @property
+    def weights_double(self) -> bool:
+        """Whether some weight norm doubles or halves over the whole rise, however slowly."""
+        series = (self.facts.series(name).finite for name in self.facts.family("param_norm"))
+        measured = (each.within(self.first - AROUND, self.last).values for each in series)
+        return any(len(v) and v.max() > LIMITS.norm_factor * max(v.min(), 1e-30) for v in measured)
 
     def _updated(self, norm: str, steps: Indices) -> Floats:
         """The relative change of a norm that updates explain, from each step to the next; NaN where none was measured.

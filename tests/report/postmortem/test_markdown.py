@@ -247,7 +247,7 @@ def test_numbers_that_are_not_there_are_named() -> None:
         "- learning rate at the onset: not logged",
         "- dtype: not logged",
         "- batch index: not logged",
-        "- unusual tokens: none flagged",
+        "- unusual tokens: not logged",
     ]
 
 

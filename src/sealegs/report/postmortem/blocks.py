@@ -181,13 +181,14 @@ def _symptoms(seen: Symptoms) -> list[str]:
         loss = f"did not recover ({loss})" if after.is_back is False else loss
         loss += ", done again after the run had gone back" if after.has_gone_back else ""
         lines.append(f"loss {after.steps} steps after the peak (mean of up to 10 rows): {loss}")
+    tokens = "not logged" if seen.unusual_tokens is None else ", ".join(seen.unusual_tokens) or "none flagged"
     return [
         *lines,
         f"gradient norm before clipping: {shown(seen.grad_norm)}{at}; baseline {shown(seen.grad_norm_before)}",
         f"learning rate at the onset: {shown(seen.lr)}",
         f"dtype: {seen.dtype or 'not logged'}",
         f"batch index: {batches}",
-        f"unusual tokens: {', '.join(seen.unusual_tokens) or 'none flagged'}",
+        f"unusual tokens: {tokens}",
     ]
 
 

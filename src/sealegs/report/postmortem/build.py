@@ -271,14 +271,16 @@ def _as_given(fixes: Sequence[Fix]) -> str:
     return " ".join(f"`--fix {fix}`" for fix in fixes)
 
 
-def _unusual(replayed: Replayed | None) -> tuple[str, ...]:
-    """The highest-loss tokens of the onset that were hardly seen before."""
+def _unusual(replayed: Replayed | None) -> tuple[str, ...] | None:
+    """The highest-loss tokens of the onset that were hardly seen before; None where no replay has shown tokens."""
+    if replayed is None or not replayed.tokens:
+        return None
 
     def told(token: TokenShown) -> str:
         loss = float(unspell(token.loss))
         return f"{code_of(repr(token.text))} ({token.times} in the batch, {token.before} before, loss {loss:.4g})"
 
-    rare = [token for token in (replayed.tokens if replayed is not None else ()) if token.before < RARE]
+    rare = [token for token in replayed.tokens if token.before < RARE]
     return tuple(told(token) for token in rare[:MOST_TOKENS])
 
 

@@ -42,7 +42,8 @@ class Symptoms:
     batches: tuple[int, int] | None
     """The first and the last batch with a loss above half of the rise."""
     batch_steps: tuple[int, int] | None
-    unusual_tokens: tuple[str, ...] = ()
+    unusual_tokens: tuple[str, ...] | None = None
+    """Tokens that were hardly seen before; None where nobody has looked at any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
