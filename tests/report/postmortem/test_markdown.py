@@ -236,7 +236,7 @@ def test_all_that_can_be_empty_at_once() -> None:
 def test_numbers_that_are_not_there_are_named() -> None:
     unseen = replace(
         FULL.symptoms, loss_before=None, peak_loss=math.nan, grad_norm=None, grad_norm_step=None, lr=None, dtype=None,
-        batches=None, unusual_tokens=(), after=(After(steps=50, loss=math.nan, is_back=False),),
+        batches=None, unusual_tokens=None, after=(After(steps=50, loss=math.nan, is_back=False),),
     )  # fmt: skip
     assert section(replace(FULL, symptoms=unseen), "Symptoms") == [
         "- onset: step 312",
@@ -249,6 +249,8 @@ def test_numbers_that_are_not_there_are_named() -> None:
         "- batch index: not logged",
         "- unusual tokens: not logged",
     ]
+    looked_at = replace(unseen, unusual_tokens=())
+    assert section(replace(FULL, symptoms=looked_at), "Symptoms")[-1] == "- unusual tokens: none flagged"
 
 
 @pytest.mark.parametrize(
