@@ -28,10 +28,25 @@ def standing(run: Run, incidents: Sequence[Incident], *, lead: int) -> tuple[Sta
     """What stands, the first of each signal; what begins at most ``lead`` steps before an incident is part of it."""
     changes = [Standing(signal=change.signal, step=change.step, text=str(change)) for change in norm_changes(run)]
     found: dict[str, Standing] = {}
-    for one in (*changes, *_told_live(run), *_repeated(run), *_underflows(run), *_not_restored(run)):
-        if not any(it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents):
+    others = (*_ranks_apart(run), *_told_live(run), *_repeated(run), *_underflows(run), *_not_restored(run))
+    for one in (*changes, *others):
+        if one.is_grave or not any(
+            it.start - lead <= one.step <= (math.inf if it.end is None else it.end) for it in incidents
+        ):
             found.setdefault(one.signal, one)
     return tuple(found.values())
+
+
+def _ranks_apart(run: Run) -> Iterator[Standing]:
+    """Ranks that hold other weights than the rest when the record ends: they do not come together by themselves."""
+    if "ranks_differ" not in run.signals or not run.has_numbers("ranks_differ"):
+        return
+    steps, differing = run.series("ranks_differ")
+    alike = np.flatnonzero(differing == 0)
+    first = int(alike[-1]) + 1 if len(alike) else 0
+    if first < len(steps):
+        text = f"ranks hold other weights than the rest since step {int(steps[first])}, to the end"
+        yield Standing(signal="ranks_differ", step=int(steps[first]), text=text, is_grave=True)
 
 
 def _not_restored(run: Run) -> Iterator[Standing]:
