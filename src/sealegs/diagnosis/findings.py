@@ -38,6 +38,9 @@ BLIND = ("constant", "hovers")
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
 GIVEN_UP = "the attempt in which it happened was given up, and the last one has not come past that step yet"
+CLEAR = math.log(2.0)
+"""A leap of one row that the live statistic has no say in, and twice that of two rows: a hard batch leaps by less, and
+comes alone."""
 LEAD = 4
 """Rows by which a gradient norm may leap before the loss does."""
 MOST_TOLD = 3
@@ -126,6 +129,7 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
         one
         for one in grown
         if one.first < judged_from
+        or one.leap >= (CLEAR if one.first == one.last else CLEAR / 2)
         or one.kind == "resume_jump"
         or one.last - one.first + 1 >= live_statistic.SHORT
         or any(_overlap(one, other) for other in surprising)

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.diagnosis.curve.leaps import leaps_of
+
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-3
@@ -53,6 +55,8 @@ BACK = 3.0
 CALM = 3
 SMALLEST = 0.12
 """Smallest rise in height: 13 % if heights are logarithms."""
+LEAP = 0.16
+"""Smallest leap above the trend."""
 QUIETEST = 0.01
 """Smallest usual deviation: on a smooth curve everything would be a surprise."""
 BLOCKS = 64
@@ -81,6 +85,8 @@ class CurveRise(NamedTuple):
     """The level before."""
     is_slow: bool = False
     """Whether only the blocks of the whole curve show it."""
+    leap: float = 0.0
+    """How far it leaps above the trend, where it does."""
 
 
 def heights_of(losses: Floats) -> Floats:
@@ -96,10 +102,17 @@ def rises_of(losses: Floats, heights: Floats) -> list[CurveRise]:
     """All rises of a finite curve, in order. Overlapping ones are merged; slow ones stay if others explain little."""
     if len(losses) <= WARM:
         return []
-    quick = _joined([rise for scale in SCALES for rise in _at_scale(heights, scale)])
+    quick = _joined([*(rise for scale in SCALES for rise in _at_scale(heights, scale)), *_leaps(heights)])
     quick = _faded(losses, [_trimmed(heights, rise) for rise in quick])
     slow = [rise for rise in (*_slow(heights), *_from_the_start(heights)) if not _explained(rise, quick)]
     return sorted(quick + [rise for at, rise in enumerate(slow) if not _explained(rise, slow[:at])])
+
+
+def _leaps(heights: Floats) -> Iterator[CurveRise]:
+    """Short leaps above the trend, which a level before them does not show where the curve falls or leaps often."""
+    for leap in leaps_of(heights, smallest=LEAP, quietest=QUIETEST):
+        last = len(heights) - 1 if len(heights) - 1 - leap.last < CALM else leap.last
+        yield CurveRise(leap.first, last, leap.deviations, leap.height, leap.level, leap=leap.height)
 
 
 def _at_scale(heights: Floats, scale: int) -> Iterator[CurveRise]:
@@ -230,6 +243,7 @@ def _joined(rises: list[CurveRise]) -> list[CurveRise]:
                 first=before.first,
                 last=max(before.last, rise.last),
                 deviations=max(before.deviations, rise.deviations),
+                leap=max(before.leap, rise.leap),
             )
         else:
             joined.append(rise)
@@ -243,7 +257,9 @@ def _trimmed(heights: Floats, rise: CurveRise) -> CurveRise:
     if not len(high):
         return rise
     last = rise.last if rise.last == len(heights) - 1 else rise.first + int(high[-1])
-    return rise._replace(first=rise.first + _first_of(high, last - rise.first + 1), last=last)
+    first = _first_of(high, last - rise.first + 1)
+    top = int(np.argmax(heights[rise.first : last + 1]))
+    return rise._replace(first=rise.first + min(first, max(top, int(high[0]))), last=last)
 
 
 def _first_of(high: NDArray[np.int_], rows: int) -> int:

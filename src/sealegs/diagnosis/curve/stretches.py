@@ -42,6 +42,8 @@ class Stretch(NamedTuple):
     kind: str
     is_open: bool = False
     """Whether it is not over at the end of the log."""
+    leap: float = 0.0
+    """How far it leaps above the trend, where it does: a logarithm, mostly."""
 
 
 def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
@@ -107,7 +109,7 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
             if is_as_before(curve, first):
                 continue
             kind = "resume_jump" if _is_resume(curve, first) else _kind(heights, rise, is_lasting=is_lasting)
-            found.append(Stretch(first, last, kind, is_open))
+            found.append(Stretch(first, last, kind, is_open, rise.leap))
     return found
 
 
