@@ -27,9 +27,9 @@ TAIL, FEWEST_IN_TAIL = 0.01, 5
 """Share of the points, and the fewest, that are its end where high points come alone."""
 CLUSTERED, FEWEST_PAIRS = 3.0, 3
 """Times as many high neighbours as chance gives, and how many, from which on high points last."""
-ONE_IN = 20.0
+ONE_IN = 4.0
 """Curves of which one has a leap by chance, if tails are exponential."""
-FEWEST = 7.5
+FEWEST = 6.5
 """The least deviations of a leap."""
 BESIDE = 4
 """Points on each side that a leap must stand out from: the foot of a cliff does not."""

@@ -20,7 +20,7 @@ from sealegs.diagnosis.curve.leaps import leaps_of
 
 Floats = NDArray[np.float64]
 
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE = 1e-5
 """Share of the first loss below which differences do not count: 1e-9 to 1e-6 is no rise after 1."""
 NEGATIVE = 0.002
 """Share of negative values from which on the curve itself is used, not its logarithm."""
