@@ -1,4 +1,4 @@
-"""Finds short leaps above the trend of a curve, with what follows each at hand.
+"""Finds short leaps above the trend of a curve, judged with what follows each at hand.
 
 A curve that falls is not noisy because of that: the noise is what is left about the trend, which medians of a few rows
 on both sides give. Neither is one that leaps often: how high a curve may go by chance is told from the bulk of its
@@ -17,6 +17,8 @@ BLOCK = 8
 """Points whose median is a point of the trend; of three neighbouring ones the middle one counts."""
 SHORTEST = 6 * BLOCK
 """Points from which a curve has a trend."""
+MOST = 100_000
+"""Points from which on it would take a second for a million, and so rare a leap is noise."""
 LONGEST = 2 * BLOCK
 """Points that a leap lasts at most: a longer one moves the trend."""
 AROUND = 64
@@ -27,9 +29,9 @@ TAIL, FEWEST_IN_TAIL = 0.01, 5
 """Share of the points, and the fewest, that are its end where high points come alone."""
 CLUSTERED, FEWEST_PAIRS = 3.0, 3
 """Times as many high neighbours as chance gives, and how many, from which on high points last."""
-ONE_IN = 4.0
+ONE_IN = 20.0
 """Curves of which one has a leap by chance, if tails are exponential."""
-FEWEST = 6.5
+FEWEST = 7.5
 """The least deviations of a leap."""
 BESIDE = 4
 """Points on each side that a leap must stand out from: the foot of a cliff does not."""
@@ -50,7 +52,7 @@ class Leap(NamedTuple):
 
 def leaps_of(heights: Floats, *, smallest: float, quietest: float) -> Iterator[Leap]:
     """Leaps of at least ``smallest``, where deviations are never below ``quietest``."""
-    if len(heights) < SHORTEST:
+    if not SHORTEST <= len(heights) <= MOST:
         return
     trend = _trend(heights)
     above = heights - trend

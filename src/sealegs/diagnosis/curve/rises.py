@@ -20,7 +20,7 @@ from sealegs.diagnosis.curve.leaps import leaps_of
 
 Floats = NDArray[np.float64]
 
-NEGLIGIBLE = 1e-5
+NEGLIGIBLE = 1e-4
 """Share of the first loss below which differences do not count: 1e-9 to 1e-6 is no rise after 1."""
 NEGATIVE = 0.002
 """Share of negative values from which on the curve itself is used, not its logarithm."""
@@ -102,17 +102,23 @@ def rises_of(losses: Floats, heights: Floats) -> list[CurveRise]:
     """All rises of a finite curve, in order. Overlapping ones are merged; slow ones stay if others explain little."""
     if len(losses) <= WARM:
         return []
-    quick = _joined([*(rise for scale in SCALES for rise in _at_scale(heights, scale)), *_leaps(heights)])
+    quick = _with_leaps(_joined([rise for scale in SCALES for rise in _at_scale(heights, scale)]), heights)
     quick = _faded(losses, [_trimmed(heights, rise) for rise in quick])
     slow = [rise for rise in (*_slow(heights), *_from_the_start(heights)) if not _explained(rise, quick)]
     return sorted(quick + [rise for at, rise in enumerate(slow) if not _explained(rise, slow[:at])])
 
 
-def _leaps(heights: Floats) -> Iterator[CurveRise]:
-    """Short leaps above the trend, which a level before them does not show where the curve falls or leaps often."""
+def _with_leaps(rises: list[CurveRise], heights: Floats) -> list[CurveRise]:
+    """The rises, and the short leaps that a level before them does not show: where a curve falls, or leaps often."""
+    found = list(rises)
     for leap in leaps_of(heights, smallest=LEAP, quietest=QUIETEST):
-        last = len(heights) - 1 if len(heights) - 1 - leap.last < CALM else leap.last
-        yield CurveRise(leap.first, last, leap.deviations, leap.height, leap.level, leap=leap.height)
+        inside = [at for at, one in enumerate(rises) if one.first <= leap.last and leap.first <= one.last]
+        for at in inside:
+            found[at] = found[at]._replace(leap=max(found[at].leap, leap.height))
+        if not inside:
+            last = len(heights) - 1 if len(heights) - 1 - leap.last < CALM else leap.last
+            found.append(CurveRise(leap.first, last, leap.deviations, leap.height, leap.level, leap=leap.height))
+    return sorted(found)
 
 
 def _at_scale(heights: Floats, scale: int) -> Iterator[CurveRise]:
@@ -243,7 +249,6 @@ def _joined(rises: list[CurveRise]) -> list[CurveRise]:
                 first=before.first,
                 last=max(before.last, rise.last),
                 deviations=max(before.deviations, rise.deviations),
-                leap=max(before.leap, rise.leap),
             )
         else:
             joined.append(rise)

@@ -30,6 +30,8 @@ COOL_DOWN = 100
 """Rows within which overflows are one incident, as in the live guard."""
 PLATEAU_LEAST = 64
 """Fewest rows of a plateau."""
+CONTINUED = 100
+"""Rows that lie before a log that is the continuation of another one."""
 PLATEAU_MOVE = 2e-3
 """Largest change of the loss on a plateau, as a share, from its first to its last third."""
 
@@ -168,7 +170,8 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
 def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     """A loss that has not come down: its last third is level with its first, within three standard errors."""
     losses = curve.losses[curve.finite]
-    if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():
+    is_continued = len(curve.steps) > 0 and curve.steps[0] > CONTINUED * curve.interval  # it fell before
+    if len(losses) < PLATEAU_LEAST or is_continued or hidden(run, curve).any():
         return []
     first, _, last = np.array_split(losses, 3)
     level = float(median(losses))
