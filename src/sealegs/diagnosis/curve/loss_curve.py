@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 SHORTEST_PART = 24
 """Fewest rows of a new start from the first step that are judged by themselves."""
 
-ANEW = 0.25
+ANEW = 0.5
 """Share of what an attempt gained that the next one may have at its first row, and begin with nothing learned."""
 
 ALIKE = 0.01

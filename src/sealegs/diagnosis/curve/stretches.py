@@ -35,6 +35,11 @@ CONTINUED = 100
 PLATEAU_MOVE = 2e-3
 """Largest change of the loss on a plateau, as a share, from its first to its last third."""
 
+CHOICES = (2, 10, 100, 256, 1000, 32_000, 32_768, 50_257, 50_304, 65_536, 128_256, 151_936)
+"""Sizes of the sets among which models usually choose: two answers, digits, classes, bytes, vocabularies."""
+AT_THE_GUESS = 2e-3
+"""Share by which a loss may differ from the logarithm of such a number."""
+
 
 class Stretch(NamedTuple):
     """Rows in which something is wrong."""
@@ -182,6 +187,15 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     if has_never_fallen and abs(fallen) <= max(PLATEAU_MOVE * abs(level), min(doubt, SMALLEST * abs(level))):
         return [Stretch(int(curve.finite[0]), int(curve.finite[-1]), "plateau", is_open=True)]
     return []
+
+
+def guessed(curve: LossCurve) -> int:
+    """Among how many a model guesses whose loss stands at the logarithm of a usual number; 0 if it does not."""
+    losses = curve.losses[curve.finite]
+    level = float(median(losses))
+    noise = 1.4826 * float(median(np.abs(losses - level)))
+    near = (count for count in CHOICES if abs(level - np.log(count)) <= AT_THE_GUESS * level)
+    return next(near, 0) if noise <= SMALLEST / 2 * level else 0
 
 
 def closed_up(mask: NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
