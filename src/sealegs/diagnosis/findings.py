@@ -23,7 +23,7 @@ from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
-from sealegs.diagnosis.kind import Kind, kind_of
+from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
 from sealegs.diagnosis.live_findings import constant_scale, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
@@ -44,6 +44,8 @@ GIVEN_UP = "the attempt in which it happened was given up, and the last one has 
 CLEAR = math.log(2.0)
 """A leap of one row that the live statistic has no say in, and twice that of two rows: a hard batch leaps by less, and
 comes alone."""
+FALLING = 3
+"""Rows that are the loss before where there are no ten."""
 LEAD = 4
 """Rows by which a gradient norm may leap before the loss does."""
 MOST_TOLD = 3
@@ -219,7 +221,8 @@ def _level(before: Floats) -> tuple[float, float, float]:
     few count.
     """
     if len(before) < FEWEST:
-        return _mean(before), _mean(before), math.nan
+        level = min(_mean(before), _mean(before[-FALLING:]))
+        return level, level, math.nan
     recent, lately = before[-BEFORE:], float(np.median(before[-AVERAGED:]))
     noise = 1.4826 * float(np.median(np.abs(np.diff(recent)))) / math.sqrt(2)
     if float(recent.mean()) - lately > noise:
@@ -322,7 +325,7 @@ def _verdict(
         return "act", _told(damage)
     if not findings.kind.loss_measures:
         return _by_first_signals(findings)
-    if any(one.kind == "plateau" for one in found) and (guess := guessed(curve)):
+    if any(one.kind == "plateau" for one in found) and (guess := guessed(curve, vocabulary(run))):
         return "act", f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]

@@ -62,7 +62,7 @@ QUIETEST = 0.01
 BLOCKS = 64
 """Blocks of the whole curve in which slow rises are looked for."""
 SLOW_HIGH = 6.0
-SLOW_SMALLEST = 0.06
+SLOW_SMALLEST = 0.03
 """Smallest slow rise that is still there at the end. One that has come back must reach SMALLEST."""
 SLOW_PASSED = 10.0
 """Usual deviations that such a rise must reach, too. In the first tenth it does not count: rates warm up there."""

@@ -37,8 +37,9 @@ PLATEAU_MOVE = 2e-3
 
 CHOICES = (2, 10, 100, 256, 1000, 32_000, 32_768, 50_257, 50_304, 65_536, 128_256, 151_936)
 """Sizes of the sets among which models usually choose: two answers, digits, classes, bytes, vocabularies."""
-AT_THE_GUESS = 2e-3
-"""Share by which a loss may differ from the logarithm of such a number."""
+AT_THE_GUESS, STILL = 2e-3, 5e-3
+"""Share by which a loss may differ from the logarithm of such a number, and by which it may go to and fro: whoever
+gives all the same chance has the same loss on every batch."""
 
 
 class Stretch(NamedTuple):
@@ -59,7 +60,9 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
-    broken[:SCALER_SEARCH] &= curve.losses[:SCALER_SEARCH] == 0  # no scaler is looking for its scale there
+    goes_on = broken[SCALER_SEARCH - 1 : SCALER_SEARCH + 1].all() and rows > SCALER_SEARCH
+    begun = SCALER_SEARCH - int(np.argmin(np.append(broken[:SCALER_SEARCH][::-1], False))) if goes_on else SCALER_SEARCH
+    broken[:begun] &= curve.losses[:begun] == 0  # no scaler is looking for its scale there, nor where it finds none
     if "loss_scale" in run.signals:
         broken[:] = False
     for first, last in stretches(broken):  # right before a loss that is not finite, they are its beginning
@@ -189,13 +192,14 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     return []
 
 
-def guessed(curve: LossCurve) -> int:
-    """Among how many a model guesses whose loss stands at the logarithm of a usual number; 0 if it does not."""
+def guessed(curve: LossCurve, vocabulary: float | None) -> int:
+    """Among how many a model guesses whose loss stands at the logarithm of its vocabulary, or of a usual number where
+    that is not known; 0 if it does not."""
     losses = curve.losses[curve.finite]
     level = float(median(losses))
     noise = 1.4826 * float(median(np.abs(losses - level)))
-    near = (count for count in CHOICES if abs(level - np.log(count)) <= AT_THE_GUESS * level)
-    return next(near, 0) if noise <= SMALLEST / 2 * level else 0
+    near = (count for count in ([int(vocabulary)] if vocabulary else CHOICES) if abs(level - np.log(count)) <= AT_THE_GUESS * level)
+    return next(near, 0) if noise <= STILL * level else 0
 
 
 def closed_up(mask: NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
