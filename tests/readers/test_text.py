@@ -295,3 +295,43 @@ def test_what_programs_print(program: str, tmp_path: Path) -> None:
         assert found.run.column(signal).tolist() == pytest.approx([row[signal] for row in rows], abs=1e-4), signal
     assert ("grad_norm" in found.mapping) == bool(norms)
     assert len(found.run.manifest.settings) == {"ultralytics": 6, "NeMo bars": 1}.get(program, 0)
+
+
+def test_how_far_a_bar_has_come_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "".join(
+            f"\rEpoch {n}/50 train:   0%|          | 0/29 [00:00<?, ?it/s]\rEpoch {n}/50 train: 100%|####| 29/29 [00:09<00:00]"
+            f"\n[Model] Epoch {n}/50 Train Loss: {3 / n:.4f} | Val Loss: {4 / n:.4f}\n"
+            for n in range(1, 11)
+        )
+    )
+    log = read(str(tmp_path / "log"))
+    assert log.mapping["loss"] == "Train Loss"
+    assert log.run.column("loss").tolist() == [round(3 / n, 4) for n in range(1, 11)]
+
+
+def test_an_epoch_that_is_told_again_is_one_step(tmp_path: Path) -> None:
+    lines = []
+    for n in range(500, 15_500, 500):
+        lines.append(f"epoch {n} | loss {1000 / n:.4f} | lr 1e-4")
+        if n % 2000 == 0:
+            lines.append(f"saved ckpt.pt (epoch {n}, loss {1000 / n:.4f})")
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert read(str(tmp_path / "log")).run.steps.tolist() == list(range(500, 15_500, 500))
+
+
+def test_losses_of_another_name_are_read_where_no_line_names_one(tmp_path: Path) -> None:
+    named = "Samples -> train: 5661\n"
+    rows = [f"Epoch {n}/400 train_mse_scaled={1 / n:.6f} val_mae={200 / n:.3f} tf=0.99 lr=0.001" for n in range(1, 63)]
+    (tmp_path / "log").write_text(named + "\n".join(rows))
+    log = read(str(tmp_path / "log"))
+    assert (log.mapping["loss"], log.mapping["eval_loss"]) == ("train_mse_scaled", "val_mae")
+    assert log.run.steps.tolist()[-1] == 62
+
+
+def test_a_text_whose_losses_are_not_known_offers_what_is_like_one(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n".join(f"Epoch {n}/40 | Train Energy: {2 / n:.4f} | speed 3.5" for n in range(1, 41)))
+    with pytest.raises(SourceError, match=r"among Train Energy, .*--metric loss='Train Energy'"):
+        read(str(tmp_path / "log"))
+    log = read(str(tmp_path / "log"), metrics={"loss": "Train Energy"})
+    assert len(log.run.steps) == 40

@@ -14,15 +14,16 @@ from sealegs.diagnosis import interventions, metrics
 from sealegs.diagnosis.contract import Findings, Health, Problem, Standing
 from sealegs.diagnosis.curve import live_statistic
 from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
+from sealegs.diagnosis.curve.held_out import learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
 from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
-from sealegs.diagnosis.curve.stretches import Stretch, flat, is_as_before, nonfinite, overflowed, risen
+from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
 from sealegs.diagnosis.first_signals.track import in_words
 from sealegs.diagnosis.incident_order import BENIGN, NUMERIC, PRIORITY, WATCHED, gravity
-from sealegs.diagnosis.kind import Kind, kind_of
+from sealegs.diagnosis.kind import Kind, kind_of, vocabulary
 from sealegs.diagnosis.live_findings import constant_scale, standing
 from sealegs.errors import ConfigError
 from sealegs.incidents import AVERAGED, BEFORE, FAST, FEWEST, SLOW, USUAL, Incident
@@ -33,11 +34,18 @@ SOON_AFTER = 64
 """Rows after an incident that are looked at first."""
 FEWEST_POINTS = SHORTEST_PART
 """The fewest losses from which a curve can be called healthy: what is usual is not known from fewer."""
+FEWEST_FALLING = 8
+"""The fewest from which a curve that falls beyond doubt can."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
 OVERCOME = "the run went back to before it and has passed it since: the present weights have not gone through it"
 GIVEN_UP = "the attempt in which it happened was given up, and the last one has not come past that step yet"
+CLEAR = math.log(2.0)
+"""A leap of one row that the live statistic has no say in, and twice that of two rows: a hard batch leaps by less, and
+comes alone."""
+FALLING = 3
+"""Rows that are the loss before where there are no ten."""
 LEAD = 4
 """Rows by which a gradient norm may leap before the loss does."""
 MOST_TOLD = 3
@@ -126,6 +134,7 @@ def _stretches(run: Run, curve: LossCurve, rules: str, most_folded: int = live_s
         one
         for one in grown
         if one.first < judged_from
+        or one.leap >= (CLEAR if one.first == one.last else CLEAR / 2)
         or one.kind == "resume_jump"
         or one.last - one.first + 1 >= live_statistic.SHORT
         or any(_overlap(one, other) for other in surprising)
@@ -183,8 +192,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
     losses = curve.losses[within]
     is_broken = one.kind == "nonfinite"
     peak = int(np.argmax(np.where(np.isfinite(losses), losses, -np.inf if not is_broken else np.inf)))
-    usual = _mean(before)
-    limit = usual + 0.5 * float(before.std()) if len(before) >= FEWEST else math.nan
+    pre_loss, usual, limit = _level(before)
     trajectory = _trajectory(curve, one, breaks, limit)
     is_back = not one.is_open and len(after) > 0 and one.kind not in ("plateau", "epoch_step")
     is_back = is_back and not _is_cut_off(curve, one)  # an attempt that was given up did not heal
@@ -194,7 +202,7 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
         number=number,
         start=int(curve.steps[one.first]),
         kind=one.kind,
-        pre_loss=_mean(before[-BEFORE:]),
+        pre_loss=pre_loss,
         usual=usual,
         limit=limit,
         peak=int(curve.steps[one.first + peak]),
@@ -204,6 +212,22 @@ def _incident(curve: LossCurve, norms: Floats, one: Stretch, breaks: Indices, nu
         trajectory=trajectory,
         recovery_loss=_mean(after) if is_back else None,
     )
+
+
+def _level(before: Floats) -> tuple[float, float, float]:
+    """The loss before, what was usual, and the limit below which it is again.
+
+    Where the losses before fell, their mean is of a time long past, and may be above all that followed: then the last
+    few count.
+    """
+    if len(before) < FEWEST:
+        level = min(_mean(before), _mean(before[-FALLING:]))
+        return level, level, math.nan
+    recent, lately = before[-BEFORE:], float(np.median(before[-AVERAGED:]))
+    noise = 1.4826 * float(np.median(np.abs(np.diff(recent)))) / math.sqrt(2)
+    if float(recent.mean()) - lately > noise:
+        return lately, lately, lately + 0.5 * float(np.std(before[-AVERAGED:]))
+    return _mean(recent), _mean(before), _mean(before) + 0.5 * float(before.std())
 
 
 def _trajectory(curve: LossCurve, one: Stretch, breaks: Indices, limit: float) -> str | None:
@@ -301,11 +325,15 @@ def _verdict(
         return "act", _told(damage)
     if not findings.kind.loss_measures:
         return _by_first_signals(findings)
+    if any(one.kind == "plateau" for one in found) and (guess := guessed(curve, vocabulary(run))):
+        return "act", f"loss stands at ln {guess:,} from the first row to the last: it guesses among {guess:,}"
     if blind is not None:
         rises = [it for it in incidents if it.kind not in BENIGN + WATCHED]
         return ("watch", f"{blind.text}; {_told(rises)}") if rises else ("unknown", blind.text)
-    if len(curve.finite) < FEWEST_POINTS:
-        return "unknown", f"{len(curve.finite)} losses are too few to say; {FEWEST_POINTS} are the least"
+    rows = curve.parts[-1]
+    if len(rows) < FEWEST_POINTS and (incidents or not _falls(curve.losses[rows])):
+        attempt = " of the last attempt" if len(curve.parts) > 1 else ""
+        return "unknown", f"{len(rows)} losses{attempt} are too few to say; {FEWEST_POINTS} are the least"
     doubtful = [it for it in incidents if it.kind not in BENIGN]
     if doubtful and is_at_boundaries(run, curve, [one for one in found if one.kind not in BENIGN]):
         return "healthy", f"all {len(doubtful)} short rises are at the end of an epoch or beside an evaluation"
@@ -324,6 +352,12 @@ def _verdict(
         "healthy",
         f"loss {first:.4g} at first, {last:.4g} in the end, and nothing out of the ordinary{notice}{benign}",
     )
+
+
+def _falls(losses: Floats) -> bool:
+    """Whether a few losses fall beyond doubt: all of the last third are below all of the first."""
+    first, _, last = np.array_split(losses, 3)
+    return len(losses) >= FEWEST_FALLING and bool(last.max() < first.min())
 
 
 def _by_first_signals(findings: Findings) -> tuple[Health, str]:
@@ -418,13 +452,13 @@ def _notices(run: Run, curve: LossCurve, incidents: Sequence[Incident]) -> tuple
     more = f"; and {len(apart) - MOST_NOTICES} more such leaps" if len(apart) > MOST_NOTICES else ""
     told = [str(leap) for leap in apart[:MOST_NOTICES]]
     leapt = (*told[:-1], told[-1] + more) if told else ()
-    slow = (None if incidents else norm_rise(run, curve)), constant_scale(run)
+    slow = learns_by_heart(run, curve), (None if incidents else norm_rise(run, curve)), constant_scale(run)
     return (*leapt, *(text for text in slow if text))
 
 
 def _ends(curve: LossCurve) -> tuple[float, float]:
-    """The first loss, and the mean of the last tenth of the losses, at most ten."""
-    losses = curve.losses[curve.finite]
+    """The first loss of the last start, and the mean of the last tenth of its losses, at most ten."""
+    losses = curve.losses[curve.parts[-1]]
     return float(losses[0]), float(losses[-min(AVERAGED, max(len(losses) // 10, 1)) :].mean())
 
 

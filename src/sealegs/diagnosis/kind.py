@@ -178,8 +178,7 @@ UNKNOWN = Kind(because="nothing has been looked at")
 
 def kind_of(run: Run, curve: LossCurve, said: str | None = None) -> Kind:
     """The kind of a run by its signals, its settings and its loss; ``said`` by the user goes before all of them."""
-    settings = {name.rpartition(".")[2].lower(): value for name, value in dotted(run.manifest.settings)}
-    settings = {name.rpartition(".")[2].lower(): v for name, v in dotted(run.manifest.recorded)} | settings
+    settings = _settings(run)
     name, because, traits = _said(said) if said else (None, "", ())
     if name is None:
         name, because = _name(run, curve, settings)
@@ -189,6 +188,20 @@ def kind_of(run: Run, curve: LossCurve, said: str | None = None) -> Kind:
         rows.remove(FIRST[name][1])
     missing = [" or ".join(row[:3]) for row in rows if not any(_has(run, signal) for signal in row)]
     return Kind(name=name, traits=traits, because=because, missing=tuple(dict.fromkeys(missing)))
+
+
+def vocabulary(run: Run) -> float | None:
+    """The size of the vocabulary, where the settings have it."""
+    return _vocabulary(_settings(run))
+
+
+def _settings(run: Run) -> dict[str, object]:
+    both = (*dotted(run.manifest.recorded), *dotted(run.manifest.settings))
+    return {name.rpartition(".")[2].lower(): value for name, value in both}
+
+
+def _vocabulary(settings: Mapping[str, object]) -> float | None:
+    return next((size for name in LANGUAGE if isinstance(size := settings.get(name), int | float) and size > 1), None)
 
 
 def _said(said: str) -> tuple[KindName | None, str, tuple[Trait, ...]]:
@@ -294,8 +307,7 @@ def _of_language(
     if not len(rows) or curve.steps[rows[0]] - curve.steps[0] > 0 or curve.steps[0] > 10 * curve.interval:
         return None
     first, last = float(curve.losses[rows[0]]), float(np.median(curve.losses[rows[-AT_THE_END:]]))
-    size = next((size for name in LANGUAGE if isinstance(size := settings.get(name), int | float) and size > 1), None)
-    if size is not None:
+    if (size := _vocabulary(settings)) is not None:
         guess = math.log(size)
         if KNOWS_NOTHING * guess <= first < 2 * guess:
             return "pretraining", f"its loss begins at {first:.3g}, as of a model that knows nothing of {size:,} tokens"

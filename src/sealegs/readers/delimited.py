@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from sealegs.errors import SourceError
-from sealegs.readers.names import role
+from sealegs.readers.names import EPOCH, STEP, role
 from sealegs.readers.place import Place
 from sealegs.readers.table import MOST_NAMES, Table, number
 from sealegs.record.columns import Column, Columns, Mask
@@ -26,6 +26,8 @@ _LOOKED_AT = 20
 """Lines in which a table is recognised."""
 _DENSE, _DENSE_ROWS = 0.95, 5
 """Share of the rows of a kind that must have a value if the others are NaN, and rows with one before a divergence."""
+_FEW = 0.1
+"""Share of the rows below which a column may be of rows of another kind, even if some of them have a value."""
 _MISSING = frozenset(("", "None", "none", "null", "NULL", "NA", "N/A", "n/a", "<NA>", "-", "--"))
 
 
@@ -78,12 +80,16 @@ def nan_cells(columns: Columns, name: str) -> Mask:
     value = columns.logged[name]
     nothing = np.zeros(columns.rows, np.bool_)
     others = {other: mask for other, mask in columns.logged.items() if other != name}
-    same_kind = ~np.logical_or.reduce([nothing, *(mask for mask in others.values() if not (mask & value).any())])
+    apart = (mask for mask in others.values() if _is_apart(mask, value))
+    same_kind = ~np.logical_or.reduce([nothing, *apart])
     # the usual companions of a value must be there, except those that become NaN together with it
     company = [
         m for other, m in others.items() if not _is_loss_or_norm(other) and (m & value).sum() >= _DENSE * value.sum()
     ]
     same_kind &= (2 * np.sum([nothing, *company], axis=0) > len(company)) | (not company)
+    # and those that are never NaN must be, all of them: without a rate, nothing was trained in a row
+    steady = (m for other, m in others.items() if _is_never_nan(other) and (m & value).sum() >= _DENSE * value.sum())
+    same_kind &= np.logical_and.reduce([~nothing, *steady])
     with_value = value[same_kind]
     if with_value.all() or not with_value.any():
         return nothing
@@ -91,6 +97,18 @@ def nan_cells(columns: Columns, name: str) -> Mask:
     diverged = first_empty >= _DENSE_ROWS and with_value[first_empty:].mean() < 1 - _DENSE
     was_nan: Mask = same_kind & ~value & bool(with_value.mean() >= _DENSE or diverged)
     return was_nan
+
+
+def _is_never_nan(name: str) -> bool:
+    found = role(name)
+    return found is not None and found.signal in ("lr", STEP, EPOCH)
+
+
+def _is_apart(mask: Mask, value: Mask) -> bool:
+    """Whether a column is of rows of another kind: none has the value, or few of a few, as where a row of an evaluation
+    is written apart from the others."""
+    both, own = int((mask & value).sum()), int(mask.sum())
+    return not both or (2 * both < own and own < _FEW * len(mask))
 
 
 def _is_loss_or_norm(name: str) -> bool:

@@ -67,11 +67,15 @@ _LOSS_LIKE = re.compile(
     r"perplexity|ppl|residual|energy|err|error|losses?|\w*loss"
 )
 """Words of names that may mean a loss."""
-_AS_LOSS = frozenset(["mse", "rmse", "nmse", "mae", "nll", "bce", "xent", "crossentropy", "elbo", "bpd", "bpb", "bpc"])
+_AS_LOSS = frozenset(["mse", "rmse", "nmse", "mae", "nll", "bce", "xent", "crossentropy", "elbo", "bpd", "bpb", "bpc", "perplexity", "ppl"])
 """Those that are taken for it where nothing is called a loss; the others are asked for."""
+_HOW_TAKEN = frozenset(["scaled", "normalized", "normalised", "mean", "avg", "average", "total", "step", "epoch"])
+"""Words after the name of a measure that say how it was taken."""
 _NO_STEP = re.compile(r"total|max|number|per|warmup|save|log|logging|time|skipped|nan|remaining|avg|every")
 _POLICY = frozenset({"policy", "pg", "surrogate", "actor", "pi"})
 """Words of a policy's own loss, which comes before that of its critic."""
+_SELDOM = 20
+"""Times as often as a loss that another measure is logged, from which on the loss is not what the log is about."""
 _FALLBACK_RANK = 1000
 
 
@@ -165,6 +169,9 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
                 f"{source}: the losses of {len(rivals)} runs; choose: --metric loss={rivals[0]!r} or another"
             )
         mapping[signal] = found[0]
+    if "loss" in mapping and "loss" not in said and _is_by_the_way(mapping["loss"], counts):
+        del mapping["loss"]
+        mapping.pop("eval_loss", None)
     if "loss" not in mapping and "generator_loss" in mapping:
         mapping["loss"] = mapping["generator_loss"]
     if "loss" not in mapping and "reward" not in mapping:
@@ -185,6 +192,12 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
     return mapping
 
 
+def _is_by_the_way(loss: str, counts: Mapping[str, int]) -> bool:
+    """Whether what is called a loss was told once or twice, and a squared error or the like in most rows."""
+    most = max((counts[name] for name in counts if _is_as_loss(name)), default=0)
+    return _SELDOM * counts[loss] < most
+
+
 def is_named_otherwise(name: str) -> bool:
     """Whether a column that was taken for the loss is not called one: a squared error, a negative log-likelihood."""
     found = role(name)
@@ -193,7 +206,8 @@ def is_named_otherwise(name: str) -> bool:
 
 def _is_as_loss(name: str, *, held_out: bool = False) -> bool:
     words = plain(name).split("_")
-    is_apart = _NO_LOSS.fullmatch(words[-1]) is not None or not _LOSS_LIKE.fullmatch(words[-1])
+    last = next((word for word in reversed(words) if word not in _HOW_TAKEN), words[-1])
+    is_apart = _NO_LOSS.fullmatch(last) is not None or not _LOSS_LIKE.fullmatch(last)
     return bool(_AS_LOSS & set(words)) and held_out == (not _HELD_OUT.isdisjoint(words)) and not is_apart
 
 
@@ -205,8 +219,12 @@ def _loss_like(counts: Mapping[str, int]) -> list[str]:
         is_held_out, is_setting = not _HELD_OUT.isdisjoint(words), any(map(_NO_LOSS.fullmatch, words))
         return is_setting, is_held_out, "train" not in words, -counts[name]
 
-    like = (name for name in counts if any(map(_LOSS_LIKE.fullmatch, plain(_CAMEL.sub("_", name)).split("_"))))
-    return sorted(like, key=order)
+    return sorted(filter(is_loss_like, counts), key=order)
+
+
+def is_loss_like(name: str) -> bool:
+    """Whether a name speaks of a loss, whatever it is called: ``Train Energy``, ``val_rmse``."""
+    return any(map(_LOSS_LIKE.fullmatch, plain(_CAMEL.sub("_", name)).split("_")))
 
 
 def quoted(name: str) -> str:

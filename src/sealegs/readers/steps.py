@@ -18,6 +18,8 @@ _CHANGES = dict(zip(names.CARRIED, (0.1, 0.5), strict=True))
 FEWEST_FALLS, _FALLS, _BEGINNING = 8, 0.25, 0.05
 """Falls, and their share of all changes, from which on a column may be no counter; and the part of its range that
 counts as its beginning."""
+_REPEATED = 0.25
+"""Share of the rows that may say an epoch again where epochs count the rows."""
 _STARTED_AGAIN = 0.1
 """Share of the steps back at which the epoch may not be a later one: the run was started again there."""
 
@@ -69,7 +71,9 @@ def _counted(columns: Columns, measured: Mask, said: str | None) -> tuple[Column
     for name in names.candidates(columns, names.EPOCH):
         epochs = columns.values[name]
         here = epochs[measured]
-        if len(here) > 1 and np.isfinite(here).all() and (np.diff(here) != 0).all() and (abs(here) < LARGEST).all():
+        again = _REPEATED * len(here)  # a best epoch is printed again where it is saved
+        is_each = len(here) > 1 and np.isfinite(here).all() and np.count_nonzero(np.diff(here) == 0) <= again
+        if is_each and (abs(here) < LARGEST).all():
             if (epochs[np.isfinite(epochs)] % 1).any():
                 return _ranks(epochs), None, [f"no step column: steps are the values of {name} in order"]
             return epochs, None, [f"no step column: steps are those of {name}"]

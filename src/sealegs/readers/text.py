@@ -7,7 +7,7 @@ reader makes a pattern from each kind of line it understands, and reads later li
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from sealegs.errors import SourceError
 from sealegs.readers import delimited, json_file, json_lines, trainer_state
 from sealegs.readers.launches import LaunchLines
 from sealegs.readers.lines_kept import LinesKept
-from sealegs.readers.names import CARRIED
+from sealegs.readers.names import CARRIED, is_loss_like
 from sealegs.readers.place import Place
 from sealegs.readers.setting_lines import SettingLines
 from sealegs.readers.table import Gathered, Table, some_rows
@@ -50,6 +50,8 @@ _EDGES = ("|", "\u2502", "\u2503")
 """What a line of a box begins with."""
 _MOST_KINDS, _SEEN_OFTEN, _MOST_BARS = 16, 3, 8
 """Patterns that are tried on a line, lines of a wording before it becomes a pattern, progress bars at a time."""
+_FEW = 8
+"""Rows from which on a log is read by what is called a loss; else by other names, where they give so many times more."""
 _BLOCK = 8192
 """Lines of a kind that are read at once."""
 
@@ -70,10 +72,10 @@ def is_log(place: Place) -> bool:
 
 def read(place: Place) -> Table:
     """Read the lines that have a loss or a gradient norm, and every named number in them."""
-    scan = _Scan()
-    for line in _lines(place):
-        scan.see(line)
-    scan.close_box()
+    scan = _scanned(place, _Scan())
+    if scan.gathered.rows < _FEW:  # the losses may have other names
+        otherwise = _scanned(place, _Scan(is_row_name=is_loss_like))
+        scan = otherwise if otherwise.gathered.rows > _FEW * scan.gathered.rows else scan
     if not scan.gathered.rows:
         raise SourceError(
             f"{place.source}: text in which no line names a loss; say how one looks: "
@@ -82,6 +84,14 @@ def read(place: Place) -> Table:
     columns = scan.columns()
     printed_by = next((name for name, keys in FORMATS if keys <= set(columns.values)), "text")
     return replace(scan.beside_rows(), format=printed_by, columns=columns, remarks=(*place.remarks, *scan.remarks))
+
+
+def _scanned(place: Place, scan: "_Scan") -> "_Scan":
+    for line in _lines(place):
+        scan.see(line)
+    scan.close_box()
+    scan.close_block()
+    return scan
 
 
 def _lines(place: Place) -> Iterator[str]:
@@ -93,8 +103,9 @@ def _lines(place: Place) -> Iterator[str]:
 class _Scan:
     """Reads one line after the other; remembers the step and the epoch of earlier lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_row_name: Callable[[str], bool] = lambda name: False) -> None:
         self.gathered = Gathered()
+        self._is_row_name = is_row_name
         self.remarks: list[str] = []
         self._kinds: list[tuple[re.Pattern[str], LineWording]] = []
         self._wordings: Counter[tuple[str, ...]] = Counter()
@@ -221,7 +232,7 @@ class _Scan:
             self._bars[f"{CARRIED[0]} to {numbers[kind.bar[1]]}"] = float(numbers[kind.bar[0]])
             if len(self._bars) > _MOST_BARS:
                 del self._bars[next(iter(self._bars))]
-        is_row = not kind.signals.isdisjoint(ROW)
+        is_row = not kind.signals.isdisjoint(ROW) or any(map(self._is_row_name, kind.names.values()))
         if is_row:
             self._settings.close(self.gathered.rows)
             self._add(kind, numbers, step)

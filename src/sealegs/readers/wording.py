@@ -61,6 +61,8 @@ def understood(texts: list[str], numbers: list[str]) -> LineWording:
         held_out = held_out or begins_held_out
         if not name or texts[at + 1] in _NO_VALUE or texts[at + 1][:2] in _NO_VALUE:
             continue
+        if signal in ROW and texts[at + 1].startswith("%|"):  # "train: 3%|###" is how far a bar has come
+            continue
         name += " (ms)" if texts[at + 1].startswith("ms") else ""
         if held_out and signal == "loss" and "train" not in name.lower():
             name, signal = f"eval {name}", "eval_loss"

@@ -245,3 +245,25 @@ def test_one_expert_of_many_that_dies_is_told_and_one_that_never_lived_is_not(ev
     found = found_in(loss=np.linspace(6, 3, rows), **names)
     assert set(found) == {"experts-die"}
     assert "expert 3 of the 8" in found["experts-die"].text
+
+
+def test_groups_that_never_had_a_spread_call_for_action_unless_all_of_them_are_at_the_best() -> None:
+    """All rewards nothing but in one group near the start; the same where the task is solved soon."""
+    shares, spread = np.ones(100), np.zeros(100)
+    shares[11] = 0.5
+    for reward, is_grave in ((0.0, True), (1.0, False)):
+        rewards = np.full(100, reward)
+        rewards[11] = 0.5
+        found = shown(run_with({"reward": rewards, "zero_spread_share": shares, "reward_std": spread}))
+        assert [one.is_grave for one in found if one.shows == "nothing-to-learn"] == [is_grave]
+
+
+def test_a_flat_reward_and_a_critic_that_explains_nothing_go_together() -> None:
+    random = np.random.default_rng(5)
+    rewards = -99.7 + 0.3 * random.normal(size=400)
+    explained = -1e13 * np.exp(random.normal(size=400))
+    entropy = 1.3 + 0.01 * random.normal(size=400)
+    alone = shown(run_with({"reward": rewards, "policy_entropy": entropy}))
+    assert {(one.shows, one.is_grave) for one in alone} == {("reward-flat", False)}
+    both = shown(run_with({"reward": rewards, "policy_entropy": entropy, "EVAfter": explained}))
+    assert {("reward-flat", True), ("critic-explains-nothing", False)} <= {(one.shows, one.is_grave) for one in both}

@@ -16,6 +16,14 @@ Indices = NDArray[np.int64]
 SHORTEST_PART = 24
 """Fewest rows of a new start from the first step that are judged by themselves."""
 
+ANEW = 0.5
+"""Share of what an attempt gained that the next one may have at its first row, and begin with nothing learned."""
+
+ALIKE = 0.01
+"""Share by which two first losses differ by the order of the data."""
+MANY = 8
+"""Starts from which on a log is one of many short runs."""
+
 
 @dataclass(frozen=True)
 class LossCurve:
@@ -45,14 +53,24 @@ class LossCurve:
 
     @cached_property
     def parts(self) -> tuple[Indices, ...]:
-        """The finite rows of each attempt that started at the first step again: a healthy one starts high."""
+        """The finite rows of each attempt that started at the first step again: a healthy one starts high.
+
+        One of few rows is apart only where it begins as high as the one before it: with nothing learned; or where they
+        are many, of as many short runs.
+        """
         begun = [row for row in self.resumes if self.steps[row] <= self.steps[0]]
         edges = [0]
         for row in begun:
-            if row - edges[-1] >= SHORTEST_PART and len(self.steps) - row >= SHORTEST_PART:
+            is_long = row - edges[-1] >= SHORTEST_PART and len(self.steps) - row >= SHORTEST_PART
+            if is_long or len(begun) >= MANY or self._begins_anew(edges[-1], row):
                 edges.append(row)
         cuts = np.searchsorted(self.finite, edges[1:])
         return tuple(np.split(self.finite, cuts))
+
+    def _begins_anew(self, before: int, row: int) -> bool:
+        """Whether the losses from a row on begin where those from an earlier row on began, which had not risen."""
+        first, last, now = self.losses[before], self.losses[row - 1], self.losses[row]
+        return bool(last <= first and now >= first - ANEW * abs(first - last) - ALIKE * abs(first))
 
     @property
     def last_attempt(self) -> int:

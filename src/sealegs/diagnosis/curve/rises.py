@@ -16,9 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sealegs.diagnosis.curve.leaps import leaps_of
+
 Floats = NDArray[np.float64]
 
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE = 1e-4
 """Share of the first loss below which differences do not count: 1e-9 to 1e-6 is no rise after 1."""
 NEGATIVE = 0.002
 """Share of negative values from which on the curve itself is used, not its logarithm."""
@@ -53,12 +55,14 @@ BACK = 3.0
 CALM = 3
 SMALLEST = 0.12
 """Smallest rise in height: 13 % if heights are logarithms."""
+LEAP = 0.16
+"""Smallest leap above the trend."""
 QUIETEST = 0.01
 """Smallest usual deviation: on a smooth curve everything would be a surprise."""
 BLOCKS = 64
 """Blocks of the whole curve in which slow rises are looked for."""
 SLOW_HIGH = 6.0
-SLOW_SMALLEST = 0.06
+SLOW_SMALLEST = 0.03
 """Smallest slow rise that is still there at the end. One that has come back must reach SMALLEST."""
 SLOW_PASSED = 10.0
 """Usual deviations that such a rise must reach, too. In the first tenth it does not count: rates warm up there."""
@@ -81,6 +85,8 @@ class CurveRise(NamedTuple):
     """The level before."""
     is_slow: bool = False
     """Whether only the blocks of the whole curve show it."""
+    leap: float = 0.0
+    """How far it leaps above the trend, where it does."""
 
 
 def heights_of(losses: Floats) -> Floats:
@@ -96,10 +102,23 @@ def rises_of(losses: Floats, heights: Floats) -> list[CurveRise]:
     """All rises of a finite curve, in order. Overlapping ones are merged; slow ones stay if others explain little."""
     if len(losses) <= WARM:
         return []
-    quick = _joined([rise for scale in SCALES for rise in _at_scale(heights, scale)])
+    quick = _with_leaps(_joined([rise for scale in SCALES for rise in _at_scale(heights, scale)]), heights)
     quick = _faded(losses, [_trimmed(heights, rise) for rise in quick])
     slow = [rise for rise in (*_slow(heights), *_from_the_start(heights)) if not _explained(rise, quick)]
     return sorted(quick + [rise for at, rise in enumerate(slow) if not _explained(rise, slow[:at])])
+
+
+def _with_leaps(rises: list[CurveRise], heights: Floats) -> list[CurveRise]:
+    """The rises, and the short leaps that a level before them does not show: where a curve falls, or leaps often."""
+    found = list(rises)
+    for leap in leaps_of(heights, smallest=LEAP, quietest=QUIETEST):
+        inside = [at for at, one in enumerate(rises) if one.first <= leap.last and leap.first <= one.last]
+        for at in inside:
+            found[at] = found[at]._replace(leap=max(found[at].leap, leap.height))
+        if not inside:
+            last = len(heights) - 1 if len(heights) - 1 - leap.last < CALM else leap.last
+            found.append(CurveRise(leap.first, last, leap.deviations, leap.height, leap.level, leap=leap.height))
+    return sorted(found)
 
 
 def _at_scale(heights: Floats, scale: int) -> Iterator[CurveRise]:
@@ -243,7 +262,9 @@ def _trimmed(heights: Floats, rise: CurveRise) -> CurveRise:
     if not len(high):
         return rise
     last = rise.last if rise.last == len(heights) - 1 else rise.first + int(high[-1])
-    return rise._replace(first=rise.first + _first_of(high, last - rise.first + 1), last=last)
+    first = _first_of(high, last - rise.first + 1)
+    top = int(np.argmax(heights[rise.first : last + 1]))
+    return rise._replace(first=rise.first + min(first, max(top, int(high[0]))), last=last)
 
 
 def _first_of(high: NDArray[np.int_], rows: int) -> int:

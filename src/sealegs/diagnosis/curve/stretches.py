@@ -30,8 +30,16 @@ COOL_DOWN = 100
 """Rows within which overflows are one incident, as in the live guard."""
 PLATEAU_LEAST = 64
 """Fewest rows of a plateau."""
+CONTINUED = 100
+"""Rows that lie before a log that is the continuation of another one."""
 PLATEAU_MOVE = 2e-3
 """Largest change of the loss on a plateau, as a share, from its first to its last third."""
+
+CHOICES = (2, 10, 100, 256, 1000, 32_000, 32_768, 50_257, 50_304, 65_536, 128_256, 151_936)
+"""Sizes of the sets among which models usually choose: two answers, digits, classes, bytes, vocabularies."""
+AT_THE_GUESS, STILL = 2e-3, 5e-3
+"""Share by which a loss may differ from the logarithm of such a number, and by which it may go to and fro: whoever
+gives all the same chance has the same loss on every batch."""
 
 
 class Stretch(NamedTuple):
@@ -42,6 +50,8 @@ class Stretch(NamedTuple):
     kind: str
     is_open: bool = False
     """Whether it is not over at the end of the log."""
+    leap: float = 0.0
+    """How far it leaps above the trend, where it does: a logarithm, mostly."""
 
 
 def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
@@ -50,7 +60,9 @@ def nonfinite(run: Run, curve: LossCurve) -> list[Stretch]:
     bad = ~np.isfinite(curve.losses) | hidden(run, curve)
     norms = beside(run, curve, "grad_norm")
     broken = np.isinf(norms) & ~bad
-    broken[:SCALER_SEARCH] &= curve.losses[:SCALER_SEARCH] == 0  # no scaler is looking for its scale there
+    goes_on = broken[SCALER_SEARCH - 1 : SCALER_SEARCH + 1].all() and rows > SCALER_SEARCH
+    begun = SCALER_SEARCH - int(np.argmin(np.append(broken[:SCALER_SEARCH][::-1], False))) if goes_on else SCALER_SEARCH
+    broken[:begun] &= curve.losses[:begun] == 0  # no scaler is looking for its scale there, nor where it finds none
     if "loss_scale" in run.signals:
         broken[:] = False
     for first, last in stretches(broken):  # right before a loss that is not finite, they are its beginning
@@ -107,7 +119,7 @@ def risen(run: Run, curve: LossCurve) -> list[Stretch]:
             if is_as_before(curve, first):
                 continue
             kind = "resume_jump" if _is_resume(curve, first) else _kind(heights, rise, is_lasting=is_lasting)
-            found.append(Stretch(first, last, kind, is_open))
+            found.append(Stretch(first, last, kind, is_open, rise.leap))
     return found
 
 
@@ -166,7 +178,8 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
 def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     """A loss that has not come down: its last third is level with its first, within three standard errors."""
     losses = curve.losses[curve.finite]
-    if len(losses) < PLATEAU_LEAST or hidden(run, curve).any():
+    is_continued = len(curve.steps) > 0 and curve.steps[0] > CONTINUED * curve.interval  # it fell before
+    if len(losses) < PLATEAU_LEAST or is_continued or hidden(run, curve).any():
         return []
     first, _, last = np.array_split(losses, 3)
     level = float(median(losses))
@@ -177,6 +190,16 @@ def flat(run: Run, curve: LossCurve) -> list[Stretch]:
     if has_never_fallen and abs(fallen) <= max(PLATEAU_MOVE * abs(level), min(doubt, SMALLEST * abs(level))):
         return [Stretch(int(curve.finite[0]), int(curve.finite[-1]), "plateau", is_open=True)]
     return []
+
+
+def guessed(curve: LossCurve, vocabulary: float | None) -> int:
+    """Among how many a model guesses whose loss stands at the logarithm of its vocabulary, or of a usual number where
+    that is not known; 0 if it does not."""
+    losses = curve.losses[curve.finite]
+    level = float(median(losses))
+    noise = 1.4826 * float(median(np.abs(losses - level)))
+    near = (count for count in ([int(vocabulary)] if vocabulary else CHOICES) if abs(level - np.log(count)) <= AT_THE_GUESS * level)
+    return next(near, 0) if noise <= STILL * level else 0
 
 
 def closed_up(mask: NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from sealegs.diagnosis.contract import Standing
 from sealegs.diagnosis.first_signals.track import Track, track_of
 from sealegs.record.run import Run
 
-EXPLAINED = re.compile(r"(?:.*_)?explained_var(?:iance)?")
+EXPLAINED = re.compile(r"(?:.*_)?explained_var(?:iance)?|ev_?(?:after|before)")
 LOSS = re.compile(
     r"(?:.*_)?(?:value|critic|vf|v|qf\d?|q|value_function)_loss(?:_avg|_mean)?|loss_(?:value_avg|vf?|critic)"
 )

@@ -150,11 +150,13 @@ def _together(found: list[Standing]) -> Iterator[Standing]:
     """What calls for action because two go together. Some count only where they confirm another."""
     shown = {one.shows for one in found}
     confirmed = not shown.isdisjoint((*CONFIRMS, "gradient-grows"))
+    is_blind = {"reward-flat", "critic-explains-nothing"} <= shown
     is_away = "kl-leaps" in shown and not shown.isdisjoint(("entropy-explodes", "gradient-grows"))
     for one in found:
         is_told = one.shows not in ("gradient-grows", "reward-lower") or (one.shows == "reward-lower" and confirmed)
         is_grave = one.is_grave or (one.shows in ("reward-falls", "reward-lower") and confirmed)
         is_grave |= one.shows in ("kl-leaps", "entropy-explodes") and is_away
+        is_grave |= one.shows == "reward-flat" and is_blind
         if is_told:
             yield replace(one, is_grave=is_grave, shows=one.shows.replace("reward-lower", "reward-falls"))
 
@@ -313,6 +315,8 @@ def _nothing_to_learn(
     is_lower = course is not None and course.is_lower
     is_grave = is_long or (dead_row is not None and not learned) or (is_lower and track is not gradient)
     is_grave |= is_constant and row == 0
+    is_at_its_lowest = reward is not None and reward.end <= float(reward.values.min())
+    is_grave |= is_at_its_lowest and track.rows >= ENOUGH and row <= track.rows // 4  # not even at first
     solved = f"; the reward is at its best, {course.end:.4g}" if learned and course is not None else ""
     text = f"{text}: {what}, since step {_step(track, row)}{solved}"
     yield _standing(track, row, text, "nothing-to-learn", is_grave=is_grave)
