@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,13 @@ def _lines(place: Place) -> Iterator[str]:
     for piece in place.lines():
         text = piece.replace("\b", "")
         yield from (_ESCAPE.sub("", text) if "\x1b" in text else text).split("\n")
+
+
+@lru_cache(maxsize=512)  # long ones take longer to compile than hundreds of lines to read
+def _pattern_of(wording: tuple[str, ...]) -> re.Pattern[str]:
+    """Lines with these texts between their numbers, each blank in which stands for any."""
+    texts = [r"\s+".join(map(re.escape, text.split(" "))) for text in wording]
+    return re.compile(f"({_VALUE})".join(texts))
 
 
 class _Scan:
@@ -216,8 +224,7 @@ class _Scan:
         if len(self._wordings) > 1000:  # wordings that never come again would fill the memory
             self._wordings.clear()
         if self._wordings[wording] % _SEEN_OFTEN == 0:
-            texts = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in parts[::2]]
-            pattern = re.compile(f"({_VALUE})".join(texts))
+            pattern = _pattern_of(wording)
             if any(pattern == known for known, _ in self._kinds):  # it is no pattern of its own lines
                 return
             self._kinds.insert(0, (pattern, kind))

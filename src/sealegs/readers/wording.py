@@ -1,6 +1,7 @@
 """Names the numbers of a line by the texts between them."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from sealegs.readers.kind_names import kind_role
@@ -93,7 +94,11 @@ def understood(texts: list[str], numbers: list[str]) -> LineWording:
 
 def _before_number(text: str) -> tuple[str, str, bool]:
     """The name of the number after a text, its signal, and whether the following numbers are on held-out data."""
-    text = text[-_LONGEST_TEXT:]
+    return _named_by(text[-_LONGEST_TEXT:])
+
+
+@lru_cache(maxsize=4096)  # lines differ in their numbers, and hardly in the texts between them
+def _named_by(text: str) -> tuple[str, str, bool]:
     found = _KEY.search(text)
     name = found[1].strip() if found else ""
     signal = signal_of(name) if name else ""
