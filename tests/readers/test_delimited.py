@@ -25,6 +25,20 @@ def test_delimiters_and_line_ends(delimiter: str, ends: str, tmp_path: Path) -> 
     assert log.remarks == ()
 
 
+@pytest.mark.parametrize("delimiter", ["\t", ";"])
+def test_decimal_commas(delimiter: str, tmp_path: Path) -> None:
+    lines = [("Schritt", "Verlust", "Rate"), ("1", "2,5", "1,5e-3"), ("2", "NaN", "0,001"), ("3", "2,125", "0,001")]
+    text = "".join(delimiter.join(line) + "\n" for line in lines)
+    log = table(tmp_path, text, {"loss": "Verlust", "step": "Schritt"})
+    assert log.run.steps.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(log.run.column("loss"), [2.5, np.nan, 2.125])
+
+
+def test_commas_between_thousands_are_none(tmp_path: Path) -> None:
+    log = table(tmp_path, "step;loss\n1,000;2.5\n2,000;2.25\n3,000;2.0\n")
+    assert log.run.steps.tolist() == [1000, 2000, 3000]
+
+
 def test_quotes_separators_and_words(tmp_path: Path) -> None:
     log = table(
         tmp_path, 'step,loss,phase\n"1,000","1,234.5",warm-up\n"2,000",oops,main\n"3,000",2,main\n"4,000",1,main\n'
@@ -169,6 +183,8 @@ def test_a_row_in_which_nothing_was_trained_has_no_nan(tmp_path: Path) -> None:
     """An agent's log has rows of episodes and evaluations alone: without a rate, without an update."""
     rows = [f"{n},{n * 4},-{n},{1 / n},0.0005," for n in range(1, 201)]
     rows[120], rows[160] = "121,484,-121,,,", "161,,,,,3.6"
-    log = table(tmp_path, "\n".join(["total_timesteps,episodes,reward,train/loss,learning_rate,eval_reward", *rows]) + "\n")
+    log = table(
+        tmp_path, "\n".join(["total_timesteps,episodes,reward,train/loss,learning_rate,eval_reward", *rows]) + "\n"
+    )
     assert len(log.run.series("loss")[1]) == 198
     assert not any("taken as NaN" in remark for remark in log.remarks)

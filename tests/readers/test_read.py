@@ -291,3 +291,10 @@ def test_event_files_of_several_launches_are_attempts(tmp_path: Path) -> None:
         (60, 89, 59, None),
     ]
     assert [one.told_by for one in run.attempts[1:]] == [f"events.out.tfevents.{name} begins" for name in "bd"]
+
+
+def test_sources_of_a_log_of_json_lines_are_read(tmp_path: Path) -> None:
+    rows = [{"step": i, "loss": 2.0, "sources": "web=6 books=2" if i % 2 else "web=8"} for i in range(30)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read(str(tmp_path / "log.jsonl")).run
+    assert run.column("sources").tolist()[:2] == ["web=8", "web=6 books=2"]

@@ -330,7 +330,9 @@ def test_losses_of_another_name_are_read_where_no_line_names_one(tmp_path: Path)
 
 
 def test_a_text_whose_losses_are_not_known_offers_what_is_like_one(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("\n".join(f"Epoch {n}/40 | Train Energy: {2 / n:.4f} | speed 3.5" for n in range(1, 41)))
+    (tmp_path / "log").write_text(
+        "\n".join(f"Epoch {n}/40 | Train Energy: {2 / n:.4f} | speed 3.5" for n in range(1, 41))
+    )
     with pytest.raises(SourceError, match=r"among Train Energy, .*--metric loss='Train Energy'"):
         read(str(tmp_path / "log"))
     log = read(str(tmp_path / "log"), metrics={"loss": "Train Energy"})

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 
@@ -18,6 +18,8 @@ FORMAT = "csv"
 _BAR = re.compile(r"%\||[\u2588-\u258f]|\bit/s|s/it\b")
 """A progress bar, which is no table of cells."""
 _DELIMITERS = ",\t;|"
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
+_WITH_POINT = re.compile(r"[+-]?[\d,]*\.\d+(?:[eE][+-]?\d+)?")
 _ABOUT = re.compile(r"\A#\{.*\n")
 """The first line of the tables that Stable-Baselines3's and Gym's monitors write: about the environment."""
 _EPISODES: dict[tuple[str, ...], list[str]] = {("r", "l", "t"): ["episode_reward", "episode_length", "time"]}
@@ -40,7 +42,7 @@ def read(place: Place) -> Table:
     """Read one column per name. Empty cells are missing; cells that are not numbers are missing and counted."""
     shape = _shape(place)
     assert shape is not None, "only what was recognised is read"
-    delimiter, header, names = shape
+    delimiter, header, names, has_commas = shape
     header_line = re.compile(rf"^{re.escape(header)}(?:\n|\Z)", re.MULTILINE)
     columns = [_Cells(name) for name in names]
     ragged = headers = 0
@@ -51,6 +53,7 @@ def read(place: Place) -> Table:
         if header and header in text:
             text, found = header_line.subn("", text)
             headers += found
+        text = text.replace(",", ".") if has_commas else text
         by_column, left_out = _split(text, delimiter, len(names))
         ragged += left_out
         for column, cells in zip(columns, by_column, strict=True):
@@ -170,8 +173,8 @@ class _Cells:
         return values, logged
 
 
-def _shape(place: Place) -> tuple[str, str, list[str]] | None:
-    """The delimiter, the line with the names (empty if there is none), and the names."""
+def _shape(place: Place) -> tuple[str, str, list[str], bool] | None:
+    """The delimiter, the line with the names (empty if there is none), the names, and whether 2,5 is two and a half."""
     head = _ABOUT.sub("", place.head_text)
     lines = [line for line in head.split("\n", _LOOKED_AT)[:_LOOKED_AT] if line.strip()]
     if len(lines) > 2 and not place.head_text.endswith("\n"):
@@ -191,12 +194,22 @@ def _shape(place: Place) -> tuple[str, str, list[str]] | None:
         if not named and "\x1b" in lines[0]:  # the numbers of colours have semicolons between them
             continue
         rows = below if named else [first, *below]
+        if has_commas := delimiter != "," and _has_decimal_commas(chain(*rows)):
+            rows = [[cell.replace(",", ".") for cell in row] for row in rows]
         least = 1 if named else -(-len(first) // 2)  # "tok/sec: 1,234,567" is no table
         fitting = sum(len(row) == len(first) and sum(map(_is_number, row)) >= least for row in rows)
         if not rows or fitting < 0.8 * len(rows):
             continue
-        return delimiter, lines[0] if named else "", _names(first) if named else _names([""] * len(first))
+        header, names = (lines[0], _names(first)) if named else ("", _names([""] * len(first)))
+        return delimiter, header, names, has_commas
     return None
+
+
+def _has_decimal_commas(cells: Iterable[str]) -> bool:
+    """Whether numbers are written as many languages write them: 2,5 and no 2.5. Of 1,234 alone nobody knows."""
+    told = [cell for cell in cells if _WITH_COMMA.fullmatch(cell) or _WITH_POINT.fullmatch(cell)]
+    is_sure = any(len(cell.partition(",")[2]) != 3 for cell in told)
+    return bool(told) and is_sure and all(map(_WITH_COMMA.fullmatch, told))
 
 
 def _is_number(cell: str) -> bool:

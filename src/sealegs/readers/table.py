@@ -21,12 +21,12 @@ MOST_NAMES = 20_000
 """The most columns. A run that logs each layer of a large model has a tenth of that."""
 MOST_CELLS = 60_000_000
 """The most cells of all columns together, empty ones included: 540 MB. Beyond that, rare columns are left out."""
-LONGEST_TEXT = 64
-"""Bytes of a text that are kept; digests are shorter."""
+LONGEST_TEXT = 256
+"""Bytes of a text that are kept; digests are shorter, and so are most lists of sources."""
 _DEEPEST = 8
 """Slashes in the name of a nested value beyond which it is not a metric."""
-TEXTS = ("batch_hash",)
-"""Columns whose cells are names, not numbers: a digest of digits alone is no number either."""
+TEXTS = ("batch_hash", "sources")
+"""Columns whose cells are names, not numbers: a digest of digits alone is no number either. `sources` is `web=6 books=2`."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 
