@@ -26,7 +26,7 @@ LONGEST_TEXT = 256
 _DEEPEST = 8
 """Slashes in the name of a nested value beyond which it is not a metric."""
 TEXTS = ("batch_hash", "sources")
-"""Columns whose cells are names, not numbers: a digest of digits alone is no number either. `sources` is `web=6 books=2`."""
+"""Columns whose cells are words, not numbers: a digest (of digits alone, even), ``web=6 books=2``."""
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 
 
