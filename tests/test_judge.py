@@ -138,10 +138,13 @@ def test_alarms_close_together_are_one_incident() -> None:
         ([9.0], 9.0, 70, False),
         ([math.nan] * 3, 9.0, 70, False),
         ([3.0], 9.0, judge.QUIET - 5, False),
+        ([3.0], math.nan, 70, True),
+        ([3.0], math.nan, judge.QUIET - 5, False),
+        ([math.nan] * 3, math.nan, 70, False),
     ],
     ids=str,
 )
-def test_a_leap_far_beyond_an_incident_that_was_over_is_another_one(
+def test_a_leap_far_beyond_an_incident_that_was_over_or_a_nan_is_another_one(
     earlier: list[float], leap: float, quiet: int, is_another: bool
 ) -> None:
     rows = healthy(2000)
@@ -153,8 +156,9 @@ def test_a_leap_far_beyond_an_incident_that_was_over_is_another_one(
     out = verdicts(rows)
     opened = [verdict.step for verdict in out if verdict.opens_incident]
     assert 1500 <= opened[0] < 1500 + len(earlier)
-    assert opened[1:] == ([at] if is_another else [])
-    assert {verdict.incident for verdict in out[at : at + 10]} - {None} == {1 + is_another}
+    alarms = [verdict for verdict in out[at : at + 10] if verdict.incident is not None]
+    assert opened[1:] == ([alarms[0].step] if is_another else [])
+    assert {verdict.incident for verdict in alarms} == {1 + is_another}
 
 
 def test_too_many_skips_in_a_row_halt() -> None:

@@ -134,13 +134,18 @@ class Disturbance(NamedTuple):
     """Its highest loss; infinite ones count as ``BEYOND``."""
     highest_before: float = 0.0
     """The highest loss of earlier ones that belong to the same incident."""
+    is_broken: bool = False
+    """Whether something in it was not finite."""
+    was_broken: bool = False
+    """Whether something was in earlier ones that belong to the same incident."""
 
-    def after(self, at: int, loss: float) -> "Disturbance":
+    def after(self, at: int, loss: float, *, is_broken: bool = False) -> "Disturbance":
         """The stretch after one more surprise or alarm, or the next one, which begins with it."""
         loss = loss if loss < BEYOND else BEYOND  # NaN too
         if at - self.last <= QUIET + 1:
-            return self._replace(last=at, highest=max(self.highest, loss))
-        return Disturbance(at, at, loss, max(self.highest, self.highest_before))
+            return self._replace(last=at, highest=max(self.highest, loss), is_broken=self.is_broken or is_broken)
+        before = max(self.highest, self.highest_before)
+        return Disturbance(at, at, loss, before, is_broken, self.is_broken or self.was_broken)
 
 
 class Tally(NamedTuple):
@@ -294,12 +299,13 @@ def decide(tally: Tally, now: Row, findings: tuple[Finding, ...], budget: Budget
     tally, findings = without_repetition(tally, findings)
     is_alarm = any(f.severity >= Severity.ALARM for f in findings)
     if is_alarm or is_surprising:
-        tally = tally._replace(disturbance=tally.disturbance.after(tally.steps, float(now.get("loss", math.nan))))
+        stretch = tally.disturbance.after(tally.steps, float(now.get("loss", math.nan)), is_broken=is_nonfinite)
+        tally = tally._replace(disturbance=stretch)
     opens = is_alarm and (tally.steps - tally.last_alarm > COOL_DOWN or is_another(tally, findings))
     if is_alarm:
         tally = tally._replace(incidents=tally.incidents + opens, last_alarm=tally.steps)
     if opens:
-        tally = tally._replace(disturbance=tally.disturbance._replace(highest_before=0.0))
+        tally = tally._replace(disturbance=tally.disturbance._replace(highest_before=0.0, was_broken=False))
     return tally, Verdict(
         step=step,
         findings=tuple(sorted(findings, key=lambda f: -f.severity)),
@@ -356,13 +362,16 @@ def is_surprise(finding: Finding) -> bool:
 
 
 def is_another(tally: Tally, findings: Iterable[Finding]) -> bool:
-    """Whether an alarm soon after another is of a new incident: the loss has leapt after some quiet, and by the limit
-    that it is beyond, no loss of that incident was a surprise, or none to speak of."""
+    """Whether an alarm soon after another is of a new incident: after some quiet something is not finite, and all of that
+    incident was; or the loss has leapt, and by the limit that it is beyond, no loss of that incident was a surprise, or
+    none to speak of."""
+    if tally.disturbance.first <= tally.last_alarm:
+        return False
+    if tally.nonfinite_in_a_row and not tally.disturbance.was_broken:
+        return True
     leaps = (f for f in findings if f.detector == LOSS and is_surprise(f) and f.lasts == 1)
     highest = tally.disturbance.highest_before
-    return tally.disturbance.first > tally.last_alarm and any(
-        leap.value - leap.limit > FAR * (highest - leap.limit) for leap in leaps
-    )
+    return any(leap.value - leap.limit > FAR * (highest - leap.limit) for leap in leaps)
 
 
 def restrained(before: Tally, tally: Tally, step: int) -> tuple[Tally, tuple[Finding, ...]]:
