@@ -610,7 +610,7 @@ class LoopPort(Observer):
             raise ConfigError(f"ask {' '.join(words)}: a step is decided and not updated yet; ask between two steps")
         if self.recovery is None:
             raise ConfigError(f"ask {' '.join(words)}: there is no playbook; give one, be it Playbook.observe()")
-        self._go_on_at(self.recovery.ask(self.number, words, by=by))
+        self._go_on_at(self.recovery.ask(self.number, words, by=by), is_asked=True)
 
     def checkpoint(self, *, wait: bool = False) -> bool:
         """Write what is needed to run the next step to the run folder; beside the training, unless it is to wait.
@@ -845,14 +845,17 @@ class LoopPort(Observer):
                 self._tighten()  # as in a step: its norms are what these are compared with
             return _UpdatedStep(probe=self._inputs.probed(loss, grad_norm, before))
 
-    def _go_on_at(self, step: int | None) -> bool:
-        """The run went back to a step, if it did: what is measured and decided between steps begins anew there."""
+    def _go_on_at(self, step: int | None, *, is_asked: bool = False) -> bool:
+        """The run went back to a step, if it did: what is measured and decided between steps begins anew there.
+
+        Who has asked for it may end the run there.
+        """
         if step is None:
             return False
         self._untouched = None  # all of it is that of the step now
         self._logged = {}  # of steps that the run has given up
         self._spent.went_back(self.number - step)
-        self._run_end.went_back(self.number)
+        self._run_end.went_back(0 if is_asked else self.number)
         self.number = step
         if self.recovery is not None:
             self.recovery.went_to(step)

@@ -103,6 +103,7 @@ def test_what_comes_back_before_the_run_has_recovered_is_the_same(tmp_path: Path
     assert rungs(tmp_path / "a") == ["3", "4"]
 
 
+@pytest.mark.filterwarnings("ignore::sealegs.errors.RunEndedBadly")  # once it has gone back
 def test_what_an_earlier_probe_found_sound_does_not_excuse_a_leap_that_comes_after_it(tmp_path: Path) -> None:
     """Twelve batches cost more, and a probe acquits the weights. Eighty steps later the loop breaks them, so that no
     batch can be tried: that is another incident, and a loss that stays up is brought back."""
