@@ -362,9 +362,9 @@ def is_surprise(finding: Finding) -> bool:
 
 
 def is_another(tally: Tally, findings: Iterable[Finding]) -> bool:
-    """Whether an alarm soon after another is of a new incident: after some quiet something is not finite, and all of that
-    incident was; or the loss has leapt, and by the limit that it is beyond, no loss of that incident was a surprise, or
-    none to speak of."""
+    """Whether an alarm soon after another is of a new incident, after some quiet. Either something is not finite, where
+    all of that incident was; or the loss has leapt, and by the limit that it is beyond, no loss of that incident was a
+    surprise, or none to speak of."""
     if tally.disturbance.first <= tally.last_alarm:
         return False
     if tally.nonfinite_in_a_row and not tally.disturbance.was_broken:

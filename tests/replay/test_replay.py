@@ -206,6 +206,20 @@ def test_where_chance_has_its_part_it_takes_repetition(
     assert tested_causes._standing("lr-too-high", seen) == standing
 
 
+@pytest.mark.parametrize(
+    ("left", "batches", "is_so"),
+    [(0.31, "necessary and sufficient", False), (0.1, "necessary and sufficient", True), (0.31, "necessary", True)],
+)
+def test_batches_that_are_at_fault_with_any_state_are_so_for_rare_tokens_alone_where_nothing_else_is_left(
+    left: float, batches: tested_causes.Standing, is_so: bool
+) -> None:
+    """Of tokens drawn at random most are rare, and without them the rest is as dear."""
+    masked = arms.Arm(name="m", kind="without", cause="long-tail-token", does="masked", change=Change())
+    outcome = Outcome(losses={}, grad_norms={}, height=left, damage=0.0)
+    tried = [tested_causes.Tried(arm=masked, outcome=outcome, left=left, is_there=False, is_gone=True)]
+    assert tested_causes._is_of_rare_tokens_alone(tried, {"bad-data-batch": batches}) is is_so
+
+
 def test_a_state_is_restored_as_often_as_one_likes(branch: Branch) -> None:
     capsule = open_capsule(branch("random-shard:batches=40@230"))
     experiment = Experiment(capsule, builder(capsule.folder, None)())

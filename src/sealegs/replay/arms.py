@@ -35,6 +35,8 @@ FORGETS = 16
 """Steps after which a second moment with that beta2 has forgotten more than half of its past."""
 OF_USE = 0.25
 """Share of its knowledge beyond token frequencies that a model must keep on a batch of real text."""
+IN_PART = 0.6
+"""The same, where about half of the rows may be none."""
 MOST_MASKED = 0.5
 """Largest share of a batch that an arm may mask: with more masked it is another batch."""
 SHUFFLES = 99
@@ -270,9 +272,9 @@ def _different_pairs(rows: NDArray[np.int64]) -> int:
     return len(set(zip(left[both].tolist(), right[both].tolist(), strict=True)))
 
 
-def is_garbage(experiment: Experiment, loss: float, cost: TokenSurprise) -> bool:
+def is_garbage(experiment: Experiment, loss: float, cost: TokenSurprise, of_use: float = OF_USE) -> bool:
     """Whether the model does hardly better on a batch than token frequencies alone."""
-    return cost.batch - loss < OF_USE * (cost.usual - experiment.usual.loss)
+    return cost.batch - loss < of_use * (cost.usual - experiment.usual.loss)
 
 
 # The learning rate

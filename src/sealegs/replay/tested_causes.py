@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from sealegs.errors import ConfigError
 from sealegs.replay.arms import (
+    IN_PART,
     Arm,
     are_in_the_order_of_text,
     arms,
@@ -238,7 +239,8 @@ def _concluded(
     if "stale-beta2" in needed and not _is_wrong_with_any_state(experiment, again, standings):
         others = "; it takes these batches, too" if "bad-data-batch" in needed else ""
         return "stale-beta2", f"with a second moment that forgets sooner the weights stay sound{others}"
-    if "long-tail-token" in needed and ("lr-too-high" not in needed or _goes_with_its_batches(tried)):
+    is_of_its_batches = "lr-too-high" not in needed or _goes_with_its_batches(tried)
+    if "long-tail-token" in needed and is_of_its_batches and _is_of_rare_tokens_alone(tried, standings):
         text = "without the rare tokens the incident is gone, and harmless changes leave it"
         return "long-tail-token", f"{text}: {standings['long-tail-token']}"
     if "bad-data-batch" in needed:
@@ -261,6 +263,16 @@ def _is_wrong_with_any_state(experiment: Experiment, again: Outcome, standings: 
     return lessons is not None and lessons.left >= WRONG
 
 
+def _is_of_rare_tokens_alone(tried: Sequence[Tried], standings: dict[str, Standing]) -> bool:
+    """Whether nothing to speak of is left without the rare tokens, where the batches are at fault with any state.
+
+    Most tokens that are drawn at random are rare, and the others among them are as dear.
+    """
+    if standings.get("bad-data-batch") != "necessary and sufficient":
+        return True
+    return all(each.left <= GONE for each in tried if each.arm.cause == "long-tail-token")
+
+
 def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, Standing]) -> tuple[str | None, str]:
     """The cause where the batch is necessary: what is special about it."""
     if standings["bad-data-batch"] == "necessary":
@@ -276,6 +288,9 @@ def _of_the_batch(experiment: Experiment, again: Outcome, standings: dict[str, S
     loss, cost = again.losses[experiment.peak], surprise(experiment)
     if cost is not None and is_garbage(experiment, loss, cost):
         return "bad-data-batch", f"it is these batches, with any state; their loss is {loss:.3g}, {AS_IF}: {cost}"
+    if cost is not None and is_garbage(experiment, loss, cost, of_use=IN_PART) and again.damage <= VISIBLE:
+        half = "to the model about half of them is no text: whether that half is wrong or hard cannot be told"
+        return None, f"it is these batches, with any state; {half}; look at the dearest rows"
     if again.damage > VISIBLE:
         return "bad-data-batch", "it is these batches, with any state, and they damage the weights"
     if cost is None and (lessons := taught(experiment, dear=VISIBLE)) is not None:
