@@ -115,7 +115,9 @@ def test_a_resume_that_loses_state_at_a_later_step_still_jumps() -> None:
 
 
 def test_many_short_runs_in_one_file_are_not_jumps() -> None:
-    attempts = [size * (1 + 3 * np.exp(-np.arange(12) / 3)) for size in (1.0, 40.0, 0.2, 7.0, 90.0, 3.0, 0.5, 20.0, 60.0)]
+    attempts = [
+        size * (1 + 3 * np.exp(-np.arange(12) / 3)) for size in (1.0, 40.0, 0.2, 7.0, 90.0, 3.0, 0.5, 20.0, 60.0)
+    ]
     losses, steps = started_again(*attempts)
     assert "resume_jump" not in kinds(look(run(losses, steps=steps)))
 
@@ -161,7 +163,11 @@ def test_a_held_out_loss_that_turns_is_told_and_is_no_damage() -> None:
     for rise in (0.0, 0.5):
         held_out = np.full(2000, np.nan)
         held_out[100::100] = 2.2 + np.exp(-at / 200) + rise * np.maximum(at - 1000, 0) / 1000
-        logged = {"step": np.ones(2000, dtype=bool), "loss": np.ones(2000, dtype=bool), "eval_loss": np.isfinite(held_out)}
+        logged = {
+            "step": np.ones(2000, dtype=bool),
+            "loss": np.ones(2000, dtype=bool),
+            "eval_loss": np.isfinite(held_out),
+        }
         columns = Columns({"step": steps, "loss": losses, "eval_loss": held_out}, logged)
         found = look(run_of(Path("log"), Manifest(run_id="log"), columns))
         assert found.verdict == "healthy"

@@ -169,6 +169,8 @@ def test_a_row_in_which_nothing_was_trained_has_no_nan(tmp_path: Path) -> None:
     """An agent's log has rows of episodes and evaluations alone: without a rate, without an update."""
     rows = [f"{n},{n * 4},-{n},{1 / n},0.0005," for n in range(1, 201)]
     rows[120], rows[160] = "121,484,-121,,,", "161,,,,,3.6"
-    log = table(tmp_path, "\n".join(["total_timesteps,episodes,reward,train/loss,learning_rate,eval_reward", *rows]) + "\n")
+    log = table(
+        tmp_path, "\n".join(["total_timesteps,episodes,reward,train/loss,learning_rate,eval_reward", *rows]) + "\n"
+    )
     assert len(log.run.series("loss")[1]) == 198
     assert not any("taken as NaN" in remark for remark in log.remarks)

@@ -300,7 +300,9 @@ def test_what_programs_print(program: str, tmp_path: Path) -> None:
 def test_how_far_a_bar_has_come_is_no_loss(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "".join(
-            "".join(f"\rEpoch {n}/50 train: {at * 100 // 29:3}%|##  | {at}/29 [00:09<00:08, 3.1s/it]" for at in range(30))
+            "".join(
+                f"\rEpoch {n}/50 train: {at * 100 // 29:3}%|##  | {at}/29 [00:09<00:08, 3.1s/it]" for at in range(30)
+            )
             + f"\n[Model] Epoch {n}/50 Train Loss: {3 / n:.4f} | Val Loss: {4 / n:.4f}\n"
             for n in range(1, 11)
         )
@@ -330,7 +332,9 @@ def test_losses_of_another_name_are_read_where_no_line_names_one(tmp_path: Path)
 
 
 def test_a_text_whose_losses_are_not_known_offers_what_is_like_one(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("\n".join(f"Epoch {n}/40 | Train Energy: {2 / n:.4f} | speed 3.5" for n in range(1, 41)))
+    (tmp_path / "log").write_text(
+        "\n".join(f"Epoch {n}/40 | Train Energy: {2 / n:.4f} | speed 3.5" for n in range(1, 41))
+    )
     with pytest.raises(SourceError, match=r"among Train Energy, .*--metric loss='Train Energy'"):
         read(str(tmp_path / "log"))
     log = read(str(tmp_path / "log"), metrics={"loss": "Train Energy"})

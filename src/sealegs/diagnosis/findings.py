@@ -425,7 +425,8 @@ def _is_little(curve: LossCurve, one: Stretch) -> bool:
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
     heights = heights_of(curve.losses[curve.finite])
     most = USUAL if one.kind == "spike" else 2 * AVERAGED
-    before, within, last = heights[max(begin - most, 0) : begin], heights[begin:end], heights[-USUAL:]
+    begun = begin if one.kind == "spike" else end - (end - begin) // 3  # the others may have risen slowly
+    before, within, last = heights[max(begin - most, 0) : begin], heights[begun:end], heights[-most:]
     if min(len(before), len(within)) < FEWEST:
         return False
     return max(float(np.median(within)), float(np.median(last))) - float(np.median(before)) < LITTLE

@@ -67,7 +67,24 @@ _LOSS_LIKE = re.compile(
     r"perplexity|ppl|residual|energy|err|error|losses?|\w*loss"
 )
 """Words of names that may mean a loss."""
-_AS_LOSS = frozenset(["mse", "rmse", "nmse", "mae", "nll", "bce", "xent", "crossentropy", "elbo", "bpd", "bpb", "bpc", "perplexity", "ppl"])
+_AS_LOSS = frozenset(
+    [
+        "mse",
+        "rmse",
+        "nmse",
+        "mae",
+        "nll",
+        "bce",
+        "xent",
+        "crossentropy",
+        "elbo",
+        "bpd",
+        "bpb",
+        "bpc",
+        "perplexity",
+        "ppl",
+    ]
+)
 """Those that are taken for it where nothing is called a loss; the others are asked for."""
 _HOW_TAKEN = frozenset(["scaled", "normalized", "normalised", "mean", "avg", "average", "total", "step", "epoch"])
 """Words after the name of a measure that say how it was taken."""

@@ -94,7 +94,9 @@ def _trend(heights: Floats) -> Floats:
     medians = np.median(heights[: count * BLOCK].reshape(count, BLOCK), axis=1)
     smooth = medians.copy()
     smooth[1:-1] = np.median(np.lib.stride_tricks.sliding_window_view(medians, 3), axis=1)
-    smooth[-1] = np.median([medians[-1], smooth[-2], 2 * smooth[-2] - smooth[-3]])  # else a leap at the end is the trend
+    smooth[-1] = np.median(
+        [medians[-1], smooth[-2], 2 * smooth[-2] - smooth[-3]]
+    )  # else a leap at the end is the trend
     return np.interp(np.arange(len(heights)), np.arange(count) * BLOCK + (BLOCK - 1) / 2, smooth)
 
 

@@ -198,7 +198,11 @@ def guessed(curve: LossCurve, vocabulary: float | None) -> int:
     losses = curve.losses[curve.finite]
     level = float(median(losses))
     noise = 1.4826 * float(median(np.abs(losses - level)))
-    near = (count for count in ([int(vocabulary)] if vocabulary else CHOICES) if abs(level - np.log(count)) <= AT_THE_GUESS * level)
+    near = (
+        count
+        for count in ([int(vocabulary)] if vocabulary else CHOICES)
+        if abs(level - np.log(count)) <= AT_THE_GUESS * level
+    )
     return next(near, 0) if noise <= STILL * level else 0
 
 
