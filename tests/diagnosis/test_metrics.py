@@ -91,6 +91,12 @@ def test_a_rounded_loss_is_quantised_and_says_by_how_much() -> None:
     assert "0.1 apart: it was rounded" in problems(falling().round(1))["loss: quantised"].text
 
 
+def test_decimals_finer_than_the_noise_are_no_problem() -> None:
+    low = falling(2000) / 20
+    assert len(np.unique(low.round(3))) < 1000 / 5
+    assert "loss: quantised" not in problems(low.round(3))
+
+
 @pytest.mark.parametrize("width", [8, 20])
 def test_a_running_average_is_told_from_single_batches(width: int) -> None:
     averaged = np.convolve(falling(3000), np.ones(width) / width, mode="valid")

@@ -76,9 +76,10 @@ def test_a_high_spike_is_not_lost_for_a_hump_after_it() -> None:
 def test_four_percent_for_thousands_of_rows_are_a_shift() -> None:
     losses = (2.2 + 0.3 / (1 + np.arange(8000) / 2000)) * np.exp(0.02 * noise("t5", 8000, 0))
     assert look(run(losses)).verdict == "healthy"
-    losses[5000:] *= 1.04
-    found = look(run(losses))
-    assert (kinds(found), found.verdict) == (["level_shift"], "act")
+    for share, verdict in ((1.04, "watch"), (1.08, "act")):
+        shifted = np.append(losses[:5000], losses[5000:] * share)
+        found = look(run(shifted))
+        assert (kinds(found), found.verdict) == (["level_shift"], verdict)
 
 
 def test_the_loss_before_is_below_the_highest_where_a_steep_curve_rises() -> None:
@@ -95,6 +96,13 @@ def started_again(*attempts: Floats) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("rows", [[20, 20], [3, 8, 20, 20], [15, 60]])
 def test_a_fresh_start_is_no_jump_and_the_last_one_has_the_verdict(rows: list[int]) -> None:
     losses, steps = started_again(*(8 * np.exp(-np.arange(count) / 8) + 2 for count in rows))
+    found = look(run(losses, steps=steps))
+    assert (found.verdict, found.incidents) == ("healthy", ())
+
+
+def test_a_start_with_other_settings_may_begin_lower() -> None:
+    attempts = [1.5 * np.exp(-np.arange(7) / 3) + 7, *(2.6 * np.exp(-np.arange(n) / 3) + 3 for n in (6, 6, 20))]
+    losses, steps = started_again(*attempts)
     found = look(run(losses, steps=steps))
     assert (found.verdict, found.incidents) == ("healthy", ())
 

@@ -188,3 +188,9 @@ def test_a_row_in_which_nothing_was_trained_has_no_nan(tmp_path: Path) -> None:
     )
     assert len(log.run.series("loss")[1]) == 198
     assert not any("taken as NaN" in remark for remark in log.remarks)
+
+
+def test_a_held_out_loss_alone_is_judged_in_place_of_a_training_loss(tmp_path: Path) -> None:
+    log = table(tmp_path, "epoch,val_loss,mAP\n" + "".join(f"{n},{3 / n},0.5\n" for n in range(1, 31)))
+    assert log.mapping["loss"] == "val_loss"
+    assert log.remarks[0] == "no training loss is logged: the held-out val_loss is judged in its place"

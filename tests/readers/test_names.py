@@ -67,8 +67,9 @@ def test_the_user_has_the_last_word() -> None:
 
 
 def test_no_loss_lists_what_there_is() -> None:
-    with pytest.raises(SourceError, match=r"no column looks like a training loss among val_loss, acc; .*loss=NAME"):
-        assign("log", columns(val_loss=9, acc=9), {})
+    with pytest.raises(SourceError, match=r"no column looks like a training loss among val_energy, acc; .*loss=NAME"):
+        assign("log", columns(val_energy=9, acc=9), {})
+    assert assign("log", columns(val_loss=9, acc=9), {}) == {"loss": "val_loss"}
 
 
 def test_what_a_framework_logs_live_has_our_names_once_each_and_takes_none_that_is_measured() -> None:

@@ -300,8 +300,10 @@ def test_what_programs_print(program: str, tmp_path: Path) -> None:
 def test_how_far_a_bar_has_come_is_no_loss(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "".join(
-            f"\rEpoch {n}/50 train:   0%|          | 0/29 [00:00<?, ?it/s]\rEpoch {n}/50 train: 100%|####| 29/29 [00:09<00:00]"
-            f"\n[Model] Epoch {n}/50 Train Loss: {3 / n:.4f} | Val Loss: {4 / n:.4f}\n"
+            "".join(
+                f"\rEpoch {n}/50 train: {at * 100 // 29:3}%|##  | {at}/29 [00:09<00:08, 3.1s/it]" for at in range(30)
+            )
+            + f"\n[Model] Epoch {n}/50 Train Loss: {3 / n:.4f} | Val Loss: {4 / n:.4f}\n"
             for n in range(1, 11)
         )
     )

@@ -17,7 +17,7 @@ from sealegs.diagnosis.curve.epochs import epoch_steps, is_at_boundaries
 from sealegs.diagnosis.curve.held_out import learns_by_heart
 from sealegs.diagnosis.curve.loss_curve import SHORTEST_PART, Floats, Indices, LossCurve, beside, curve_of, passing
 from sealegs.diagnosis.curve.norm_leaps import norm_leaps, norm_rise
-from sealegs.diagnosis.curve.rises import SLOW_SMALLEST, SMALLEST, heights_of
+from sealegs.diagnosis.curve.rises import SMALLEST, heights_of
 from sealegs.diagnosis.curve.stretches import Stretch, flat, guessed, is_as_before, nonfinite, overflowed, risen
 from sealegs.diagnosis.damage import announced_change, is_cleared
 from sealegs.diagnosis.first_signals.judged import of_kind
@@ -36,6 +36,8 @@ FEWEST_POINTS = SHORTEST_PART
 """The fewest losses from which a curve can be called healthy: what is usual is not known from fewer."""
 FEWEST_FALLING = 8
 """The fewest from which a curve that falls beyond doubt can."""
+GRADUAL, LITTLE = ("spike", "level_shift", "drift"), 0.06
+"""Kinds of rises, and the height from which on one that stays calls for action."""
 BLIND = ("constant", "hovers")
 """Problems with which a loss says nothing about a run."""
 CLEARED = "gradients, weights and updates show no damage: harder data, or a loss that is made up otherwise, look so"
@@ -314,7 +316,7 @@ def _grave(findings: Findings, curve: LossCurve, found: Sequence[Stretch]) -> li
     is_blind = _blind(findings) is not None or not findings.kind.loss_measures
     pairs = zip(found, findings.incidents, strict=True)
     asking = [(one, it) for one, it in pairs if _asks_for_action(curve, one, it, last, is_blind=is_blind)]
-    return [it for one, it in asking if one.kind != "spike" or not _is_only_tail(curve, one)]
+    return [it for one, it in asking if one.kind not in GRADUAL or not _is_little(curve, one)]
 
 
 def _verdict(
@@ -417,14 +419,17 @@ def _is_overcome(curve: LossCurve, one: Stretch) -> bool:
     return curve.standing_beyond(int(curve.steps[one.first : one.last + 1].max())) >= AVERAGED
 
 
-def _is_only_tail(curve: LossCurve, one: Stretch) -> bool:
-    """Whether the medians of a stretch and of the end are at the level before: a few very high losses are no level."""
+def _is_little(curve: LossCurve, one: Stretch) -> bool:
+    """Whether the medians of a stretch and of the end are near the level before: a few very high losses are no level,
+    and a few percent are worth a look."""
     begin, end = np.searchsorted(curve.finite, [one.first, one.last + 1])
     heights = heights_of(curve.losses[curve.finite])
-    before, within, last = heights[max(begin - USUAL, 0) : begin], heights[begin:end], heights[-USUAL:]
+    most = USUAL if one.kind == "spike" else 2 * AVERAGED
+    begun = begin if one.kind == "spike" else end - (end - begin) // 3  # the others may have risen slowly
+    before, within, last = heights[max(begin - most, 0) : begin], heights[begun:end], heights[-most:]
     if min(len(before), len(within)) < FEWEST:
         return False
-    return max(float(np.median(within)), float(np.median(last))) - float(np.median(before)) < SLOW_SMALLEST
+    return max(float(np.median(within)), float(np.median(last))) - float(np.median(before)) < LITTLE
 
 
 def _told(incidents: Sequence[Incident]) -> str:

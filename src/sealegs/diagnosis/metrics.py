@@ -20,6 +20,8 @@ POSITIVE = ("grad_norm", "lr", "loss_scale", "param_norm", "moment1_norm", "mome
 """Signals that cannot be negative."""
 FEW = 5
 """Values per distinct value, on average, from which a loss is quantised."""
+ALIKE = 0.25
+"""Share of neighbours that are the same from which on rounding hides what happens from row to row."""
 ENOUGH = 60
 """The fewest values that show whether a loss is quantised or smoothed."""
 LATEST = 4_096
@@ -97,6 +99,8 @@ def _quantised(losses: Floats) -> Iterator[Problem]:
         return
     step = float(np.diff(distinct).min())
     as_bf16 = bool(np.all(np.frexp(distinct)[0] * 256 % 1 == 0))
+    if not as_bf16 and np.mean(recent[1:] == recent[:-1]) < ALIKE:  # decimals finer than the noise hide nothing
+        return
     why = "a loss kept in bf16 has eight bits" if as_bf16 else "it was rounded"
     yield Problem(
         signal="loss",

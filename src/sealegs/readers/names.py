@@ -191,6 +191,10 @@ def assign(source: str, columns: Columns, said: Mapping[str, str]) -> dict[str, 
         mapping.pop("eval_loss", None)
     if "loss" not in mapping and "generator_loss" in mapping:
         mapping["loss"] = mapping["generator_loss"]
+    has_neither = "loss" not in mapping and "reward" not in mapping
+    is_alone = all(is_held_out(name) for name in counts if is_loss_like(name))  # else one of the others may be the loss
+    if has_neither and is_alone and "eval_loss" in mapping and "eval_loss" not in said:
+        mapping["loss"] = mapping.pop("eval_loss")
     if "loss" not in mapping and "reward" not in mapping:
         like = _loss_like(counts)
         taken = next((name for name in like if _is_as_loss(name)), None)
@@ -219,6 +223,12 @@ def is_named_otherwise(name: str) -> bool:
     """Whether a column that was taken for the loss is not called one: a squared error, a negative log-likelihood."""
     found = role(name)
     return found is None or found.signal != "loss"
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a column is a loss on data that is not trained on."""
+    found = role(name)
+    return found is not None and found.signal == "eval_loss"
 
 
 def _is_as_loss(name: str, *, held_out: bool = False) -> bool:

@@ -126,7 +126,9 @@ def _log(place: Place, table: Table, said: dict[str, str]) -> Log:
         said = {name: name for name in columns.values} | said
     mapping = names.assign(place.source, columns, said)
     is_found = "loss" in mapping and "loss" not in said and mapping["loss"] != mapping.get("generator_loss")
-    if is_found and names.is_named_otherwise(mapping["loss"]):
+    if is_found and names.is_held_out(mapping["loss"]):
+        remarks.append(f"no training loss is logged: the held-out {mapping['loss']} is judged in its place")
+    elif is_found and names.is_named_otherwise(mapping["loss"]):
         remarks.append(
             f"no column is called a loss: {mapping['loss']} is taken for it (--metric loss=NAME says otherwise)"
         )

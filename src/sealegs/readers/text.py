@@ -52,7 +52,7 @@ _EDGES = ("|", "\u2502", "\u2503")
 _MOST_KINDS, _SEEN_OFTEN, _MOST_BARS = 16, 3, 8
 """Patterns that are tried on a line, lines of a wording before it becomes a pattern, progress bars at a time."""
 _FEW = 8
-"""Rows from which on a log is read by what is called a loss; else by other names, where they give so many times more."""
+"""Rows from which on a log is read by what is called a loss; else by other names, if they give so many times more."""
 _BLOCK = 8192
 """Lines of a kind that are read at once."""
 

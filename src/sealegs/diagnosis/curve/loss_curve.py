@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +61,9 @@ class LossCurve:
         """
         begun = [row for row in self.resumes if self.steps[row] <= self.steps[0]]
         edges = [0]
-        for row in begun:
+        for before, row in pairwise((0, *begun)):
             is_long = row - edges[-1] >= SHORTEST_PART and len(self.steps) - row >= SHORTEST_PART
-            if is_long or len(begun) >= MANY or self._begins_anew(edges[-1], row):
+            if is_long or len(begun) >= MANY or self._begins_anew(before, row):
                 edges.append(row)
         cuts = np.searchsorted(self.finite, edges[1:])
         return tuple(np.split(self.finite, cuts))
