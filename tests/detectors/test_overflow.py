@@ -86,6 +86,8 @@ def test_a_scale_that_is_not_lowered_is_an_alarm() -> None:
     assert {step: f.severity for step, f in found.items()} == {1: GATE, 3: ALARM}
     assert found[3].note == "loss scale 1024 not lowered after an overflow"
     assert not found[3].spoils_update
+    halved = {"loss_scale": 512.0}
+    assert severities([same, halved | OVERFLOW, *[halved] * 5]) == {1: GATE}, "a log may have the scale after the step"
     assert severities([same, same | OVERFLOW, {"loss_scale": 512.0}, {"loss_scale": 512.0}, same]) == {1: GATE}
     again = run([same | OVERFLOW] * 4)
     assert {step: f.severity for step, f in again.items()} == {0: GATE, 1: GATE, 2: ALARM, 3: ALARM}

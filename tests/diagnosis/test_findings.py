@@ -217,6 +217,16 @@ def test_a_loss_scale_that_collapses_is_an_overflow_and_a_halving_is_not() -> No
     assert found.verdict in ("watch", "act")
 
 
+def test_an_overflow_after_which_the_scale_stays_is_told_at_its_row() -> None:
+    norms = np.ones(3000)
+    norms[[500, 900]] = np.inf
+    found = look(run(falling(3000), grad_norm=norms, loss_scale=np.full(3000, 65536.0)))
+    assert [one.start for one in found.incidents if one.kind == "overflow"] == [500, 900]
+    halved = np.where(np.arange(3000) < 500, 65536.0, 32768.0)
+    norms[900] = 1.0
+    assert look(run(falling(3000), grad_norm=norms, loss_scale=halved)).verdict == "healthy"
+
+
 def test_a_loss_scale_of_one_is_none_and_does_not_overflow() -> None:
     """As Megatron writes it in bf16."""
     loss, norm = falling(600), np.ones(600)

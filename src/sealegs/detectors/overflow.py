@@ -99,13 +99,14 @@ class Overflow:
         is_same = scale == state.scale and not spoilt and step >= state.steady_since
         since = state.steady_since if is_same else step
         is_owed = 0 < state.owed_below <= scale
+        is_lowered_at_once = scale < state.scale and not state.owed_below  # some logs have the scale after the step
         recent = tuple(earlier for earlier in state.overflowed if step - self.window < earlier < step)
         return OverflowState(
             overflowed=(*recent, step) if spoilt else recent,
             scale=scale,
             steady_since=since,
             is_steady_told=step - since > 1.5 * self.growth_interval,
-            owed_below=state.owed_below if is_owed else scale if spoilt else 0.0,
+            owed_below=state.owed_below if is_owed else scale if spoilt and not is_lowered_at_once else 0.0,
             owed_rows=state.owed_rows + 1 if is_owed else 0,
             thin_samples=self._thin(state, now),
         )

@@ -164,12 +164,14 @@ def overflowed(run: Run, curve: LossCurve) -> list[Stretch]:
     rows = np.flatnonzero(matters & ~np.isnan(scales))
     detector = Overflow(growth_interval=int(curve.steps[-1]) + 1)  # a constant scale is no incident
     state, bad = detector.init(), np.zeros(len(scales), dtype=bool)
-    for row in rows.tolist():
+    matter: list[int] = rows.tolist()
+    for place, row in enumerate(matter):
         now = {"step": int(curve.steps[row]), "loss": float(curve.losses[row]), "loss_scale": float(scales[row])}
         now |= {} if np.isnan(norms[row]) else {"grad_norm": float(norms[row])}
         finding = detector.look(state, now)
-        bad[row] = finding is not None and finding.severity >= Severity.ALARM
         state = detector.learn(state, now)
+        if finding is not None and finding.severity >= Severity.ALARM:
+            bad[[row, matter[max(place - state.owed_rows, 0)]]] = True  # an overflow after which nothing was lowered
     if len(sound := np.flatnonzero(scales >= 1)):  # the detector tells of a collapse once, and of no rest in it
         bad[sound[-1] + 1 :] = np.logical_or.accumulate(bad[sound[-1] + 1 :])
     return [Stretch(a, b, "overflow", len(scales) - b <= NEAR) for a, b in closed_up(bad, COOL_DOWN)]
