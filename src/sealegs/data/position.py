@@ -235,8 +235,8 @@ class Batches:
     @property
     def length(self) -> int | None:
         """Batches of an epoch, as far as the loader tells."""
-        length: Any = None if self._loader is None else self._loader.identity.get("length")
-        return length
+        length = None if self._loader is None else self._loader.identity.get("length")
+        return length if isinstance(length, int) else None
 
     @property
     def is_last(self) -> bool:
