@@ -130,9 +130,10 @@ class LoopPort(Observer):
             scaler=self._update.scaler,
             data=self._batches,
             also=dict(checkpointing.also),
+            frozen=options.frozen(model, self._update.optimizers),
         )
         if options.stores:
-            training.capture()  # what cannot be stored is refused now, before there is a folder
+            training.capture(with_frozen=True)  # what cannot be stored is refused now, before there is a folder
         snapshots = options.snapshots(training)
         self.number = 0
         """The number of the step that comes next."""
@@ -447,6 +448,8 @@ class LoopPort(Observer):
                 self._meter.get_ready(self.number)
             else:
                 with self._spent.of("snapshots"):
+                    if self._training.frozen is not None:
+                        self._training.frozen.before_update()
                     if self.recovery is not None:
                         self.recovery.before_update(norms)
                     elif self.checkpoints is not None:
@@ -493,6 +496,8 @@ class LoopPort(Observer):
             went_back = self._go_on_at(step)
         if self._saving is not None:
             self._saving.tell(self.number)
+        for text in () if self._training.frozen is None else self._training.frozen.news():
+            self.watch.note("thawed", step=self.number, text=text)
         if self._act and (halted := self.watch.halted):
             halted = replace(halted, instead="")
             raise RunHalted(f"the run is halted: {halted}", halted, self.watch.incident)

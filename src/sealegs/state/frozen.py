@@ -1,10 +1,10 @@
 """The frozen part of a model, which states leave out: they keep digests of it instead.
 
-Left out is what was frozen when the run began, as long as nobody changes it. A weight that is trained after all, or that
-somebody writes to, is held from then on; what was trained once is never left out. So the part only shrinks.
+Left out is what was frozen when the run began, as long as nobody changes it. A weight that is trained after all, or
+that somebody writes to, is held from then on; what was trained once is never left out. So the part only shrinks.
 
-Whenever a state is taken, each tensor is looked at: torch's version counter, its place, and the bits of 64 elements. A
-write to others through ``.data``, which torch does not count, shows when a state is restored: then all bits are compared.
+Whenever a state is taken, each tensor is looked at: torch's version counter, its place, the bits of 64 elements. What is
+written to others through ``.data``, which torch does not count, shows when a state is restored: then all bits count.
 """
 
 import hashlib
@@ -51,6 +51,11 @@ class Look(NamedTuple):
     """Tensors that were written to, or lie elsewhere: they may be as they were."""
     sampled: list[tuple[list[str], Tensor, torch.cuda.Event | None]]
     """Names, and whether each differs, as soon as it has arrived."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether nobody has to wait for it."""
+        return all(arrived is None for _, _, arrived in self.sampled)
 
 
 class FrozenWeights:
@@ -118,6 +123,11 @@ class FrozenWeights:
         """Type, shape and digest of tensors that are left out."""
         return {name: self._known[name].described for name in names}
 
+    def refuse_unless_agreed(self, names: Iterable[str]) -> None:
+        """Refuse to write a state of which the ranks have left out different weights; on all ranks."""
+        if self._ranks is not None and len(set(self._ranks.gather(frozenset(names)))) > 1:
+            raise SourceError("frozen weights were changed on some of the ranks only: the state is no whole one")
+
     def before_update(self) -> None:
         """Notice weights that are about to be trained, while they are as they were."""
         if not self._has_begun:
@@ -132,7 +142,7 @@ class FrozenWeights:
         self.begin()
         self._take_in_thawed()
         names = [*self._weights, *self._buffers]
-        live = self._live() if names else {}
+        live = self.named() if names else {}
         marked = [name for name in names if name not in live or _marks(live[name]) != self._known[name].marks]
         there: dict[torch.device, list[str]] = {}
         for name in names:
@@ -153,7 +163,7 @@ class FrozenWeights:
             if arrived is not None:
                 arrived.synchronize()
             changed |= {name for name, is_other in zip(names, differs.tolist(), strict=True) if is_other}
-        live = self._live() if look.marked else {}
+        live = self.named() if look.marked else {}
         for name in look.marked:
             if name not in live or self._differs(name, live[name]):
                 changed.add(name)
@@ -163,7 +173,7 @@ class FrozenWeights:
                 (self._buffers if known.is_buffer else self._weights)[name] = live[name]
         if together and self._ranks is not None:
             changed = set().union(*self._ranks.gather(changed))
-        self._take_in([name for name in self._weights if name in changed], "have been changed by the loop")
+        self._take_in([name for name in self._weights if name in changed], "have changed since")
         for name in changed & self._buffers.keys():
             del self._buffers[name]
         return bool(changed)
@@ -185,8 +195,8 @@ class FrozenWeights:
         for name in names:
             del self._weights[name]
         if names:
-            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self._news.append(f"{names[0]}{others} had been frozen and {why}: snapshots and checkpoints hold that now")
+            first = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            self._news.append(f"{first}, frozen at the start, {why}: snapshots and checkpoints hold them now")
 
     # Going back to a state that lacks them.
 
@@ -194,7 +204,7 @@ class FrozenWeights:
     def refuse_others(self, described: Mapping[str, str]) -> None:
         """Refuse where what a state has left out was something else. All bits are compared; nothing changes."""
         self.begin()
-        live = self._live()
+        live = self.named()
         for name, then in described.items():
             if name not in live:
                 raise SourceError(f"the base model is another: it had {name}, which was frozen, and has not here")
@@ -211,18 +221,13 @@ class FrozenWeights:
     @torch.no_grad()
     def bring_back(self, names: Iterable[str]) -> None:
         """Give weights that were trained after all the values from before that."""
-        live = self._live()
+        live = self.named()
         for name in self._originals.keys() & set(names):
             for part, then in zip(_plain_parts(live[name]).values(), self._originals[name], strict=True):
                 part.copy_(then)
 
-    def restored(self, names: Iterable[str]) -> None:
-        """A state held these: see which of them are not what they were at the beginning; on all ranks."""
-        written = [name for name in names if name in self._weights or name in self._buffers]
-        if self._known:
-            self.settle(Look(written, []), together=True)
-
-    def _live(self) -> dict[str, Tensor]:
+    def named(self) -> dict[str, Tensor]:
+        """The model's tensors by their names in a checkpoint."""
         live = dict(chain(_parameters(self._model), _buffers(self._model)))
         return live if self._known.keys() <= live.keys() else live | dict(_inside(self._model, self._known))
 
