@@ -3,8 +3,8 @@
 Left out is what was frozen when the run began, as long as nobody changes it. A weight that is trained after all, or
 that somebody writes to, is held from then on; what was trained once is never left out. So the part only shrinks.
 
-Whenever a state is taken, each tensor is looked at: torch's version counter, its place, the bits of 64 elements. What is
-written to others through ``.data``, which torch does not count, shows when a state is restored: then all bits count.
+Whenever a state is taken, each tensor is looked at: torch's version counter, its place, and the bits of 64 elements. A
+write to others through ``.data``, which torch does not count, shows when a state is restored, where all bits count.
 """
 
 import hashlib
@@ -186,10 +186,13 @@ class FrozenWeights:
     def _take_in_thawed(self) -> None:
         thawed = [name for name, each in self._weights.items() if each.requires_grad]
         if self._is_used:
-            for name in thawed:
-                parts = _plain_parts(self._weights[name]).values()
-                self._originals[name] = [part.detach().to("cpu", copy=True) for part in parts]
+            self._keep_original(thawed)
         self._take_in(thawed, "are trained from here on")
+
+    def _keep_original(self, names: Sequence[str]) -> None:
+        for name in names:
+            parts = _plain_parts(self._weights[name]).values()
+            self._originals[name] = [part.detach().to("cpu", copy=True) for part in parts]
 
     def _take_in(self, names: Sequence[str], why: str) -> None:
         for name in names:
@@ -217,6 +220,15 @@ class FrozenWeights:
                 )
             if name in self._known and name not in self._originals and self._differs(name, live[name]):
                 raise SourceError(f"{name} was frozen then and has been changed since; nobody has kept what it was")
+
+    @torch.no_grad()
+    def before_loading(self, tensors: Mapping[str, Any]) -> None:
+        """Take in what will be another than at the beginning: it had been trained before the state was taken."""
+        others = [
+            name for name in self._weights if name in tensors and digests(tensors[name]) != self._known[name].digests
+        ]
+        self._keep_original(others)
+        self._take_in(others, "are others in the state that is restored")
 
     @torch.no_grad()
     def bring_back(self, names: Iterable[str]) -> None:
@@ -283,7 +295,7 @@ def _inside(model: nn.Module, weights: Container[str]) -> Iterator[tuple[str, Te
     """What the state of a module has beside these weights, as the scales of 4-bit ones: ``weight.absmax``."""
     for key, each in model.state_dict().items():
         name = full_name(model, key)
-        if isinstance(each, Tensor) and name not in weights and name.rpartition(".")[0] in weights:
+        if isinstance(each, Tensor) and name.rpartition(".")[0] in weights:
             yield name, each
 
 

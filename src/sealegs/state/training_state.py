@@ -157,6 +157,7 @@ class TrainingState:
             name_of="schedule {}",
         )
         weights = _under("model/", state.tensors) | from_json(state.plain["extra"], state.tensors)
+        frozen.before_loading(weights)
         options = dcp_state.StateDictOptions(strict=not left_out)
         dcp_state.set_model_state_dict(self.model, weights, options=options)
         frozen.bring_back(left_out)
