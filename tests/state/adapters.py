@@ -31,7 +31,7 @@ class Base(nn.Module):
 class LoRA(nn.Module):
     """A frozen map with a trained one of low rank beside it; with a trained length of each row, DoRA."""
 
-    def __init__(self, base: nn.Module, *, is_dora: bool = False) -> None:
+    def __init__(self, base: Any, *, is_dora: bool = False) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.down = nn.Parameter(torch.randn(2, WIDTH) / WIDTH)
@@ -42,7 +42,7 @@ class LoRA(nn.Module):
         if self.lengths is None:
             out: Tensor = self.base(rows) + rows @ self.down.T @ self.up.T
             return out
-        whole: Tensor = self.base.weight + self.up @ self.down  # type: ignore[operator]
+        whole: Tensor = self.base.weight + self.up @ self.down
         return F.linear(rows, whole * (self.lengths / whole.norm(dim=1))[:, None])
 
 
@@ -61,12 +61,12 @@ class FourBit(nn.Module):
         return F.linear(rows, codes * self.absmax[0][:, None] / self.shape[1] ** 0.5)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight.absmax"] = self.absmax[0]
 
     def _load_from_state_dict(self, state: Any, prefix: str, *how: Any) -> None:
         self.absmax = [state.pop(f"{prefix}weight.absmax", self.absmax[0])]
-        super()._load_from_state_dict(state, prefix, *how)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state, prefix, *how)
 
 
 class Prompted(nn.Module):
@@ -98,7 +98,7 @@ class Saved(nn.Module):
         return out
 
 
-def adapted(kind: str, seed: int = 0) -> nn.Module:
+def adapted(kind: str, seed: int = 0) -> Any:
     """A base of a seed, and what is trained of it."""
     torch.manual_seed(seed)
     base = Base(FourBit if kind == "QLoRA" else nn.Linear).requires_grad_(False)
@@ -107,7 +107,7 @@ def adapted(kind: str, seed: int = 0) -> nn.Module:
         return Prompted(base)
     base.inside = LoRA(base.inside, is_dora=kind == "DoRA")
     base.outside = Saved(base.outside) if kind == "modules_to_save" else LoRA(base.outside)
-    return torch.compile(base, backend="eager") if kind == "compiled" else base  # type: ignore[return-value]
+    return torch.compile(base, backend="eager") if kind == "compiled" else base
 
 
 KINDS = ["LoRA", "DoRA", "QLoRA", "prompt tuning", "modules_to_save", "compiled"]

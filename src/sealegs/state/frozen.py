@@ -91,7 +91,7 @@ class FrozenWeights:
         trained = [each for each in (*named.values(), *owned) if each.requires_grad or id(each) in stepped]
         memory = set(chain.from_iterable(map(_memory, trained)))
         frozen = {name: each for name, each in named.items() if memory.isdisjoint(_memory(each))}
-        return frozen if _size(frozen.values()) > _size(trained) else {}
+        return frozen if size_of(frozen.values()) > size_of(trained) else {}
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -317,7 +317,7 @@ def _memory(tensor: Tensor) -> set[object]:
         return {id(tensor)}
 
 
-def _size(tensors: Iterable[Tensor]) -> int:
+def size_of(tensors: Iterable[Tensor]) -> int:
     """Bytes, each tensor once, however it is sharded."""
     return sum(each.numel() * each.element_size() for each in {id(each): each for each in tensors}.values())
 
