@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.optim import AdamW
 
 import sealegs
 from sealegs import Guard, Playbook
+from sealegs.cli.main import main
 from sealegs.errors import SourceError
 from sealegs.guard_options import Checkpointing, Telemetry
 from sealegs.state.checkpoints import Checkpoints
@@ -445,3 +447,60 @@ def test_a_checkpoint_holds_everything_where_that_is_asked_for(tmp_path: Path) -
     frozen = sum(each.nbytes for each in adapted("LoRA").parameters() if not each.requires_grad)
     assert large - small > frozen
     assert "frozen" not in json.loads((tmp_path / "large" / "checkpoints" / "20" / "plain.json").read_text())
+
+
+# What an audit says
+
+
+def audited(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    code = main(["audit", str(path), "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, found
+
+
+def test_an_audit_says_what_is_left_out_and_that_the_digest_agrees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = adapted("LoRA")
+    with guarded(tmp_path / "a", model) as guard:
+        run(guard, model, 40)
+    model = adapted("LoRA")
+    with guarded(tmp_path / "a", model, resume=True) as guard:
+        run(guard, model, 45)
+    capsys.readouterr()
+    _, found = audited(tmp_path / "a", capsys)
+    holds = {each["name"]: each for each in found["holds"]}
+    assert holds["weights"]["what"].startswith("7 tensors")
+    told = holds["frozen weights"]
+    assert told["problem"] is None
+    numbers = sum(
+        each.numel() for name, each in model.state_dict().items() if "norm.r" not in name and "tracked" not in name
+    )
+    numbers -= sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert told["what"].startswith(
+        f"9 tensors (9 float32), {numbers:,} numbers, are left out: a resume compares their digests, together "
+    )
+    assert "frozen weights" in found["resume"]["as_saved"]
+
+    plain = tmp_path / "a" / "checkpoints" / "20" / "plain.json"
+    text = plain.read_text()
+    of_table = json.loads(text)["frozen"]["table.weight"]
+    plain.write_text(text.replace(of_table, of_table[:-4] + "0000"))
+    code, found = audited(tmp_path / "a", capsys)
+    assert code == 1
+    (problem,) = [each["problem"] for each in found["holds"] if each["name"] == "frozen weights"]
+    assert problem == f"checkpoint 20 is of another base: table.weight is {of_table[:-4]}0000 there"
+
+
+def test_what_a_stranger_says_of_frozen_weights_is_no_trap(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    state = training(adapted("LoRA")).capture()
+    for said in (
+        [],
+        {"table.weight": 3},
+        {"table.weight": "float32 [1, 2] \x1b[31m"},
+        {"table.weight": "float32 [1e9] " + "0" * 16},
+    ):
+        checkpoints.save(0, replace(state, plain={**state.plain, "frozen": said}))
+        with pytest.raises(SourceError, match="what it says of frozen weights is none"):
+            checkpoints.load(0)
