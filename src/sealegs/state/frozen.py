@@ -82,10 +82,12 @@ class FrozenWeights:
         self._originals: dict[str, list[Tensor]] = {}
         """What weights were before they were trained after all."""
         self._news: list[str] = []
+        self._names: dict[str, str] = {}
+        """Full names that were made before: it takes a while."""
 
     def candidates(self) -> dict[str, Tensor]:
         """The weights that would be left out if the run began now, by their names in a checkpoint."""
-        named = dict(_parameters(self._model))
+        named = dict(_parameters(self._model, self._names))
         owned = [each for opt in self._optimizers for group in opt.param_groups for each in group["params"]]
         stepped = {id(each) for each in owned if any(opt.state.get(each) for opt in self._optimizers)}
         trained = [each for each in (*named.values(), *owned) if each.requires_grad or id(each) in stepped]
@@ -105,7 +107,7 @@ class FrozenWeights:
         if dist.is_available() and dist.is_initialized():
             self._ranks = Collective(self._timeout_s)
         weights |= dict(_inside(self._model, weights))
-        buffers = {name: each for name, each in _buffers(self._model) if each.nbytes >= LARGE_BUFFER}
+        buffers = {name: each for name, each in _buffers(self._model, self._names) if each.nbytes >= LARGE_BUFFER}
         known = {id(each): _known(each) for each in weights.values()}
         known |= {id(each): _known(each, is_buffer=True) for each in buffers.values()}
         for name, tensor in (*weights.items(), *buffers.items()):
@@ -206,6 +208,7 @@ class FrozenWeights:
     @torch.no_grad()
     def refuse_others(self, described: Mapping[str, str]) -> None:
         """Refuse where what a state has left out was something else. All bits are compared; nothing changes."""
+        is_read = self._has_begun  # else all are read now
         self.begin()
         live = self.named()
         for name, then in described.items():
@@ -218,7 +221,8 @@ class FrozenWeights:
                     f"the base model is another: {name}, which was frozen, was {then} there and is {now} here; "
                     "load the one that the run began with"
                 )
-            if name in self._known and name not in self._originals and self._differs(name, live[name]):
+            may_differ = is_read and name in self._known and name not in self._originals
+            if may_differ and self._differs(name, live[name]):
                 raise SourceError(f"{name} was frozen then and has been changed since; nobody has kept what it was")
 
     @torch.no_grad()
@@ -240,7 +244,7 @@ class FrozenWeights:
 
     def named(self) -> dict[str, Tensor]:
         """The model's tensors by their names in a checkpoint."""
-        live = dict(chain(_parameters(self._model), _buffers(self._model)))
+        live = dict(chain(_parameters(self._model, self._names), _buffers(self._model, self._names)))
         return live if self._known.keys() <= live.keys() else live | dict(_inside(self._model, self._known))
 
     def _differs(self, name: str, tensor: Tensor) -> bool:
@@ -283,12 +287,18 @@ class Frozen:
 # A model's tensors by the names that they have in checkpoints; tied ones have several.
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((full_name(model, name), each) for name, each in model.named_parameters(remove_duplicate=False))
+def _parameters(model: nn.Module, names: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+    return ((_known_name(model, name, names), each) for name, each in model.named_parameters(remove_duplicate=False))
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((full_name(model, name), each) for name, each in model.named_buffers(remove_duplicate=False))
+def _buffers(model: nn.Module, names: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+    return ((_known_name(model, name, names), each) for name, each in model.named_buffers(remove_duplicate=False))
+
+
+def _known_name(model: nn.Module, name: str, names: dict[str, str]) -> str:
+    if name not in names:
+        names[name] = full_name(model, name)
+    return names[name]
 
 
 def _inside(model: nn.Module, weights: Container[str]) -> Iterator[tuple[str, Tensor]]:
@@ -381,7 +391,7 @@ def _digest(tensor: Tensor) -> int:
     factors = _factors(_ROW, tensor.device)
     at_once = _ROW * (256 if tensor.is_cuda else 4)  # what caches hold
     sums = [
-        (block.to(torch.int64) * factors[: block.shape[1]]).sum(1)
+        block.to(torch.int64).mul_(factors[: block.shape[1]]).sum(1)
         for part in words.split(at_once)
         for block in ([part.view(-1, _ROW)] if len(part) % _ROW == 0 else map(_as_row, part.split(_ROW)))
         if block.numel()
@@ -422,15 +432,17 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _sample(tensor: Tensor) -> Tensor:
     """The bits of some elements of each part, added up."""
-    together = None
-    for part in _plain_parts(tensor).values():
-        elements = flat(part)
-        few = elements[:: spacing(len(elements), LOOKED_AT)][:LOOKED_AT]
-        bits = few.contiguous().view(_BITS.get(few.element_size(), torch.int64))[:LOOKED_AT].to(torch.int64)
-        bits = nn.functional.pad(bits, (0, LOOKED_AT - len(bits)))
-        together = bits if together is None else together * 31 + bits.to(together.device)
-    assert together is not None
-    return together
+    samples = [_sample_of_part(part) for part in _plain_parts(tensor).values()]
+    return samples[0] if len(samples) == 1 else torch.stack([each.to(samples[0].device) for each in samples]).sum(0)
+
+
+def _sample_of_part(part: Tensor) -> Tensor:
+    elements = part.view(-1) if part.is_contiguous() else flat(part)
+    few = elements[:: spacing(len(elements), LOOKED_AT)][:LOOKED_AT]
+    if few.element_size() not in _BITS:  # a complex number of two
+        few = torch.view_as_real(few).flatten()[:LOOKED_AT]
+    bits = few.view(_BITS[few.element_size()]).to(torch.int64)
+    return bits if len(bits) == LOOKED_AT else nn.functional.pad(bits, (0, LOOKED_AT - len(bits)))
 
 
 def _marks(tensor: Tensor) -> tuple[Any, ...]:
