@@ -281,7 +281,7 @@ class Frozen:
     @torch.no_grad()
     def _now(self) -> dict[str, str]:
         tensors = {name: each for name, each in self._model.state_dict().items() if isinstance(each, Tensor)}
-        return {name: _described(each, digests(each)) for name, each in tensors.items()}
+        return {name: _described(each) for name, each in tensors.items()}
 
 
 # A model's tensors by the names that they have in checkpoints; tied ones have several.
@@ -338,14 +338,14 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 def _known(tensor: Tensor, *, is_buffer: bool = False) -> _Known | None:
     """A tensor as it is now; None for one of a kind that cannot be read bit by bit."""
     try:
-        found = digests(tensor)
-        whole = digests(tensor.full_tensor()) if isinstance(tensor, DTensor) else found
-        return _Known(_described(tensor, whole), found, _sample(tensor), _marks(tensor), is_buffer)
+        return _Known(_described(tensor), digests(tensor), _sample(tensor), _marks(tensor), is_buffer)
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def _described(tensor: Tensor, found: Mapping[str, int]) -> str:
+def _described(tensor: Tensor) -> str:
+    """Type, shape and digest. Shards are gathered for it, a tensor at a time, as a forward pass gathers them."""
+    found = digests(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
     return f"{_kind(tensor)} {hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=8).hexdigest()}"
 
 

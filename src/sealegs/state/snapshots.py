@@ -231,7 +231,11 @@ class Snapshots:
     def left_out(self, snapshot: Snapshot) -> dict[str, str]:
         """What it lacks because it was frozen, by its names in a checkpoint, with type, shape and digest."""
         held = self._find(snapshot, proven=False)
-        return {} if self._frozen is None else self._frozen.described(held.left_out)
+        if self._frozen is None:
+            return {}
+        if held.look is not None and self._frozen.settle(held.look):
+            raise SourceError(f"the snapshot of step {snapshot.step} lacks frozen weights that had been changed")
+        return self._frozen.described(held.left_out)
 
     @property
     def held_bytes(self) -> int:
