@@ -16,8 +16,9 @@ from torch.optim import AdamW
 import sealegs
 from sealegs import Guard, Playbook
 from sealegs.cli.main import main
-from sealegs.errors import SourceError
+from sealegs.errors import ConfigError, SourceError
 from sealegs.guard_options import Checkpointing, Telemetry
+from sealegs.state import frozen
 from sealegs.state.checkpoints import Checkpoints
 from sealegs.state.frozen import LOOKED_AT, FrozenWeights, digests
 from sealegs.state.snapshots import Snapshots
@@ -444,8 +445,8 @@ def test_a_checkpoint_holds_everything_where_that_is_asked_for(tmp_path: Path) -
         with guarded(tmp_path / name, model, checkpoint_every=Checkpointing(every=20, with_frozen=is_asked)) as guard:
             run(guard, model, 20)
     small, large = (size_of(tmp_path / name / "checkpoints" / "20") for name in ("small", "large"))
-    frozen = sum(each.nbytes for each in adapted("LoRA").parameters() if not each.requires_grad)
-    assert large - small > frozen
+    base = sum(each.nbytes for each in adapted("LoRA").parameters() if not each.requires_grad)
+    assert large - small > base
     assert "frozen" not in json.loads((tmp_path / "large" / "checkpoints" / "20" / "plain.json").read_text())
 
 
@@ -504,3 +505,72 @@ def test_what_a_stranger_says_of_frozen_weights_is_no_trap(tmp_path: Path) -> No
         checkpoints.save(0, replace(state, plain={**state.plain, "frozen": said}))
         with pytest.raises(SourceError, match="what it says of frozen weights is none"):
             checkpoints.load(0)
+
+
+class Later:
+    """Stands in for an event of a device that is still working, which a CPU has not."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_what_a_device_finds_late_costs_the_candidate_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "_on_its_way", lambda differs: (differs, Later()))
+    subject = training(adapted("LoRA"))
+    train(subject, texts()[:2])
+    snapshots = Snapshots(subject.model, subject.optimizers, frozen=subject.frozen, promote_after=2)
+    for step, is_written in ((50, False), (100, True), (150, False)):
+        if is_written:
+            weight_of(subject, "inside.base.weight").data.mul_(0.5)  # which torch does not count
+        snapshots.take(step, {})
+        snapshots.healthy(step)
+        if is_written:
+            assert snapshots.candidate is not None
+            with pytest.raises(SourceError, match="lacks frozen weights that had been changed"):
+                subject.capture_past(snapshots, snapshots.candidate)
+        snapshots.healthy(step + 1)
+    assert snapshots.steps == [150], "the first was of another layout, the second lacks what was changed"
+    then = bits(subject.model)
+    weight_of(subject, "inside.base.weight").data.zero_()
+    train(subject, texts()[:2])
+    snapshot = snapshots.newest(150)
+    assert snapshot is not None
+    snapshots.restore_tensors(snapshot)
+    now = bits(subject.model)
+    assert {name: each for name, each in now.items() if "norm" not in name} == {
+        name: each for name, each in then.items() if "norm" not in name
+    }
+
+
+def test_what_has_no_bits_to_read_is_refused_at_the_start_as_ever() -> None:
+    model = adapted("LoRA")
+    model.odd = nn.Parameter(torch.empty(60, 60, device="meta"), requires_grad=False)
+    subject = training(model)
+    with pytest.raises(ConfigError, match="model/odd is"):
+        Snapshots(model, subject.optimizers, frozen=subject.frozen)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantised_base_goes_along(tmp_path: Path) -> None:
+    """A snapshot refuses such tensors; where they are frozen nobody has to copy them."""
+
+    def subject(scale: float) -> TrainingState:
+        model = adapted("LoRA")
+        codes = torch.quantize_per_tensor(torch.ones(40, 40), scale, 0, torch.qint8)
+        model.codes = nn.Parameter(codes, requires_grad=False)
+        model.sparse = nn.Parameter(torch.eye(9).to_sparse(), requires_grad=False)
+        return training(model)
+
+    one = subject(0.1)
+    snapshots = Snapshots(one.model, one.optimizers, frozen=one.frozen)
+    for step in (50, 100):
+        train(one, texts()[:2])
+        snapshots.take(step, {})
+        for _ in range(16):
+            snapshots.healthy(step)
+    assert snapshots.steps == [100, 50]
+    state = one.capture()
+    assert {"codes", "sparse"} <= state.plain["frozen"].keys()
+    subject(0.1).frozen.refuse_others(state.plain["frozen"])  # type: ignore[union-attr]
+    with pytest.raises(SourceError, match="codes, which was frozen, was qint8"):
+        subject(0.2).frozen.refuse_others(state.plain["frozen"])  # type: ignore[union-attr]

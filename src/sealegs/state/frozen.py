@@ -92,7 +92,7 @@ class FrozenWeights:
         stepped = {id(each) for each in owned if any(opt.state.get(each) for opt in self._optimizers)}
         trained = [each for each in (*named.values(), *owned) if each.requires_grad or id(each) in stepped]
         memory = set(chain.from_iterable(map(_memory, trained)))
-        frozen = {name: each for name, each in named.items() if memory.isdisjoint(_memory(each))}
+        frozen = {name: each for name, each in named.items() if memory.isdisjoint(_memory(each)) and _has_bits(each)}
         return frozen if size_of(frozen.values()) > size_of(trained) else {}
 
     @torch.no_grad()
@@ -319,6 +319,14 @@ def full_name(model: nn.Module, name: str) -> str:
         return f"{full_name(model, owner)}.{part}"
 
 
+def _has_bits(tensor: Tensor) -> bool:
+    """Whether it can be read: what lies on no device, or keeps to itself where it lies, is held and refused as ever."""
+    try:
+        return all(part.layout is torch.strided and not part.is_meta for part in _plain_parts(tensor).values())
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
 def _memory(tensor: Tensor) -> set[object]:
     """The pieces of memory that it lies in."""
     try:
@@ -389,7 +397,7 @@ def _digest(tensor: Tensor) -> int:
     """A sum of its words times odd factors, modulo 2**64: whichever word changes, so does the sum."""
     words = _words(tensor)
     factors = _factors(_ROW, tensor.device)
-    at_once = _ROW * (256 if tensor.is_cuda else 4)  # what caches hold
+    at_once = _ROW * (64 if tensor.is_cuda else 4)  # what caches hold
     sums = [
         block.to(torch.int64).mul_(factors[: block.shape[1]]).sum(1)
         for part in words.split(at_once)
