@@ -12,7 +12,10 @@ from sealegs.state.frozen import FrozenWeights, digests
 from sealegs.state.snapshots import Snapshots
 from sealegs.state.training_state import TrainingState
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, torch sees none here"),
+]
 
 
 @contextmanager
