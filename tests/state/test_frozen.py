@@ -222,7 +222,7 @@ def test_a_large_buffer_is_left_out_once_a_step_has_left_it_as_it_was() -> None:
 
 def writes() -> dict[str, Callable[[Tensor], Any]]:
     return {
-        "one number": lambda weight: weight[5].fill_(3.0),
+        "one number": lambda weight: weight[-1, -2].add_(1.0),
         "all, behind torch's back": lambda weight: weight.data.mul_(0.99),
         "another memory": lambda weight: setattr(weight, "data", weight.data * 2),
     }
@@ -529,7 +529,9 @@ def test_what_a_device_finds_late_costs_the_candidate_and_not_the_run(monkeypatc
             with pytest.raises(SourceError, match="lacks frozen weights that had been changed"):
                 subject.capture_past(snapshots, snapshots.candidate)
         snapshots.healthy(step + 1)
-    assert snapshots.steps == [150], "the first was of another layout, the second lacks what was changed"
+        if is_written:
+            assert snapshots.steps == [50], "this one lacks what was changed"
+    assert snapshots.steps == [150], "the first is of another layout"
     then = bits(subject.model)
     weight_of(subject, "inside.base.weight").data.zero_()
     train(subject, texts()[:2])
