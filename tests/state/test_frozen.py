@@ -496,12 +496,13 @@ def test_an_audit_says_what_is_left_out_and_that_the_digest_agrees(
 def test_what_a_stranger_says_of_frozen_weights_is_no_trap(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     state = training(adapted("LoRA")).capture()
-    for said in (
+    traps: list[Any] = [
         [],
         {"table.weight": 3},
         {"table.weight": "float32 [1, 2] \x1b[31m"},
         {"table.weight": "float32 [1e9] " + "0" * 16},
-    ):
+    ]
+    for said in traps:
         checkpoints.save(0, replace(state, plain={**state.plain, "frozen": said}))
         with pytest.raises(SourceError, match="what it says of frozen weights is none"):
             checkpoints.load(0)
